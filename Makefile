@@ -1,0 +1,52 @@
+# Each target sets up what it needs by itself, in .venv of this checkout. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NODES ?= 32
+SYSTEM ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test lint format bench proto clean
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "drover needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { echo "could not make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
+
+$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) (about a minute, 400 MB to download the first time) ..."
+	@$(PIP) -e '.[collector,dashboard,simulation]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) with the development tools (about a minute the first time) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/run.stamp
+
+demo: $(VENV)/run.stamp ## a simulated fleet with faults, the collector and the console; NODES=32
+	@$(BIN)/drover demo --nodes $(NODES)
+
+test: $(VENV)/dev.stamp ## all tests; SYSTEM=1 (root, Debian) installs and runs the real parts too
+ifneq ($(SYSTEM),)
+	@tests/system_setup.sh
+endif
+	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/dev.stamp ## let ruff arrange the code
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/dev.stamp ## every script of benchmarks/, one JSON line each
+	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+proto: $(VENV)/dev.stamp ## generate the protobuf code again
+	@$(BIN)/python proto/generate.py
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) build dist demo-data test-artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis

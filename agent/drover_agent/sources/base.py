@@ -1,0 +1,62 @@
+"""What every source gives: a Reading. A new reader is one file here plus one line in `sources/__init__.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from drover_proto.catalog import Absent, Scope
+from drover_proto.events import EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What a row describes. `key` is its identity: a GPU's serial (else UUID), a node's name, NODE/PORT for a link."""
+
+    scope: Scope
+    key: str
+    gpu: int | None = None  # slot (NVML index), for GPUs
+    uuid: str = ""
+    serial: str = ""
+    pci: str = ""
+    model: str = ""
+    mig: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """An event before it gets its id and node (drover_proto.events.Event)."""
+
+    ts_ms: int
+    gpu: int | None
+    kind: EventKind
+    code: str
+    message: str
+    source: str
+    backlog: bool = False
+    count: int = 1
+    forgeable: bool = False
+
+
+@dataclass(slots=True)
+class Reading:
+    """Result of one read. Values are in catalog units; a value that could not be read is in `absent`, never 0."""
+
+    rows: list[tuple[Entity, Mapping[str, float]]] = field(default_factory=list)
+    absent: list[tuple[Entity, str, Absent]] = field(default_factory=list)
+    events: list[NodeEvent] = field(default_factory=list)
+    holdings: list[tuple[int, str | None]] = field(default_factory=list)  # (GPU slot, job or None): changes only
+    inventory: dict[str, str] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """A thing that can be read. `read` may block or raise: the sampler runs it where it can be abandoned."""
+
+    name: str
+    interval_s: float
+
+    def read(self, now_ms: int) -> Reading: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,73 @@
+"""What a detector sees: the newest buckets as arrays, the events since its last call, and the fleet."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector.buckets import Bucket, Floats, Ints
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """T buckets, oldest first; T may be 0 (a call for events only).
+
+    Attributes:
+        fresh: whether the newest bucket is new since the last call (False: only `events` are).
+        events: new since the last call, in order of receipt.
+        started_ms: when this collector (or replay) began to watch; before it nothing can be called silent.
+    """
+
+    index: FleetIndex
+    buckets: tuple[Bucket, ...]
+    fresh: bool
+    events: tuple[Event, ...]
+    started_ms: int
+
+    @property
+    def newest(self) -> Bucket:
+        return self.buckets[-1]
+
+    def gpu(self, metric: str) -> Floats:
+        """float64 [T, G] of one metric, NaN where absent (all NaN for a metric nobody reported)."""
+        return _stack([b.gpu.get(metric) for b in self.buckets], self.index.gpu_count)
+
+    def node(self, metric: str) -> Floats:
+        """float64 [T, N] of one metric, NaN where absent."""
+        return _stack([b.node.get(metric) for b in self.buckets], self.index.node_count)
+
+    def gpu_rows(self) -> Ints:
+        """int32 [T, G]: samples per bucket."""
+        return np.array([b.gpu_rows for b in self.buckets], np.int32).reshape(-1, self.index.gpu_count)
+
+    def node_rows(self) -> Ints:
+        """int32 [T, N]: samples per bucket."""
+        return np.array([b.node_rows for b in self.buckets], np.int32).reshape(-1, self.index.node_count)
+
+    def job_of(self, gpu: int) -> str | None:
+        """The job that holds GPU index `gpu` at the end of the newest bucket."""
+        if not self.buckets or self.newest.jobs[gpu] < 0:
+            return None
+        return self.newest.job_names[int(self.newest.jobs[gpu])]
+
+
+def _stack(rows: list[Floats | None], width: int) -> Floats:
+    nothing = np.full(width, np.nan)
+    return np.array([nothing if row is None else row for row in rows]).reshape(-1, width)
+
+
+class Buckets:
+    """The newest `limit` buckets in memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._held: deque[Bucket] = deque(maxlen=limit)
+
+    def append(self, bucket: Bucket) -> None:
+        self._held.append(bucket)
+
+    def all(self) -> tuple[Bucket, ...]:
+        return tuple(self._held)

@@ -1,0 +1,327 @@
+"""What happens to a fleet, as frozen values: Event, Finding, Incident, Decision, Action, ProbeResult.
+
+They are stored and sent as JSON through `to_json` and `from_json`; unknown keys from a newer version are ignored.
+All times are milliseconds since the epoch, UTC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Member = tuple[str, int | None]  # (node, GPU slot or None for the node itself)
+
+
+class EventKind(StrEnum):
+    XID = "xid"
+    SXID = "sxid"
+    KERNEL = "kernel"  # code: aer, mce, edac, oom, hung_task, nvrm
+    LIFECYCLE = "lifecycle"  # code: one of LIFECYCLE_CODES
+
+
+LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
+    {
+        "agent_started": "the agent started",
+        "agent_stopped": "the agent was asked to stop",
+        "gpu_lost": "a GPU no longer answers",
+        "gpu_back": "a lost GPU answers again",
+        "driver_hung": "calls into the driver do not return",
+        "driver_back": "a hung driver answers again",
+        "driver_missing": "there is no usable NVIDIA driver",
+        "spool_dropped": "the agent dropped stored data for want of space or age",
+        "batch_rejected": "the collector refused data of this agent",
+        "kmsg_overrun": "kernel log lines were lost before they were read",
+        "clock_wrong": "the node's clock differs from the collector's",
+    }
+)
+
+
+class IncidentKind(StrEnum):
+    STRAGGLER = "straggler"
+    HANG = "hang"
+    THERMAL = "thermal"
+    MEMORY = "memory"
+    LINK = "link"
+    XID = "xid"
+    LIVENESS = "liveness"
+    SDC = "sdc"
+    DRIFT = "drift"
+    RISK = "risk"
+    IDLE = "idle"
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class Wanted(StrEnum):
+    """What a finding asks for, before the guard; in order of strength."""
+
+    NONE = "none"
+    WATCH = "watch"
+    ADVISE = "advise"
+    PROBE = "probe"
+    DRAIN = "drain"
+    ISOLATE = "isolate"
+
+
+class Health(StrEnum):
+    """Health of a GPU or node. UNKNOWN (nothing heard) is never shown as healthy."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    CONFIRMED = "confirmed"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    VALIDATING = "validating"
+    REPAIR = "repair"
+    UNKNOWN = "unknown"
+
+
+SEVERITY_ORDER = tuple(Severity)
+WANTED_ORDER = tuple(Wanted)
+
+
+def stronger(a: Wanted, b: Wanted) -> Wanted:
+    return max(a, b, key=WANTED_ORDER.index)
+
+
+def worse(a: Severity, b: Severity) -> Severity:
+    return max(a, b, key=SEVERITY_ORDER.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened on a node at a moment. `id` is stable over resends: node/spool/sequence, or a case's line."""
+
+    id: str
+    ts_ms: int
+    node: str
+    gpu: int | None
+    kind: EventKind
+    code: str  # the number of an XID or SXid; else a word
+    message: str
+    source: str = ""  # nvml, kmsg, agent, simulation, case
+    backlog: bool = False  # read from the log of before the agent's start
+    count: int = 1  # equal lines collapsed into this one
+    received_ms: int | None = None  # the collector's clock at receipt
+    clock_suspect: bool = False  # ts_ms and received_ms disagree
+    forgeable: bool = False  # came from a place that user space can write (kept, never acted on)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One fact behind a finding: a value against what was expected of it, or a line of a log."""
+
+    text: str  # a full sentence for the operator
+    metric: str | None = None  # catalog name; the console draws it with its peers
+    value: float | None = None
+    expected: float | None = None  # the peers' median, or the limit
+    spread: float | None = None  # robust standard deviation of the peers
+    peers: int | None = None  # how many there were
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One observation of one detector."""
+
+    detector: str
+    kind: IncidentKind
+    cause: str
+    scope: str  # gpu, node, rack, leaf, job
+    node: str | None
+    gpu: int | None
+    members: tuple[Member, ...]
+    ts_ms: int  # when it was observed
+    since_ms: int  # estimated onset
+    severity: Severity
+    confidence: float  # 0..1
+    action: Wanted
+    summary: str  # one sentence: what, where, how much
+    advice: str  # one sentence: what to do
+    evidence: tuple[Evidence, ...] = ()
+    job: str | None = None
+    cleared: bool = False  # the condition has ended: closes what it opened
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of an incident's timeline."""
+
+    ts_ms: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Findings about the same thing, with a cause. Stored as an append-only history of versions."""
+
+    id: str
+    kind: IncidentKind
+    cause: str
+    scope: str
+    node: str | None
+    gpu: int | None
+    members: tuple[Member, ...]
+    opened_ms: int  # first reported
+    since_ms: int  # estimated onset
+    closed_ms: int | None
+    severity: Severity
+    confidence: float
+    action: Wanted
+    summary: str
+    advice: str
+    evidence: tuple[Evidence, ...] = ()
+    timeline: tuple[Note, ...] = ()
+    detectors: tuple[str, ...] = ()
+    job: str | None = None
+    gpu_hours_lost: float | None = None  # by the fault itself; None when it cannot be told
+    gpu_hours_waited: float | None = None  # by peers that waited for it
+    version: int = 1
+    updated_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy wants for an incident, and what became of the wish. Held-back ones are stored too."""
+
+    id: str
+    incident_id: str
+    ts_ms: int
+    node: str
+    wanted: Wanted
+    mode: str  # observe, approve, enforce
+    outcome: str  # would_act, held, pending_approval, act
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One effect on the scheduler: the intent is stored first, then its outcome."""
+
+    id: str
+    decision_id: str
+    incident_id: str
+    node: str
+    action: Wanted
+    actuator: str
+    state: str  # intended, done, failed, undone
+    ts_ms: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Outcome of one micro-benchmark."""
+
+    id: str
+    node: str
+    gpu: int | None
+    probe: str
+    ts_ms: int
+    ok: bool | None  # None: could not be judged
+    value: float | None
+    unit: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A metric of one entity that cannot be read, from when, until when (None: still) and why."""
+
+    node: str
+    gpu: int | None
+    metric: str
+    reason: str
+    from_ms: int
+    to_ms: int | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A job that holds a GPU from a moment on; job None frees it."""
+
+    node: str
+    gpu: int
+    job: str | None
+    from_ms: int
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """A plain dict of a dataclass above, ready for `json`."""
+    return dataclasses.asdict(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(dataclasses.asdict(value), separators=(",", ":"), allow_nan=False)
+
+
+def from_json(kind: type[T], text: str | bytes) -> T:
+    """The reverse of `to_json`. Keys this version does not know are ignored.
+
+    Raises:
+        ValueError: not JSON, a missing field, or a value of the wrong type.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__}: expected an object, found {type(data).__name__}")
+    return from_dict(kind, data)
+
+
+def from_dict(kind: type[T], data: dict[str, Any]) -> T:
+    """A dataclass above out of a plain dict.
+
+    Raises:
+        ValueError: a missing field or a value of the wrong type.
+    """
+    hints = _hints(typing.cast(typing.Hashable, kind))
+    try:
+        return kind(**{key: _convert(hints[key], item, key) for key, item in data.items() if key in hints})
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None
+
+
+@functools.cache
+def _hints(kind: typing.Hashable) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, key)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{key}: expected a list, found {value!r}")
+        if len(args) == 2 and args[1] is ...:
+            return tuple(_convert(args[0], item, key) for item in value)
+        if len(args) != len(value):
+            raise ValueError(f"{key}: expected {len(args)} items, found {value!r}")
+        return tuple(_convert(a, item, key) for a, item in zip(args, value, strict=True))
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ValueError(f"{key}: expected an object, found {value!r}")
+        return from_dict(typing.cast(type, hint), value)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"{key}: expected {hint.__name__}, found {value!r}")
+    return value
