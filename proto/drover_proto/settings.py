@@ -4,7 +4,8 @@
     class IngestConfig:
         listen: str = setting("127.0.0.1:7301", "address for agents")
 
-A file is TOML; a nested dataclass is a table. Durations are numbers of seconds and end in `_s`.
+A file is TOML; a nested dataclass is a table, a `tuple[Dataclass, ...]` a list of tables (`[[webhooks]]`). Scalars are
+declared before tables, as TOML wants them. Durations are numbers of seconds and end in `_s`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def setting(default: Any, help_: str, check: Callable[[Any], str | None] | None 
     return dataclasses.field(default=default, metadata={"help": help_, "check": check})
 
 
+def required(help_: str, check: Callable[[Any], str | None] | None = None) -> Any:
+    """A field without a default, declared before those that have one: a table that lacks it is refused."""
+    return dataclasses.field(metadata={"help": help_, "check": check})
+
+
 def between(low: float, high: float) -> Callable[[Any], str | None]:
     return lambda value: None if low <= value <= high else f"must be from {low:g} to {high:g}"
 
@@ -42,11 +48,11 @@ def one_of(*choices: str) -> Callable[[Any], str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting, for docs and samples."""
+    """One setting, for docs and samples. The keys of a list of tables read `webhooks[].url`."""
 
     key: str
     type: str
-    default: Any
+    default: Any  # None: nothing, or required
     help: str
 
 
@@ -70,6 +76,8 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
         *parents, last = dotted.split(".")
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise SettingsError(f"{name}: {parent}: must be a table, [{parent}]")
         table[last] = value
     return _build(kind, data, name, "")
 
@@ -81,22 +89,41 @@ def rows(kind: type, prefix: str = "") -> Iterator[Row]:
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
             yield from rows(typing.cast(type, hint), f"{prefix}{item.name}.")
-        else:
-            yield Row(prefix + item.name, _name(hint), item.default, item.metadata["help"])
+            continue
+        default = None if item.default is dataclasses.MISSING else item.default
+        yield Row(prefix + item.name, _name(hint), default, item.metadata["help"])
+        if entry := _table_of(hint):
+            yield from rows(entry, f"{prefix}{item.name}[].")
 
 
 def sample(kind: type) -> str:
-    """A commented TOML file with every setting at its default."""
+    """A commented TOML file with every setting at its default; lists of tables as one commented entry."""
     lines: list[str] = []
     table = ""
     for row in rows(kind):
+        if row.type == _TABLES:
+            lines += ["", f"# {row.help}"]
+            continue
         parent, _, key = row.key.rpartition(".")
+        listed = parent.endswith("[]")
         if parent != table:
-            lines += ["", f"[{parent}]"]
+            lines += [f"# [[{parent[:-2]}]]"] if listed else ["", f"[{parent}]"]
             table = parent
-        lines.append(f"# {row.help}")
-        lines.append(f"# {key} = " if row.default is None else f"{key} = {_toml(row.default)}")
+        lines.append(f"# # {row.help}" if listed else f"# {row.help}")
+        value = "" if row.default is None else _toml(row.default)
+        lines.append(f"# {key} = {value}".rstrip() if listed or row.default is None else f"{key} = {value}")
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+_TABLES = "list of tables"
+
+
+def _table_of(hint: Any) -> type | None:
+    """The dataclass of a list of tables; None for every other type."""
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(args[0]):
+        return typing.cast(type, args[0])
+    return None
 
 
 def _toml(value: Any) -> str:
@@ -106,6 +133,8 @@ def _toml(value: Any) -> str:
 
 
 def _name(hint: Any) -> str:
+    if _table_of(hint):
+        return _TABLES
     if typing.get_origin(hint) is tuple:
         return "list of " + _name(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -126,14 +155,22 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
             if not isinstance(value, dict):
                 raise SettingsError(f"{name}: {prefix}{key}: must be a table, [{prefix}{key}]")
             values[key] = _build(typing.cast(type, hint), value, name, f"{prefix}{key}.")
+        elif entry := _table_of(hint):
+            if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+                raise SettingsError(f"{name}: {prefix}{key}: must be a list of tables, [[{prefix}{key}]]")
+            values[key] = tuple(_build(entry, item, name, f"{prefix}{key}[{i}].") for i, item in enumerate(value))
         else:
             values[key] = _checked(hint, value, f"{name}: {prefix}{key}")
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses; T cannot say so
         check = item.metadata.get("check")
         if check and item.name in values and values[item.name] is not None and (wrong := check(values[item.name])):
             raise SettingsError(f"{name}: {prefix}{item.name}: {wrong}, found {values[item.name]!r}")
-        if item.name not in values and dataclasses.is_dataclass(hints[item.name]):
+        if item.name in values:
+            continue
+        if dataclasses.is_dataclass(hints[item.name]):
             values[item.name] = hints[item.name]()
+        elif item.default is dataclasses.MISSING:
+            raise SettingsError(f"{name}: {prefix}{item.name}: missing; {item.metadata['help']}")
     return kind(**values)
 
 
@@ -146,5 +183,6 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if origin is tuple or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise SettingsError(f"{where}: must be a {_name(hint)}, found {value!r}")
+        wanted = _name(hint) if hint is bool else f"a {_name(hint)}"
+        raise SettingsError(f"{where}: must be {wanted}, found {value!r}")
     return value

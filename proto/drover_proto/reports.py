@@ -1,0 +1,46 @@
+"""Incidents as the outside world reads them: one JSON object, times in ISO 8601 UTC.
+
+`drover replay` prints it, an export keeps it in incidents.jsonl, a webhook carries it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from drover_proto.events import Incident
+from drover_proto.times import iso
+
+
+def incident_report(incident: Incident) -> dict[str, Any]:
+    """The report of one incident; evidence entries leave out what they do not have."""
+    return {
+        "id": incident.id,
+        "kind": str(incident.kind),
+        "scope": incident.scope,
+        "node": incident.node,
+        "gpu": incident.gpu,
+        "members": [[node, gpu] for node, gpu in incident.members],
+        "opened": iso(incident.opened_ms),
+        "since": iso(incident.since_ms),
+        "closed": None if incident.closed_ms is None else iso(incident.closed_ms),
+        "severity": str(incident.severity),
+        "cause": incident.cause,
+        "confidence": incident.confidence,
+        "action": str(incident.action),
+        "evidence": [_fact(dataclasses.asdict(evidence)) for evidence in incident.evidence],
+        "summary": incident.summary,
+        "advice": incident.advice,
+        "job": incident.job,
+        "gpu_hours_lost": incident.gpu_hours_lost,
+        "gpu_hours_waited": incident.gpu_hours_waited,
+    }
+
+
+def _fact(evidence: dict[str, Any]) -> dict[str, Any]:
+    times = {"from_ms": "from", "to_ms": "to"}
+    return {
+        times.get(key, key): iso(value) if key in times else value
+        for key, value in evidence.items()
+        if value is not None
+    }
