@@ -1,0 +1,219 @@
+"""The collector's settings, and the checks that need more than one of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from drover_proto.settings import SettingsError, between, load, one_of, required, setting
+
+SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
+
+
+def _address(value: str) -> str | None:
+    try:
+        split_address(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _only_ten(value: float) -> str | None:
+    return None if value == 10 else "this version looks at buckets of 10 s only; leave it out"
+
+
+def _observe(value: str) -> str | None:
+    if value == "observe":
+        return None
+    return 'this version only observes: it says what it would do and changes nothing; set policy.mode = "observe"'
+
+
+def _url(value: str) -> str | None:
+    parts = urlsplit(value)
+    return None if parts.scheme in ("http", "https") and parts.hostname else "must be an http:// or https:// address"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    url: str = setting("chdb:///var/lib/drover/store", "where data rests: chdb:///PATH is embedded, needs no server")
+    retention_days: int = setting(30, "samples older than this are deleted", between(1, 3650))
+
+
+@dataclass(frozen=True, slots=True)
+class IngestConfig:
+    listen: str = setting("127.0.0.1:7301", "address for agents, HOST:PORT", _address)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    listen: str = setting(
+        "127.0.0.1:7302", "address of the Fleet API, for console and commands, HOST:PORT", _address
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    ca: str | None = setting(None, "PEM file of the authority that signs agents, operators and viewers")
+    cert: str | None = setting(None, "PEM file of this collector's certificate")
+    key: str | None = setting(None, "PEM file of its private key; all three or none")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    path: str | None = setting(None, "a policy of your own, TOML; overrides preset")
+    preset: str = setting("nvidia", "built-in policy", one_of("nvidia"))
+    mode: str = setting("observe", "observe: say what would be done, and do nothing", _observe)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectConfig:
+    bucket_s: float = setting(10.0, "length of the buckets that detectors see", _only_ten)
+    lag_s: float = setting(7.0, "how long after its end a bucket is read; agents send every 5 s", between(0, 60))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    listen: str = setting(
+        "", "address of the Prometheus page /metrics, HOST:PORT; empty: off", lambda v: _address(v) if v else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleConfig:
+    url: str = setting("http://127.0.0.1:8501", "where people reach the console; webhooks link to it", _url)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig:
+    name: str = required("a word for it, shown in an incident's notifications")
+    url: str = required("where incidents are posted to", _url)
+    secret_file: str | None = setting(None, "file with the signing secret, whsec_BASE64, not readable by everyone")
+    secret_env: str | None = setting(None, "or the environment variable that holds it")
+    min_severity: str = setting("warning", "from which severity on", one_of("info", "warning", "critical"))
+    timeout_s: float = setting(10.0, "how long to wait for an answer", between(0.1, 60))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorConfig:
+    fleet: str = setting("/etc/drover/fleet.toml", "file with the nodes that should exist")
+    store: StoreConfig = field(default_factory=StoreConfig)
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    detect: DetectConfig = field(default_factory=DetectConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    webhooks: tuple[WebhookConfig, ...] = setting((), "Signed webhooks (standardwebhooks.com), one table each.")
+
+
+def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> CollectorConfig:
+    """Settings of `path` (None: defaults), fit to run with.
+
+    Raises:
+        SettingsError: one line, what is wrong and what to do.
+    """
+    config = load(CollectorConfig, path)
+    validate(config, environment)
+    return config
+
+
+def validate(config: CollectorConfig, environment: Mapping[str, str] = os.environ) -> None:
+    """The checks over several settings and the files they name.
+
+    Raises:
+        SettingsError: one line, what is wrong and what to do.
+    """
+    _check_tls(config)
+    if config.policy.path is not None and not Path(config.policy.path).is_file():
+        raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")
+    names = [webhook.name for webhook in config.webhooks]
+    for number, webhook in enumerate(config.webhooks):
+        if names.count(webhook.name) > 1:
+            raise SettingsError(f"webhooks[{number}].name: {webhook.name!r} is there twice; names tell them apart")
+        webhook_secret(webhook, environment)
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """(host, port) of `HOST:PORT` or `[IPV6]:PORT`.
+
+    Raises:
+        ValueError: neither of these.
+    """
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError("must be HOST:PORT, such as 127.0.0.1:7301")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError("must have an IPv6 address in brackets, such as [::1]:7301")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `HOST:PORT` can be reached from this machine only."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name other than localhost may be anything
+
+
+def webhook_secret(webhook: WebhookConfig, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The signing key of a webhook. It never appears in a message.
+
+    Raises:
+        SettingsError: not given, unreadable, readable by everyone, or not of the form whsec_BASE64.
+    """
+    where = f"webhook {webhook.name!r}"
+    if (webhook.secret_file is None) == (webhook.secret_env is None):
+        raise SettingsError(f"{where}: give either secret_file or secret_env; every message is signed")
+    if webhook.secret_file is not None:
+        source = webhook.secret_file
+        path = Path(webhook.secret_file)
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXO:
+                raise SettingsError(f"{where}: {source} is open to every user; chmod o= {source}")
+            text = path.read_text("ascii").strip()
+        except OSError as error:
+            raise SettingsError(f"{where}: {source}: {error.strerror}; check secret_file") from None
+        except UnicodeDecodeError:
+            text = ""
+    else:
+        source = f"environment variable {webhook.secret_env}"
+        text = environment.get(webhook.secret_env or "", "").strip()
+        if not text:
+            raise SettingsError(f"{where}: {source} is not set; put the secret there")
+    try:
+        key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not text.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:  # lengths that Standard Webhooks asks for
+        raise SettingsError(f"{where}: {source} does not hold {SECRET_PREFIX} and the base64 of 24 to 64 bytes")
+    return key
+
+
+def _check_tls(config: CollectorConfig) -> None:
+    files = {"ca": config.tls.ca, "cert": config.tls.cert, "key": config.tls.key}
+    missing = [key for key, path in files.items() if path is None]
+    if missing and len(missing) < len(files):
+        raise SettingsError(f"tls.{missing[0]}: missing; give ca, cert and key, or none of them")
+    for key, path in files.items():
+        if path is not None and not Path(path).is_file():
+            raise SettingsError(f"tls.{key}: {path}: no such file")
+    if not missing:
+        return
+    listeners = {"ingest": config.ingest.listen, "api": config.api.listen, "metrics": config.metrics.listen}
+    for name, address in listeners.items():
+        if address and not is_loopback(address):
+            raise SettingsError(
+                f"{name}.listen: {address} can be reached from other machines; set tls.ca, tls.cert and tls.key,"
+                " or listen on 127.0.0.1"
+            )
