@@ -1,0 +1,109 @@
+"""XIDs as NVML's event set delivers them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pynvml
+
+from drover_agent.sources.base import NodeEvent, Reading
+from drover_agent.sources.nvml_device import NvmlDevice
+from drover_proto.events import EventKind
+from drover_proto.xids import lookup
+
+WAIT_MS = 1000
+BURST = 256  # most events of one read; more wait for the next
+
+_log = logging.getLogger(__name__)
+
+
+class NvmlXidWatcher:
+    """Waits for XIDs of all devices; `read` returns after at most WAIT_MS (longer only if the driver hangs).
+
+    NVML gives no time with an event: it gets the clock's at its arrival.
+    """
+
+    name = "nvml:xids"
+    interval_s = 0.0
+
+    def __init__(self, devices: Sequence[NvmlDevice], clock_ms: Callable[[], int] | None = None) -> None:
+        self._devices = devices
+        self._clock_ms = clock_ms or (lambda: time.time_ns() // 1_000_000)
+        self._set: Any = None
+        self._watched: frozenset[int] = frozenset()  # slots that the set was made for
+        self._closed = threading.Event()
+        self._trouble = ""
+
+    def read(self, now_ms: int) -> Reading:
+        """`now_ms` is not used: the wait ends later than it began."""
+        reading = Reading()
+        try:
+            self._register()
+            timeout = WAIT_MS
+            while len(reading.events) < BURST:
+                data = pynvml.nvmlEventSetWait_v2(self._set, timeout)
+                timeout = 0
+                if data.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                    reading.events.append(self._event(data))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                self._failed(error, quiet=bool(reading.events))
+        return reading
+
+    def close(self) -> None:
+        """End waits between attempts; the set itself goes with NVML, for a wait may still be in it."""
+        self._closed.set()
+
+    def _register(self) -> None:
+        """Make the set anew when a GPU was lost or came back: a set with a lost GPU in it gives only errors."""
+        here = frozenset(device.slot for device in self._devices if not device.lost and device.handle is not None)
+        if self._set is not None and here == self._watched:
+            return
+        self._drop()
+        fresh = pynvml.nvmlEventSetCreate()
+        for device in self._devices:
+            if device.slot in here:
+                try:
+                    pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, fresh)
+                except pynvml.NVMLError as error:
+                    self._tell(f"GPU {device.slot} has no XID events in NVML ({error}); the kernel log has them")
+        self._set, self._watched = fresh, here
+
+    def _drop(self) -> None:
+        if self._set is not None:
+            stale, self._set = self._set, None
+            pynvml.nvmlEventSetFree(stale)
+
+    def _failed(self, error: Exception, *, quiet: bool) -> None:
+        """Start over with a new set next time, and not at once: a set in trouble does not block."""
+        self._tell(f"waiting for XIDs in NVML failed: {error}")
+        try:
+            self._drop()
+        except pynvml.NVMLError as second:
+            _log.warning("an event set could not be freed: %s", second)
+        if not quiet:  # events in hand leave first
+            self._closed.wait(WAIT_MS / 1000)
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("%s", trouble)
+
+    def _event(self, data: Any) -> NodeEvent:
+        address = ctypes.cast(data.device, ctypes.c_void_p).value
+        slot = next((d.slot for d in self._devices if d.address == address), None)
+        code = int(data.eventData)
+        row = lookup(code)
+        return NodeEvent(
+            ts_ms=self._clock_ms(),
+            gpu=slot,
+            kind=EventKind.XID,
+            code=str(code),
+            message=f"XID {code}: {row.meaning}" if row else f"XID {code}",
+            source="nvml",
+        )
