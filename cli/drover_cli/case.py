@@ -1,0 +1,378 @@
+"""Case folders (contract 7 of the design): read, checked, and written. See docs/cases.md for the form.
+
+Anything that can be used is used; what cannot is counted and told (`Case.notes`), never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from drover_cli.errors import CliError
+from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.catalog import BY_NAME, Metric, Scope, of_scope
+from drover_proto.events import Event, EventKind
+from drover_proto.fleet import FleetError, FleetSpec, load_json
+from drover_proto.times import from_iso
+
+CHUNK_BUCKETS = 60
+MAX_BUCKET_MS = 600_000
+
+
+class CaseError(CliError):
+    """A case folder that cannot be used."""
+
+
+@dataclass(slots=True)
+class Samples:
+    """Rows of one Parquet file, sorted by time. `entity` indexes the fleet's GPUs or nodes."""
+
+    ts_ms: npt.NDArray[np.int64]
+    entity: npt.NDArray[np.int32]
+    table: pa.Table  # catalog columns only, in the order of `ts_ms`
+
+    def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
+        """float64 of rows low .. high, NaN where absent or outside the catalog's range."""
+        chunk = self.table.column(metric.name).slice(low, high - low).cast(pa.float64())
+        values: npt.NDArray[np.float64] = chunk.to_numpy().astype(np.float64, copy=True)
+        with np.errstate(invalid="ignore"):
+            wrong = (values < metric.low) | (values > metric.high)
+        if wrong.any():
+            refused[metric.name] += int(wrong.sum())
+            values[wrong] = np.nan
+        return values
+
+
+@dataclass(slots=True)
+class Case:
+    path: Path
+    spec: FleetSpec
+    index: FleetIndex
+    gpu: Samples | None
+    node: Samples | None
+    events: list[Event]
+    interval_ms: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def bucket_ms(self) -> int:
+        """10 s, or for slower cases the interval rounded up to whole 10 s."""
+        return max(BUCKET_MS, -(-self.interval_ms // BUCKET_MS) * BUCKET_MS)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last time of anything in the case."""
+        times = [s.ts_ms[k] for s in (self.gpu, self.node) if s is not None and len(s.ts_ms) for k in (0, -1)]
+        times += [e.ts_ms for e in self.events]
+        return (int(min(times)), int(max(times))) if times else (0, 0)
+
+    def buckets(self) -> Iterator[Bucket]:
+        """All buckets of the case in time order, gaps included (as buckets without rows)."""
+        sources = [s for s in (self.gpu, self.node) if s is not None and len(s.ts_ms)]
+        if not sources:
+            return
+        length = self.bucket_ms
+        first = min(int(s.ts_ms[0]) for s in sources) // length
+        last = max(int(s.ts_ms[-1]) for s in sources) // length
+        refused: Counter[str] = Counter()
+        job_names = tuple(job.id for job in self.spec.jobs)
+        for start in range(first, last + 1, CHUNK_BUCKETS):
+            count = min(CHUNK_BUCKETS, last + 1 - start)
+            gpu, gpu_rows = _aggregate(self.gpu, start, count, length, self.index.gpu_count, refused)
+            node, node_rows = _aggregate(self.node, start, count, length, self.index.node_count, refused)
+            for i in range(count):
+                begin = (start + i) * length
+                rows = node_rows[i].copy()
+                np.add.at(rows, self.index.gpu_node, gpu_rows[i])  # a case without node.parquet: its GPUs speak for it
+                yield Bucket(
+                    start_ms=begin,
+                    length_ms=length,
+                    gpu={name: values[i] for name, values in gpu.items()},
+                    node={name: values[i] for name, values in node.items()},
+                    gpu_rows=gpu_rows[i],
+                    node_rows=rows,
+                    jobs=self._jobs_at(begin + length),
+                    job_names=job_names,
+                )
+        self.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
+
+    def _jobs_at(self, ts_ms: int) -> npt.NDArray[np.int32]:
+        jobs = np.full(self.index.gpu_count, -1, np.int32)
+        for number, job in enumerate(self.spec.jobs):
+            if job.start_ms < ts_ms and (job.end_ms is None or ts_ms <= job.end_ms):
+                jobs[[self.index.first_gpu[self.index.node_number[n]] + slot for n, slot in job.members]] = number
+        return jobs
+
+
+def _aggregate(
+    samples: Samples | None, start: int, count: int, length: int, entities: int, refused: Counter[str]
+) -> tuple[dict[str, npt.NDArray[np.float64]], npt.NDArray[np.int32]]:
+    """Values [count, entities] per metric and rows [count, entities] of the buckets start .. start + count."""
+    rows = np.zeros((count, entities), np.int32)
+    if samples is None:
+        return {}, rows
+    low, high = np.searchsorted(samples.ts_ms, [start * length, (start + count) * length])
+    ts_ms = samples.ts_ms[low:high]
+    cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
+    pairs = np.unique(np.stack([cell.astype(np.int64), ts_ms]), axis=1)[0]
+    np.add.at(rows.reshape(-1), pairs, 1)
+    values = {}
+    for name in samples.table.column_names:
+        column = samples.column(BY_NAME[name], int(low), int(high), refused)
+        values[name] = aggregate(name, cell, ts_ms, column, count * entities).reshape(count, entities)
+    return values, rows
+
+
+def read_case(path: Path) -> Case:
+    """Read a case folder.
+
+    Raises:
+        CaseError: it cannot be used; the message names the file and the mend.
+    """
+    if not path.is_dir():
+        raise CaseError(f"{path}: no such folder; a case is a folder with fleet.json and gpu.parquet")
+    try:
+        spec = load_json(path / "fleet.json")
+    except FleetError as error:
+        raise CaseError(str(error)) from None
+    index = FleetIndex(spec)
+    notes: list[str] = []
+    gpu = _read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
+    node = _read_samples(path / "node.parquet", Scope.NODE, index, notes)
+    if gpu is None and node is None:
+        raise CaseError(f"{path}: neither gpu.parquet nor node.parquet; a case needs samples to judge")
+    if (path / "link.parquet").exists():
+        notes.append("link.parquet: no detector of this version looks at links; left out")
+    events = _read_events(path / "events.jsonl", index, notes)
+    interval = _interval_ms(gpu if gpu is not None else node, notes)
+    return Case(path, spec, index, gpu, node, events, interval, notes)
+
+
+def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str]) -> Samples | None:
+    if not path.exists():
+        notes.append(f"{path.name} is missing: nothing that needs it was judged")
+        return None
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+    needed = ["ts", "node", "gpu"] if scope is Scope.GPU else ["ts", "node"]
+    missing = [name for name in needed if name not in table.column_names]
+    if missing:
+        raise CaseError(f"{path}: column {missing[0]!r} is missing; it needs {', '.join(needed)} and catalog columns")
+    ts_ms = _times(path, table.column("ts"))
+    names = table.column("node").cast(pa.string()).combine_chunks()
+    numbers = pc.index_in(names, pa.array([n.name for n in index.nodes], pa.string()))
+    node = numbers.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+    known = node >= 0
+    entity = node
+    if scope is Scope.GPU:
+        slots = table.column("gpu").cast(pa.int64()).fill_null(-1).to_numpy().astype(np.int32)
+        counts = np.diff(index.first_gpu)
+        known &= (slots >= 0) & (slots < np.where(known, counts[node], 0))
+        entity = (np.where(known, index.first_gpu[node], 0) + slots).astype(np.int32)
+    if not known.all():
+        strangers = sorted({str(names[int(i)]) for i in np.flatnonzero(~known)[:1000]})
+        notes.append(
+            f"{path.name}: {int((~known).sum())} rows of things fleet.json does not list "
+            f"(such as {', '.join(strangers[:3])}) were left out"
+        )
+    mine = {m.name for m in of_scope(scope)}
+    unknown = [c for c in table.column_names if c not in mine and c not in needed]
+    if unknown:
+        notes.append(f"{path.name}: columns that are not in the catalog were left out: {', '.join(unknown)}")
+    columns = [c for c in table.column_names if c in mine]
+    for name in columns:
+        kind = table.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise CaseError(f"{path}: column {name!r} is {kind}; it must be a number in {BY_NAME[name].unit}")
+    empty = sorted(mine - set(columns))
+    if empty:
+        notes.append(f"{path.name}: {len(empty)} of {len(mine)} catalog columns are missing: {', '.join(empty)}")
+    by_entity = np.argsort(entity, kind="stable")
+    late = int(((np.diff(ts_ms[by_entity]) < 0) & (np.diff(entity[by_entity]) == 0)).sum())
+    if late:
+        notes.append(f"{path.name}: {late} rows stood out of time order; they were put where they belong")
+    order = np.flatnonzero(known)
+    order = order[np.argsort(ts_ms[order], kind="stable")]
+    return Samples(ts_ms[order], entity[order], table.select(columns).take(pa.array(order)).combine_chunks())
+
+
+def _times(path: Path, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    if column.null_count:
+        raise CaseError(f"{path}: {column.null_count} rows have no ts; every row needs its time")
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False)
+    elif not pa.types.is_integer(column.type):
+        raise CaseError(f"{path}: column 'ts' is {column.type}; it must be a timestamp, or milliseconds since 1970")
+    return np.asarray(column.cast(pa.int64()), np.int64)
+
+
+def _interval_ms(samples: Samples | None, notes: list[str]) -> int:
+    """The usual distance between two rows of one entity."""
+    if samples is None or len(samples.ts_ms) < 2:
+        return BUCKET_MS
+    head = slice(0, 200_000)
+    order = np.lexsort((samples.ts_ms[head], samples.entity[head]))
+    entity, ts_ms = samples.entity[head][order], samples.ts_ms[head][order]
+    steps = np.diff(ts_ms)[(np.diff(entity) == 0) & (np.diff(ts_ms) > 0)]
+    if not len(steps):
+        return BUCKET_MS
+    interval = int(np.median(steps))
+    if interval > MAX_BUCKET_MS:
+        raise CaseError(f"rows are {interval / 1000:.0f} s apart; the longest interval that can be judged is 10 min")
+    gaps = int((steps > 3 * interval).sum())
+    if gaps:
+        notes.append(f"{gaps} gaps longer than three intervals ({3 * interval / 1000:.0f} s)")
+    return interval
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of a JSON-lines file; blank lines are skipped.
+
+    Raises:
+        CaseError: a line that is not a JSON object.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CaseError(f"{path}: cannot be read ({error})") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise CaseError(f"{path}: line {number}: not valid JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise CaseError(f"{path}: line {number}: expected a JSON object")
+        yield number, found
+
+
+def _read_events(path: Path, index: FleetIndex, notes: list[str]) -> list[Event]:
+    if not path.exists():
+        notes.append("events.jsonl is missing: XIDs and other events were not judged")
+        return []
+    events, strangers = [], 0
+    for number, row in read_jsonl(path):
+        try:
+            gpu = row.get("gpu")
+            event = Event(
+                id=str(row.get("id", f"case/{number}")),
+                ts_ms=from_iso(row["ts"]),
+                node=str(row["node"]),
+                gpu=None if gpu is None else int(gpu),
+                kind=EventKind(row["kind"]),
+                code=str(row.get("code", "")),
+                message=str(row.get("message") or ""),
+                source=str(row.get("source", "case")),
+                backlog=bool(row.get("backlog", False)),
+                count=int(row.get("count", 1)),
+                forgeable=bool(row.get("forgeable", False)),
+                clock_suspect=bool(row.get("clock_suspect", False)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CaseError(
+                f'{path}: line {number}: expected {{"ts", "node", "gpu", "kind", "code", "message"}} ({error!r})'
+            ) from None
+        if event.node in index.node_number:
+            events.append(event)
+        else:
+            strangers += 1
+    if strangers:
+        notes.append(f"events.jsonl: {strangers} events of nodes that fleet.json does not list were left out")
+    return sorted(events, key=lambda e: e.ts_ms)
+
+
+# What a case's Parquet columns are: whole numbers where the catalog's step is 1, else floats.
+def arrow_type(metric: Metric) -> pa.DataType:
+    return pa.int64() if metric.step == 1 else pa.float64()
+
+
+class ParquetWriter:
+    """One of a case's Parquet files, written block by block."""
+
+    def __init__(self, path: Path, scope: Scope) -> None:
+        self._metrics = of_scope(scope)
+        extra = {Scope.GPU: [("gpu", pa.uint8())], Scope.LINK: [("link", pa.string())]}.get(scope, [])
+        self._schema = pa.schema(
+            [("ts", pa.timestamp("ms", "UTC")), ("node", pa.string()), *extra]
+            + [(m.name, arrow_type(m)) for m in self._metrics]
+        )
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def write(self, keys: dict[str, Any], columns: dict[str, npt.NDArray[np.float64]]) -> None:
+        """Append rows: `keys` has ts (ms), node and gpu or link; `columns` are float64 in units, NaN where absent."""
+        count = len(keys["ts"])
+        arrays = [pa.array(keys[f.name]).cast(f.type) for f in self._schema if f.name in keys]
+        for metric in self._metrics:
+            values = columns.get(metric.name)
+            kind = arrow_type(metric)
+            if values is None:
+                arrays.append(pa.nulls(count, kind))
+                continue
+            gone = np.isnan(values)
+            if metric.step:  # at the resolution that the store has too, so that a case and a live run agree
+                values = np.rint(values / metric.step)
+                values = np.where(gone, 0, values).astype(np.int64) if metric.step == 1 else values * metric.step
+            arrays.append(pa.array(values, kind, mask=gone))
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def write_table(self, table: pa.Table) -> None:
+        """Append a table whose columns have these names (missing ones become null)."""
+        arrays = [
+            table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
+            for f in self._schema
+        ]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class NewFolder:
+    """A case folder under way: it gets its name only when it is whole, so that no half-written case is left behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+
+    def __enter__(self) -> Path:
+        if self.path.exists():
+            raise CaseError(f"{self.path} exists; give another folder, or remove it first")
+        try:
+            self._remove()
+            self.partial.mkdir(parents=True)
+        except OSError as error:
+            raise CaseError(f"{self.partial}: {error.strerror}; choose a folder that can be written") from None
+        return self.partial
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.partial.rename(self.path)
+            return
+        self._remove()
+        if isinstance(error, OSError):
+            raise CaseError(f"{self.path}: {error.strerror or error}; nothing was kept of it") from None
+
+    def _remove(self) -> None:
+        if self.partial.exists():
+            for item in self.partial.iterdir():
+                item.unlink()
+            self.partial.rmdir()
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)

@@ -1,0 +1,62 @@
+"""The Fleet API for commands: a stub with a deadline on every call, and errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from drover_cli.errors import CliError, UnreachableError
+from drover_proto.fleet_pb2_grpc import FleetStub
+
+DEFAULT = "127.0.0.1:7302"
+DEADLINE_S = 15.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--collector", default=DEFAULT, metavar="HOST:PORT", help=f"Fleet API (default {DEFAULT})")
+    parser.add_argument("--ca", type=Path, help="CA certificate of the collector (mutual TLS)")
+    parser.add_argument("--cert", type=Path, help="own certificate")
+    parser.add_argument("--key", type=Path, help="own key")
+
+
+@contextmanager
+def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
+    """A stub of the collector that `args` name.
+
+    Raises:
+        UnreachableError: nothing answers there. CliError: it answers that the request is wrong.
+    """
+    options = [("grpc.max_receive_message_length", 64 * 2**20)]
+    tls = [args.ca, args.cert, args.key]
+    if any(tls):
+        if not all(tls):
+            raise CliError("--ca, --cert and --key belong together: give all three or none")
+        try:
+            ca, cert, key = (path.read_bytes() for path in tls)
+        except OSError as error:
+            raise CliError(f"{error.filename}: {error.strerror}; check --ca, --cert and --key") from None
+        channel = grpc.secure_channel(args.collector, grpc.ssl_channel_credentials(ca, key, cert), options)
+    else:
+        channel = grpc.insecure_channel(args.collector, options)
+    try:
+        yield FleetStub(channel)
+    except grpc.RpcError as error:
+        raise _told(error, args.collector) from None
+    finally:
+        channel.close()
+
+
+def _told(error: grpc.RpcError, address: str) -> CliError:
+    code, detail = error.code(), error.details() or ""
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return UnreachableError(
+            f"the collector at {address} does not answer ({code.name.lower()}); "
+            "is drover-collector running there? Give another address with --collector"
+        )
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return CliError(f"the collector at {address} refuses: {detail or code.name}")
+    return CliError(detail or f"the collector at {address} answered {code.name}")

@@ -1,0 +1,27 @@
+"""The explicit table of subcommands, in the order that `drover --help` shows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand's module. Its top imports only the standard library and drover_proto: `--help` must be quick."""
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+NAMES = ("status", "nodes", "incidents", "explain", "export", "simulate", "replay", "score", "demo")
+
+
+def commands() -> list[Command]:
+    """All subcommands."""
+    modules = [import_module(f"drover_cli.commands.{name}") for name in NAMES]
+    return [Command(name, m.HELP, m.add_arguments, m.run) for name, m in zip(NAMES, modules, strict=True)]

@@ -1,0 +1,241 @@
+"""`drover demo`: the main job in one command: a simulated fleet with faults, the collector, the console."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from drover_cli.commands.incidents import where
+from drover_cli.errors import CliError
+from drover_cli.output import plain, print_json
+from drover_cli.processes import ChildError, Processes, free_port
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Incident, Severity, from_json
+from drover_proto.fleet_pb2_grpc import FleetStub
+
+HELP = "a simulated fleet with faults, the collector and the console, on this machine"
+READY_S = 90.0
+CALL_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, default=32, help="nodes of 8 GPUs (default 32, at least 8)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after so long (default: on Ctrl-C)")
+    parser.add_argument("--no-dashboard", action="store_true", help="without the console")
+    parser.add_argument("--seed", type=int, default=7, help="which fleet and which GPUs fail (default 7)")
+    parser.add_argument("--faults", default="demo", metavar="demo|none|FILE", help="what to inject (default demo)")
+    parser.add_argument(
+        "--dir", type=Path, help="folder for store, logs and labels, kept at the end (default: temporary)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end on stdout, all else on stderr")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.nodes < 8:
+        raise CliError("--nodes must be at least 8: the five faults need nodes of their own and healthy peers")
+    try:
+        import drover_collector.main as _
+    except ImportError as error:
+        raise CliError(
+            f"the demo needs the extras collector, dashboard and simulation ({error.name} is missing); "
+            "run `make demo`, or pip install 'drover[collector,dashboard,simulation]'"
+        ) from None
+    del _
+    with _folder(args.dir) as folder, Processes(folder) as processes:
+        try:
+            return _Demo(args, folder, processes).run()
+        except ChildError as error:
+            raise CliError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is None:
+        made = Path(tempfile.mkdtemp(prefix="drover-demo-"))
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return
+    if given.exists() and any(given.iterdir()):
+        raise CliError(f"{given} is not empty; give a new folder with --dir, or remove it first")
+    try:
+        given.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"{given}: {error.strerror}; choose a folder that can be written") from None
+    yield given.resolve()
+
+
+class _Demo:
+    def __init__(self, args: argparse.Namespace, folder: Path, processes: Processes) -> None:
+        self.args = args
+        self.folder = folder
+        self.processes = processes
+        self.labels_file = folder / "labels.jsonl"
+        self.started = 0.0
+        self.seen: dict[str, tuple[Severity, str]] = {}
+        self.injected: set[str] = set()
+        self.told = False
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr if self.args.json else sys.stdout, flush=True)
+
+    def run(self) -> int:
+        from drover_agent.simulation.fleet import build_fleet
+
+        from drover_proto.fleet import dump_toml
+
+        agents, api, console = free_port(7301), free_port(7302), free_port(8501)
+        spec = build_fleet(self.args.nodes, self.args.seed)
+        (self.folder / "fleet.toml").write_text(dump_toml(spec), "utf-8")
+        (self.folder / "collector.toml").write_text(
+            f'fleet = "{self.folder}/fleet.toml"\n[store]\nurl = "chdb://{self.folder}/store"\n'
+            f'[ingest]\nlisten = "127.0.0.1:{agents}"\n[api]\nlisten = "127.0.0.1:{api}"\n',
+            "utf-8",
+        )
+        self.say(
+            f"drover demo: {len(spec.nodes)} simulated nodes, {spec.gpu_count} GPUs; store and logs in {self.folder}"
+        )
+        self.processes.start("collector", "drover_collector.main", "run", "--config", f"{self.folder}/collector.toml")
+        with grpc.insecure_channel(f"127.0.0.1:{api}") as channel:
+            stub = FleetStub(channel)
+            self._wait("the collector", lambda: bool(stub.GetStatus(pb.StatusRequest(), timeout=2)))
+            if not self.args.no_dashboard:
+                self.processes.start(
+                    "dashboard", "drover_dashboard.main", "--collector", f"127.0.0.1:{api}", "--port", str(console)
+                )
+                self._wait("the console", lambda: _answers(f"http://127.0.0.1:{console}/_stcore/health"))
+                self.say(f"console:     http://127.0.0.1:{console}")
+            self.say(f"command line: drover status --collector 127.0.0.1:{api}")
+            self.processes.start(
+                "fleet", "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}",
+                "--nodes", str(self.args.nodes), "--seed", str(self.args.seed), "--faults", self.args.faults,
+                "--labels", str(self.labels_file), "--spool-dir", f"{self.folder}/spool",
+            )  # fmt: skip
+            self._wait("the fleet", lambda: stub.GetStatus(pb.StatusRequest(), timeout=2).nodes_reporting > 0)
+            self.started = time.monotonic()
+            self.say(
+                "the fleet streams; faults begin in the next minute" + ("" if self.args.seconds else ", Ctrl-C ends")
+            )
+            self._watch(stub)
+            return self._summary(stub)
+
+    def _wait(self, what: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            self.processes.check()
+            with contextlib.suppress(grpc.RpcError):
+                if ready():
+                    return
+            time.sleep(0.2)
+        raise ChildError(f"{what} was not ready within {READY_S:.0f} s; logs are in {self.folder}")
+
+    def _watch(self, stub: FleetStub) -> None:
+        """Tell what happens until the time is over or Ctrl-C."""
+        next_status = self.started + 10
+        with contextlib.suppress(KeyboardInterrupt):
+            while not self.args.seconds or time.monotonic() < self.started + self.args.seconds:
+                self.processes.check()
+                self._tell_injected()
+                self._tell_incidents(stub)
+                if time.monotonic() >= next_status:
+                    next_status += 10
+                    status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
+                    health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n)
+                    nodes = f"{status.nodes_reporting}/{status.nodes_expected} nodes"
+                    self._line(f"{nodes}, GPUs: {health}, {status.samples_stored:,} samples")
+                    if not self.args.seconds and not self.told and time.monotonic() > self.started + 120:
+                        self.told = True
+                        self._print_summary(self._result(stub))
+                time.sleep(0.5)
+
+    def _line(self, text: str) -> None:
+        self.say(f"{time.monotonic() - self.started:5.0f} s  {text}")
+
+    def _labels(self) -> list[dict[str, Any]]:
+        if not self.labels_file.exists():
+            return []
+        return [
+            json.loads(line)
+            for line in self.labels_file.read_text("utf-8").splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
+
+    def _tell_injected(self) -> None:
+        for label in self._labels():
+            if label["id"] not in self.injected:
+                self.injected.add(label["id"])
+                at = f"{label['node']}" + (f" GPU {label['gpu']}" if label.get("gpu") is not None else "")
+                self._line(f"injected   {label['kind']}, {label['cause']}, on {at}")
+
+    def _incidents(self, stub: FleetStub) -> list[Incident]:
+        reply = stub.ListIncidents(pb.ListIncidentsRequest(state="all", limit=10_000), timeout=CALL_S)
+        return [from_json(Incident, text) for text in reply.incidents_json]
+
+    def _tell_incidents(self, stub: FleetStub) -> None:
+        for i in sorted(self._incidents(stub), key=lambda i: i.opened_ms):
+            state = (i.severity, i.action.value)
+            if self.seen.get(i.id) != state:
+                word = "incident" if i.id not in self.seen else "changed "
+                self.seen[i.id] = state
+                self._line(f"{word}   {i.severity} {i.kind}, {plain(i.cause)}, on {plain(where(i))} [{i.id}]")
+                self._line(f"           {plain(i.summary)} Wants: {i.action}.")
+
+    def _result(self, stub: FleetStub) -> dict[str, Any]:
+        from drover_cli.commands.score import report
+        from drover_cli.score import found_of, label_of, score
+        from drover_proto.reports import incident_report
+
+        labels = [label_of(row) for row in self._labels()]
+        found = [found_of(incident_report(i)) for i in self._incidents(stub)]
+        result = score(labels, found, 0.0)
+        status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
+        full = report(result)
+        return {
+            "injected": result.faults,
+            "found": result.found,
+            "false_incidents": len(result.false) + result.duplicates,  # a second incident for one fault is one too many
+            "samples": status.samples_stored,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "delay_median_s": full["delay_median_s"],
+            "delay_max_s": max(result.delays_s, default=None),
+            "missed": full["missed"],
+            "false": full["false_incidents"],
+        }
+
+    def _print_summary(self, result: dict[str, Any]) -> None:
+        self._line(
+            f"{result['found']} of {result['injected']} faults found, {result['false_incidents']} false incidents, "
+            f"{result['samples']:,} samples"
+        )
+        for row in result["missed"]:
+            self._line(f"missed     {row['kind']}, {row['cause']}")
+        for row in result["false"]:
+            self._line(f"false      {row['kind']}, {row['cause']} on {row['members']}")
+
+    def _summary(self, stub: FleetStub) -> int:
+        result = self._result(stub)
+        self._print_summary(result)
+        if self.args.json:
+            print_json(result)
+        return 0 if result["found"] == result["injected"] and not result["false_incidents"] else 1
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as reply:  # noqa: S310  # always http on loopback, written above
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

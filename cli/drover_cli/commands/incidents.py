@@ -1,0 +1,55 @@
+"""`drover incidents`: what is wrong, where, since when, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from drover_cli import client
+from drover_cli.output import duration, print_json, print_table
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Incident, Severity, from_json
+from drover_proto.reports import incident_report
+
+HELP = "incidents, the worst open ones first"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("--state", choices=["open", "closed", "all"], default="open", help="default: open")
+    parser.add_argument("--node", default="", help="only of this node")
+    parser.add_argument("--min-severity", choices=[s.value for s in Severity], default="info", help="default: info")
+    parser.add_argument("--limit", type=int, default=500, help="at most so many (default 500)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per incident")
+
+
+def where(incident: Incident) -> str:
+    """`r01n03 GPU 5`, `r01n03`, `rack r01`, `job 812`."""
+    if incident.scope in ("rack", "leaf", "job"):
+        return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
+    return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"
+
+
+def run(args: argparse.Namespace) -> int:
+    request = pb.ListIncidentsRequest(
+        state=args.state, node=args.node, limit=args.limit, min_severity=args.min_severity
+    )
+    with client.connect(args) as stub:
+        reply = stub.ListIncidents(request, timeout=client.DEADLINE_S)
+    incidents = [from_json(Incident, text) for text in reply.incidents_json]
+    if args.json:
+        for incident in incidents:
+            print_json(incident_report(incident))
+        return 0
+    if not incidents:
+        print("no incidents" if args.state == "all" else f"no {args.state} incidents")
+        return 0
+    now = round(time.time() * 1000)
+    rows = []
+    for i in incidents:
+        lasted = duration(((i.closed_ms or now) - i.since_ms) / 1000) + (", closed" if i.closed_ms else "")
+        rows.append([i.id, i.severity, i.kind, i.cause, where(i), lasted, i.action, i.summary])
+    print_table(["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "SINCE", "WANTS", "SUMMARY"], rows)
+    if reply.total > len(incidents):
+        print(f"{len(incidents)} of {reply.total} shown; --limit shows more")
+    return 0

@@ -1,0 +1,49 @@
+"""`drover nodes`: one line per node, the worst first."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from google.protobuf.json_format import MessageToDict
+
+from drover_cli import client
+from drover_cli.output import ago, print_json, print_table
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Health
+
+HELP = "nodes with their health and why, the worst first"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("contains", nargs="?", default="", help="only nodes whose name contains this")
+    parser.add_argument("--health", choices=[h.value for h in Health], default="", help="only nodes of this health")
+    parser.add_argument("--limit", type=int, default=1000, help="at most so many (default 1000)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per node")
+
+
+def run(args: argparse.Namespace) -> int:
+    request = pb.ListNodesRequest(health=args.health, contains=args.contains, limit=args.limit)
+    with client.connect(args) as stub:
+        reply = stub.ListNodes(request, timeout=client.DEADLINE_S)
+    if args.json:
+        for row in reply.nodes:
+            found = MessageToDict(row, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            print_json({**found, "last_seen_ms": row.last_seen_ms})
+        return 0
+    now = round(time.time() * 1000)
+    print_table(
+        ["NODE", "RACK", "POOL", "SKU", "HEALTH", "BAD GPUS", "LAST SEEN", "WHY"],
+        [
+            [
+                row.name, row.rack, row.pool, row.sku, row.health,
+                ",".join(str(i) for i, h in enumerate(row.gpu_health) if h != Health.HEALTHY) or "-",
+                ago(row.last_seen_ms, now), row.reason or "-",
+            ]
+            for row in reply.nodes
+        ],
+    )  # fmt: skip
+    if reply.total > len(reply.nodes):
+        print(f"{len(reply.nodes)} of {reply.total} shown; --limit shows more")
+    return 0

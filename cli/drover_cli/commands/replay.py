@@ -1,0 +1,80 @@
+"""`drover replay CASE`: the same detectors over a recorded case, in the case's own time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drover_cli.errors import CliError
+from drover_cli.output import Progress, print_json, print_table, when
+
+if TYPE_CHECKING:
+    from drover_cli.case import Case
+    from drover_collector.buckets import Bucket
+
+HELP = "run the detectors over a recorded case; incidents on stdout"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("case", type=Path, metavar="CASE", help="case folder")
+    parser.add_argument(
+        "--policy", default="nvidia", help="nvidia, strict, cautious, or a policy file (default nvidia)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per incident on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from drover_collector.policy import PRESETS, Policy, PolicyError
+        from drover_collector.replay import Replay
+
+        from drover_cli.case import read_case
+    except ImportError as error:
+        raise CliError(
+            f"replay needs the extra 'collector' ({error.name} is missing): pip install 'drover[collector]'"
+        ) from None
+    from drover_cli.commands.incidents import where
+    from drover_proto.events import Incident
+    from drover_proto.reports import incident_report
+
+    try:
+        policy = Policy.load(None, args.policy) if args.policy in PRESETS else Policy.load(Path(args.policy))
+    except PolicyError as error:
+        raise CliError(str(error)) from None
+    started = time.monotonic()
+    case = read_case(args.case)
+    replay = Replay(case.index, policy, case.span[0])
+    incidents: dict[str, Incident] = {}
+    for outcome in replay.run(_watched(case), case.events):
+        incidents.update((i.id, i) for i in outcome.incidents)
+    found = sorted(incidents.values(), key=lambda i: (i.opened_ms, i.id))
+    for note in [*case.notes, *replay.could_not_judge]:
+        print(f"could not judge: {note}", file=sys.stderr)
+    for trouble in replay.troubles:
+        print(f"trouble: {trouble}", file=sys.stderr)
+    first, last = case.span
+    days = case.spec.gpu_count * (last - first) / 86_400_000
+    print(f"{days:.1f} GPU-days in {time.monotonic() - started:.1f} s, {len(found)} incidents", file=sys.stderr)
+    if args.json:
+        for incident in found:
+            print_json(incident_report(incident))
+    else:
+        print_table(
+            ["OPENED", "SEVERITY", "KIND", "CAUSE", "WHERE", "WANTS", "SUMMARY"],
+            [[when(i.opened_ms), i.severity, i.kind, i.cause, where(i), i.action, i.summary] for i in found],
+        )
+    return 0
+
+
+def _watched(case: Case) -> Iterator[Bucket]:
+    """The case's buckets, with progress."""
+    first, last = case.span
+    progress = Progress("replaying", max(1, last - first))
+    for bucket in case.buckets():
+        yield bucket
+        progress.update(bucket.end_ms - first)
+    progress.done()

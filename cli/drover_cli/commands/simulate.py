@@ -1,0 +1,74 @@
+"""`drover simulate`: a case with ground truth, from the simulated fleet."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from drover_cli.errors import CliError
+from drover_cli.output import Progress, print_json
+
+HELP = "make a case of a simulated fleet with faults and their ground truth"
+# A fixed beginning, so that the same seed gives the same bytes on any day.
+START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="CASE", help="folder to make")
+    parser.add_argument("--nodes", type=int, default=32, help="nodes of 8 GPUs (default 32)")
+    parser.add_argument("--hours", type=float, default=1.0, help="simulated time (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same case (default 0)")
+    parser.add_argument("--faults", metavar="FILE", help="faults as JSON (default: drawn by the seed)")
+    parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples, 1 to 600 (default 10)")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.nodes < 1 or args.hours <= 0 or not 1 <= args.interval <= 600:
+        raise CliError("--nodes must be at least 1, --hours more than 0, --interval from 1 to 600")
+    try:
+        from drover_agent.simulation.faults import FaultsError, draw_faults, load_faults
+        from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+
+        from drover_cli.case import NewFolder
+        from drover_cli.writers import CaseSink
+    except ImportError as error:
+        raise CliError(
+            f"simulate needs the extra 'simulation' ({error.name} is missing): pip install 'drover[simulation]'"
+        ) from None
+    started = time.monotonic()
+    spec = build_fleet(args.nodes, args.seed)
+    try:
+        faults = load_faults(Path(args.faults), spec) if args.faults else draw_faults(spec, args.hours, args.seed)
+    except FaultsError as error:
+        raise CliError(str(error)) from None
+    fleet = SimulatedFleet(spec, args.seed, faults, START_MS)
+    steps = max(1, round(args.hours * 3600 / args.interval))
+    progress = Progress(f"simulating {args.nodes} nodes, {args.hours:g} h", steps)
+    with NewFolder(args.out) as folder:
+        sink = CaseSink(folder, spec)
+        for step in range(steps):
+            fleet.step(args.interval)
+            sink.take(fleet)
+            progress.update(step + 1)
+        sink.close(fleet)
+    progress.done()
+    summary = {
+        "case": str(args.out),
+        "nodes": args.nodes,
+        "gpus": spec.gpu_count,
+        "hours": args.hours,
+        "samples": sink.samples,
+        "events": sink.events,
+        "faults": sum(label.hardware for label in fleet.labels),
+        "hard_negatives": sum(not label.hardware for label in fleet.labels),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    if args.json:
+        print_json(summary)
+    else:
+        print(f"{args.out}: {spec.gpu_count} GPUs, {args.hours:g} h, {sink.samples:,} samples, {sink.events} events")
+        print(f"{summary['faults']} faults, {summary['hard_negatives']} hard negatives, in {summary['seconds']} s")
+        print(f"next: drover replay {args.out} --json > found.jsonl && drover score {args.out} found.jsonl")
+    return 0

@@ -1,0 +1,54 @@
+"""`drover status`: the numbers that matter, now."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from google.protobuf.json_format import MessageToDict
+
+from drover_cli import client
+from drover_cli.output import ago, plain, print_json
+from drover_proto import fleet_pb2 as pb
+
+HELP = "health of the fleet and of Drover itself in one screen"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    with client.connect(args) as stub:
+        status = stub.GetStatus(pb.StatusRequest(), timeout=client.DEADLINE_S)
+    if args.json:
+        found = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        for name, value in found.items():  # protobuf's JSON writes 64-bit integers as strings
+            if isinstance(value, str) and name.endswith(("_ms", "_stored", "_rejected", "_bytes")):
+                found[name] = int(value)
+        print_json(found)
+        return 0
+    now = round(time.time() * 1000)
+    health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
+    incidents = ", ".join(f"{n} {name}" for name, n in status.open_incidents_by_severity.items() if n) or "none"
+    mode = "observe (decides and tells, touches nothing)" if status.mode == "observe" else status.mode
+    lines = {
+        "fleet": plain(status.fleet or "unnamed"),
+        "nodes": f"{status.nodes_reporting} of {status.nodes_expected} reporting",
+        "GPUs": f"{status.gpus_expected}: {health}",
+        "open incidents": incidents,
+        "lost": f"{status.gpu_hours_lost:.1f} GPU-hours to faults, {status.gpu_hours_waited:.1f} waited (24 h)",
+        "newest sample": ago(status.newest_sample_ms, now),
+        "last detection": f"{ago(status.newest_tick_ms, now)}, took {status.detector_seconds:.2f} s",
+        "samples": f"{status.samples_stored:,} stored, {status.samples_per_s:,.0f}/s, "
+        f"{status.batches_rejected} batches rejected",
+        "policy": f"{status.policy}, {mode}",
+    }
+    for name, text in lines.items():
+        print(f"{name:<15} {text}")
+    for node in status.unknown_nodes:
+        print(f"unknown node    {plain(node)} reports but is not in fleet.toml: add it there or stop its agent")
+    for trouble in status.troubles:
+        print(f"trouble         {plain(trouble)}")
+    return 0

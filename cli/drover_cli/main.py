@@ -1,0 +1,44 @@
+"""Entry point of `drover`.
+
+Exit codes: 0 done; 1 done, and the answer is no (the demo missed a fault); 2 bad input; 3 no answer of the collector;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from drover_cli.commands import commands
+from drover_cli.errors import CliError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="drover", description="Health and observability for GPU fleets.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in commands():
+        sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except CliError as error:
+        print(f"drover: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("drover: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as head, has left: not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Child processes of the demo: started together, watched, ended together."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from drover_cli.errors import CliError
+
+STOP_S = 20.0
+
+
+class ChildError(Exception):
+    """A child ended that should run; the message carries the end of its log."""
+
+
+def free_port(preferred: int) -> int:
+    """`preferred` where it is free on loopback, else any free port."""
+    for port in (preferred, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed listener's TIME_WAIT is no obstacle
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise CliError("no free port on 127.0.0.1; end something that listens there")
+
+
+class Processes:
+    """Starts `python -m MODULE ...` children with a log file each; ends all of them, newest first, on leaving."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, module: str, *args: str) -> None:
+        with self.log(name).open("ab") as log:
+            self._children[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                start_new_session=True,  # Ctrl-C reaches us alone; we end the children in order
+            )
+
+    def log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def check(self) -> None:
+        """Raise ChildError when a child is gone."""
+        for name, child in self._children.items():
+            code = child.poll()
+            if code is not None:
+                tail = self.log(name).read_text("utf-8", "replace").strip().splitlines()[-8:]
+                raise ChildError(f"{name} ended with code {code}; its last lines:\n  " + "\n  ".join(tail))
+
+    def stop(self, name: str) -> None:
+        child = self._children.pop(name)
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for name in reversed(list(self._children)):
+            self.stop(name)
