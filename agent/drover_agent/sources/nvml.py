@@ -1,13 +1,13 @@
 """GPUs through NVML (nvidia-ml-py): one source per GPU, so that a call that hangs in the driver costs one GPU.
 
-For the sampler, which runs each of these where it can be abandoned (every call below may block for ever in the driver):
+For the sampler, which runs each call where it can be abandoned (all of them may block for ever in the driver):
 
     nvml = NvmlSource(node)
-    reading = nvml.open(now_ms)   # starts NVML; call it again each tick while `nvml.devices` is empty: it tries every 30 s
-                                  # reading.inventory: versions and models, or "no_gpu_reason"; reading.events: driver_missing
-    nvml.devices                  # list[NvmlDevice]: Sources named "nvml:0", "nvml:1", ..., interval 1 s; fixed once opened
-    nvml.xids                     # NvmlXidWatcher or None: a Source named "nvml:xids", interval 0: its `read` waits for up to
-                                  # 1 s by itself and returns; run it in a loop in a thread of its own
+    nvml.open(now_ms)  Starts NVML, touching no GPU yet. Call it each tick while `nvml.devices` is empty; it tries
+                       every 30 s. Its Reading has `inventory`: the versions, or "no_gpu_reason"; and `events`.
+    nvml.devices       list[NvmlDevice], fixed once opened: Sources named "nvml:0", "nvml:1", ...; interval 1 s.
+    nvml.xids          NvmlXidWatcher, None until opened: a Source named "nvml:xids" with interval 0, for its `read`
+                       itself waits for up to 1 s. Run it in a loop in a thread of its own.
     nvml.close()
 
 For `once`: `nvml.read(now_ms)` opens and reads all GPUs in sequence, without XIDs. Profiling metrics (GPM) need two
@@ -15,14 +15,14 @@ reads of a device, so the first one lacks them.
 
 A Reading of a device: values that were read, and every metric that was tried and failed with its reason. Slow metrics
 (process list, ECC, row remaps, NVLink, fabric) are tried in the first tick of each 10 s; in the ticks between they
-are in neither, which means "no news". When a GPU is lost all its metrics are absent (`lost`) in every tick.
+are in neither, which means "no news". When a GPU is lost all its metrics are absent (`lost`) in every tick. The first
+read adds the GPU's model, serial, UUID, PCI address and VBIOS to the inventory as "gpuN.model" and so on.
 `Entity.pci` is written as in sysfs and the kernel log: "0000:3b:00.0".
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 import pynvml
@@ -44,7 +44,8 @@ _WHY_NOT = {
     "lines in the kernel log",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and the loaded driver differ in version: reload the "
     "driver or reboot, then restart the agent",
-    pynvml.NVML_ERROR_NO_PERMISSION: "no permission for the NVIDIA devices: give the agent's user access to /dev/nvidia*",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission for the NVIDIA devices: give the agent's user access to "
+    "/dev/nvidia*",
     pynvml.NVML_ERROR_GPU_IS_LOST: "a GPU has fallen off the bus and NVML does not start: reset or reboot the node",
 }
 _NO_DEVICES = "the NVIDIA driver is loaded and sees no GPU: look for NVRM lines in the kernel log, and at lspci"
@@ -83,15 +84,10 @@ class NvmlSource:
         if count == 0:
             pynvml.nvmlShutdown()
             return self._unavailable(now_ms, _NO_DEVICES, driver_missing=False)
+        serials: dict[str, set[int]] = {}
         ids = field_ids(driver)
-        devices = [NvmlDevice(slot, self._node, ids) for slot in range(count)]
-        for device in devices:
-            device.identify()
-        # Two GPUs of one board may carry the board's serial: then it identifies neither.
-        serials = Counter(device.serial for device in devices)
-        for device in devices:
-            device.serial_is_unique = serials[device.serial] == 1
-        self.devices, self.xids = devices, NvmlXidWatcher(devices)
+        self.devices = [NvmlDevice(slot, self._node, ids, serials) for slot in range(count)]
+        self.xids = NvmlXidWatcher(self.devices)
         reading = Reading(inventory=self._inventory(driver))
         if self._missing:
             self._missing = False
@@ -106,6 +102,7 @@ class NvmlSource:
             total.rows += reading.rows
             total.absent += reading.absent
             total.events += reading.events
+            total.inventory |= reading.inventory
         return total
 
     def close(self) -> None:
@@ -144,8 +141,6 @@ class NvmlSource:
                 found[key] = str(call())
             except pynvml.NVMLError as error:
                 _log.warning("%s could not be read: %s", key, error)
-        for device in self.devices:
-            found |= device.inventory()
         return found
 
 

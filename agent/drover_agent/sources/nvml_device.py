@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pynvml
@@ -44,7 +44,6 @@ _ABSENT = {
 }
 # Every metric that this source gives: what is absent while a GPU is lost.
 _ALL = tuple({m.name: m for m in (*NVML_METRICS.values(), *GPM_METRICS.values())}.values())
-_IDENTITY = ("serial", "uuid", "pci", "model", "vbios")
 
 
 class LostError(Exception):
@@ -56,75 +55,53 @@ class NvmlDevice:
 
     interval_s = 1.0
 
-    def __init__(self, slot: int, node: str, ids: Mapping[str, int]) -> None:
+    def __init__(self, slot: int, node: str, ids: Mapping[str, int], serials: dict[str, set[int]]) -> None:
+        """`ids`: NVML's number of each field; `serials`: which slots have which serial, kept by all devices together."""
         self.slot = slot
         self.name = f"nvml:{slot}"
         self.handle: Any = None
+        self.address: int | None = None  # the last handle as a number: events name their device by it
         self.lost = False
-        self.serial_is_unique = True
+        self.times_lost = 0
         self._node = node
         self._ids = ids
-        self._known: dict[str, str] = {}  # what has been read of _IDENTITY; kept when the GPU is lost
-        self._asked: set[str] = set()  # of _IDENTITY: answered, or refused for good
+        self._serials = serials
+        self._known: dict[str, str] = {}  # what has been read of the identity; kept when the GPU is lost
+        self._asked: set[str] = set()  # parts of the identity that were answered, or refused for good
         self._gpm: Gpm | None = None
         self._last_slow = -1  # number of the SLOW_MS in which slow metrics were last read
         self._links: dict[str, dict[int, float]] = {}  # link field -> link -> its last count
         self._logged: set[tuple[str, int]] = set()
 
     @property
-    def serial(self) -> str:
-        return self._known.get("serial", "")
-
-    @property
-    def address(self) -> int | None:
-        """The handle as a number: events name their device by it."""
-        return ctypes.cast(self.handle, ctypes.c_void_p).value if self.handle is not None else None
-
-    @property
     def entity(self) -> Entity:
-        """Keyed by serial, else UUID, else PCI address, else NODE/gpuN."""
+        """Keyed by serial, else UUID, else NODE/PCI address, else NODE/gpuN."""
         known = self._known
-        uuid, pci = known.get("uuid", ""), known.get("pci", "")
-        serial = self.serial if self.serial_is_unique else ""
-        return Entity(
-            scope=Scope.GPU,
-            key=serial or uuid or (f"{self._node}/{pci}" if pci else f"{self._node}/gpu{self.slot}"),
-            gpu=self.slot,
-            uuid=uuid,
-            serial=self.serial,
-            pci=pci,
-            model=known.get("model", ""),
-        )
-
-    def inventory(self) -> dict[str, str]:
-        return {f"gpu{self.slot}.{key}": value for key, value in self._known.items()}
-
-    def identify(self) -> None:
-        """Read what is not known yet of the GPU's identity. Failures leave it to the next read."""
-        try:
-            self._identify()
-        except LostError:
-            _log.warning("GPU %d is lost: its identity could not be read", self.slot)
+        serial, uuid, pci = (known.get(part, "") for part in ("serial", "uuid", "pci"))
+        # Two GPUs of one board may carry the board's serial: then it identifies neither.
+        own = serial if len(self._serials.get(serial, ())) == 1 else ""
+        key = own or uuid or (f"{self._node}/{pci}" if pci else f"{self._node}/gpu{self.slot}")
+        return Entity(Scope.GPU, key, self.slot, uuid=uuid, serial=serial, pci=pci, model=known.get("model", ""))
 
     def read(self, now_ms: int) -> Reading:
         """Values, absences and whether the GPU was lost or came back since the last read."""
         slow = now_ms // SLOW_MS != self._last_slow or self.lost
-        found = _Found()
-        reading = Reading()
+        found, reading = _Found(), Reading()
         try:
-            self._identify()
-            if self.handle is not None:
+            refused = self._identify(reading.inventory)
+            if refused is None:
                 self._read_all(found, slow=slow)
+            else:
+                found.rest(_ALL, refused)
         except LostError:
             if not self.lost:
+                self.lost = True
+                self.times_lost += 1
                 reading.events.append(self._event(now_ms, "gpu_lost", "no longer answers: NVML says that it is lost"))
-            self.lost = True
-            self._gpm = None  # its samples went with the GPU
+            self.handle, self._gpm = None, None  # the GPM samples went with the GPU
             found.rest(_ALL, Absent.LOST)
         else:
-            if self.handle is None:
-                found.rest(_ALL, Absent.ERROR)  # why was logged when its handle was refused
-            elif self.lost:
+            if self.lost and refused is None:
                 self.lost = False
                 reading.events.append(self._event(now_ms, "gpu_back", "answers again"))
             if slow:
@@ -177,39 +154,42 @@ class NvmlDevice:
             for key in {key for key, _ in asked}:
                 found.miss(NVML_METRICS[key], why)
             return
+        links: dict[str, dict[int, float]] = {key: {} for key in LINK_KEYS}
         refused: dict[str, Absent] = {}
         for (key, link), field in zip(asked, fields, strict=True):
             try:
                 value = field_value(field)
             except pynvml.NVMLError as error:
-                if key not in LINK_KEYS:
+                if key not in links:
                     found.miss(NVML_METRICS[key], self._why(error, key))
                 elif error.value != pynvml.NVML_ERROR_INVALID_ARGUMENT:  # NVML's word for a link past the last
                     refused[key] = self._why(error, key)
                 continue
-            if key in LINK_KEYS:
-                if value is not None:
-                    self._links.setdefault(key, {})[link] = value
-            else:
+            if key not in links:
                 found.put(NVML_METRICS[key], value, NVML_METRICS[key].sources["nvml"].scale)
+            elif value is not None:
+                links[key][link] = value
         if slow:
-            answered = {key for (key, _), f in zip(asked, fields, strict=True) if f.nvmlReturn == pynvml.NVML_SUCCESS}
-            self._sum_links(found, answered, refused)
+            self._sum_links(found, links, refused)
 
-    def _sum_links(self, found: _Found, answered: set[str], refused: Mapping[str, Absent]) -> None:
+    def _sum_links(
+        self, found: _Found, links: Mapping[str, Mapping[int, float]], refused: Mapping[str, Absent]
+    ) -> None:
         """Counts are summed over links, the error rate is the worst of them.
 
         A link that stops answering keeps its last count in the sum: a dead link adds no errors, and a sum that fell
         would look like a reset of the counters.
         """
-        for key in LINK_KEYS:
-            metric, links = NVML_METRICS[key], self._links.get(key, {})
-            if key not in answered or not links:
+        for key, answered in links.items():
+            metric = NVML_METRICS[key]
+            if not answered:
                 found.miss(metric, refused.get(key, Absent.UNSUPPORTED))
             elif key == BER_KEY:
-                found.put(metric, max(bit_error_rate(word) for word in links.values()))
+                found.put(metric, max(bit_error_rate(word) for word in answered.values()))
             else:
-                found.put(metric, sum(links.values()), metric.sources["nvml"].scale)
+                counts = self._links.setdefault(key, {})
+                counts.update(answered)
+                found.put(metric, sum(counts.values()), metric.sources["nvml"].scale)
 
     def _read_gpm(self, found: _Found) -> bool:
         """False when this GPU has no GPM, so that PCIe traffic must be had in another way."""
@@ -238,29 +218,31 @@ class NvmlDevice:
             if also_pcie or "nvml" not in metric.sources:
                 found.miss(metric, why)
 
-    def _identify(self) -> None:
+    def _identify(self, inventory: dict[str, str]) -> Absent | None:
+        """Get a handle and what is not known yet of the identity; the reason when there is no handle to be had."""
         if self.handle is None:
             try:
                 self.handle = pynvml.nvmlDeviceGetHandleByIndex(self.slot)
             except pynvml.NVMLError as error:
-                self._why(error, "nvmlDeviceGetHandleByIndex")
-                return
-        for key in _IDENTITY:
+                return self._why(error, "nvmlDeviceGetHandleByIndex")
+            self.address = ctypes.cast(self.handle, ctypes.c_void_p).value
+        for key, call in _IDENTITY_CALLS.items():
             if key in self._asked:
                 continue
             try:
-                text = _IDENTITY_CALLS[key](self.handle)
+                text = call(self.handle)
             except UnicodeDecodeError as error:
                 _log.warning("GPU %d: its %s is not text (%s)", self.slot, key, error)
-                self._asked.add(key)
-                continue
             except pynvml.NVMLError as error:
-                if self._why(error, key) is Absent.UNSUPPORTED:
-                    self._asked.add(key)
-                continue
+                if self._why(error, key) is not Absent.UNSUPPORTED:
+                    continue  # it may be told another time
+            else:
+                if text.strip("0 "):  # boards without a serial number of their own report zeros
+                    self._known[key] = inventory[f"gpu{self.slot}.{key}"] = text
+                    if key == "serial":
+                        self._serials.setdefault(text, set()).add(self.slot)
             self._asked.add(key)
-            if text.strip("0 "):  # boards without a serial number of their own report zeros
-                self._known[key] = text
+        return None
 
     def _why(self, error: Any, what: str) -> Absent:
         """The reason for the records of one failure; unexpected ones are logged once.
@@ -319,7 +301,7 @@ def _pci(handle: Any) -> str:
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
-_IDENTITY_CALLS = {
+_IDENTITY_CALLS: Mapping[str, Callable[[Any], str]] = {
     "serial": lambda h: str(pynvml.nvmlDeviceGetSerial(h)),
     "uuid": lambda h: str(pynvml.nvmlDeviceGetUUID(h)),
     "pci": _pci,

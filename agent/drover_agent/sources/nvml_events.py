@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml
@@ -25,49 +26,58 @@ _log = logging.getLogger(__name__)
 class NvmlXidWatcher:
     """Waits for XIDs of all devices; `read` returns after at most WAIT_MS (longer only if the driver hangs).
 
-    NVML gives no time with an event: it gets the clock's at its arrival.
+    NVML gives no time with an event: it gets the time of its arrival.
     """
 
     name = "nvml:xids"
     interval_s = 0.0
 
-    def __init__(self, devices: Sequence[NvmlDevice], clock_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, devices: Sequence[NvmlDevice]) -> None:
         self._devices = devices
-        self._clock_ms = clock_ms or (lambda: time.time_ns() // 1_000_000)
         self._set: Any = None
-        self._watched: frozenset[int] = frozenset()  # slots that the set was made for
+        self._watched: frozenset[tuple[int, int]] = frozenset()  # (slot, times lost) that the set was made for
         self._closed = threading.Event()
         self._trouble = ""
 
     def read(self, now_ms: int) -> Reading:
-        """`now_ms` is not used: the wait ends later than it began."""
+        """XIDs that came while it waited, at most BURST of them."""
         reading = Reading()
-        try:
-            self._register()
-            timeout = WAIT_MS
+        begun = time.monotonic()
+
+        def collect(timeout_ms: int) -> None:
             while len(reading.events) < BURST:
-                data = pynvml.nvmlEventSetWait_v2(self._set, timeout)
-                timeout = 0
+                data = pynvml.nvmlEventSetWait_v2(self._set, timeout_ms)
+                timeout_ms = 0
                 if data.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                    reading.events.append(self._event(data))
+                    reading.events.append(self._event(data, now_ms + round((time.monotonic() - begun) * 1000)))
+
+        try:
+            here = frozenset((d.slot, d.times_lost) for d in self._devices if d.handle is not None and not d.lost)
+            if here != self._watched:
+                # A set with a lost GPU in it gives only errors, once it is empty: take what is in it, then a new one.
+                if self._set is not None:
+                    with contextlib.suppress(pynvml.NVMLError):
+                        collect(0)
+                self._renew(here)
+            if not here:
+                self._closed.wait(WAIT_MS / 1000)
+            else:
+                collect(0 if reading.events else WAIT_MS)
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_TIMEOUT:
-                self._failed(error, quiet=bool(reading.events))
+                self._failed(error, at_once=bool(reading.events))
         return reading
 
     def close(self) -> None:
         """End waits between attempts; the set itself goes with NVML, for a wait may still be in it."""
         self._closed.set()
 
-    def _register(self) -> None:
-        """Make the set anew when a GPU was lost or came back: a set with a lost GPU in it gives only errors."""
-        here = frozenset(device.slot for device in self._devices if not device.lost and device.handle is not None)
-        if self._set is not None and here == self._watched:
-            return
+    def _renew(self, here: frozenset[tuple[int, int]]) -> None:
         self._drop()
         fresh = pynvml.nvmlEventSetCreate()
+        slots = {slot for slot, _ in here}
         for device in self._devices:
-            if device.slot in here:
+            if device.slot in slots:
                 try:
                     pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, fresh)
                 except pynvml.NVMLError as error:
@@ -76,17 +86,17 @@ class NvmlXidWatcher:
 
     def _drop(self) -> None:
         if self._set is not None:
-            stale, self._set = self._set, None
+            stale, self._set, self._watched = self._set, None, frozenset()
             pynvml.nvmlEventSetFree(stale)
 
-    def _failed(self, error: Exception, *, quiet: bool) -> None:
+    def _failed(self, error: Exception, *, at_once: bool) -> None:
         """Start over with a new set next time, and not at once: a set in trouble does not block."""
         self._tell(f"waiting for XIDs in NVML failed: {error}")
         try:
             self._drop()
         except pynvml.NVMLError as second:
             _log.warning("an event set could not be freed: %s", second)
-        if not quiet:  # events in hand leave first
+        if not at_once:  # events in hand leave first
             self._closed.wait(WAIT_MS / 1000)
 
     def _tell(self, trouble: str) -> None:
@@ -94,13 +104,13 @@ class NvmlXidWatcher:
             self._trouble = trouble
             _log.warning("%s", trouble)
 
-    def _event(self, data: Any) -> NodeEvent:
+    def _event(self, data: Any, ts_ms: int) -> NodeEvent:
         address = ctypes.cast(data.device, ctypes.c_void_p).value
         slot = next((d.slot for d in self._devices if d.address == address), None)
         code = int(data.eventData)
         row = lookup(code)
         return NodeEvent(
-            ts_ms=self._clock_ms(),
+            ts_ms=ts_ms,
             gpu=slot,
             kind=EventKind.XID,
             code=str(code),

@@ -172,9 +172,9 @@ LINK_KEYS: tuple[str, ...] = tuple(key for key in NVML_METRICS if key.startswith
 BER_KEY = "FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
 DEVICE_KEYS: tuple[str, ...] = tuple(key for key in NVML_METRICS if key.startswith("FI_DEV_") and key not in LINK_KEYS)
 
-# NVIDIA has numbered these three in two ways (NVML API reference, "Known Issues": fields 251 to 273 changed between CUDA
-# 13.0 and 13.0 Update 1; nvidia-ml-py 12.570, 12.575, 13.580.65 and 13.580.82 show the numbers). The other meaning of each
-# number is a power-smoothing setting, so that asking by the wrong one would give a false value, not an error:
+# NVIDIA has numbered these three in two ways (NVML API reference, "Known Issues": fields 251 to 273 changed between
+# CUDA 13.0 and 13.0 Update 1; nvidia-ml-py 12.570, 12.575, 13.580.65 and 13.580.82 show the numbers). The other meaning
+# of each number is a power-smoothing setting, so that asking by the wrong one would give a false value, not an error:
 #   before R575                      they do not exist; 251 to 268 are power smoothing (R570) or nothing
 #   R575 up to 580.65.06             251, 252, 253
 #   between 580.65.06 and 580.82.07  not documented: not asked
@@ -239,6 +239,6 @@ def field_value(field: Any) -> Raw:
 
 
 def bit_error_rate(word: float) -> float:
-    """The rate in NVML's packed form: mantissa in bits 8 to 11, negated power of ten in bits 0 to 7 (NVML_NVLINK_BER_*)."""
+    """The rate in NVML's packed form (NVML_NVLINK_BER_*): mantissa in bits 8 to 11, -log10 of its unit in 0 to 7."""
     mantissa, exponent = int(word) >> 8 & 0xF, int(word) & 0xFF
     return float(mantissa) * 10.0**-exponent
