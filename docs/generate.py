@@ -1,0 +1,105 @@
+"""Write the reference pages that follow from tables in the code; tests/test_docs.py checks that it was done.
+
+.venv/bin/python docs/generate.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from drover_agent.config import AgentConfig
+from drover_cli.main import build_parser
+from drover_collector.config import CollectorConfig
+from drover_proto.catalog import Scope, of_scope
+from drover_proto.settings import rows
+from drover_proto.xids import ADVICE, XIDS
+
+HERE = Path(__file__).resolve().parent
+NOTE = "<!-- written by docs/generate.py; change the table in the code instead -->\n"
+
+
+def cell(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(headers: list[str], lines: list[list[object]]) -> str:
+    out = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
+    out += ["| " + " | ".join(cell(c) for c in line) + " |" for line in lines]
+    return "\n".join(out) + "\n"
+
+
+def metrics() -> str:
+    parts = [
+        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that could not "
+        "be read is absent with a reason (unsupported, lost, timeout, no-permission, error, out-of-range), never 0.\n"
+    ]
+    for scope in Scope:
+        lines: list[list[object]] = []
+        for m in of_scope(scope):
+            sources = "; ".join(
+                f"{r}: `{s.key}`" + (f" x {s.scale:g}" if s.scale != 1 else "") for r, s in m.sources.items()
+            )
+            lines.append([m.id, f"`{m.name}`", m.unit, m.kind.value, m.step or "float64", m.help, sources])
+        parts.append(f"## {scope.value}\n\n" + table(["id", "name", "unit", "kind", "step", "what", "from"], lines))
+    return "\n".join(parts)
+
+
+def settings() -> str:
+    parts = [
+        f"# Settings\n\n{NOTE}\n`drover-agent config` and `drover-collector config` print commented files of these.\n"
+    ]
+    for title, kind in (("Agent (`/etc/drover/agent.toml`)", AgentConfig), ("Collector", CollectorConfig)):
+        lines: list[list[object]] = [[f"`{r.key}`", r.type, f"`{r.default!r}`", r.help] for r in rows(kind)]
+        parts.append(f"## {title}\n\n" + table(["key", "type", "default", "what"], lines))
+    return "\n".join(parts)
+
+
+def commands() -> str:
+    parts = [
+        f"# The command `drover`\n\n{NOTE}\nExit codes: 0 done; 1 done and the answer is no (the demo missed a fault); "
+        "2 bad input; 3 the collector does not answer; 130 interrupted.\n"
+    ]
+    actions = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    for name, parser in actions[0].choices.items():
+        lines: list[list[object]] = []
+        for action in parser._actions:
+            if isinstance(action, argparse._HelpAction):
+                continue
+            flag = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+            lines.append([f"`{flag}`", action.help or ""])
+        parts.append(f"## drover {name}\n\n{parser.description}.\n\n" + table(["argument", "what"], lines))
+    return "\n".join(parts)
+
+
+def xids() -> str:
+    lines: list[list[object]] = [
+        [x.code, x.mnemonic, x.meaning, x.category.value, x.severity.value, {True: "yes", False: "no", None: "?"}[x.hardware],
+         ADVICE.get(x.action, x.action.value)]
+        for x in XIDS.values()
+    ]  # fmt: skip
+    headers = [
+        "code",
+        "NVIDIA's name",
+        "meaning",
+        "about",
+        "severity",
+        "hardware",
+        "what NVIDIA's catalog asks for first",
+    ]
+    return f"# XID codes\n\n{NOTE}\nThe default policy follows NVIDIA's catalog.\n\n" + table(headers, lines)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "metrics.md": metrics,
+    "settings.md": settings,
+    "commands.md": commands,
+    "xids.md": xids,
+}
+
+if __name__ == "__main__":
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), "utf-8")
+    sys.exit(0)

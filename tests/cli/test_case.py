@@ -1,0 +1,163 @@
+"""Case folders: what can be used is used, what cannot is told, and what is broken is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from drover_cli.case import Case, CaseError, NewFolder, ParquetWriter, read_case
+from drover_proto.catalog import Scope
+from drover_proto.events import EventKind
+
+START = 1_767_225_600_000
+
+
+def write(path: Path, table: dict[str, Any], **fleet: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    nodes = [{"name": "n1", "gpus": 2}, {"name": "n2", "gpus": 2}]
+    (path / "fleet.json").write_text(json.dumps({"nodes": nodes, "jobs": [], **fleet}))
+    pq.write_table(pa.table(table), path / "gpu.parquet")
+    return path
+
+
+def rows(*given: tuple[int, str, int, float | None]) -> dict[str, Any]:
+    ts, node, gpu, power = zip(*given, strict=True)
+    return {
+        "ts": pa.array([START + t for t in ts], pa.timestamp("ms", "UTC")),
+        "node": list(node),
+        "gpu": pa.array(gpu, pa.uint8()),
+        "power_w": pa.array(power, pa.float64()),
+    }
+
+
+def power(case: Case) -> list[list[float | None]]:
+    found = [b.gpu["power_w"] for b in case.buckets()]
+    return [[None if np.isnan(v) else round(float(v), 1) for v in values] for values in found]
+
+
+def test_rows_become_buckets(tmp_path: Path) -> None:
+    given = rows(
+        (0, "n1", 0, 100), (5000, "n1", 0, 300), (6000, "n1", 0, 200), (0, "n2", 1, None), (21_000, "n2", 1, 50)
+    )
+    case = read_case(write(tmp_path / "c", given))
+    buckets = list(case.buckets())
+    assert power(case) == [[200.0, None, None, None], [None] * 4, [None, None, None, 50.0]]
+    assert [list(b.gpu_rows) for b in buckets] == [[3, 0, 0, 1], [0] * 4, [0, 0, 0, 1]]
+    assert [list(b.node_rows) for b in buckets] == [[3, 1], [0, 0], [0, 1]]
+    assert [b.start_ms for b in buckets] == [START, START + 10_000, START + 20_000]
+
+
+def test_late_and_repeated_rows_land_once_where_they_belong(tmp_path: Path) -> None:
+    given = rows((10_000, "n1", 0, 5), (0, "n1", 0, 1), (0, "n1", 0, 1), (10_000, "n1", 0, 5))
+    case = read_case(write(tmp_path / "c", given))
+    assert power(case) == [[1.0, None, None, None], [5.0, None, None, None]]
+    assert [int(b.gpu_rows[0]) for b in case.buckets()] == [1, 1]
+    assert any("out of time order" in note for note in case.notes)
+
+
+def test_slow_case_has_longer_buckets(tmp_path: Path) -> None:
+    given = rows(*((i * 30_000, "n1", 0, 100.0 + i) for i in range(5)))
+    case = read_case(write(tmp_path / "c", given))
+    assert case.bucket_ms == 30_000
+    assert [r[0] for r in power(case)] == [100.0, 101.0, 102.0, 103.0, 104.0]
+
+
+def test_what_cannot_be_used_is_told(tmp_path: Path) -> None:
+    given = rows((0, "n1", 0, 100), (0, "n1", 7, 100), (0, "n9", 0, 100), (1000, "n1", 0, -5.0), (2000, "n1", 0, 1e9))
+    path = write(tmp_path / "c", {**given, "volts": [1.0] * 5})
+    case = read_case(path)
+    assert power(case) == [[100.0, None, None, None]]
+    notes = "\n".join(case.notes)
+    for said in (
+        "2 rows of things fleet.json does not list", "volts", "2 values of power_w outside", "catalog columns are missing",
+        "node.parquet is missing", "events.jsonl is missing",
+    ):  # fmt: skip
+        assert said in notes
+
+
+def test_jobs_hold_gpus_in_their_time(tmp_path: Path) -> None:
+    job = {"id": "812", "start": START + 10_000, "end": START + 20_000, "members": [["n1", 1], ["n2", 0]]}
+    given = rows(*((i * 10_000, "n1", 0, 1.0) for i in range(3)))
+    case = read_case(write(tmp_path / "c", given, jobs=[job]))
+    assert [list(b.jobs) for b in case.buckets()] == [[-1] * 4, [-1, 0, 0, -1], [-1] * 4]
+    assert next(case.buckets()).job_names == ("812",)
+
+
+def test_events_are_read_in_time_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "c", rows((0, "n1", 0, 1.0)))
+    (path / "events.jsonl").write_text(
+        '{"ts": "2026-01-01T00:00:09Z", "node": "n2", "gpu": null, "kind": "kernel", "code": "oom", "message": "x"}\n\n'
+        f'{{"ts": {START}, "node": "n1", "gpu": 1, "kind": "xid", "code": 79, "message": "off the bus"}}\n'
+        '{"ts": 0, "node": "n9", "gpu": 1, "kind": "xid", "code": 79, "message": ""}\n'
+    )
+    case = read_case(path)
+    assert [(e.ts_ms - START, e.node, e.gpu, e.kind, e.code) for e in case.events] == [
+        (0, "n1", 1, EventKind.XID, "79"),
+        (9000, "n2", None, EventKind.KERNEL, "oom"),
+    ]
+    assert any("1 events of nodes" in note for note in case.notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("fleet.json", "{", "not valid JSON"),
+        ("gpu.parquet", "junk", "not a readable Parquet"),
+        ("events.jsonl", "{", "line 1: not valid JSON"),
+        ("events.jsonl", "[]", "line 1: expected a JSON object"),
+        ("events.jsonl", '{"ts": 1}', "line 1: expected"),
+        ("events.jsonl", '{"ts": "x", "node": "n1", "kind": "xid"}', "line 1"),
+        ("events.jsonl", '{"ts": 1, "node": "n1", "kind": "gossip"}', "gossip"),
+    ],
+)
+def test_broken_case_is_one_clear_line(tmp_path: Path, file: str, content: str, said: str) -> None:
+    path = write(tmp_path / "c", rows((0, "n1", 0, 1.0)))
+    (path / file).write_text(content)
+    with pytest.raises(CaseError) as error:
+        read_case(path)
+    assert said in str(error.value) and file in str(error.value) and "\n" not in str(error.value)
+
+
+def test_broken_columns(tmp_path: Path) -> None:
+    given = rows((0, "n1", 0, 1.0))
+    with pytest.raises(CaseError, match="'node' is missing"):
+        read_case(write(tmp_path / "a", {k: v for k, v in given.items() if k != "node"}))
+    with pytest.raises(CaseError, match="must be a timestamp"):
+        read_case(write(tmp_path / "b", {**given, "ts": ["soon"]}))
+    with pytest.raises(CaseError, match="'power_w' is string"):
+        read_case(write(tmp_path / "c", {**given, "power_w": ["much"]}))
+    with pytest.raises(CaseError, match="no such folder"):
+        read_case(tmp_path / "none")
+    with pytest.raises(CaseError, match="have no ts"):
+        read_case(write(tmp_path / "d", {**given, "ts": pa.array([None], pa.timestamp("ms"))}))
+    hours = rows((0, "n1", 0, 1.0), (3_600_000, "n1", 0, 1.0))
+    with pytest.raises(CaseError, match="10 min"):
+        read_case(write(tmp_path / "e", hours))
+
+
+def test_written_columns_come_back(tmp_path: Path) -> None:
+    writer = ParquetWriter(tmp_path / "gpu.parquet", Scope.GPU)
+    keys = {"ts": np.array([START, START]), "node": ["n1", "n2"], "gpu": np.array([0, 1])}
+    writer.write(keys, {"power_w": np.array([412.34, np.nan]), "pcie_replays": np.array([np.nan, 7.0])})
+    writer.close()
+    table = pq.read_table(tmp_path / "gpu.parquet")
+    assert table.column("power_w").to_pylist() == [pytest.approx(412.3), None]
+    assert table.column("pcie_replays").to_pylist() == [None, 7]
+    assert table.column("sm_clock_mhz").null_count == 2
+
+
+def test_half_written_case_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match="nothing was kept"), NewFolder(tmp_path / "c") as folder:
+        (folder / "fleet.json").write_text("{}")
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+    with NewFolder(tmp_path / "c") as folder:
+        (folder / "fleet.json").write_text("{}")
+    with pytest.raises(CaseError, match="exists"), NewFolder(tmp_path / "c"):
+        pass

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler and Chromium.
+set -euo pipefail
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+  echo "make test SYSTEM=1 needs root on Debian or Ubuntu; plain \`make test\` does not" >&2
+  exit 2
+fi
+missing=()
+command -v gcc >/dev/null || missing+=(gcc libc6-dev)
+command -v chromium >/dev/null || missing+=(chromium)
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "installing ${missing[*]} ..."
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
