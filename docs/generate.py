@@ -33,8 +33,8 @@ def table(headers: list[str], lines: list[list[object]]) -> str:
 
 def metrics() -> str:
     parts = [
-        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that could not "
-        "be read is absent with a reason (unsupported, lost, timeout, no-permission, error, out-of-range), never 0.\n"
+        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that could "
+        "not be read is absent with a reason (unsupported, lost, timeout, no-permission, error, out-of-range), never 0.\n"
     ]
     for scope in Scope:
         lines: list[list[object]] = []
@@ -75,20 +75,13 @@ def commands() -> str:
 
 
 def xids() -> str:
-    lines: list[list[object]] = [
-        [x.code, x.mnemonic, x.meaning, x.category.value, x.severity.value, {True: "yes", False: "no", None: "?"}[x.hardware],
-         ADVICE.get(x.action, x.action.value)]
-        for x in XIDS.values()
-    ]  # fmt: skip
-    headers = [
-        "code",
-        "NVIDIA's name",
-        "meaning",
-        "about",
-        "severity",
-        "hardware",
-        "what NVIDIA's catalog asks for first",
-    ]
+    points_to_hardware = {True: "yes", False: "no", None: "?"}
+    lines: list[list[object]] = []
+    for x in XIDS.values():
+        asked = ADVICE.get(x.action, x.action.value)
+        hardware = points_to_hardware[x.hardware]
+        lines.append([x.code, x.mnemonic, x.meaning, x.category.value, x.severity.value, hardware, asked])
+    headers = ["code", "NVIDIA's name", "meaning", "about", "severity", "hardware", "NVIDIA asks first"]
     return f"# XID codes\n\n{NOTE}\nThe default policy follows NVIDIA's catalog.\n\n" + table(headers, lines)
 
 

@@ -75,8 +75,8 @@ def test_what_cannot_be_used_is_told(tmp_path: Path) -> None:
     assert power(case) == [[100.0, None, None, None]]
     notes = "\n".join(case.notes)
     for said in (
-        "2 rows of things fleet.json does not list", "volts", "2 values of power_w outside", "catalog columns are missing",
-        "node.parquet is missing", "events.jsonl is missing",
+        "2 rows of things fleet.json does not list", "volts", "2 values of power_w outside",
+        "catalog columns are missing", "node.parquet is missing", "events.jsonl is missing",
     ):  # fmt: skip
         assert said in notes
 

@@ -21,8 +21,8 @@ def label(**change: Any) -> Label:
 
 def found(**change: Any) -> Found:
     row: dict[str, Any] = {
-        "id": "i1", "kind": "straggler", "node": "n1", "gpu": 3, "members": [["n1", 3]], "opened": "2026-01-01T00:00:20Z",
-        "severity": "warning", "cause": "power_cap", "action": "probe",
+        "id": "i1", "kind": "straggler", "node": "n1", "gpu": 3, "members": [["n1", 3]],
+        "opened": "2026-01-01T00:00:20Z", "severity": "warning", "cause": "power_cap", "action": "probe",
     }  # fmt: skip
     return found_of({**row, **change})
 
