@@ -1,0 +1,8 @@
+"""Telling people: messages about incidents, kept in the store until they are delivered or given up."""
+
+from __future__ import annotations
+
+from drover_collector.notify.outbox import Outbox, tell
+from drover_collector.notify.webhook import Webhook
+
+__all__ = ["Outbox", "Webhook", "tell"]
