@@ -1,0 +1,65 @@
+"""What the parts of the store share: the clients, the placements, and small turns of SQL and Arrow."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from drover_collector.store.engine import Clients
+from drover_collector.store.placements import Placements
+from drover_proto.catalog import BY_NAME, Kind
+
+Floats = npt.NDArray[np.float64]
+
+
+class Base:
+    """State of an open store."""
+
+    def __init__(self, clients: Clients, placements: Placements) -> None:
+        self._clients = clients
+        self._placements = placements
+        self._counted: int | None = None  # values in the samples tables
+        self._count_lock = threading.Lock()
+        self._last_ns = 0
+
+    def close(self) -> None:
+        """Waits for running statements; what was written is durable anyway."""
+        self._clients.close()
+
+
+def moment(ts_ms: int) -> str:
+    """A time as SQL."""
+    return f"fromUnixTimestamp64Milli({int(ts_ms)}, 'UTC')"
+
+
+def during(from_ms: int, to_ms: int, column: str = "ts") -> str:
+    """`column` within [from_ms, to_ms)."""
+    return f"`{column}` >= {moment(from_ms)} AND `{column}` < {moment(to_ms)}"
+
+
+def aggregate_sql(metric: str, alias: str | None = None) -> str:
+    """One value of a metric per group, as `buckets.aggregate` makes it; both skip NULL."""
+    value = f"quantileExactLow(0.5)(`{metric}`)" if BY_NAME[metric].kind is Kind.GAUGE else f"argMax(`{metric}`, ts)"
+    return f"{value} AS `{alias or metric}`"
+
+
+def numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:
+    """A column without nulls."""
+    array: npt.NDArray[Any] = table[column].to_numpy()
+    return array
+
+
+def values(table: pa.Table, metric: str) -> Floats:
+    """A metric's column in catalog units, NaN where null."""
+    stored: Floats = table[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    step = BY_NAME[metric].step
+    return stored if step in (0, 1) else stored * step
+
+
+def millis(values_ms: list[int] | list[int | None] | npt.NDArray[np.int64]) -> pa.Array:
+    """Times for a DateTime64(3, 'UTC') column."""
+    return pa.array(values_ms, pa.timestamp("ms", "UTC"))

@@ -1,0 +1,266 @@
+"""Opening ClickHouse: the embedded engine (chDB) or a server, through clickhouse-connect, one code path after that.
+
+chDB's sharp edges, all handled here: one process, one path; no fork after it is open; a `config.xml` in the working
+directory would be read, and its `path` obeyed, so it gets a config of its own; temporary files go under its own path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import clickhouse_connect
+import pyarrow as pa
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from drover_collector.store.errors import StoreError
+
+CLIENTS = 4  # queries that run at once; each holds a client of its own
+DATABASE = "drover"
+
+SETTINGS = {
+    "optimize_on_insert": 0,  # inserts are sorted, not merged: reads merge, by FINAL
+    "max_partitions_per_insert_block": 0,  # a backfill may touch as many days as are kept
+    # Days are partitions and a sample never leaves its own, so that FINAL merges within each.
+    "do_not_merge_across_partitions_select_final": 1,
+    "prefer_column_name_to_alias": 1,  # else `max(ts) AS ts ... WHERE ts > 1` means the maximum
+    "max_query_size": 64 << 20,  # a list of 100,000 entity ids
+}
+
+
+class Clients:
+    """A pool: each client is used by one thread at a time, and at most `CLIENTS` exist."""
+
+    def __init__(self, make: Callable[[], Any], on_close: Callable[[], None] = lambda: None) -> None:
+        self._make = make
+        self._on_close = on_close
+        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._made: list[Any] = []
+        self._closed = False
+
+    @contextmanager
+    def use(self) -> Iterator[Any]:
+        """A client for this thread alone.
+
+        Raises:
+            StoreError: what ClickHouse refused, as one line.
+        """
+        client = self._take()
+        try:
+            yield client
+        except ClickHouseError as error:
+            raise StoreError(f"the store refused a statement: {_one_line(error)}") from error
+        finally:
+            self._free.put(client)
+
+    def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
+        """The result of a query."""
+        with self.use() as client:
+            return client.query_arrow(sql, parameters=dict(parameters or {}), use_strings=True)
+
+    def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The result of a small query."""
+        found: list[dict[str, Any]] = self.arrow(sql, parameters).to_pylist()
+        return found
+
+    def command(self, sql: str) -> None:
+        with self.use() as client:
+            client.command(sql)
+
+    def insert(self, table: str, data: pa.Table) -> None:
+        """Durable when it returns: it survives a kill -9 of this process."""
+        if data.num_rows:
+            with self.use() as client:
+                client.insert_arrow(table, data)
+
+    def close(self) -> None:
+        """Waits for running statements."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            made = list(self._made)
+        for _ in made:
+            self._free.get()
+        for client in made:
+            client.close()
+        self._on_close()
+
+    def _take(self) -> Any:
+        try:
+            client = self._free.get_nowait()
+        except queue.Empty:
+            with self._lock:
+                fresh = len(self._made) < CLIENTS and not self._closed
+                if fresh:
+                    client = self._make()
+                    self._made.append(client)
+            if not fresh:
+                if self._closed:
+                    raise StoreError("the store is closed") from None
+                client = self._free.get()
+        if self._closed:
+            self._free.put(client)
+            raise StoreError("the store is closed")
+        return client
+
+
+def connect(url: str, wait_s: float) -> Clients:
+    """Clients of the database that `url` names, which is made if need be.
+
+    Raises:
+        StoreError: a url that is none, a store that is in use, a server that does not answer.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "chdb":
+        if parts.netloc or not parts.path.strip("/"):
+            raise StoreError(f"{url}: an embedded store needs an absolute path; write chdb:///var/lib/drover/store")
+        unknown = set(parse_qs(parts.query)) - {"database"}
+        if unknown:
+            raise StoreError(f"{url}: {min(unknown)!r} is not known here; only database=NAME is")
+        database = parse_qs(parts.query).get("database", [DATABASE])[0]
+        return _embedded(Path(unquote(parts.path)), database, wait_s)
+    if parts.scheme == "clickhouse":
+        return _server(url, parts.path.strip("/") or DATABASE)
+    raise StoreError(f"{url}: not a store; write chdb:///PATH (embedded) or clickhouse://USER:PASSWORD@HOST/DATABASE")
+
+
+def _server(url: str, database: str) -> Clients:
+    dsn = urlsplit(url)._replace(path="").geturl()
+    where = dsn.rpartition("@")[2].removeprefix("clickhouse://")
+
+    def make(name: str | None) -> Any:
+        return clickhouse_connect.get_client(
+            dsn=dsn, database=name, settings=SETTINGS, connect_timeout=5, autogenerate_session_id=False
+        )
+
+    try:
+        first = make("default")
+        first.command(f"CREATE DATABASE IF NOT EXISTS {_name(database)}")
+        first.close()
+    except (ClickHouseError, OSError) as error:
+        raise StoreError(f"no ClickHouse at {where}: {_one_line(error)}; check store.url") from None
+    return Clients(lambda: make(database))
+
+
+class _Lock:
+    """What this process holds of one embedded path: the lock file, and the databases that are open."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.databases: set[str] = set()
+
+
+_held: dict[Path, _Lock] = {}
+_held_guard = threading.Lock()
+
+
+def _embedded(path: Path, database: str, wait_s: float) -> Clients:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path = path.resolve()
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}; give a folder that this user may write, in store.url") from None
+    _acquire(path, database, wait_s)
+    try:
+        config = _pinned_config(path)
+
+        def make(name: str) -> Any:
+            return clickhouse_connect.get_client(
+                interface="chdb",
+                path=str(path),
+                database=name,
+                settings=SETTINGS,
+                chdb_options={"config-file": str(config)},
+            )
+
+        first = make("default")
+        first.command(f"CREATE DATABASE IF NOT EXISTS {_name(database)} ENGINE = Atomic")
+        first.close()
+    except (ClickHouseError, OSError) as error:
+        _release(path, database)
+        raise StoreError(f"{path}: the embedded store does not open: {_one_line(error)}") from None
+    except StoreError:
+        _release(path, database)
+        raise
+    return Clients(lambda: make(database), lambda: _release(path, database))
+
+
+def _acquire(path: Path, database: str, wait_s: float) -> None:
+    with _held_guard:
+        mine = _held.get(path)
+        if mine is not None and database in mine.databases:
+            raise StoreError(f"{path}: this process has the store open already; use that one")
+        if mine is None and _held:
+            other = next(iter(_held))
+            raise StoreError(f"{path}: this process has {other} open, and can hold one embedded store at a time")
+        if mine is None:
+            mine = _held[path] = _Lock(_lock_file(path, wait_s))
+        mine.databases.add(database)
+
+
+def _release(path: Path, database: str) -> None:
+    with _held_guard:
+        mine = _held[path]
+        mine.databases.discard(database)
+        if not mine.databases:
+            mine.file.close()  # gives the lock back
+            del _held[path]
+
+
+def _lock_file(path: Path, wait_s: float) -> IO[str]:
+    name = path / "drover.lock"
+    try:
+        file = name.open("a+")
+    except OSError as error:
+        raise StoreError(f"{name}: {error.strerror}; give a folder that this user may write, in store.url") from None
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                file.close()
+                raise StoreError(
+                    f"{path}: the store is open in process {holder}; stop that collector,"
+                    " or ask it through its Fleet API"
+                ) from None
+            time.sleep(0.05)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def _pinned_config(path: Path) -> Path:
+    """Our own engine config, so that no `config.xml` of the working directory is taken."""
+    config = path / "drover-engine.xml"
+    temporary = path / "tmp"
+    temporary.mkdir(exist_ok=True)
+    text = f"<clickhouse><path>{escape(str(path))}/</path><tmp_path>{escape(str(temporary))}/</tmp_path></clickhouse>\n"
+    if not config.exists() or config.read_text("utf-8") != text:
+        config.write_text(text, "utf-8")
+    return config
+
+
+def _name(database: str) -> str:
+    if not database.replace("_", "").isalnum() or not database.isascii():
+        raise StoreError(f"{database!r} is no name for a database; use letters, digits and '_'")
+    return f"`{database}`"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]

@@ -1,0 +1,64 @@
+"""The samples as tables of a case: node and GPU named, values in units, each row once, in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from drover_collector.store.base import Base, during, millis, numbers, values
+from drover_collector.store.schema import samples_table
+from drover_proto.catalog import Scope, of_scope
+
+ROWS = 500_000  # of one table: bounds the memory of an export to a few hundred MB
+HOUR_MS = 3_600_000
+
+
+class Export(Base):
+    def export(self, scope: Scope, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
+        """Tables of at most an hour, ordered by ts, node, gpu or link.
+
+        Columns: ts (timestamp ms UTC), node, gpu (uint8) or link (string; workloads: their name), then the catalog's
+        columns as float64, null where absent.
+        """
+        metrics = [metric.name for metric in of_scope(scope)]
+        columns = ", ".join(f"`{name}`" for name in metrics)
+        for low, high in self._slices(scope, from_ms, to_ms):
+            table = self._clients.arrow(
+                f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {columns} FROM {samples_table(scope)} FINAL"
+                f" WHERE {during(low, high)}"
+            )
+            if table.num_rows:
+                named = self._named(scope, table, metrics)
+                if named.num_rows:
+                    yield named
+
+    def _slices(self, scope: Scope, from_ms: int, to_ms: int) -> Iterator[tuple[int, int]]:
+        name = samples_table(scope)
+        found = self._clients.rows(
+            f"SELECT intDiv(toUnixTimestamp64Milli(ts), {HOUR_MS}) AS hour, count() AS n FROM {name}"
+            f" WHERE {during(from_ms, to_ms)} GROUP BY hour ORDER BY hour"
+        )
+        for row in found:
+            start = row["hour"] * HOUR_MS
+            step = max(1, HOUR_MS // -(-row["n"] // ROWS))
+            for low in range(start, start + HOUR_MS, step):
+                span = max(low, from_ms), min(low + step, start + HOUR_MS, to_ms)
+                if span[0] < span[1]:
+                    yield span
+
+    def _named(self, scope: Scope, table: pa.Table, metrics: list[str]) -> pa.Table:
+        ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
+        nodes, places = self._placements.names(scope, ids, ts)
+        kept = np.flatnonzero(nodes != "")
+        order = kept[np.lexsort((places[kept], nodes[kept], ts[kept]))]
+        arrays: dict[str, pa.Array] = {"ts": millis(ts[order]), "node": pa.array(nodes[order], pa.string())}
+        if scope is Scope.GPU:
+            arrays["gpu"] = pa.array(places[order].astype(np.uint8))
+        elif scope is not Scope.NODE:
+            arrays["link"] = pa.array(places[order], pa.string())
+        for name in metrics:
+            column = values(table, name)[order]
+            arrays[name] = pa.array(column, mask=np.isnan(column))
+        return pa.table(arrays)

@@ -1,0 +1,168 @@
+"""Reads of everything that is not a sample: events, absences, incidents, decisions, health, the outbox."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from drover_collector.store.base import Base, during, moment
+from drover_collector.store.records import OutboxRow
+from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, from_dict, from_json
+
+
+def _ms(column: str) -> str:
+    return f"toUnixTimestamp64Milli(`{column}`)"
+
+
+class History(Base):
+    def events(
+        self, from_ms: int, to_ms: int, node: str | None = None, gpu: int | None = None, limit: int = 500
+    ) -> list[Event]:
+        """Events of [from_ms, to_ms) by the node's clock, newest first."""
+        where, parameters = during(from_ms, to_ms), {}
+        if node is not None:
+            where += " AND node = {node:String}"
+            parameters["node"] = node
+        if gpu is not None:
+            where += f" AND gpu = {int(gpu)}"
+        found = self._clients.rows(
+            f"SELECT id, {_ms('ts')} AS ts_ms, node, gpu, kind, code, message, source, backlog, count,"
+            f" {_ms('received')} AS received_ms, clock_suspect, forgeable FROM events FINAL"
+            f" WHERE {where} ORDER BY ts DESC, id DESC LIMIT {int(limit)}",
+            parameters,
+        )
+        return [from_dict(Event, row) for row in found]
+
+    def absences(self, node: str | None = None) -> list[Absence]:
+        """What cannot be read now, of one node or of all."""
+        return self._absences("closed = 0", node)
+
+    def absences_between(self, from_ms: int, to_ms: int) -> list[Absence]:
+        """Absences that touch [from_ms, to_ms), open ones and closed."""
+        return self._absences(f"`from` < {moment(to_ms)} AND (closed = 0 OR `to` > {moment(from_ms)})", None)
+
+    def inventory(self, node: str) -> dict[str, str]:
+        """The newest inventory; empty when the node never told one."""
+        found = self._clients.rows(
+            "SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {node:String} HAVING count() > 0",
+            {"node": node},
+        )
+        return dict(json.loads(found[0]["newest"])) if found else {}
+
+    def incidents(self, state: str = "all", since_ms: int = 0) -> list[Incident]:
+        """Newest versions, newest first. `since_ms`: those still open, or closed after it."""
+        if state not in ("open", "closed", "all"):
+            raise ValueError(f"{state!r} is not a state; open, closed or all")
+        having = {"open": "NOT shut", "closed": "shut", "all": "1"}[state]
+        if since_ms:
+            having += f" AND (NOT shut OR closed_at >= {moment(since_ms)})"
+        newest = "(version, updated)"
+        found = self._clients.rows(
+            f"SELECT argMax(json, {newest}) AS newest_json, argMax(isNotNull(closed), {newest}) AS shut,"
+            f" argMax(ifNull(closed, {moment(0)}), {newest}) AS closed_at, max(opened) AS began"
+            f" FROM incidents GROUP BY id HAVING {having} ORDER BY began DESC, id"
+        )
+        return [from_json(Incident, row["newest_json"]) for row in found]
+
+    def incident_history(self, incident: str) -> list[Incident]:
+        """All versions of one incident, oldest first."""
+        found = self._clients.rows(
+            "SELECT json FROM incidents FINAL WHERE id = {id:String} ORDER BY version, updated", {"id": incident}
+        )
+        return [from_json(Incident, row["json"]) for row in found]
+
+    def findings(self, from_ms: int, to_ms: int, limit: int = 10_000) -> list[Finding]:
+        found = self._clients.rows(
+            f"SELECT json FROM findings WHERE {during(from_ms, to_ms)} ORDER BY ts LIMIT {int(limit)}"
+        )
+        return [from_json(Finding, row["json"]) for row in found]
+
+    def decisions(self, incident: str) -> list[Decision]:
+        """Of one incident, oldest first."""
+        found = self._clients.rows(
+            "SELECT json FROM decisions FINAL WHERE incident_id = {id:String} ORDER BY ts, id", {"id": incident}
+        )
+        return [from_json(Decision, row["json"]) for row in found]
+
+    def health_history(self, node: str, gpu: int | None, from_ms: int, to_ms: int) -> list[dict[str, Any]]:
+        """Health changes of a GPU (None: the node itself), oldest first, as `write_health` took them."""
+        return self._clients.rows(
+            f"SELECT {_ms('ts')} AS ts_ms, node, nullIf(gpu, -1) AS gpu, health, reason,"
+            " nullIf(incident_id, '') AS incident_id"
+            f" FROM health FINAL WHERE node = {{node:String}} AND gpu = {-1 if gpu is None else int(gpu)}"
+            f" AND {during(from_ms, to_ms)} ORDER BY ts",
+            {"node": node},
+        )
+
+    def holdings(self, from_ms: int, to_ms: int) -> list[Holding]:
+        """Changes of who holds what in [from_ms, to_ms), and what was held when it began; oldest first."""
+        found = self._clients.rows(
+            f"SELECT node, gpu, nullIf(job, '') AS job, {_ms('from')} AS from_ms FROM holdings FINAL"
+            f" WHERE `from` < {moment(to_ms)} ORDER BY `from`, node, gpu"
+        )
+        before: dict[tuple[str, int], Holding] = {}
+        during_it: list[Holding] = []
+        for row in found:
+            holding = from_dict(Holding, row)
+            if holding.from_ms < from_ms:
+                before[holding.node, holding.gpu] = holding
+            else:
+                during_it.append(holding)
+        return [h for h in before.values() if h.job is not None] + during_it
+
+    def pending_outbox(self) -> list[OutboxRow]:
+        """Notifications that wait for delivery, oldest first."""
+        return self._outbox("state = 'pending'", {})
+
+    def outbox_of(self, incident: str) -> list[OutboxRow]:
+        """Notifications of one incident, oldest first."""
+        return self._outbox("incident_id = {id:String}", {"id": incident})
+
+    def read_lane_seqs(
+        self, node: str | None = None, spool: str | None = None
+    ) -> dict[tuple[str, str], dict[int, int]]:
+        """(node, spool id) -> lane -> the last sequence that is stored; of one node and spool, or of all.
+
+        Events count as stored with their rows, which may be ahead of what was noted by `write_lane_seqs`.
+        """
+        where, parameters = "1", {}
+        if node is not None:
+            where += " AND node = {node:String}"
+            parameters["node"] = node
+        if spool is not None:
+            where += " AND spool = {spool:String}"
+            parameters["spool"] = spool
+        ids = "splitByChar('/', id)"
+        found = self._clients.rows(
+            "SELECT node, spool, lane, max(seq) AS last FROM ("
+            "SELECT node, spool, lane, seq FROM lane_seqs UNION ALL"
+            f" SELECT node, {ids}[-2] AS spool, toUInt8(1) AS lane, toUInt64OrZero({ids}[-1]) AS seq FROM events"
+            f" WHERE length({ids}) = 3) WHERE {where} GROUP BY node, spool, lane",
+            parameters,
+        )
+        result: dict[tuple[str, str], dict[int, int]] = {}
+        for row in found:
+            result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
+        return result
+
+    def _absences(self, where: str, node: str | None) -> list[Absence]:
+        parameters = {}
+        if node is not None:
+            where += " AND node = {node:String}"
+            parameters["node"] = node
+        found = self._clients.rows(
+            f"SELECT node, nullIf(gpu, -1) AS gpu, nullIf(link, '') AS link, metric, reason, {_ms('from')} AS from_ms,"
+            f" {_ms('to')} AS to_ms FROM absences FINAL WHERE {where} ORDER BY node, absences.gpu, metric, from_ms",
+            parameters,
+        )
+        return [from_dict(Absence, row) for row in found]
+
+    def _outbox(self, where: str, parameters: dict[str, str]) -> list[OutboxRow]:
+        found = self._clients.rows(
+            "SELECT id, incident_id, notifier, payload_json, created_ms, state, attempts, next_ms, detail FROM ("
+            f"SELECT *, {_ms('created')} AS created_ms, {_ms('next')} AS next_ms FROM outbox"
+            " ORDER BY written_ns DESC LIMIT 1 BY id)"
+            f" WHERE {where} ORDER BY created_ms, id",
+            parameters,
+        )
+        return [OutboxRow(**row) for row in found]

@@ -1,0 +1,207 @@
+"""Where each entity is and was, in memory: from entity ids to places in a FleetIndex, and back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.fleet_index import FleetIndex, IntArray
+from drover_collector.store.records import EntityRow, Ids, Millis
+from drover_proto.catalog import Scope
+
+FOREVER = 2**63 - 1
+Place = tuple[int, str, int | None, str, str]  # entity id, node, gpu, link, mig
+Target = tuple[str, int | None, str | None]  # node, gpu, link
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Entity ids, ascending, and where each is in the index's layout (-1: not in it)."""
+
+    ids: Ids
+    target: IntArray
+    since_ms: Millis
+
+    def find(self, ids: Ids) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """(rows, their targets): which of `ids` the index has. Of two entities at one place the newer comes last."""
+        if not len(self.ids):
+            return np.zeros(0, np.intp), np.zeros(0, np.int32)
+        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        rows = np.flatnonzero((self.ids[at] == ids) & (self.target[at] >= 0))
+        rows = rows[np.argsort(self.since_ms[at[rows]], kind="stable")]
+        return rows, self.target[at[rows]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """An entity at a target during [from_ms, to_ms)."""
+
+    entity_id: int
+    target: int
+    from_ms: int
+    to_ms: int
+
+
+class Placements:
+    """Thread-safe. `version` grows with every change."""
+
+    def __init__(self, rows: Iterable[EntityRow]) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[Place, EntityRow] = {}
+        self._of_entity: dict[int, list[EntityRow]] = {}
+        self._of_node: dict[str, dict[Place, EntityRow]] = {}
+        self._maps: dict[tuple[Scope, int], tuple[FleetIndex, int, Map]] = {}
+        self.version = 0
+        self._seen_ids: Ids = np.zeros(0, np.uint64)
+        self._seen_ms: Millis = np.zeros(0, np.int64)
+        self._seen_version = 0
+        self.add(list(rows))
+
+    def add(self, rows: Sequence[EntityRow]) -> list[EntityRow]:
+        """Take these in.
+
+        Returns:
+            The rows as they are to be stored: with the earliest `first_ms` known of each place.
+        """
+        with self._lock:
+            merged = []
+            for row in rows:
+                place = (row.entity_id, row.node, row.gpu, row.link, row.mig)
+                held = self._places.get(place)
+                newest = self._of_entity.get(row.entity_id, [row])[-1]
+                if held is not None and held is newest:  # it has not been elsewhere since
+                    row = replace(
+                        row, first_ms=min(held.first_ms, row.first_ms), last_ms=max(held.last_ms, row.last_ms)
+                    )
+                self._places[place] = row
+                others = [r for r in self._of_entity.get(row.entity_id, []) if r is not held]
+                self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms)
+                self._of_node.setdefault(row.node, {})[place] = row
+                merged.append(row)
+            if merged:
+                self.version += 1
+            return merged
+
+    def of_node(self, node: str) -> list[EntityRow]:
+        """Entities whose newest place is on this node."""
+        with self._lock:
+            rows = list(self._of_node.get(node, {}).values())
+            return [row for row in rows if self._of_entity[row.entity_id][-1] is row]
+
+    def rows(self) -> list[EntityRow]:
+        with self._lock:
+            return list(self._places.values())
+
+    def map(self, index: FleetIndex, scope: Scope, at_ms: int) -> Map:
+        """The places at a moment: each entity's newest one that had begun by then, else its first."""
+        with self._lock:
+            held = self._maps.get((scope, id(index)))
+            if held is None or held[0] is not index or held[1] != self.version:
+                held = (index, self.version, self._all(index, scope))
+                if len(self._maps) > 16:
+                    self._maps.clear()
+                self._maps[scope, id(index)] = held
+        every = held[2]
+        if not len(every.ids):
+            return every
+        first = np.append(True, every.ids[1:] != every.ids[:-1])
+        begun = np.flatnonzero(first | (every.since_ms <= at_ms))
+        ids = every.ids[begun]
+        last = begun[np.append(ids[1:] != ids[:-1], True)]
+        return Map(every.ids[last], every.target[last], every.since_ms[last])
+
+    def stays(self, targets: Sequence[Target], scope: Scope) -> list[Stay]:
+        """Which entities were at each target, and when; whole GPUs only."""
+        found: list[Stay] = []
+        with self._lock:
+            for number, (node, gpu, link) in enumerate(targets):
+                for row in self._of_node.get(node, {}).values():
+                    if row.scope is not scope or row.mig or row.gpu != gpu or row.link != (link or ""):
+                        continue
+                    history = self._of_entity[row.entity_id]
+                    at = history.index(row)
+                    from_ms = 0 if at == 0 else row.first_ms
+                    to_ms = FOREVER if at == len(history) - 1 else history[at + 1].first_ms
+                    found.append(Stay(row.entity_id, number, from_ms, to_ms))
+        return found
+
+    def names(self, scope: Scope, ids: Ids, ts_ms: Millis) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """(node, slot or link) of each row at its time; node "" for an entity that is not known or a part of a GPU.
+
+        Args:
+            ids: uint64 [R]; ts_ms: int64 [R].
+        Returns:
+            str [R]; int16 [R] for GPUs, else str [R].
+        """
+        with self._lock:
+            rows = [row for row in self._places.values() if row.scope is scope and not row.mig]
+        rows.sort(key=lambda row: (row.entity_id, row.first_ms))
+        count = len(rows)
+        nodes = np.array([row.node for row in rows] + [""])
+        kind = np.int16 if scope is Scope.GPU else np.str_
+        places = np.array(
+            [row.gpu if scope is Scope.GPU else row.link for row in rows] + [0 if scope is Scope.GPU else ""], kind
+        )
+        known, first = np.unique(np.array([row.entity_id for row in rows], np.uint64), return_index=True)
+        if not count:
+            return nodes[np.zeros(len(ids), np.intp)], places[np.zeros(len(ids), np.intp)]
+        since = np.array([row.first_ms for row in rows], np.int64)
+        owner = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        at = np.where(known[owner] == ids, first[owner], count)
+        last = np.append(first[1:], count) - 1  # of each known entity
+        for _ in range(int((last - first).max())):  # as often as the most travelled entity has moved
+            onward = np.minimum(at + 1, count - 1)
+            moved = (at < last[owner]) & (at < count) & (since[onward] <= ts_ms)
+            at = np.where(moved, onward, at)
+        return nodes[at], places[at]
+
+    def note_seen(self, ids: Ids, ts_ms: Millis) -> None:
+        """Remember the newest sample of each entity."""
+        with self._lock:
+            if self._seen_version != self.version:
+                known = np.unique(np.fromiter(self._of_entity, np.uint64, len(self._of_entity)))
+                seen = np.zeros(len(known), np.int64)
+                if len(self._seen_ids):
+                    seen[np.searchsorted(known, self._seen_ids)] = self._seen_ms
+                self._seen_ids, self._seen_ms, self._seen_version = known, seen, self.version
+            if len(self._seen_ids):
+                at = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
+                rows = np.flatnonzero(self._seen_ids[at] == ids)
+                np.maximum.at(self._seen_ms, at[rows], ts_ms[rows])
+
+    def seen(self) -> tuple[Ids, Millis]:
+        with self._lock:
+            return self._seen_ids.copy(), self._seen_ms.copy()
+
+    def _all(self, index: FleetIndex, scope: Scope) -> Map:
+        links = link_numbers(index) if scope is Scope.LINK else {}
+        ids: list[int] = []
+        since: list[int] = []
+        target: list[int] = []
+        for row in self._places.values():
+            if row.scope is not scope or row.mig:
+                continue
+            place: int | None = None
+            if scope is Scope.GPU and row.gpu is not None:
+                place = index.gpu(row.node, row.gpu)
+            elif scope is Scope.NODE:
+                place = index.node_number.get(row.node)
+            elif scope is Scope.LINK:
+                place = links.get((row.node, row.link))
+            ids.append(row.entity_id)
+            since.append(row.first_ms)
+            target.append(-1 if place is None else place)
+        id_array, since_array = np.array(ids, np.uint64), np.array(since, np.int64)
+        order = np.lexsort((since_array, id_array))
+        return Map(id_array[order], np.array(target, np.int32)[order], since_array[order])
+
+
+def link_numbers(index: FleetIndex) -> dict[tuple[str, str], int]:
+    """(node, link) -> number, over the links of the fleet's nodes in order."""
+    pairs = ((node.name, link.link) for node in index.nodes for link in node.links)
+    return {pair: number for number, pair in enumerate(pairs)}

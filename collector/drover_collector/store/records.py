@@ -1,0 +1,136 @@
+"""What goes into the store and comes out of it, besides the values of `drover_proto.events`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_proto.catalog import BY_NAME, STORAGE, Scope
+
+Ids = npt.NDArray[np.uint64]
+Millis = npt.NDArray[np.int64]
+Stored = npt.NDArray[np.generic]
+Mask = npt.NDArray[np.bool_]
+
+
+def entity_id(scope: Scope, key: str) -> int:
+    """The 64-bit name of an entity: blake2b-64 over its scope and key."""
+    return int.from_bytes(hashlib.blake2b(f"{scope}\0{key}".encode(), digest_size=8).digest(), "little")
+
+
+def storage_dtype(metric: str) -> np.dtype[np.generic]:
+    """The numpy type of a metric's stored form."""
+    return np.dtype("<" + BY_NAME[metric].type)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityRow:
+    """Where an entity is, from `first_ms` on. An entity that moves has several rows, one per place.
+
+    `gpu` is the slot of a GPU, else None; `link` the port of a link (or the name of a workload), else "".
+    """
+
+    entity_id: int
+    scope: Scope
+    key: str
+    node: str
+    gpu: int | None
+    uuid: str = ""
+    serial: str = ""
+    pci: str = ""
+    model: str = ""
+    link: str = ""
+    mig: str = ""
+    first_ms: int = 0
+    last_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """Samples of one scope, in columns of R rows, any order. A row that comes twice is stored once.
+
+    Attributes:
+        entity_id: uint64 [R]; ts_ms: int64 [R].
+        columns: catalog name -> (stored fixed-point numbers [R], in the catalog's storage type; present bool [R]).
+    """
+
+    scope: Scope
+    entity_id: Ids
+    ts_ms: Millis
+    columns: Mapping[str, tuple[Stored, Mask]]
+
+    @property
+    def rows(self) -> int:
+        return len(self.ts_ms)
+
+    @property
+    def samples(self) -> int:
+        """Values that are present."""
+        return sum(int(np.count_nonzero(present)) for _, present in self.columns.values())
+
+    @staticmethod
+    def join(parts: Sequence[SampleBatch]) -> SampleBatch:
+        """One batch of all rows of `parts`, which are of one scope; a column that a part lacks is absent there."""
+        if len(parts) == 1:
+            return parts[0]
+        names = dict.fromkeys(name for part in parts for name in part.columns)
+        columns: dict[str, tuple[Stored, Mask]] = {}
+        for name in names:
+            held = [part.columns.get(name) or _nothing(name, part.rows) for part in parts]
+            columns[name] = (np.concatenate([v for v, _ in held]), np.concatenate([p for _, p in held]))
+        return SampleBatch(
+            parts[0].scope,
+            np.concatenate([part.entity_id for part in parts]),
+            np.concatenate([part.ts_ms for part in parts]),
+            columns,
+        )
+
+    @staticmethod
+    def of_values(scope: Scope, ids: Ids, ts_ms: Millis, values: Mapping[str, npt.NDArray[np.float64]]) -> SampleBatch:
+        """A batch out of values in catalog units, NaN where absent."""
+        columns: dict[str, tuple[Stored, Mask]] = {}
+        for name, column in values.items():
+            present = ~np.isnan(column)
+            step = BY_NAME[name].step
+            filled = np.where(present, column, 0.0)
+            stored = (np.rint(filled / step) if step else filled).astype(storage_dtype(name))
+            columns[name] = (stored, present)
+        return SampleBatch(scope, ids, ts_ms, columns)
+
+
+def _nothing(metric: str, rows: int) -> tuple[Stored, Mask]:
+    return np.zeros(rows, storage_dtype(metric)), np.zeros(rows, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """`oldest_ms` and `newest_ms` are 0 when there are no samples."""
+
+    samples: int  # values held; a resend may count twice until the engine has merged it
+    bytes_on_disk: int
+    oldest_ms: int
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """A notification on its way. The newest row of an id is its state."""
+
+    id: str
+    incident_id: str
+    notifier: str
+    payload_json: str
+    created_ms: int
+    state: str = "pending"  # pending, delivered, failed
+    attempts: int = 0
+    next_ms: int = 0  # not tried again before this
+    detail: str = ""
+
+
+def clickhouse_type(metric: str) -> str:
+    """The column type of a metric, without Nullable."""
+    return STORAGE[BY_NAME[metric].type][0]

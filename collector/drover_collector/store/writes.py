@@ -1,0 +1,232 @@
+"""Writes. Each returns when the rows are durable; all are columnar, and none loops over samples."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from drover_collector.store.base import Base, millis
+from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch
+from drover_collector.store.schema import samples_table
+from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
+
+
+class Writes(Base):
+    def write_samples(self, batch: SampleBatch) -> None:
+        """One insert. Rows that were there already (same entity and ts) are not counted twice by any read."""
+        if not batch.rows:
+            return
+        present = np.zeros(batch.rows, np.uint16)
+        columns: dict[str, pa.Array] = {"entity_id": pa.array(batch.entity_id), "ts": millis(batch.ts_ms)}
+        for name, (stored, mask) in batch.columns.items():
+            present += mask
+            columns[name] = pa.array(np.ascontiguousarray(stored), mask=~mask)
+        columns["present"] = pa.array(present)
+        self._clients.insert(samples_table(batch.scope), pa.table(columns))
+        self._placements.note_seen(batch.entity_id, batch.ts_ms)
+        with self._count_lock:
+            if self._counted is not None:
+                self._counted += int(present.sum(dtype=np.int64))
+
+    def write_entities(self, rows: Sequence[EntityRow]) -> None:
+        """Who is where, from `first_ms` on."""
+        stored = self._placements.add(rows)
+        self._insert(
+            "entities",
+            stored,
+            {
+                "entity_id": lambda r: r.entity_id,
+                "scope": lambda r: str(r.scope),
+                "key": lambda r: r.key,
+                "node": lambda r: r.node,
+                "gpu": lambda r: -1 if r.gpu is None else r.gpu,
+                "link": lambda r: r.link,
+                "mig": lambda r: r.mig,
+                "uuid": lambda r: r.uuid,
+                "serial": lambda r: r.serial,
+                "pci": lambda r: r.pci,
+                "model": lambda r: r.model,
+                "first": lambda r: _Ms(r.first_ms),
+                "last": lambda r: _Ms(r.last_ms),
+            },
+        )
+
+    def write_events(self, events: Sequence[Event]) -> None:
+        """An event whose id is there already is the same event."""
+        self._insert(
+            "events",
+            events,
+            {
+                "id": lambda e: e.id,
+                "ts": lambda e: _Ms(e.ts_ms),
+                "node": lambda e: e.node,
+                "gpu": lambda e: e.gpu,
+                "kind": lambda e: str(e.kind),
+                "code": lambda e: e.code,
+                "message": lambda e: e.message,
+                "source": lambda e: e.source,
+                "backlog": lambda e: e.backlog,
+                "count": lambda e: e.count,
+                "received": lambda e: _Ms(e.ts_ms if e.received_ms is None else e.received_ms),
+                "clock_suspect": lambda e: e.clock_suspect,
+                "forgeable": lambda e: e.forgeable,
+            },
+        )
+
+    def write_absences(self, absences: Sequence[Absence]) -> None:
+        self._insert(
+            "absences",
+            absences,
+            {
+                "node": lambda a: a.node,
+                "gpu": lambda a: -1 if a.gpu is None else a.gpu,
+                "link": lambda a: a.link or "",
+                "metric": lambda a: a.metric,
+                "reason": lambda a: a.reason,
+                "from": lambda a: _Ms(a.from_ms),
+                "to": lambda a: _Ms(a.to_ms),
+                "closed": lambda a: int(a.to_ms is not None),
+            },
+        )
+
+    def write_holdings(self, holdings: Sequence[Holding]) -> None:
+        self._insert(
+            "holdings",
+            holdings,
+            {
+                "node": lambda h: h.node,
+                "gpu": lambda h: h.gpu,
+                "from": lambda h: _Ms(h.from_ms),
+                "job": lambda h: h.job or "",
+            },
+        )
+
+    def write_inventory(self, node: str, ts_ms: int, inventory: Mapping[str, str]) -> None:
+        """What the node is made of, from `ts_ms` on."""
+        text = json.dumps(dict(inventory), sort_keys=True)
+        self._insert("inventory", [text], {"node": lambda _: node, "ts": lambda _: _Ms(ts_ms), "json": lambda t: t})
+
+    def write_findings(self, findings: Sequence[Finding]) -> None:
+        self._insert(
+            "findings",
+            findings,
+            {
+                "ts": lambda f: _Ms(f.ts_ms),
+                "detector": lambda f: f.detector,
+                "kind": lambda f: str(f.kind),
+                "node": lambda f: f.node or "",
+                "json": to_json,
+            },
+        )
+
+    def write_incidents(self, incidents: Sequence[Incident]) -> None:
+        """A new version of each; the history stays."""
+        self._insert(
+            "incidents",
+            incidents,
+            {
+                "id": lambda i: i.id,
+                "version": lambda i: i.version,
+                "opened": lambda i: _Ms(i.opened_ms),
+                "closed": lambda i: _Ms(i.closed_ms),
+                "updated": lambda i: _Ms(i.updated_ms),
+                "json": to_json,
+            },
+        )
+
+    def write_decisions(self, decisions: Sequence[Decision]) -> None:
+        self._insert(
+            "decisions",
+            decisions,
+            {
+                "id": lambda d: d.id,
+                "incident_id": lambda d: d.incident_id,
+                "ts": lambda d: _Ms(d.ts_ms),
+                "json": to_json,
+            },
+        )
+
+    def write_health(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Changes as dicts: ts_ms, node, gpu (None: the node), health, reason, incident_id (may be None)."""
+        self._insert(
+            "health",
+            changes,
+            {
+                "node": lambda c: c["node"],
+                "gpu": lambda c: -1 if c["gpu"] is None else c["gpu"],
+                "ts": lambda c: _Ms(c["ts_ms"]),
+                "health": lambda c: str(c["health"]),
+                "reason": lambda c: c["reason"],
+                "incident_id": lambda c: c["incident_id"] or "",
+            },
+        )
+
+    def write_outbox(self, rows: OutboxRow | Sequence[OutboxRow]) -> None:
+        """A new state of notifications; the newest written is the state."""
+        listed = [rows] if isinstance(rows, OutboxRow) else rows
+        with self._count_lock:
+            written = self._last_ns = max(time.time_ns(), self._last_ns + 1)
+        self._insert(
+            "outbox",
+            listed,
+            {
+                "id": lambda r: r.id,
+                "incident_id": lambda r: r.incident_id,
+                "notifier": lambda r: r.notifier,
+                "payload_json": lambda r: r.payload_json,
+                "created": lambda r: _Ms(r.created_ms),
+                "state": lambda r: r.state,
+                "attempts": lambda r: r.attempts,
+                "next": lambda r: _Ms(r.next_ms),
+                "detail": lambda r: r.detail,
+                "written_ns": lambda _: written,
+            },
+        )
+
+    def write_lane_seqs(self, seqs: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+        """(node, spool id) -> lane -> the last sequence that is stored."""
+        rows = [(node, spool, lane, seq) for (node, spool), held in seqs.items() for lane, seq in held.items()]
+        self._insert(
+            "lane_seqs",
+            rows,
+            {
+                "node": lambda r: r[0],
+                "spool": lambda r: r[1],
+                "lane": lambda r: r[2],
+                "seq": lambda r: r[3],
+            },
+        )
+
+    def _insert(self, table: str, rows: Iterable[Any], columns: Mapping[str, Any]) -> None:
+        listed = list(rows)
+        if not listed:
+            return
+        arrays: dict[str, pa.Array] = {}
+        for name, get in columns.items():
+            held = [get(row) for row in listed]
+            times = isinstance(held[0], _Ms)
+            arrays[name] = millis([ms.value for ms in held]) if times else _array(table, name, held)
+        self._clients.insert(table, pa.table(arrays))
+
+
+class _Ms:
+    """A time in a column (None: NULL)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int | None) -> None:
+        self.value = value
+
+
+_UNSIGNED = {("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns")}
+
+
+def _array(table: str, name: str, held: list[Any]) -> pa.Array:
+    if (table, name) in _UNSIGNED:
+        return pa.array(held, pa.uint64())
+    return pa.array(held, pa.int16()) if name == "gpu" else pa.array(held)

@@ -1,0 +1,41 @@
+"""Fixtures for tests of several packages.
+
+The embedded engine holds one path per process, and pytest runs all tests in one process: they share the path of
+`store_root`, and each test has a database of its own in it. A test that needs a second engine starts a process.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from drover_collector.store import Store
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def store_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this process' embedded engine."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def store_url(store_root: Path) -> str:
+    """The url of a database that no other test uses."""
+    return f"chdb://{store_root}?database=t{next(_numbers)}"
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """An empty store."""
+    from drover_collector.store import Store
+
+    opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
+    yield opened
+    opened.close()
