@@ -37,6 +37,7 @@ LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "driver_back": "a hung driver answers again",
         "driver_missing": "there is no usable NVIDIA driver",
         "spool_dropped": "the agent dropped stored data for want of space or age",
+        "spool_unwritable": "the agent cannot write its spool and keeps data in memory",
         "batch_rejected": "the collector refused data of this agent",
         "kmsg_overrun": "kernel log lines were lost before they were read",
         "clock_wrong": "the node's clock differs from the collector's",
@@ -154,6 +155,8 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     job: str | None = None
     cleared: bool = False  # the condition has ended: closes what it opened
+    lost_gpus: float | None = None  # GPUs' worth of work lost to the fault itself, now; None when it cannot be told
+    waiting_gpus: float | None = None  # GPUs' worth of work lost by peers that wait for it, now
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,113 @@
+"""Settings of the agent: one table gives the parser, its errors, `drover-agent config` and the docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drover_proto.settings import SettingsError, between, load, one_of, setting
+
+DEFAULT_PATH = Path("/etc/drover/agent.toml")
+
+
+def _addresses(value: tuple[str, ...]) -> str | None:
+    if not value:
+        return 'must name at least one collector, as in ["collector1:7301"]'
+    for item in value:
+        host, _, port = item.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            return "must be addresses with a port, as in collector1:7301"
+    return None
+
+
+@dataclass(frozen=True)
+class SpoolConfig:
+    """Where data waits until a collector holds it."""
+
+    dir: str = setting("/var/lib/drover/agent", "folder for data that no collector has acknowledged yet")
+    max_bytes: int = setting(
+        512 * 2**20,
+        "size of the spool in bytes; over it the oldest telemetry is dropped, and events last",
+        between(2**20, 2**40),
+    )
+    max_age_s: float = setting(7 * 86400.0, "telemetry older than this is dropped", between(60, 10 * 365 * 86400))
+    keep_acked_s: float = setting(
+        600.0,
+        "how long acknowledged data is kept, in case the collector's machine loses power",
+        between(0, 86400),
+    )
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    """Mutual TLS towards the collectors: all three files, or none for plain connections."""
+
+    ca: str | None = setting(None, "PEM file of the authority that signed the collectors' certificates")
+    cert: str | None = setting(None, "PEM file of this agent's certificate, with the name drover://agent/NODE")
+    key: str | None = setting(None, "PEM file of this agent's private key")
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    node: str | None = setting(None, "name of this node; the host name unless set")
+    collectors: tuple[str, ...] = setting(
+        ("127.0.0.1:7301",), "addresses of collectors; the next one is tried when one fails", _addresses
+    )
+    interval_s: float = setting(1.0, "seconds between two readings", between(0.1, 600))
+    batch_s: float = setting(5.0, "seconds of telemetry in one message; events leave at once", between(1, 30))
+    hardware: str = setting(
+        "auto",
+        "auto (NVML where it is there), nvml, none (host only) or simulated (needs the extra `simulation`)",
+        one_of("auto", "nvml", "none", "simulated"),
+    )
+    kmsg_enabled: bool = setting(True, "read the kernel log for XIDs, PCIe, memory and OOM lines")
+    kmsg_path: str = setting("/dev/kmsg", "the kernel log's device")
+    kmsg_accept_user_facility: bool = setting(
+        False, "act on kernel-log lines that user space can forge too; for tests, which write such lines"
+    )
+    proc_root: str = setting("/proc", "where procfs is mounted")
+    sys_root: str = setting("/sys", "where sysfs is mounted")
+    log_level: str = setting("info", "debug, info, warning or error", one_of("debug", "info", "warning", "error"))
+    spool: SpoolConfig = field(default_factory=SpoolConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+
+    @property
+    def node_name(self) -> str:
+        return self.node or socket.gethostname()
+
+
+def load_config(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
+    """The settings in `path` (None: /etc/drover/agent.toml if it is there) with `key=value` overrides on top.
+
+    Raises:
+        SettingsError: one line that says what to change.
+    """
+    chosen = Path(path) if path else DEFAULT_PATH if DEFAULT_PATH.exists() else None
+    config = load(AgentConfig, chosen, dict(_override(item) for item in overrides))
+    name = str(chosen) if chosen else "settings"
+    tls = dataclasses.asdict(config.tls)
+    if missing := [key for key, value in tls.items() if value is None]:
+        if len(missing) < len(tls):
+            raise SettingsError(f"{name}: tls.{missing[0]}: missing; give all of tls.ca, tls.cert, tls.key or none")
+    else:
+        for key, value in tls.items():
+            if not os.access(value, os.R_OK):
+                raise SettingsError(f"{name}: tls.{key}: cannot read {value}; check the path and its permissions")
+    return config
+
+
+def _override(item: str) -> tuple[str, Any]:
+    """`interval_s=2` as a key and a TOML value; what is no TOML value is taken as a string."""
+    key, equals, text = item.partition("=")
+    if not equals or not key:
+        raise SettingsError(f"--set {item}: must be key=value, as in --set interval_s=2")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text

@@ -1,0 +1,141 @@
+"""What the numbers in spooled batches mean: entity indexes and schema ids, kept beside the spool.
+
+Batches outlive the run that wrote them, so their numbers must mean the same in the next one. Entries are forgotten at
+a start when no batch on disk is as old as their last use.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from drover_agent.files import write_whole
+from drover_agent.sources.base import Entity
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.catalog import BY_NAME, Metric, Scope
+
+log = logging.getLogger(__name__)
+
+Column = tuple[int, str, str]  # catalog id, storage type, name
+
+_SCOPES = {Scope.GPU: pb.GPU, Scope.NODE: pb.NODE, Scope.LINK: pb.LINK, Scope.WORKLOAD: pb.WORKLOAD}
+MAX_INDEX = 2**16 - 1  # entity indexes are uint16 on the wire
+
+
+@dataclass(slots=True)
+class _Schema:
+    scope: Scope
+    columns: tuple[Column, ...]
+    used_ms: int
+
+
+@dataclass(slots=True)
+class Dictionary:
+    """Numbers for entities and schemas; `changed` says that the file and the collector's Hello are behind."""
+
+    path: Path
+    entities: dict[Entity, int] = field(default_factory=dict)
+    used_ms: dict[Entity, int] = field(default_factory=dict)
+    schemas: dict[int, _Schema] = field(default_factory=dict)
+    next_index: int = 0
+    next_schema: int = 1
+    changed: bool = False
+
+    @classmethod
+    def load(cls, path: Path, oldest_batch_ms: int | None) -> Dictionary:
+        """Read the file; `oldest_batch_ms` is the time of the oldest batch on disk, None when there is none."""
+        if oldest_batch_ms is None:
+            return cls(path)
+        found = cls(path)
+        try:
+            found._fill(json.loads(path.read_bytes()), oldest_batch_ms)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            # The collector refuses batches of schemas that it is not told, so they are counted as lost, not misread.
+            log.error("%s: %s; batches waiting in the spool cannot be understood and will be refused", path, error)
+            return cls(path, next_schema=random.randrange(2**16, 2**31))
+        return found
+
+    def _fill(self, data: dict[str, object], oldest_ms: int) -> None:
+        entities, schemas = data["entities"], data["schemas"]
+        if not isinstance(entities, list) or not isinstance(schemas, list):
+            raise ValueError("not a dictionary of the spool")
+        for row in entities:
+            self.next_index = max(self.next_index, row["index"] + 1)
+            if row["used_ms"] >= oldest_ms:
+                entity = Entity(**{**row["entity"], "scope": Scope(row["entity"]["scope"])})
+                self.entities[entity], self.used_ms[entity] = row["index"], row["used_ms"]
+        for row in schemas:
+            self.next_schema = max(self.next_schema, row["id"] + 1)
+            if row["used_ms"] >= oldest_ms:
+                columns = tuple((int(i), str(t), str(n)) for i, t, n in row["columns"])
+                self.schemas[row["id"]] = _Schema(Scope(row["scope"]), columns, row["used_ms"])
+
+    def save(self) -> None:
+        """Raises OSError when the disk refuses."""
+        data = {
+            "entities": [
+                {"index": index, "used_ms": self.used_ms[entity], "entity": asdict(entity)}
+                for entity, index in self.entities.items()
+            ],
+            "schemas": [
+                {"id": number, "scope": s.scope, "columns": s.columns, "used_ms": s.used_ms}
+                for number, s in self.schemas.items()
+            ],
+        }
+        write_whole(self.path, json.dumps(data).encode())
+        self.changed = False
+
+    def index_of(self, entity: Entity, now_ms: int) -> int:
+        """The number of an entity, a new one if it has none."""
+        if entity not in self.entities:
+            if self.next_index > MAX_INDEX:
+                self._reuse_oldest()
+            self.entities[entity] = self.next_index
+            self.next_index += 1
+            self.changed = True
+        self.used_ms[entity] = now_ms
+        return self.entities[entity]
+
+    def _reuse_oldest(self) -> None:
+        """After 65,536 entities of one node (years of swaps) begin again; what waits of the old ones is misnamed no
+        more than the spool's age limit."""
+        self.entities.clear()
+        self.used_ms.clear()
+        self.next_index = 0
+
+    def schema_of(self, scope: Scope, names: Iterable[str], now_ms: int) -> tuple[int, tuple[Metric, ...]]:
+        """(id, metrics in column order) of the schema with exactly these columns."""
+        metrics = tuple(sorted((BY_NAME[name] for name in names), key=lambda m: m.id))
+        columns = tuple((m.id, m.type, m.name) for m in metrics)
+        for number, schema in self.schemas.items():
+            if schema.scope is scope and schema.columns == columns:
+                schema.used_ms = now_ms
+                return number, metrics
+        number = self.next_schema
+        self.next_schema += 1
+        self.schemas[number] = _Schema(scope, columns, now_ms)
+        self.changed = True
+        return number, metrics
+
+    def tell(self, hello: pb.Hello) -> None:
+        """Fill in the entities and schemas of a Hello."""
+        for entity, index in self.entities.items():
+            hello.entities.add(
+                index=index,
+                scope=_SCOPES[entity.scope],
+                key=entity.key,
+                gpu=entity.gpu or 0,  # means nothing but for GPUs
+                uuid=entity.uuid,
+                serial=entity.serial,
+                pci=entity.pci,
+                model=entity.model,
+                mig=entity.mig,
+                link=entity.link,
+            )
+        for number, schema in self.schemas.items():
+            columns = [pb.Column(metric=i, type=t, name=n) for i, t, n in schema.columns]
+            hello.schemas.append(pb.Schema(id=number, scope=_SCOPES[schema.scope], columns=columns))

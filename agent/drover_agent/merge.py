@@ -1,0 +1,122 @@
+"""One event for what several lines tell: the same error from NVML and the kernel log, and storms of one error.
+
+The first occurrence leaves at once. Repeats of the same error of the same device are summed, and told every
+`WINDOW_MS` with their count. What two sources report in one window is the same occurrence: the higher of their counts
+is the true one. NVML carries no text, so its report waits `HOLD_MS` for the kernel's line where that log is read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from drover_agent.sources.base import NodeEvent
+from drover_proto.events import EventKind
+
+WINDOW_MS = 10_000
+HOLD_MS = 250
+MAX_OPEN = 2_000
+_PCI = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\b")
+
+Key = tuple[EventKind, int | None, str, str, bool, bool]
+
+
+@dataclass(slots=True)
+class _Open:
+    """One error of one device that was seen lately."""
+
+    newest: NodeEvent
+    until_ms: int  # end of the window, or of the wait for text
+    waits: bool  # nothing told yet: the kernel's line may bring the text
+    told: int = 0
+    seen: dict[str, int] = field(default_factory=dict)  # source -> occurrences since this was opened
+    text: str = ""  # the message told last
+
+    @property
+    def untold(self) -> int:
+        return max(self.seen.values(), default=0) - self.told
+
+    def over(self, now_ms: int) -> bool:
+        """Whether the window has ended; also when the clock was set back to long before it."""
+        return not self.until_ms - 2 * WINDOW_MS <= now_ms < self.until_ms
+
+
+class EventMerger:
+    """A filter in front of the spool. Lifecycle events pass untouched."""
+
+    def __init__(self, *, expect_kernel_log: bool) -> None:
+        self._expect_kernel_log = expect_kernel_log
+        self._open: dict[Key, _Open] = {}
+        self.merged = 0  # lines that did not become events of their own
+
+    @property
+    def open(self) -> bool:
+        """Whether `due` may have something to tell soon."""
+        return bool(self._open)
+
+    def offer(self, event: NodeEvent) -> list[NodeEvent]:
+        """What to tell now that `event` came."""
+        if event.kind is EventKind.LIFECYCLE:
+            return [event]
+        key = _key(event)
+        told = []
+        known = self._open.get(key)
+        if known and known.over(event.ts_ms):
+            told += self._close(key, event.ts_ms)
+            known = self._open.get(key)
+        if known is None:
+            waits = event.source == "nvml" and self._expect_kernel_log
+            until_ms = event.ts_ms + (HOLD_MS if waits else WINDOW_MS)
+            known = _Open(event, until_ms, waits, seen={event.source: event.count})
+            self._open[key] = known
+            if len(self._open) > MAX_OPEN:
+                told += self._flush(next(iter(self._open)))
+            return told if waits else [*told, self._tell(known, event)]
+        known.seen[event.source] = known.seen.get(event.source, 0) + event.count
+        if event.source != "nvml" or known.newest.source == "nvml":
+            known.newest = event
+        waited_for = known.waits and event.source != "nvml"
+        # XID 154 is a state that changes, not an occurrence that repeats.
+        other_state = event.code == "154" and event.source != "nvml" and event.message != known.text
+        if waited_for or other_state:
+            known.until_ms = event.ts_ms + WINDOW_MS
+            return [*told, self._tell(known, event)]
+        self.merged += 1
+        return told
+
+    def due(self, now_ms: int) -> list[NodeEvent]:
+        """What to tell because time has passed. Call it every `HOLD_MS`."""
+        told: list[NodeEvent] = []
+        for key in [key for key, known in self._open.items() if known.over(now_ms)]:
+            told += self._close(key, now_ms)
+        return told
+
+    def flush(self) -> list[NodeEvent]:
+        """Everything not told yet; for the end."""
+        return [event for key in list(self._open) for event in self._flush(key)]
+
+    def _close(self, key: Key, now_ms: int) -> list[NodeEvent]:
+        """At the end of a window: tell its sum and begin the next one, or forget a device that was quiet."""
+        known = self._open[key]
+        if known.untold <= 0:
+            del self._open[key]
+            return []
+        known.until_ms = now_ms + WINDOW_MS
+        return [self._tell(known, known.newest)]
+
+    def _flush(self, key: Key) -> list[NodeEvent]:
+        known = self._open.pop(key)
+        return [self._tell(known, known.newest)] if known.untold > 0 else []
+
+    def _tell(self, known: _Open, event: NodeEvent) -> NodeEvent:
+        count = max(known.untold, 1)
+        known.told += count
+        known.waits = False
+        known.text = event.message
+        return replace(event, count=count)
+
+
+def _key(event: NodeEvent) -> Key:
+    """What makes two events reports of the same thing. A line that user space could have written hides no real one."""
+    where = _PCI.search(event.message) if event.gpu is None else None
+    return event.kind, event.gpu, event.code, where[0] if where else "", event.forgeable, event.backlog

@@ -1,0 +1,341 @@
+"""An append-only log in segment files: what the spool keeps each of its two kinds of records in.
+
+A file is named PREFIX-FIRST.seg and holds frames: magic, payload length, CRC32, sequence, time, payload. A frame is
+whole or it is skipped: after damage the reader looks for the next magic whose checksum fits.
+
+Creating a file reserves `RESERVED` sequences for it, and every start begins a new file. So a sequence that was given
+out is never given out again, also when a power cut took the frames that carried it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import os
+import struct
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drover_agent.files import sync_folder
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"\xd7DRV"
+FRAME = struct.Struct("<4sIIQq")  # magic, payload length, CRC32 of what follows, sequence, ts_ms
+BODY_AT = 12  # the checksum covers the frame from here on
+MAX_PAYLOAD = 8 * 2**20
+RESERVED = 2**20  # sequences per file, far more than it can hold
+CACHED_INDEXES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One record of a log."""
+
+    seq: int
+    ts_ms: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Segment:
+    """What is known of a file without opening it."""
+
+    path: Path
+    first: int  # first reserved sequence
+    seqs: list[int] | None = None  # index: sequence and offset of every whole frame; None where not loaded
+    offsets: list[int] = field(default_factory=list)
+    count: int = 0
+    last: int = 0  # highest sequence in it, 0 when empty
+    bytes: int = 0
+    oldest_ms: int = 0
+    newest_ms: int = 0
+
+    def add(self, seq: int, ts_ms: int, offset: int, size: int) -> None:
+        assert self.seqs is not None
+        self.seqs.append(seq)
+        self.offsets.append(offset)
+        self.oldest_ms = min(self.oldest_ms, ts_ms) if self.count else ts_ms
+        self.newest_ms = max(self.newest_ms, ts_ms)
+        self.count += 1
+        self.last = max(self.last, seq)
+        self.bytes = max(self.bytes, offset + size)
+
+
+def sync_and_close(descriptor: int) -> None:
+    """Bring what was appended before `sync_handle` to the disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def frame(seq: int, ts_ms: int, payload: bytes) -> bytes:
+    body = struct.pack("<Qq", seq, ts_ms) + payload
+    return MAGIC + struct.pack("<II", len(payload), zlib.crc32(body)) + body
+
+
+def scan(path: Path, first: int) -> tuple[Segment, int]:
+    """Index every whole frame of a file; also the number of bytes that belong to none."""
+    data = path.read_bytes()
+    segment = Segment(path, first, seqs=[])
+    at = damaged = 0
+    while at < len(data):
+        end = _frame_end(data, at)
+        if end:
+            _, _, _, seq, ts_ms = FRAME.unpack_from(data, at)
+            segment.add(seq, ts_ms, at, end - at)
+            at = end
+        else:
+            following = data.find(MAGIC, at + 1)
+            following = following if following >= 0 else len(data)
+            damaged += following - at
+            at = following
+    segment.bytes = len(data)
+    return segment, damaged
+
+
+def _frame_end(data: bytes, at: int) -> int:
+    """Where the frame at `at` ends, 0 if there is no whole one."""
+    if at + FRAME.size > len(data):
+        return 0
+    magic, length, crc, _, _ = FRAME.unpack_from(data, at)
+    end = at + FRAME.size + length
+    if magic != MAGIC or length > MAX_PAYLOAD or end > len(data) or zlib.crc32(data[at + BODY_AT : end]) != crc:
+        return 0
+    return int(end)
+
+
+class SegmentLog:
+    """The files of one prefix in a folder. Not thread-safe.
+
+    When the disk refuses (full, read-only, failing), records are kept in memory up to `memory_bytes`, the oldest are
+    dropped first, and they are written as soon as the disk takes them.
+    """
+
+    def __init__(self, folder: Path, prefix: str, segment_bytes: int, memory_bytes: int) -> None:
+        self._folder, self._prefix = folder, prefix
+        self._segment_bytes, self._memory_bytes = segment_bytes, memory_bytes
+        self.segments: list[Segment] = []  # ascending; the last one is open for appending when `_fd` is set
+        self.damaged: list[tuple[str, int]] = []  # files with damaged bytes, found at open
+        self.memory: deque[Stored] = deque()
+        self.memory_size = 0
+        self.overflowed = 0  # records dropped from memory so far
+        self.trouble: str | None = None  # why the disk refuses, None when it does not
+        self._fd: int | None = None
+        self._opened_ms = 0
+        self._cached: deque[Segment] = deque()
+        for path in sorted(folder.glob(f"{prefix}-*.seg")):
+            number = path.stem.removeprefix(f"{prefix}-")
+            if not number.isdigit():
+                continue
+            segment, damaged = scan(path, int(number))
+            if damaged:
+                self.damaged.append((path.name, damaged))
+            segment.seqs, segment.offsets = None, []
+            self.segments.append(segment)
+        newest = self.segments[-1] if self.segments else None
+        self.was_empty = newest is None
+        self.next_seq = max(newest.first + RESERVED, newest.last + 1) if newest else 1
+        self._start_file()
+        for segment in [s for s in self.segments if not s.count and s.first != self.next_seq]:
+            self.drop(segment)
+
+    def _start_file(self) -> bool:
+        """Begin a new file; False (and `trouble`) when the disk refuses."""
+        self._seal()
+        path = self._folder / f"{self._prefix}-{self.next_seq:020d}.seg"
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+            sync_folder(self._folder)
+        except OSError as error:
+            self._refused(error)
+            return False
+        self.segments.append(Segment(path, self.next_seq, seqs=[]))
+        return True
+
+    def _seal(self) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._refused(error)
+        os.close(self._fd)
+        self._fd = None
+        self.segments[-1].seqs, self.segments[-1].offsets = None, []
+
+    def _refused(self, error: OSError) -> None:
+        text = f"{self._folder}: {error.strerror}"
+        if self.trouble != text:
+            log.error("the spool cannot be written, data is kept in memory: %s", text)
+        self.trouble = text
+
+    @property
+    def size(self) -> int:
+        """Size of all files."""
+        return sum(s.bytes for s in self.segments)
+
+    def append(self, ts_ms: int, payload: bytes) -> int:
+        """Store one record; returns its sequence. Never raises for the disk: see `trouble`."""
+        seq = self.next_seq
+        self.next_seq += 1
+        record = Stored(seq, ts_ms, payload)
+        if self.memory or not self._write(record):
+            self.memory.append(record)
+            self.memory_size += len(payload)
+            while self.memory_size > self._memory_bytes and len(self.memory) > 1:
+                self.memory_size -= len(self.memory.popleft().payload)
+                self.overflowed += 1
+        return seq
+
+    def retry(self) -> None:
+        """Write what waits in memory, if the disk takes it now."""
+        while self.memory and self._write(self.memory[0]):
+            self.memory_size -= len(self.memory.popleft().payload)
+        if not self.memory and self.trouble:
+            log.warning("the spool can be written again: %s", self._folder)
+            self.trouble = None
+
+    def _write(self, record: Stored) -> bool:
+        data = frame(record.seq, record.ts_ms, record.payload)
+        full = self._fd is not None and self.segments[-1].bytes + len(data) > self._segment_bytes
+        if self._fd is None or (full and self.segments[-1].count):
+            following, self.next_seq = self.next_seq, record.seq  # the new file is named by what it begins with
+            started = self._start_file()
+            self.next_seq = following
+            if not started:
+                return False
+        segment = self.segments[-1]
+        assert self._fd is not None
+        offset = segment.bytes
+        try:
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            self._refused(error)
+            self._undo(segment)
+            return False
+        segment.add(record.seq, record.ts_ms, offset, len(data))
+        return True
+
+    def _undo(self, segment: Segment) -> None:
+        """Cut off half a frame; where that fails too, leave it to the reader, which skips it."""
+        assert self._fd is not None
+        try:
+            os.ftruncate(self._fd, segment.bytes)
+        except OSError:
+            log.debug("could not cut off half a record in %s", segment.path)
+            segment.bytes = os.fstat(self._fd).st_size
+
+    def rotate(self) -> None:
+        """Close the current file for appending, if it holds anything, and begin the next."""
+        if self._fd is not None and self.segments[-1].count:
+            self._start_file()
+
+    def sync_handle(self) -> int | None:
+        """A descriptor for `sync_and_close`, which may run in another thread while this log goes on."""
+        return None if self._fd is None else os.dup(self._fd)
+
+    def after(self, seq: int) -> Stored | None:
+        """The record with the lowest sequence above `seq`."""
+        for segment in self.segments:
+            if segment.last > seq:
+                seqs = self._index(segment)
+                at = bisect.bisect_right(seqs, seq)
+                if at < len(seqs) and (found := self._read(segment, at)):
+                    return found
+                seq = max(seq, segment.last)
+        return next((record for record in self.memory if record.seq > seq), None)
+
+    def at_or_before(self, seq: int) -> Stored | None:
+        """The record with the highest sequence not above `seq`."""
+        for record in reversed(self.memory):
+            if record.seq <= seq:
+                return record
+        for segment in reversed(self.segments):
+            if segment.count and segment.first <= seq:
+                at = bisect.bisect_right(self._index(segment), seq) - 1
+                while at >= 0:
+                    if found := self._read(segment, at):
+                        return found
+                    at -= 1
+        return None
+
+    def size_between(self, low: int, high: int) -> tuple[int, int]:
+        """(records, bytes) with low < sequence <= high."""
+        records = size = 0
+        for segment in self.segments:
+            if not segment.count or segment.last <= low or segment.first > high:
+                continue
+            if segment.first > low and segment.last <= high:
+                records += segment.count
+                size += segment.bytes
+                continue
+            seqs = self._index(segment)
+            begin, end = bisect.bisect_right(seqs, low), bisect.bisect_right(seqs, high)
+            ends = [*segment.offsets, segment.bytes]
+            records += end - begin
+            size += ends[end] - ends[begin]
+        waiting = [len(r.payload) for r in self.memory if low < r.seq <= high]
+        return records + len(waiting), size + sum(waiting)
+
+    def _index(self, segment: Segment) -> list[int]:
+        if segment.seqs is not None:
+            return segment.seqs
+        try:
+            loaded, _ = scan(segment.path, segment.first)
+        except OSError as error:
+            log.error("cannot read %s: %s; what it held is lost", segment.path, error.strerror)
+            self.damaged.append((segment.path.name, segment.bytes))
+            loaded = Segment(segment.path, segment.first, seqs=[])
+        segment.seqs, segment.offsets = loaded.seqs, loaded.offsets
+        self._cached.append(segment)
+        if len(self._cached) > CACHED_INDEXES:
+            oldest = self._cached.popleft()
+            oldest.seqs, oldest.offsets = None, []
+        return segment.seqs or []
+
+    def _read(self, segment: Segment, at: int) -> Stored | None:
+        ends = segment.offsets[at + 1] if at + 1 < len(segment.offsets) else segment.bytes
+        begin = segment.offsets[at]
+        try:
+            with segment.path.open("rb") as file:
+                file.seek(begin)
+                data = file.read(ends - begin)
+        except OSError as error:
+            log.error("cannot read %s: %s", segment.path, error.strerror)
+            return None
+        end = _frame_end(data, 0)
+        if not end:
+            log.error("%s: a record at byte %d is damaged and skipped", segment.path, begin)
+            return None
+        _, length, _, seq, ts_ms = FRAME.unpack_from(data)
+        return Stored(seq, ts_ms, data[FRAME.size : FRAME.size + length])
+
+    def drop(self, segment: Segment) -> None:
+        """Remove a closed file with all it holds."""
+        assert self._fd is None or segment is not self.segments[-1]
+        self.segments.remove(segment)
+        if segment in self._cached:
+            self._cached.remove(segment)
+        try:
+            segment.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("cannot remove %s: %s", segment.path, error.strerror)
+
+    def closed(self) -> list[Segment]:
+        """All files but the one open for appending."""
+        return self.segments[:-1] if self._fd is not None else list(self.segments)
+
+    def close(self) -> None:
+        """Write and sync what can be."""
+        self.retry()
+        self._seal()

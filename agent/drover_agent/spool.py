@@ -1,0 +1,369 @@
+"""Everything the agent tells is here, on disk, before it is sent, and stays until a collector acknowledges it.
+
+Two logs (`segments.py`): events and telemetry. An event's number in its log is its sequence on the EVENTS lane; a
+batch's number is its sequence on LIVE, unless the backfill plan (`backfill.py`) moved it to BACKFILL.
+
+fsync: events at once (they are few, and one may be the last thing a dying node says); telemetry when its file is full
+and at the end. A power cut may cost the last telemetry that the kernel had not written yet; nothing acknowledged is
+lost, and no sequence is used twice (see `segments.py`). A killed agent loses nothing.
+
+What is acknowledged stays `keep_acked_s` longer: a collector whose machine lost power says so by a lower sequence in
+its Welcome, and gets it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drover_agent.backfill import BackfillPlan, Range
+from drover_agent.config import SpoolConfig
+from drover_agent.files import write_whole
+from drover_agent.segments import Segment, SegmentLog, Stored, sync_and_close
+from drover_proto import telemetry_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+LANES: tuple[int, ...] = (pb.EVENTS, pb.LIVE, pb.BACKFILL)
+OUTAGE_MS = 60_000  # a backlog younger than this goes on in LIVE
+ROTATE_MS = 600_000  # files are closed at this age, so that what is acknowledged can go
+MEMORY_BYTES = 4 * 2**20  # for each log, while the disk refuses
+MAX_REJECTED = 10_000
+SYNC_LIMIT_S = 2.0  # a hung disk must not keep an event from leaving
+
+
+class SpoolError(Exception):
+    """The spool cannot be used; one line that says what to do."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """What was lost since it was last asked for."""
+
+    telemetry: int = 0  # batches
+    events: int = 0
+    reason: str = ""
+    damage: tuple[str, ...] = ()
+
+
+class Spool:
+    """The folder `config.dir`. Not thread-safe."""
+
+    def __init__(self, config: SpoolConfig, now_ms: int) -> None:
+        """Raises SpoolError."""
+        self._config = config
+        self.folder = Path(config.dir)
+        self._lock = _claim(self.folder)
+        segment_bytes = min(max(config.max_bytes // 16, 2**16), 4 * 2**20)
+        try:
+            self.events = SegmentLog(self.folder, "events", segment_bytes, MEMORY_BYTES)
+            self.telemetry = SegmentLog(self.folder, "telemetry", segment_bytes, MEMORY_BYTES)
+        except OSError as error:
+            raise SpoolError(_unusable(self.folder, error)) from None
+        self._losses = Losses()
+        self._seen_overflow = {id(self.events): 0, id(self.telemetry): 0}
+        damaged = [f"{name}: {size} damaged bytes skipped" for log_ in self._logs for name, size in log_.damaged]
+        self._open_identity(damaged)
+        self._losses.damage = tuple(damaged)
+        for line in damaged:
+            log.warning("spool: %s", line)
+        # Nothing is known to be held until a Welcome says so.
+        self.held: dict[int, int] = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: self.plan.base - 1}
+        self._released = self.events.next_seq - 1  # events up to here may be sent
+        self._rejected: set[tuple[int, int]] = set()
+        self._rotate_at = {id(log_): now_ms + ROTATE_MS for log_ in self._logs}
+
+    @property
+    def _logs(self) -> tuple[SegmentLog, SegmentLog]:
+        return self.telemetry, self.events
+
+    def _open_identity(self, damaged: list[str]) -> None:
+        """Read the id and the plan. Where one of them or the log files are gone or broken, the sequences can't be
+        trusted, so the spool gets a new id; what waits in it is sent under that."""
+        self.plan = BackfillPlan()
+        fresh = self.events.was_empty or self.telemetry.was_empty
+        try:
+            self.id = (self.folder / "id").read_text("ascii").strip()
+            self.plan = BackfillPlan.load(self.folder / "backfill.json")
+            if self.id and not fresh:
+                return
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            damaged.append(f"identity files: {error}; sent under a new spool id")
+        self._new_identity()
+
+    def _new_identity(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.plan = BackfillPlan()
+        try:
+            (self.folder / "backfill.json").unlink(missing_ok=True)
+            write_whole(self.folder / "id", self.id.encode())
+        except OSError as error:
+            log.error("spool: cannot write its id: %s; another one will be used after a restart", error.strerror)
+
+    # ---- in
+
+    def add_record(self, ts_ms: int, record: pb.Record) -> None:
+        """Keep one event, absence or holding (without its sequence)."""
+        self.events.append(ts_ms, record.SerializeToString())
+
+    def add_batch(self, ts_ms: int, blocks: Sequence[pb.Block]) -> None:
+        """Keep one batch; `ts_ms` is the time of its newest row."""
+        self.telemetry.append(ts_ms, pb.Batch(blocks=blocks).SerializeToString())
+
+    async def sync_events(self) -> None:
+        """Let go of the events added so far: as soon as they are on disk, or when the disk does not answer in time."""
+        newest = self.events.next_seq - 1
+        handle = self.events.sync_handle()
+        if handle is not None and newest > self._released:
+            synced = asyncio.ensure_future(asyncio.to_thread(sync_and_close, handle))
+            done, _ = await asyncio.wait([synced], timeout=SYNC_LIMIT_S)
+            if not done:
+                log.error("spool: the disk did not answer for %g s; events are sent before they are safe", SYNC_LIMIT_S)
+                synced.add_done_callback(lambda late: late.exception())
+            elif error := synced.exception():
+                log.error("spool: events could not be brought to the disk: %s", error)
+        elif handle is not None:
+            os.close(handle)
+        self._released = max(self._released, newest)
+
+    # ---- out
+
+    def next(self, lane: int, after: int) -> tuple[int, pb.AgentMessage, int] | None:
+        """(sequence, message, its size) of the first one of a lane above `after` that is neither held nor rejected."""
+        after = max(after, self.held[lane])
+        while found := self._next_stored(lane, after):
+            seq, stored = found
+            after = seq
+            if (lane, seq) in self._rejected:
+                continue
+            message = pb.AgentMessage()
+            if lane == pb.EVENTS:
+                message.record.MergeFromString(stored.payload)
+                message.record.seq = seq
+            else:
+                message.batch.MergeFromString(stored.payload)
+                message.batch.lane = pb.LIVE if lane == pb.LIVE else pb.BACKFILL
+                message.batch.seq = seq
+            return seq, message, len(stored.payload)
+        return None
+
+    def _next_stored(self, lane: int, after: int) -> tuple[int, Stored] | None:
+        if lane == pb.EVENTS:
+            event = self.events.after(after)
+            return (event.seq, event) if event and event.seq <= self._released else None
+        if lane == pb.LIVE:
+            while batch := self.telemetry.after(after):
+                if (moved := self.plan.covers(batch.seq)) is None:
+                    return batch.seq, batch
+                after = moved[1]
+            return None
+        for low, high in self.plan.after(after):
+            batch = self.telemetry.at_or_before(high)
+            if batch and batch.seq >= low:
+                return self.plan.seq_of(batch.seq), batch
+        return None
+
+    def welcome(self, held: Mapping[int, int], now_ms: int) -> bool:
+        """Take over what a collector holds, and move an old backlog to the backfill lane.
+
+        Returns:
+            False when the collector holds sequences that this spool never gave out (a copied or restored folder): the
+            spool has a new id now, and the stream must begin again with it.
+        """
+        given: dict[int, int] = {
+            pb.EVENTS: self.events.next_seq - 1,
+            pb.LIVE: self.telemetry.next_seq - 1,
+            pb.BACKFILL: self.plan.next_base - 1,
+        }
+        if any(held.get(lane, 0) > given[lane] for lane in LANES):
+            log.warning("spool: the collector holds more of spool %s than was sent; using a new spool id", self.id)
+            self._new_identity()
+            self.held = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: 0}
+            return False
+        self.held = {lane: held.get(lane, 0) for lane in LANES}
+        self._plan_backfill(now_ms)
+        return True
+
+    def _plan_backfill(self, now_ms: int) -> None:
+        first = self.next_live(self.held[pb.LIVE])
+        if first is None or first.ts_ms > now_ms - OUTAGE_MS:
+            return
+        high = first.seq
+        for segment in self.telemetry.segments:  # whole files while they are old, then record by record
+            if segment.count and segment.last > high:
+                if segment.newest_ms > now_ms - OUTAGE_MS:
+                    break
+                high = segment.last
+        while (record := self.telemetry.after(high)) and record.ts_ms <= now_ms - OUTAGE_MS:
+            high = record.seq
+        plan = self.plan.replaced_by(_joined([*self.plan.after(self.held[pb.BACKFILL]), (first.seq, high)]))
+        try:
+            plan.save(self.folder / "backfill.json")
+        except OSError as error:
+            log.error("spool: cannot write the backfill plan: %s; the backlog goes on in order", error.strerror)
+            return
+        self.plan = plan
+        log.info("spool: %d batches wait from an outage and are sent newest first", plan.next_base - plan.base)
+
+    def next_live(self, after: int) -> Stored | None:
+        """The oldest batch above `after` that still belongs to the LIVE lane."""
+        found = self._next_stored(pb.LIVE, after)
+        return found[1] if found else None
+
+    def ack(self, lane: int, seq: int) -> None:
+        """Everything of a lane up to `seq` is held."""
+        if lane in self.held and seq > self.held[lane]:
+            self.held[lane] = seq
+            self._rejected = {(at, number) for at, number in self._rejected if at != lane or number > seq}
+
+    def reject(self, lane: int, seq: int) -> None:
+        """The collector will never take this one."""
+        if seq > self.held.get(lane, 0) and len(self._rejected) < MAX_REJECTED:
+            self._rejected.add((lane, seq))
+
+    # ---- bounds
+
+    def tidy(self, now_ms: int) -> None:
+        """Remove what is held, what is too old and what is too much. Call it now and then."""
+        for log_ in self._logs:
+            log_.retry()
+            if now_ms >= self._rotate_at[id(log_)]:
+                self._rotate_at[id(log_)] = now_ms + ROTATE_MS
+                log_.rotate()
+            self._count_overflow(log_)
+            for segment in log_.closed():
+                kept_until = segment.newest_ms + self._config.keep_acked_s * 1000
+                if now_ms >= kept_until and self._pending(log_, segment) == 0:
+                    log_.drop(segment)
+        for segment in self.telemetry.closed():
+            if segment.newest_ms < now_ms - self._config.max_age_s * 1000:
+                self._lose(self.telemetry, segment, f"older than spool.max_age_s {self._config.max_age_s:g}")
+        self._fit()
+
+    def _fit(self) -> None:
+        """Bring the files below max_bytes: what is held first, then the oldest telemetry, then the oldest events."""
+        while self.telemetry.size + self.events.size > self._config.max_bytes:
+            held = [(g, s) for g in self._logs for s in g.closed() if self._pending(g, s) == 0]
+            if held:
+                held[0][0].drop(held[0][1])
+                continue
+            for log_ in self._logs:
+                if not log_.closed():
+                    log_.rotate()
+                if oldest := log_.closed():
+                    self._lose(log_, oldest[0], f"spool.max_bytes {self._config.max_bytes} reached")
+                    break
+            else:
+                return
+
+    def _lose(self, log_: SegmentLog, segment: Segment, reason: str) -> None:
+        lost = self._pending(log_, segment)
+        log_.drop(segment)
+        self._count(log_, lost, reason)
+
+    def _count(self, log_: SegmentLog, lost: int, reason: str) -> None:
+        if not lost:
+            return
+        if log_ is self.telemetry:
+            self._losses.telemetry += lost
+        else:
+            self._losses.events += lost
+        self._losses.reason = reason
+
+    def _count_overflow(self, log_: SegmentLog) -> None:
+        lost = log_.overflowed - self._seen_overflow[id(log_)]
+        self._seen_overflow[id(log_)] = log_.overflowed
+        self._count(log_, lost, f"the disk refuses ({log_.trouble}) and memory for it is full")
+
+    def _pending(self, log_: SegmentLog, segment: Segment) -> int:
+        """How many records of a file nobody holds yet."""
+        if not segment.count:
+            return 0
+        return sum(
+            log_.size_between(low, high)[0] for low, high in self._waiting(log_, segment.first - 1, segment.last)
+        )
+
+    def _waiting(self, log_: SegmentLog, low: int, high: int) -> list[Range]:
+        """The parts of (low, high] that nobody holds, each as (above, up to)."""
+        if log_ is self.events:
+            low = max(low, self.held[pb.EVENTS])
+            return [(low, high)] if low < high else []
+        parts: list[Range] = []
+        at = max(low, self.held[pb.LIVE])
+        for begin, end in sorted(self.plan.ranges):
+            if begin - 1 > at and at < high:
+                parts.append((at, min(begin - 1, high)))
+            at = max(at, end)
+        if at < high:
+            parts.append((at, high))
+        for begin, end in self.plan.after(self.held[pb.BACKFILL]):
+            if max(begin - 1, low) < min(end, high):
+                parts.append((max(begin - 1, low), min(end, high)))
+        return parts
+
+    def pending(self) -> tuple[int, int]:
+        """(records, bytes) that nobody holds yet."""
+        records = size = 0
+        for log_ in self._logs:
+            for low, high in self._waiting(log_, 0, log_.next_seq - 1):
+                found = log_.size_between(low, high)
+                records += found[0]
+                size += found[1]
+        return records, size
+
+    def oldest_batch_ms(self) -> int | None:
+        """Time of the oldest batch in the files, None when there is none."""
+        return min((s.oldest_ms for s in self.telemetry.segments if s.count), default=None)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the disk refuses data now, None when it takes it."""
+        return self.telemetry.trouble or self.events.trouble
+
+    def take_losses(self) -> Losses | None:
+        """What was lost since the last call; None for nothing."""
+        losses, self._losses = self._losses, Losses()
+        return losses if losses.telemetry or losses.events or losses.damage else None
+
+    def close(self) -> None:
+        self.events.close()
+        self.telemetry.close()
+        os.close(self._lock)
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """The same numbers without overlaps."""
+    joined: list[Range] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def _claim(folder: Path) -> int:
+    """Make the folder and take its lock."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise SpoolError(_unusable(folder, error)) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise SpoolError(f"{folder}: another agent uses this spool; stop it or set another spool.dir") from None
+    return descriptor
+
+
+def _unusable(folder: Path, error: OSError) -> str:
+    return f"{folder}: cannot be used as the spool: {error.strerror}; set spool.dir to a folder the agent can write"

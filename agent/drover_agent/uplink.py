@@ -1,0 +1,274 @@
+"""The stream to a collector: what waits in the spool goes up, what a collector holds is forgotten.
+
+One collector at a time; the next address is tried when one fails, with growing pauses. Sent but not acknowledged
+messages are bounded in number and size, and are sent again on the next stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from drover_agent.clock import Clock
+from drover_agent.config import AgentConfig
+from drover_agent.spool import LANES, Spool
+from drover_proto import telemetry_pb2 as pb
+from drover_proto import telemetry_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+ANSWER_LIMIT_S = 15.0  # for a Welcome, and for a write that flow control holds back
+ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
+LONGEST_BACKOFF_S = 300.0
+WINDOW_MESSAGES = 256
+WINDOW_BYTES = 8 * 2**20
+MAX_MESSAGE_BYTES = 16 * 2**20
+OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # our pauses between attempts, not those of a shared channel
+    ("grpc.enable_retries", 0),
+)
+
+
+class StreamEndedError(Exception):
+    """The stream cannot go on; the message says why."""
+
+
+# InvalidStateError: the call ended while it was written to. ValueError: certificates that cannot be parsed.
+FAILURES = (StreamEndedError, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, OSError, ValueError)
+
+
+class Owner(Protocol):
+    """What the uplink needs of the agent."""
+
+    def hello(self) -> pb.Hello: ...
+
+    def rejected(self, lane: int, seq: int, reason: str) -> None: ...
+
+
+class Uplink:
+    """Runs until cancelled. `wake` tells it of new data, `hello_changed` of new entities or schemas."""
+
+    def __init__(self, config: AgentConfig, spool: Spool, owner: Owner, clock: Clock) -> None:
+        self._config, self._spool, self._owner, self._clock = config, spool, owner, clock
+        self._work = asyncio.Event()
+        self._hello_due = False
+        self._pause_until = 0.0
+        self._trouble = ""
+        self.connected_to: str | None = None
+        self.offset_s: float | None = None  # node clock minus the collector's, at the last exchange
+        self.streams = 0  # streams that got a Welcome
+
+    def wake(self) -> None:
+        self._work.set()
+
+    def hello_changed(self) -> None:
+        self._hello_due = True
+        self._work.set()
+
+    async def run(self) -> None:
+        attempt = 0
+        addresses = self._config.collectors
+        at = 0
+        while True:
+            before = self.streams
+            try:
+                await self._stream(addresses[at % len(addresses)])
+            except FAILURES as error:
+                self._tell_trouble(addresses[at % len(addresses)], error)
+            self.connected_to = None
+            attempt = 0 if self.streams > before else attempt + 1
+            at += 1
+            # All addresses are tried before the pause grows.
+            rounds = attempt // len(addresses)
+            longest = min(FIRST_PAUSE_S * 2 ** min(rounds, 10), LONGEST_PAUSE_S)
+            await self._clock.sleep(random.uniform(FIRST_PAUSE_S, max(longest, 2 * FIRST_PAUSE_S)))
+
+    def _tell_trouble(self, address: str, error: Exception) -> None:
+        """Log what went wrong, once until it changes."""
+        if isinstance(error, grpc.RpcError) and isinstance(error, grpc.aio.AioRpcError):
+            text = f"{address}: {error.code().name.lower().replace('_', ' ')}: {error.details()}"
+        else:
+            text = f"{address}: {error}"
+        if text != self._trouble:
+            log.warning("no collector: %s; data is kept in the spool", text)
+        self._trouble = text
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        tls = self._config.tls
+        if not (tls.ca and tls.cert and tls.key):
+            return grpc.aio.insecure_channel(address, options=OPTIONS)
+        # Read at every attempt, so that renewed certificates need no restart.
+        ca, cert, key = (Path(name).read_bytes() for name in (tls.ca, tls.cert, tls.key))
+        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=OPTIONS)
+
+    async def _stream(self, address: str) -> None:
+        async with self._channel(address) as channel:
+            call = rpc.TelemetryStub(channel).Stream()
+            try:
+                welcome = await self._greet(call)
+                if not self._spool.welcome(_held(welcome.held), self._clock.now_ms()):
+                    raise StreamEndedError("the spool has a new id, so the stream begins again")
+                self.streams += 1
+                self._pause_until = 0.0
+                self.connected_to = address
+                self._trouble = ""
+                log.info("connected to collector %s at %s", welcome.collector or "?", address)
+                await self._exchange(call)
+            finally:
+                call.cancel()
+
+    async def _greet(self, call: Any) -> pb.Welcome:
+        sent_ms = self._clock.now_ms()
+        self._hello_due = False
+        await self._write(call, pb.AgentMessage(hello=self._owner.hello()))
+        answer = await _limited(call.read(), "no Welcome came")
+        if not isinstance(answer, pb.CollectorMessage):  # grpc's marker for the end of the stream
+            raise StreamEndedError(await _why(call))
+        if answer.WhichOneof("kind") == "backoff":
+            await self._clock.sleep(min(answer.backoff.wait_ms / 1000, LONGEST_BACKOFF_S))
+            raise StreamEndedError(f"asked to come back later: {answer.backoff.reason}")
+        if answer.WhichOneof("kind") != "welcome":
+            raise StreamEndedError(f"answered Hello with {answer.WhichOneof('kind')}; is this a Drover collector?")
+        if answer.welcome.protocol != PROTOCOL:
+            raise StreamEndedError(
+                f"speaks protocol {answer.welcome.protocol}, this agent {PROTOCOL}; update the older"
+            )
+        if answer.welcome.ignored:
+            log.warning("the collector does not know these columns: %s", ", ".join(answer.welcome.ignored))
+        received_ms = self._clock.now_ms()
+        self.offset_s = ((sent_ms + received_ms) / 2 - answer.welcome.ts_ms) / 1000
+        return answer.welcome
+
+    async def _exchange(self, call: Any) -> None:
+        """Send and read until one of them ends."""
+        flight = _Flight(self._clock)
+        tasks = [asyncio.create_task(self._send(call, flight)), asyncio.create_task(self._read(call, flight))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, call: Any, flight: _Flight) -> None:
+        sent = dict(self._spool.held)
+        while True:
+            self._work.clear()
+            if self._hello_due:
+                self._hello_due = False
+                await self._write(call, pb.AgentMessage(hello=self._owner.hello()))
+                continue  # meanwhile a batch of a still newer schema may have come
+            if flight.age() > ACK_LIMIT_S:
+                raise StreamEndedError(f"nothing was acknowledged for {ACK_LIMIT_S:g} s")
+            waits = self._pause_until - self._clock.monotonic()
+            if waits <= 0 and flight.has_room() and await self._send_next(call, flight, sent):
+                self._work.set()
+            try:
+                await asyncio.wait_for(self._work.wait(), min(max(waits, 0.05), 5.0) if waits > 0 else 5.0)
+            except TimeoutError:
+                continue  # look at the clock again
+
+    async def _send_next(self, call: Any, flight: _Flight, sent: dict[int, int]) -> bool:
+        """Send one message, events before telemetry and the live lane before the backfill."""
+        for lane in LANES:
+            if found := self._spool.next(lane, sent[lane]):
+                seq, message, size = found
+                sent[lane] = seq
+                flight.add(lane, seq, size)
+                await self._write(call, message)
+                return True
+        return False
+
+    async def _write(self, call: Any, message: pb.AgentMessage) -> None:
+        await _limited(call.write(message), "the collector does not take data")
+
+    async def _read(self, call: Any, flight: _Flight) -> None:
+        while True:
+            message = await call.read()
+            if not isinstance(message, pb.CollectorMessage):
+                raise StreamEndedError(await _why(call))
+            kind = message.WhichOneof("kind")
+            if kind == "ack":
+                self.offset_s = (self._clock.now_ms() - message.ack.ts_ms) / 1000
+                for refused in message.ack.rejected:
+                    self._spool.reject(refused.lane, refused.seq)
+                    flight.refused(refused.lane, refused.seq)
+                    self._owner.rejected(refused.lane, refused.seq, refused.reason)
+                self._take(message.ack.held, flight)
+            elif kind == "welcome":  # the answer to a second Hello
+                self._take(message.welcome.held, flight)
+            elif kind == "backoff":
+                wait_s = min(message.backoff.wait_ms / 1000, LONGEST_BACKOFF_S)
+                log.info("the collector asks to wait %g s: %s", wait_s, message.backoff.reason)
+                self._pause_until = self._clock.monotonic() + wait_s
+            elif kind == "probe_request":
+                log.warning("probe %s was asked for; this agent runs no probes", message.probe_request.name)
+
+    def _take(self, held: Any, flight: _Flight) -> None:
+        for lane, seq in _held(held).items():
+            self._spool.ack(lane, seq)
+            flight.held(lane, seq)
+        self._work.set()
+
+    async def delivered(self) -> None:
+        """Returns when a collector holds everything."""
+        while self.connected_to is None or self._spool.pending()[0]:
+            await self._clock.sleep(0.02)
+
+
+class _Flight:
+    """Messages sent on this stream and not acknowledged."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sizes: dict[tuple[int, int], tuple[int, float]] = {}
+        self._bytes = 0
+
+    def add(self, lane: int, seq: int, size: int) -> None:
+        self._sizes[lane, seq] = size, self._clock.monotonic()
+        self._bytes += size
+
+    def has_room(self) -> bool:
+        return len(self._sizes) < WINDOW_MESSAGES and self._bytes < WINDOW_BYTES
+
+    def age(self) -> float:
+        """Seconds that the oldest one has waited."""
+        oldest = next(iter(self._sizes.values()), None)
+        return self._clock.monotonic() - oldest[1] if oldest else 0.0
+
+    def held(self, lane: int, seq: int) -> None:
+        for key in [key for key in self._sizes if key[0] == lane and key[1] <= seq]:
+            self._bytes -= self._sizes.pop(key)[0]
+
+    def refused(self, lane: int, seq: int) -> None:
+        self._bytes -= self._sizes.pop((lane, seq), (0, 0.0))[0]
+
+
+def _held(items: Any) -> dict[int, int]:
+    return {item.lane: item.seq for item in items}
+
+
+async def _limited(waiting: Any, otherwise: str) -> Any:
+    try:
+        return await asyncio.wait_for(waiting, ANSWER_LIMIT_S)
+    except TimeoutError:
+        raise StreamEndedError(f"{otherwise} for {ANSWER_LIMIT_S:g} s") from None
+
+
+async def _why(call: Any) -> str:
+    code = await call.code()
+    return f"{code.name.lower().replace('_', ' ')}: {await call.details() or 'the collector ended the stream'}"
