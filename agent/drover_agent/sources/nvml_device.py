@@ -56,7 +56,7 @@ class NvmlDevice:
     interval_s = 1.0
 
     def __init__(self, slot: int, node: str, ids: Mapping[str, int], serials: dict[str, set[int]]) -> None:
-        """`ids`: NVML's number of each field; `serials`: which slots have which serial, kept by all devices together."""
+        """`ids`: NVML's number of each field; `serials`: the slots that have each serial, one dict for all devices."""
         self.slot = slot
         self.name = f"nvml:{slot}"
         self.handle: Any = None

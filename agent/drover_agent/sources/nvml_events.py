@@ -36,6 +36,7 @@ class NvmlXidWatcher:
         self._devices = devices
         self._set: Any = None
         self._watched: frozenset[tuple[int, int]] = frozenset()  # (slot, times lost) that the set was made for
+        self.watching: frozenset[int] = frozenset()  # slots whose XIDs are told
         self._closed = threading.Event()
         self._trouble = ""
 
@@ -59,7 +60,7 @@ class NvmlXidWatcher:
                     with contextlib.suppress(pynvml.NVMLError):
                         collect(0)
                 self._renew(here)
-            if not here:
+            if not self.watching:
                 self._closed.wait(WAIT_MS / 1000)
             else:
                 collect(0 if reading.events else WAIT_MS)
@@ -81,12 +82,14 @@ class NvmlXidWatcher:
                 try:
                     pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, fresh)
                 except pynvml.NVMLError as error:
+                    slots.remove(device.slot)
                     self._tell(f"GPU {device.slot} has no XID events in NVML ({error}); the kernel log has them")
-        self._set, self._watched = fresh, here
+        self._set, self._watched, self.watching = fresh, here, frozenset(slots)
 
     def _drop(self) -> None:
         if self._set is not None:
-            stale, self._set, self._watched = self._set, None, frozenset()
+            stale, self._set = self._set, None
+            self._watched, self.watching = frozenset(), frozenset()
             pynvml.nvmlEventSetFree(stale)
 
     def _failed(self, error: Exception, *, at_once: bool) -> None:

@@ -1,0 +1,118 @@
+"""The C stand-in refuses what a real device refuses, so that a mistake in our calls cannot pass on it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+import pytest
+
+from testbed.nvml import FakeNvml
+
+
+@pytest.fixture
+def handle(fake_nvml: FakeNvml) -> Iterator[Any]:
+    pynvml.nvmlInit()
+    yield pynvml.nvmlDeviceGetHandleByIndex(1)
+    pynvml.nvmlShutdown()
+
+
+def function(name: str) -> Callable[..., int]:
+    pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
+    return pointer
+
+
+def refused(call: Callable[[], Any]) -> int:
+    with pytest.raises(pynvml.NVMLError) as caught:
+        call()
+    return int(caught.value.value)
+
+
+def test_calls_before_init_and_after_shutdown_are_refused(fake_nvml: FakeNvml) -> None:
+    assert refused(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == 8
+    pynvml.nvmlShutdown()
+    assert refused(pynvml.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
+
+
+def test_a_handle_that_nvml_did_not_give_is_refused(handle: Any) -> None:
+    forged = ctypes.cast(ctypes.c_void_p(0xDEADBEEF), pynvml.c_nvmlDevice_t)
+    assert refused(lambda: pynvml.nvmlDeviceGetUUID(forged)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert refused(lambda: pynvml.nvmlDeviceGetHandleByIndex(8)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_null_and_small_buffers_are_refused(handle: Any) -> None:
+    assert function("nvmlDeviceGetEnforcedPowerLimit")(handle, None) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    small = ctypes.create_string_buffer(4)
+    assert function("nvmlDeviceGetUUID")(handle, small, ctypes.c_uint(4)) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    count = ctypes.c_uint(0)
+    processes = function("nvmlDeviceGetComputeRunningProcesses_v3")
+    assert processes(handle, ctypes.byref(count), None) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    assert count.value == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "struct"),
+    [
+        ("nvmlDeviceGetMemoryInfo_v2", pynvml.c_nvmlMemory_v2_t),
+        ("nvmlDeviceGetTemperatureV", pynvml.c_nvmlTemperature_v1_t),
+        ("nvmlDeviceGetMarginTemperature", pynvml.c_nvmlMarginTemperature_v1_t),
+        ("nvmlDeviceGetSramEccErrorStatus", pynvml.c_nvmlEccSramErrorStatus_v1_t),
+        ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t),
+        ("nvmlGpmQueryDeviceSupport", pynvml.c_nvmlGpmSupport_t),
+    ],
+)
+def test_a_struct_of_another_version_is_refused(handle: Any, name: str, struct: type[Any]) -> None:
+    argument = struct()
+    argument.version = 0x7000001
+    assert function(name)(handle, ctypes.byref(argument)) == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+
+
+def test_unknown_fields_and_links_are_refused_one_by_one(fake_nvml: FakeNvml, handle: Any) -> None:
+    crc = pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC
+    asked = [pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_FI_DEV_ECC_CURRENT, 9999, (crc, 17), (crc, 18)]
+    answers = pynvml.nvmlDeviceGetFieldValues(handle, asked)
+    assert [a.nvmlReturn for a in answers] == [
+        pynvml.NVML_SUCCESS,
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        pynvml.NVML_SUCCESS,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    ]
+
+
+def test_gpm_refuses_samples_of_two_gpus_and_in_the_wrong_order(handle: Any) -> None:
+    first, second, other = (pynvml.nvmlGpmSampleAlloc() for _ in range(3))
+    pynvml.nvmlGpmSampleGet(handle, first)
+    pynvml.nvmlGpmSampleGet(handle, second)
+    pynvml.nvmlGpmSampleGet(pynvml.nvmlDeviceGetHandleByIndex(0), other)
+
+    def ask(before: Any, after: Any, version: int = pynvml.NVML_GPM_METRICS_GET_VERSION) -> Any:
+        question = pynvml.c_nvmlGpmMetricsGet_t()
+        question.version, question.numMetrics = version, 2
+        question.sample1, question.sample2 = before, after
+        question.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        question.metrics[1].metricId = 29
+        return pynvml.nvmlGpmMetricsGet(question)
+
+    answered = ask(first, second)
+    assert (answered.metrics[0].nvmlReturn, answered.metrics[0].value) == (pynvml.NVML_SUCCESS, 91.5)
+    assert answered.metrics[1].nvmlReturn == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert refused(lambda: ask(second, first)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert refused(lambda: ask(first, other)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert refused(lambda: ask(first, second, version=9)) == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    for sample in (first, second, other):
+        pynvml.nvmlGpmSampleFree(sample)
+
+
+def test_a_gpu_that_is_gone_is_lost_now_and_not_listed_next_time(fake_nvml: FakeNvml, handle: Any) -> None:
+    fake_nvml.vanish(1)
+    assert refused(lambda: pynvml.nvmlDeviceGetUUID(handle)) == pynvml.NVML_ERROR_GPU_IS_LOST
+    assert pynvml.nvmlDeviceGetCount() == 8
+    pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == 7
+    assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1)).startswith("GPU-00000002")

@@ -1,0 +1,198 @@
+"""Drives the C stand-in for libnvidia-ml.so.1 in `testbed/nvml/`. The top of `fake_nvml.c` tells all its script can say.
+
+    library = build(folder)                     # once: gcc, under a second
+    fake = FakeNvml(folder / "script", library)
+    fake.healthy(gpus=8)
+    fake.lose(3)                                # takes effect at the next call, in whatever process
+    subprocess.run([...], env=os.environ | fake.env())
+
+In the test's own process: `load(library)` once, `monkeypatch.setenv(SCRIPT_VARIABLE, str(fake.script))`, then pynvml.
+Without the variable the stand-in says that there is no library, so that other tests see a machine without GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+SCRIPT_VARIABLE = "DROVER_FAKE_NVML"
+SONAME = "libnvidia-ml.so.1"
+SOURCES = Path(__file__).parent / "nvml"
+LINKS = 18
+
+# What an 8-GPU H100 node under a steady training job answers, in NVML's units. Slots differ where real ones would.
+STEADY: dict[str, str] = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "vbios": "96.00.89.00.01",
+    "links": str(LINKS),
+    "gpm": "1",
+    "nvmlDeviceGetClockInfo(SM)": "1755",
+    "nvmlDeviceGetClockInfo(MEM)": "2619",
+    "nvmlDeviceGetCurrentClocksEventReasons": "4",
+    "FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP": "5000000000",
+    "FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": "0",
+    "FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": "0",
+    "FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": "0",
+    "FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST": "0",
+    "FI_DEV_POWER_INSTANT": "642300",
+    "nvmlDeviceGetEnforcedPowerLimit": "700000",
+    "nvmlDeviceGetTotalEnergyConsumption": "987654321000",
+    "nvmlDeviceGetTemperatureV(GPU)": "61",
+    "FI_DEV_MEMORY_TEMP": "72",
+    "nvmlDeviceGetMarginTemperature": "26",
+    "nvmlDeviceGetUtilizationRates.gpu": "99",
+    "nvmlDeviceGetUtilizationRates.memory": "55",
+    "nvmlDeviceGetMemoryInfo_v2.used": "71000000000",
+    "nvmlDeviceGetMemoryInfo_v2.total": "85520809984",
+    "GPM_METRIC_SM_UTIL": "91.5",
+    "GPM_METRIC_SM_OCCUPANCY": "37.5",
+    "GPM_METRIC_ANY_TENSOR_UTIL": "48.25",
+    "GPM_METRIC_DRAM_BW_UTIL": "52.5",
+    "GPM_METRIC_FP64_UTIL": "0",
+    "GPM_METRIC_FP32_UTIL": "9.75",
+    "GPM_METRIC_FP16_UTIL": "4.5",
+    "GPM_METRIC_PCIE_TX_PER_SEC": "1200",
+    "GPM_METRIC_PCIE_RX_PER_SEC": "2400",
+    "GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": "120000",
+    "GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": "121000",
+    "nvmlDeviceGetCurrPcieLinkGeneration": "5",
+    "nvmlDeviceGetCurrPcieLinkWidth": "16",
+    "nvmlDeviceGetPcieReplayCounter": "0",
+    "nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,CORRECTED)": "0",
+    "nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,UNCORRECTED)": "0",
+    "nvmlDeviceGetMemoryErrorCounter(VOLATILE,DRAM,CORRECTED)": "3",
+    "nvmlDeviceGetMemoryErrorCounter(VOLATILE,DRAM,UNCORRECTED)": "0",
+    "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded": "0",
+    "nvmlDeviceGetRemappedRows[0]": "1",
+    "nvmlDeviceGetRemappedRows[1]": "0",
+    "nvmlDeviceGetRemappedRows[2]": "0",
+    "nvmlDeviceGetRemappedRows[3]": "0",
+    "nvmlDeviceGetRowRemapperHistogram.max": "2559",
+    "nvmlDeviceGetRowRemapperHistogram.none": "0",
+    "FI_DEV_GET_GPU_RECOVERY_ACTION": "0",
+    "nvmlDeviceGetGpuFabricInfoV": "3",
+    "nvmlDeviceGetComputeRunningProcesses": "1",
+}
+PER_LINK: dict[str, str] = {
+    "nvmlDeviceGetNvLinkState": "1",
+    "FI_DEV_NVLINK_ERROR_DL_CRC": "0",
+    "FI_DEV_NVLINK_ERROR_DL_REPLAY": "0",
+    "FI_DEV_NVLINK_ERROR_DL_RECOVERY": "0",
+}
+
+
+def build(folder: Path) -> Path:
+    """Compile the stand-in; the library's path. The soname lets the loader take it for the real one."""
+    library = folder / SONAME
+    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared", f"-Wl,-soname,{SONAME}"]
+    subprocess.run([*command, "-o", str(library), str(SOURCES / "fake_nvml.c"), "-lpthread"], check=True, timeout=60)
+    return library
+
+
+def load(library: Path) -> None:
+    """Put the stand-in into this process, where pynvml's `CDLL("libnvidia-ml.so.1")` then finds it by its soname."""
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+class FakeNvml:
+    """The script of one stand-in. Each method rewrites the file, atomically; within `batch()` once, at its end."""
+
+    def __init__(self, script: Path, library: Path) -> None:
+        self.script = script
+        self._library = library
+        self._lines: dict[tuple[str, ...], str] = {}
+        self._xids: list[str] = []
+        self._batched = False
+
+    def env(self) -> dict[str, str]:
+        """Environment of a process (a real `drover-agent`, say) that shall find this stand-in as its NVML."""
+        inherited = os.environ.get("LD_LIBRARY_PATH")
+        folders = [str(self._library.parent), *([inherited] if inherited else [])]
+        return {"LD_LIBRARY_PATH": ":".join(folders), SCRIPT_VARIABLE: str(self.script)}
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Several changes that take effect together."""
+        self._batched = True
+        try:
+            yield
+        finally:
+            self._batched = False
+            self._write()
+
+    def healthy(self, gpus: int = 8, driver: str = "580.95.05") -> None:
+        """`gpus` H100s at work, each with its own serial, UUID and PCI address."""
+        with self.batch():
+            self.system("devices", str(gpus))
+            self.system("driver", driver)
+            for gpu in range(gpus):
+                self.set(gpu, "serial", f"16540230{gpu:05d}")
+                self.set(gpu, "uuid", f"GPU-{gpu:08x}-0000-4000-8000-000000000000")
+                self.set(gpu, "pci", f"0000:{0x1B + 0x10 * gpu:02x}:00.0")
+                for key, value in STEADY.items():
+                    self.set(gpu, key, value)
+                for key, value in PER_LINK.items():
+                    for link in range(LINKS):
+                        self.set(gpu, f"{key}.{link}", value)
+
+    def system(self, key: str, value: str) -> None:
+        """`devices`, `driver`, `nvml` or `cuda`."""
+        self._put(key, value=value)
+
+    def set(self, gpu: int, key: str, value: str | float) -> None:
+        self._put("set", str(gpu), key, value=str(value))
+
+    def unset(self, gpu: int, key: str) -> None:
+        """The device does not have it any more: NOT_SUPPORTED."""
+        self._take("set", str(gpu), key)
+
+    def error(self, gpu: int, what: str, code: str) -> None:
+        """`what`: a function or a key; `code`: say "NO_PERMISSION". Functions about no GPU in particular are GPU 0's."""
+        self._put("error", str(gpu), what, value=code)
+
+    def no_error(self, gpu: int, what: str) -> None:
+        self._take("error", str(gpu), what)
+
+    def block(self, gpu: int, function: str) -> None:
+        """The function does not return until `unblock`."""
+        self._put("block", str(gpu), function)
+
+    def unblock(self, gpu: int, function: str) -> None:
+        self._take("block", str(gpu), function)
+
+    def cost(self, gpu: int, function: str, sleep_us: int, spin_us: int = 0) -> None:
+        self._put("cost", str(gpu), function, value=f"{sleep_us} {spin_us}")
+
+    def lose(self, gpu: int) -> None:
+        self._put("lost", str(gpu))
+
+    def recover(self, gpu: int) -> None:
+        self._take("lost", str(gpu))
+
+    def vanish(self, gpu: int) -> None:
+        """Lost, and not found by the next nvmlInit: the slots behind it move up by one."""
+        self._put("gone", str(gpu))
+
+    def xid(self, gpu: int, code: int) -> None:
+        self._xids.append(f"xid {len(self._xids) + 1} {gpu} {code}")
+        self._write()
+
+    def _put(self, *statement: str, value: str = "") -> None:
+        self._lines.pop(statement, None)  # later lines win, so it goes to the end
+        self._lines[statement] = " ".join([*statement, value]).strip()
+        self._write()
+
+    def _take(self, *statement: str) -> None:
+        del self._lines[statement]
+        self._write()
+
+    def _write(self) -> None:
+        if self._batched:
+            return
+        fresh = self.script.with_name(self.script.name + ".new")
+        fresh.write_text("\n".join([*self._lines.values(), *self._xids]) + "\n")
+        fresh.replace(self.script)

@@ -1,0 +1,279 @@
+/* STAND-IN for NVIDIA's libnvidia-ml.so.1, for tests on machines without a GPU. It is not NVIDIA's library.
+ *
+ * It answers the functions that the agent calls through nvidia-ml-py, with the signatures, struct layouts, field numbers
+ * and error codes of the public NVML API reference, out of a script: a text file named by DROVER_FAKE_NVML, read again
+ * whenever it changes, so that a test changes what the "hardware" does while the agent runs. It refuses what a real
+ * device refuses: bad handles, null pointers, buffers too small, struct versions it does not know, unknown fields and
+ * links, calls before nvmlInit. Without DROVER_FAKE_NVML it behaves like a machine without the library.
+ *
+ * The script, one statement a line, later lines win, GPU is a slot or * for all:
+ *   devices N                      how many GPUs nvmlInit finds (a `gone` one is not counted)
+ *   driver V / nvml V / cuda N     versions
+ *   set GPU KEY VALUE              what KEY answers; a KEY without a value is NOT_SUPPORTED. KEYs: the symbols of
+ *                                  NVML, "FI_DEV_..." for field values (".LINK" behind it for those of one NVLink),
+ *                                  "GPM_METRIC_..."; and serial, uuid, pci, name, vbios, links (NVLinks wired up),
+ *                                  gpm (1: the GPU has GPM)
+ *   error GPU WHAT CODE            WHAT, a function or a KEY, fails with CODE, by its name without NVML_ERROR_
+ *   block GPU FUNCTION             FUNCTION does not return while this line stands
+ *   cost GPU FUNCTION SLEEP_US SPIN_US   what each call costs: time asleep, then time busy; FUNCTION may be *
+ *   lost GPU                       every call on the GPU fails with GPU_IS_LOST
+ *   gone GPU                       likewise, and the next nvmlInit does not find it
+ *   xid SEQ GPU CODE               one XID event; SEQ grows from line to line and tells new ones from old ones
+ */
+#define _GNU_SOURCE
+#include "script.h"
+
+/* ---- system ---- */
+
+nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    const char *script = getenv("DROVER_FAKE_NVML"); /* read here only: threads in other calls must not race setenv */
+    pthread_mutex_lock(&lock);
+    if (!users) {
+        snprintf(path, sizeof path, "%s", script ? script : "");
+        seen_inode = 0;
+        reload();
+    }
+    pthread_mutex_unlock(&lock);
+    if (!*path) return LIBRARY_NOT_FOUND;
+    nvmlReturn_t r = act("nvmlInitWithFlags", 0);
+    if (r) return r;
+    char value[92];
+    int count = find('s', -1, "devices", value) ? atoi(value) : 0;
+    if (!__atomic_fetch_add(&users, 1, __ATOMIC_SEQ_CST)) {
+        snprintf(driver, sizeof driver, "%s", find('s', -1, "driver", value) ? value : "580.95.05");
+        n_listed = 0;
+        for (int slot = 0; slot < count && slot < SLOTS; slot++) {
+            devices[slot].slot = slot;
+            if (!find('g', slot, "", NULL)) listed[n_listed++] = slot;
+        }
+    }
+    return SUCCESS;
+}
+nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+nvmlReturn_t nvmlShutdown(void) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (!r) __atomic_fetch_sub(&users, 1, __ATOMIC_SEQ_CST);
+    return r;
+}
+
+const char *nvmlErrorString(nvmlReturn_t code) {
+    for (unsigned i = 0; i < sizeof CODES / sizeof *CODES; i++)
+        if (CODES[i].code == code) return CODES[i].text;
+    return "Unknown Error";
+}
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    nvmlReturn_t r = enter_system(__func__);
+    return r ? r : copy(driver, version, length);
+}
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+    nvmlReturn_t r = enter_system(__func__);
+    char value[92];
+    return r ? r : copy(find('s', -1, "nvml", value) ? value : "13.580.95.05", version, length);
+}
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
+    nvmlReturn_t r = enter_system(__func__);
+    char value[92];
+    if (r) return r;
+    NEED(version);
+    *version = find('s', -1, "cuda", value) ? atoi(value) : 13000;
+    return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (r) return r;
+    NEED(count);
+    *count = (unsigned)n_listed;
+    return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
+    if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
+    NEED(device && index < (unsigned)n_listed);
+    nvmlReturn_t r = enter(__func__, &devices[listed[index]]);
+    if (!r) *device = &devices[listed[index]];
+    return r;
+}
+
+/* ---- one value each ---- */
+
+#define STRING(function, key) \
+    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned length) { \
+        ENTER(device); \
+        char value[92]; \
+        nvmlReturn_t r = text(device, key, value); \
+        return r ? r : copy(value, out, length); \
+    }
+STRING(nvmlDeviceGetSerial, "serial")
+STRING(nvmlDeviceGetUUID, "uuid")
+STRING(nvmlDeviceGetName, "name")
+STRING(nvmlDeviceGetVbiosVersion, "vbios")
+
+#define UINT(function) \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *out) { \
+        ENTER(device); \
+        NEED(out); \
+        return number32(device, #function, out); \
+    }
+UINT(nvmlDeviceGetEnforcedPowerLimit)
+UINT(nvmlDeviceGetCurrPcieLinkGeneration)
+UINT(nvmlDeviceGetCurrPcieLinkWidth)
+UINT(nvmlDeviceGetPcieReplayCounter)
+
+#define ULONGLONG(function) \
+    nvmlReturn_t function(nvmlDevice_t device, u64 *out) { \
+        ENTER(device); \
+        NEED(out); \
+        return number(device, #function, out); \
+    }
+ULONGLONG(nvmlDeviceGetCurrentClocksEventReasons)
+ULONGLONG(nvmlDeviceGetTotalEnergyConsumption)
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned type, unsigned *clock) {
+    static const char *const KEYS[] = {"nvmlDeviceGetClockInfo(GRAPHICS)", "nvmlDeviceGetClockInfo(SM)",
+                                       "nvmlDeviceGetClockInfo(MEM)", "nvmlDeviceGetClockInfo(VIDEO)"};
+    ENTER(device);
+    NEED(clock && type < 4);
+    return number32(device, KEYS[type], clock);
+}
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *degrees) {
+    ENTER(device);
+    NEED(degrees && sensor == 0);
+    return number32(device, "nvmlDeviceGetTemperatureV(GPU)", degrees);
+}
+nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *out) {
+    ENTER(device);
+    NEED(out && counter < 2);
+    return number32(device, counter ? "nvmlDeviceGetPcieThroughput(RX)" : "nvmlDeviceGetPcieThroughput(TX)", out);
+}
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active) {
+    u64 links = 0;
+    char key[48];
+    ENTER(device);
+    NEED(active);
+    if (number(device, "links", &links)) return NOT_SUPPORTED;
+    NEED(link < links);
+    snprintf(key, sizeof key, "nvmlDeviceGetNvLinkState.%u", link);
+    return number32(device, key, active);
+}
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned counter, unsigned location, u64 *out) {
+    static const char *const PLACES[] = {"L1", "L2", "DRAM", "REGISTER", "TEXTURE", "SHM", "CBU", "SRAM"};
+    char key[76];
+    ENTER(device);
+    NEED(out && type < 2 && counter < 2 && location < 8);
+    snprintf(key, sizeof key, "nvmlDeviceGetMemoryErrorCounter(%s,%s,%s)", counter ? "AGGREGATE" : "VOLATILE",
+             PLACES[location], type ? "UNCORRECTED" : "CORRECTED");
+    return number(device, key, out);
+}
+
+/* ---- structs ---- */
+
+typedef struct { unsigned gpu, memory; } Utilization;
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, Utilization *out) {
+    ENTER(device);
+    NEED(out);
+    nvmlReturn_t r = number32(device, "nvmlDeviceGetUtilizationRates.gpu", &out->gpu);
+    return r ? r : number32(device, "nvmlDeviceGetUtilizationRates.memory", &out->memory);
+}
+
+typedef struct { unsigned version; u64 total, reserved, free, used; } Memory2;
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, Memory2 *out) {
+    ENTER(device);
+    NEED(out);
+    if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    nvmlReturn_t r = number(device, "nvmlDeviceGetMemoryInfo_v2.total", &out->total);
+    if (!r) r = number(device, "nvmlDeviceGetMemoryInfo_v2.used", &out->used);
+    out->reserved = 1 << 20;
+    out->free = out->total - out->used - out->reserved;
+    return r;
+}
+
+typedef struct { unsigned version, sensor; int degrees; } Temperature1;
+nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, Temperature1 *out) {
+    ENTER(device);
+    NEED(out);
+    if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    NEED(out->sensor == 0);
+    return number32(device, "nvmlDeviceGetTemperatureV(GPU)", (unsigned *)&out->degrees);
+}
+
+typedef struct { unsigned version; int degrees; } Margin1;
+nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, Margin1 *out) {
+    ENTER(device);
+    NEED(out);
+    if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    return number32(device, "nvmlDeviceGetMarginTemperature", (unsigned *)&out->degrees);
+}
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } PciInfo;
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, PciInfo *out) {
+    char value[92];
+    ENTER(device);
+    NEED(out);
+    nvmlReturn_t r = text(device, "pci", value);
+    if (r) return r;
+    memset(out, 0, sizeof *out);
+    if (sscanf(value, "%x:%x:%x", &out->domain, &out->bus, &out->device) != 3) return UNKNOWN;
+    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.0", out->domain & 0xffff, out->bus & 0xff, out->device & 0xff);
+    snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", out->domain, out->bus & 0xff, out->device & 0xff);
+    return SUCCESS;
+}
+
+typedef struct { unsigned version; u64 counts[11]; unsigned exceeded; } SramStatus1;
+nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, SramStatus1 *out) {
+    ENTER(device);
+    NEED(out);
+    if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    return number32(device, "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded", &out->exceeded);
+}
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    unsigned *outs[] = {corrected, uncorrected, pending, failed};
+    ENTER(device);
+    NEED(corrected && uncorrected && pending && failed);
+    nvmlReturn_t r = SUCCESS;
+    for (int i = 0; i < 4 && !r; i++) {
+        char key[48];
+        snprintf(key, sizeof key, "nvmlDeviceGetRemappedRows[%d]", i);
+        r = number32(device, key, outs[i]);
+    }
+    return r;
+}
+
+typedef struct { unsigned max, high, partial, low, none; } Histogram;
+nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, Histogram *out) {
+    ENTER(device);
+    NEED(out);
+    memset(out, 0, sizeof *out);
+    nvmlReturn_t r = number32(device, "nvmlDeviceGetRowRemapperHistogram.max", &out->max);
+    return r ? r : number32(device, "nvmlDeviceGetRowRemapperHistogram.none", &out->none);
+}
+
+typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique, state, health; } Fabric2;
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, Fabric2 *out) {
+    _Static_assert(sizeof *out == 0x24, "layout of nvmlGpuFabricInfo_v2_t");
+    ENTER(device);
+    NEED(out);
+    if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    return number32(device, "nvmlDeviceGetGpuFabricInfoV", &out->state);
+}
+
+typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } Process;
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, Process *out) {
+    unsigned have = 0;
+    ENTER(device);
+    NEED(count);
+    nvmlReturn_t r = number32(device, "nvmlDeviceGetComputeRunningProcesses", &have);
+    if (r) return r;
+    unsigned room = *count;
+    *count = have;
+    if (room < have) return INSUFFICIENT_SIZE;
+    NEED(out || !have);
+    for (unsigned i = 0; i < have; i++)
+        out[i] = (Process){1000u * (unsigned)(device->slot + 1) + i, 1ull << 30, 0xffffffffu, 0xffffffffu};
+    return SUCCESS;
+}
+
+#include "fields.h"
+#include "samples_events.h"

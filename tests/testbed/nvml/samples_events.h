@@ -1,0 +1,122 @@
+/* Part of fake_nvml.c: GPM samples and events, the calls that keep state between each other. */
+/* ---- GPM ---- */
+
+typedef struct nvmlGpmSample_st { unsigned magic; int slot; u64 number; } *nvmlGpmSample_t;
+typedef struct { unsigned id; int result; double value; const char *names[3]; } GpmMetric;
+typedef struct { unsigned version, count; nvmlGpmSample_t first, second; GpmMetric metrics[]; } GpmGet;
+typedef struct { unsigned version, supported; } GpmSupport;
+#define GPM_MAGIC 0x67706d21u
+static const struct { unsigned id; const char *key; } GPM[] = {
+    {2, "GPM_METRIC_SM_UTIL"}, {3, "GPM_METRIC_SM_OCCUPANCY"}, {5, "GPM_METRIC_ANY_TENSOR_UTIL"},
+    {10, "GPM_METRIC_DRAM_BW_UTIL"}, {11, "GPM_METRIC_FP64_UTIL"}, {12, "GPM_METRIC_FP32_UTIL"},
+    {13, "GPM_METRIC_FP16_UTIL"}, {20, "GPM_METRIC_PCIE_TX_PER_SEC"}, {21, "GPM_METRIC_PCIE_RX_PER_SEC"},
+    {60, "GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC"}, {61, "GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC"},
+};
+
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, GpmSupport *out) {
+    ENTER(device);
+    NEED(out);
+    if (out->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    return number32(device, "gpm", &out->supported) ? (out->supported = 0, SUCCESS) : SUCCESS;
+}
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *out) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (r) return r;
+    NEED(out);
+    *out = calloc(1, sizeof **out);
+    (*out)->magic = GPM_MAGIC;
+    return SUCCESS;
+}
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (r) return r;
+    NEED(sample && sample->magic == GPM_MAGIC);
+    sample->magic = 0;
+    free(sample);
+    return SUCCESS;
+}
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample) {
+    static u64 taken;
+    unsigned supported = 0;
+    ENTER(device);
+    NEED(sample && sample->magic == GPM_MAGIC);
+    if (number32(device, "gpm", &supported) || !supported) return NOT_SUPPORTED;
+    sample->slot = device->slot;
+    sample->number = __atomic_add_fetch(&taken, 1, __ATOMIC_SEQ_CST);
+    return SUCCESS;
+}
+nvmlReturn_t nvmlGpmMetricsGet(GpmGet *get) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (r) return r;
+    NEED(get);
+    if (get->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    NEED(get->first && get->second && get->first->magic == GPM_MAGIC && get->second->magic == GPM_MAGIC);
+    /* Two samples of the same GPU, the older one first, or there is no difference to build. */
+    NEED(get->first->slot == get->second->slot && get->first->number && get->first->number < get->second->number);
+    for (unsigned i = 0; i < get->count; i++) {
+        char value[92];
+        GpmMetric *metric = &get->metrics[i];
+        metric->value = 0;
+        metric->result = INVALID_ARGUMENT;
+        for (unsigned g = 0; g < sizeof GPM / sizeof *GPM; g++)
+            if (GPM[g].id == metric->id) metric->result = text(&devices[get->first->slot], GPM[g].key, value);
+        if (!metric->result) metric->value = strtod(value, NULL);
+    }
+    return SUCCESS;
+}
+
+/* ---- events ---- */
+
+typedef struct nvmlEventSet_st { unsigned magic; unsigned long last; u64 slots; } *nvmlEventSet_t;
+typedef struct { nvmlDevice_t device; u64 type, data; unsigned gpu_instance, compute_instance; } EventData;
+#define SET_MAGIC 0x65767421u
+#define XID_CRITICAL 8ull
+
+nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *out) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (r) return r;
+    NEED(out);
+    *out = calloc(1, sizeof **out);
+    (*out)->magic = SET_MAGIC;
+    pthread_mutex_lock(&lock); /* what happened before the set was made is not told */
+    for (int i = 0; i < n_xids; i++)
+        if (xids[i].seq > (*out)->last) (*out)->last = xids[i].seq;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
+    nvmlReturn_t r = enter_system(__func__);
+    if (r) return r;
+    NEED(set && set->magic == SET_MAGIC);
+    set->magic = 0;
+    free(set);
+    return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, u64 types, nvmlEventSet_t set) {
+    ENTER(device);
+    NEED(set && set->magic == SET_MAGIC);
+    if (!types || types & ~XID_CRITICAL) return NOT_SUPPORTED;
+    set->slots |= 1ull << device->slot;
+    return SUCCESS;
+}
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, EventData *out, unsigned timeout_ms) {
+    for (u64 end = now_us() + 1000ull * timeout_ms;;) {
+        nvmlReturn_t r = enter_system(__func__);
+        if (r) return r;
+        NEED(out && set && set->magic == SET_MAGIC);
+        int found = -1;
+        pthread_mutex_lock(&lock);
+        for (int i = 0; i < n_xids && found < 0; i++)
+            if (xids[i].seq > set->last && set->slots >> xids[i].gpu & 1) found = i;
+        if (found >= 0) {
+            set->last = xids[found].seq;
+            *out = (EventData){&devices[xids[found].gpu], XID_CRITICAL, xids[found].code, 0xffffffffu, 0xffffffffu};
+        }
+        pthread_mutex_unlock(&lock);
+        if (found >= 0) return SUCCESS;
+        for (int slot = 0; slot < SLOTS; slot++)
+            if (set->slots >> slot & 1 && is_lost(slot)) return GPU_IS_LOST;
+        if (now_us() >= end) return TIMEOUT;
+        usleep(2000);
+    }
+}

@@ -1,0 +1,214 @@
+/* Part of fake_nvml.c: the script, and what every call goes through before it answers. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef int nvmlReturn_t;
+typedef unsigned long long u64;
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
+    LIBRARY_NOT_FOUND = 12, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+};
+static const struct { int code; const char *name, *text; } CODES[] = {
+    {0, "SUCCESS", "Success"}, {1, "UNINITIALIZED", "Uninitialized"}, {2, "INVALID_ARGUMENT", "Invalid Argument"},
+    {3, "NOT_SUPPORTED", "Not Supported"}, {4, "NO_PERMISSION", "Insufficient Permissions"},
+    {6, "NOT_FOUND", "Not Found"}, {7, "INSUFFICIENT_SIZE", "Insufficient Size"},
+    {9, "DRIVER_NOT_LOADED", "Driver Not Loaded"}, {10, "TIMEOUT", "Timeout"},
+    {12, "LIBRARY_NOT_FOUND", "NVML Shared Library Not Found"}, {13, "FUNCTION_NOT_FOUND", "Function Not Found"},
+    {14, "CORRUPTED_INFOROM", "Corrupted infoROM"}, {15, "GPU_IS_LOST", "GPU is lost"},
+    {16, "RESET_REQUIRED", "GPU requires reset"}, {17, "OPERATING_SYSTEM", "Blocked by the operating system"},
+    {18, "LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch"}, {19, "IN_USE", "In use by another client"},
+    {20, "MEMORY", "Insufficient Memory"}, {21, "NO_DATA", "No data"},
+    {25, "ARGUMENT_VERSION_MISMATCH", "Argument version mismatch"}, {26, "DEPRECATED", "Deprecated"},
+    {27, "NOT_READY", "Not Ready"}, {28, "GPU_NOT_FOUND", "GPU not found"}, {999, "UNKNOWN", "Unknown Error"},
+};
+
+/* ---- the script ---- */
+
+#define SLOTS 64
+#define TABLE 65536 /* entries; a power of two, well above 64 GPUs with 150 statements each */
+#define XIDS 4096
+typedef struct { char verb; short gpu; char key[76]; char value[92]; } Entry;
+static struct { unsigned long seq; int gpu; u64 code; } xids[XIDS];
+static Entry *table;
+static int n_xids;
+static char path[4096];
+static struct timespec seen_time;
+static off_t seen_size;
+static ino_t seen_inode;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static Entry *place(char verb, int gpu, const char *key) {
+    unsigned hash = 2166136261u ^ (unsigned char)verb;
+    hash = hash * 16777619u ^ (unsigned)gpu;
+    for (const char *c = key; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    for (unsigned i = hash;; i++) {
+        Entry *e = &table[i % TABLE];
+        if (!e->verb || (e->verb == verb && e->gpu == gpu && !strcmp(e->key, key))) return e;
+    }
+}
+
+static void store(char verb, int gpu, const char *key, const char *value) {
+    Entry *e = place(verb, gpu, key);
+    e->verb = verb;
+    e->gpu = (short)gpu;
+    snprintf(e->key, sizeof e->key, "%s", key);
+    snprintf(e->value, sizeof e->value, "%s", value);
+}
+
+static void refuse_script(const char *line) {
+    fprintf(stderr, "fake_nvml: this line of %s is no statement: %s\n", path, line);
+    abort();
+}
+
+static void parse(char *line) {
+    char verb[16], gpu[16], key[76], value[92] = "";
+    line[strcspn(line, "\r\n")] = 0;
+    if (!*line || *line == '#') return;
+    int n = sscanf(line, "%15s %15s %75s %91[^\n]", verb, gpu, key, value);
+    if (n == 2 && (!strcmp(verb, "devices") || !strcmp(verb, "driver") || !strcmp(verb, "nvml") || !strcmp(verb, "cuda"))) {
+        store('s', -1, verb, gpu);
+        return;
+    }
+    if (n == 4 && !strcmp(verb, "xid")) {
+        if (n_xids == XIDS) refuse_script("too many xid lines");
+        xids[n_xids].seq = strtoul(gpu, NULL, 10);
+        xids[n_xids].gpu = atoi(key);
+        xids[n_xids++].code = strtoull(value, NULL, 10);
+        return;
+    }
+    if (n == 2 && (!strcmp(verb, "lost") || !strcmp(verb, "gone"))) {
+        key[0] = 0;
+        n = 4;
+    }
+    static const char *const VERBS[] = {"set", "error", "block", "cost", "lost", "gone"};
+    int wanted = !strcmp(verb, "block") ? 3 : 4;
+    for (unsigned v = 0; v < 6; v++)
+        if (!strcmp(verb, VERBS[v]) && n >= wanted) { /* '*' stands behind each slot of its own: lookups stay single */
+            for (int slot = 0; slot < SLOTS; slot++)
+                if (*gpu == '*' || atoi(gpu) == slot) store(verb[0], slot, key, value);
+            return;
+        }
+    refuse_script(line);
+}
+
+/* With `lock` held. */
+static void reload(void) {
+    struct stat now;
+    if (!*path || stat(path, &now)) return; /* between two names of an atomic replace: keep what we have */
+    if (now.st_size == seen_size && now.st_ino == seen_inode && now.st_mtim.tv_sec == seen_time.tv_sec &&
+        now.st_mtim.tv_nsec == seen_time.tv_nsec)
+        return;
+    FILE *file = fopen(path, "r");
+    if (!file) return;
+    seen_size = now.st_size;
+    seen_inode = now.st_ino;
+    seen_time = now.st_mtim;
+    if (!table) table = calloc(TABLE, sizeof *table);
+    memset(table, 0, TABLE * sizeof *table);
+    n_xids = 0;
+    char line[512];
+    while (fgets(line, sizeof line, file)) parse(line);
+    fclose(file);
+}
+
+/* Copies the value of a statement to `out` (may be NULL) and says whether it stands. */
+static int find(char verb, int gpu, const char *key, char out[92]) {
+    pthread_mutex_lock(&lock);
+    Entry *e = table ? place(verb, gpu, key) : NULL;
+    int found = e && e->verb;
+    if (found && out) memcpy(out, e->value, sizeof e->value);
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int code_of(const char *name) {
+    for (unsigned i = 0; i < sizeof CODES / sizeof *CODES; i++)
+        if (!strcmp(CODES[i].name, name)) return CODES[i].code;
+    return UNKNOWN;
+}
+
+/* ---- devices, and what every call goes through ---- */
+
+typedef struct nvmlDevice_st { int slot; } *nvmlDevice_t;
+static struct nvmlDevice_st devices[SLOTS]; /* a handle points here: by slot, so that it survives a loss */
+static int listed[SLOTS], n_listed, users;  /* index -> slot as of nvmlInit */
+static char driver[92];
+
+static u64 now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (u64)t.tv_sec * 1000000 + (u64)t.tv_nsec / 1000;
+}
+
+static nvmlReturn_t scripted(const char *what, int gpu) {
+    char name[92];
+    return find('e', gpu, what, name) ? code_of(name) : SUCCESS;
+}
+
+/* Cost, blocking and errors of `function` for one slot (0 for calls that are about no device). No lock is held meanwhile. */
+static nvmlReturn_t act(const char *function, int slot) {
+    char cost[92];
+    unsigned sleep_us = 0, spin_us = 0;
+    pthread_mutex_lock(&lock);
+    reload();
+    pthread_mutex_unlock(&lock);
+    if ((find('c', slot, function, cost) || find('c', slot, "*", cost)) && sscanf(cost, "%u %u", &sleep_us, &spin_us) == 2) {
+        if (sleep_us) usleep(sleep_us);
+        for (u64 end = now_us() + spin_us; now_us() < end;) {}
+    }
+    while (find('b', slot, function, NULL)) {
+        usleep(2000);
+        pthread_mutex_lock(&lock);
+        reload();
+        pthread_mutex_unlock(&lock);
+    }
+    return scripted(function, slot);
+}
+
+static nvmlReturn_t enter_system(const char *function) {
+    if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
+    return act(function, 0);
+}
+
+static int is_lost(int slot) { return find('l', slot, "", NULL) || find('g', slot, "", NULL); }
+
+static nvmlReturn_t enter(const char *function, nvmlDevice_t device) {
+    if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
+    uintptr_t at = (uintptr_t)device - (uintptr_t)devices;
+    if (at >= sizeof devices || at % sizeof *devices) return INVALID_ARGUMENT;
+    nvmlReturn_t r = act(function, device->slot);
+    return r ? r : is_lost(device->slot) ? GPU_IS_LOST : SUCCESS;
+}
+#define ENTER(device) do { nvmlReturn_t r_ = enter(__func__, device); if (r_) return r_; } while (0)
+#define NEED(pointer) do { if (!(pointer)) return INVALID_ARGUMENT; } while (0)
+
+/* The value of a key, or why there is none. Negative numbers wrap as the callers' signed types expect. */
+static nvmlReturn_t text(nvmlDevice_t device, const char *key, char out[92]) {
+    nvmlReturn_t r = scripted(key, device->slot);
+    return r ? r : find('s', device->slot, key, out) ? SUCCESS : NOT_SUPPORTED;
+}
+static nvmlReturn_t number(nvmlDevice_t device, const char *key, u64 *out) {
+    char value[92];
+    nvmlReturn_t r = text(device, key, value);
+    if (!r) *out = *value == '-' ? (u64)strtoll(value, NULL, 0) : strtoull(value, NULL, 0);
+    return r;
+}
+static nvmlReturn_t number32(nvmlDevice_t device, const char *key, unsigned *out) {
+    u64 wide = 0;
+    nvmlReturn_t r = number(device, key, &wide);
+    if (!r) *out = (unsigned)wide;
+    return r;
+}
+static nvmlReturn_t copy(const char *value, char *out, unsigned size) {
+    if (!out) return INVALID_ARGUMENT;
+    if (strlen(value) + 1 > size) return INSUFFICIENT_SIZE;
+    strcpy(out, value);
+    return SUCCESS;
+}
+
