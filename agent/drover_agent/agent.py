@@ -50,7 +50,7 @@ class Agent:
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
         self._inventory = dict(inventory or {})
-        self._boot_id = _boot_id(Path(config.proc_root))
+        self._boot_id = boot_id(Path(config.proc_root))
         self.spool = Spool(config.spool, self._clock.now_ms())
         self._dictionary = Dictionary.load(self.spool.folder / "dictionary.json", self.spool.oldest_batch_ms())
         self._absences = Absences(self.spool.folder / "absences.json")
@@ -305,7 +305,7 @@ class Agent:
                 self.flush()
 
 
-def _boot_id(proc: Path) -> str:
+def boot_id(proc: Path) -> str:
     try:
         return (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

@@ -86,5 +86,9 @@ class Guard:
     def close(self) -> None:
         """Close the source where it may block, and do not wait for it."""
         if not self.busy:
-            self._worker.submit(lambda: self.source.close() or Reading())
+            self._worker.submit(self._close_source)
         self._worker.close()
+
+    def _close_source(self) -> Reading:
+        self.source.close()
+        return Reading()

@@ -40,6 +40,7 @@ LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "spool_unwritable": "the agent cannot write its spool and keeps data in memory",
         "batch_rejected": "the collector refused data of this agent",
         "kmsg_overrun": "kernel log lines were lost before they were read",
+        "kmsg_unreadable": "the kernel log cannot be read, so XIDs come from NVML alone",
         "clock_wrong": "the node's clock differs from the collector's",
     }
 )

@@ -1,0 +1,44 @@
+"""The sources of a node: one file each, and one row in the table below.
+
+Sources that are read on the sampler's schedule stand in POLLED. The GPUs' own (`nvml.py`, which may come and go with
+the driver) and the kernel log (`kmsg.py`, which waits for lines) are run by `runtime.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drover_agent.sources.base import Source
+
+if TYPE_CHECKING:
+    from drover_agent.config import AgentConfig
+
+
+def _host(config: AgentConfig) -> Source:
+    from drover_agent.sources.host import HostSource
+
+    return HostSource(config.node_name, Path(config.proc_root), Path(config.sys_root))
+
+
+def _simulated(config: AgentConfig) -> Source:
+    from drover_agent.sources.simulated import SimulatedNode
+
+    return SimulatedNode(config.node_name)
+
+
+# name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
+POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig], Source]]] = {
+    "host": (frozenset({"auto", "nvml", "none"}), _host),
+    "simulated": (frozenset({"simulated"}), _simulated),
+}
+
+
+def polled(config: AgentConfig) -> list[Source]:
+    """The scheduled sources of a node with these settings.
+
+    Raises:
+        ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
+    """
+    return [make(config) for hardware, make in POLLED.values() if config.hardware in hardware]

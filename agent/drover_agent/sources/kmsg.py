@@ -70,7 +70,6 @@ class KmsgReader:
     ) -> None:
         self._path, self._boot_id, self._state = path, boot_id, state
         self._slot_of, self._deliver, self._accept_user = slot_of, deliver, accept_user_facility
-        self._stop_read, self._stop_write = os.pipe()
         self._stopped = threading.Event()
         self._last = self._load()  # sequence of the newest record seen in this boot, None for none
         self._saved = self._last
@@ -80,9 +79,8 @@ class KmsgReader:
         self._rest = b""
 
     def stop(self) -> None:
-        """End `run`; safe in any thread."""
+        """End `run` within WAIT_S; safe in any thread."""
         self._stopped.set()
-        os.write(self._stop_write, b"x")
 
     def run(self) -> None:
         """Read until `stop`.
@@ -96,7 +94,6 @@ class KmsgReader:
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if not regular:  # a regular file is always readable
                 waits.register(descriptor, select.POLLIN)
-            waits.register(self._stop_read, select.POLLIN)
             while not self._stopped.is_set():
                 more = self._read_some(descriptor)
                 if not more:
@@ -106,8 +103,6 @@ class KmsgReader:
             self._save(float("inf"))
         finally:
             os.close(descriptor)
-            os.close(self._stop_read)
-            os.close(self._stop_write)
 
     def _read_some(self, descriptor: int) -> bool:
         """Read up to BATCH records and tell their events; False when nothing is left to read."""

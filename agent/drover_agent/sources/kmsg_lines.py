@@ -20,7 +20,7 @@ _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(([^)]{1,120})\): (\d{1,6})\b")
 # Words are chosen so that what every boot prints ("AER: enabled with IRQ 24", "mce: CPU0: Thermal monitoring
 # enabled", "EDAC MC: Ver: 3.0.0") is not taken for an error.
 _OTHERS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
-    ("aer", "AER", re.compile(r"AER: .*(?:error (?:message )?received|recovery failed)|PCIe Bus Error: severity=")),
+    ("aer", "AER", re.compile(r"AER: .*(?:error (?:message )?received|recovery failed)")),
     ("aer", "PCIe Bus Error", re.compile(r"PCIe Bus Error: severity=")),
     ("edac", "EDAC", re.compile(r"EDAC \S+: \d+ (?:CE|UE) ")),
     ("mce", "Hardware Error", re.compile(r"\[Hardware Error\]: ")),

@@ -1,0 +1,178 @@
+"""One real node: its sources, the watchers of XIDs and of the kernel log, and the agent that tells what they give."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+from drover_agent.agent import Agent, boot_id
+from drover_agent.clock import Clock, SystemClock
+from drover_agent.config import AgentConfig
+from drover_agent.sampler import READ_LIMIT_S, Sampler
+from drover_agent.sources import polled
+from drover_agent.sources.base import NodeEvent, Reading
+from drover_agent.sources.kmsg import KmsgReader
+from drover_agent.sources.kmsg_lines import normal_pci
+from drover_agent.sources.nvml import NvmlSource
+from drover_agent.watchdog import Outcome, Worker
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0  # between attempts to reach a driver that is not there
+IDENTITY_LIMIT_S = 5.0  # the kernel log waits this long for the GPUs' addresses, so that its lines find their slots
+DELIVER_LIMIT_S = 10.0
+NO_GPU_WANTED = "hardware is set to none in the agent's settings"
+
+
+class NodeRuntime:
+    """Everything that `drover-agent run` does on one node.
+
+    Raises (at construction):
+        SpoolError, ImportError: see Agent and `sources.polled`.
+    """
+
+    def __init__(self, config: AgentConfig, clock: Clock | None = None) -> None:
+        self.config = config
+        self._clock: Clock = clock or SystemClock()
+        sources = polled(config)
+        self.agent = Agent(config, config.node_name, clock=self._clock)
+        self.sampler = Sampler(self.agent.accept, config.interval_s, self._clock)
+        for source in sources:
+            self.sampler.add(source)
+        self._nvml = NvmlSource(config.node_name) if config.hardware in ("auto", "nvml") else None
+        self._no_gpu_reason = ""
+        self._kmsg: KmsgReader | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        jobs = [self.agent.run, self.sampler.run]
+        if self._nvml:
+            jobs.append(self._run_nvml)
+        elif self.config.hardware == "none":
+            self.agent.accept(self._clock.now_ms(), Reading(inventory={"no_gpu_reason": NO_GPU_WANTED}))
+        if self.config.kmsg_enabled and self.config.hardware != "simulated":
+            jobs.append(self._run_kmsg)
+        tasks = [asyncio.create_task(job()) for job in jobs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            if self._kmsg:
+                self._kmsg.stop()
+            for task in reversed(tasks):  # the agent last: it says goodbye
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.sampler.close()
+
+    async def _run_nvml(self) -> None:
+        """Open NVML, again and again until there is a GPU; then read its devices and wait for XIDs."""
+        assert self._nvml is not None
+        worker = Worker("nvml:open")
+        nvml = self._nvml
+        while not nvml.devices:
+            now_ms = self._clock.now_ms()
+            outcome = await self._watched(worker.submit(partial(nvml.open, now_ms)))
+            if outcome.reading is not None:
+                self._tell_open(now_ms, outcome.reading)
+            else:
+                log.error("NVML could not be opened", exc_info=outcome.error)
+            if not nvml.devices:
+                await self._clock.sleep(RETRY_S)
+        for device in nvml.devices:
+            self.sampler.add(device)
+        await self._watch_xids(Worker("nvml:xids"))
+
+    async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
+        """Wait for NVML to open, and tell when it does not return."""
+        done, _ = await asyncio.wait([opening], timeout=READ_LIMIT_S)
+        if not done:
+            self.agent.tell("driver_hung", f"opening NVML did not return within {READ_LIMIT_S:g} s")
+            await asyncio.wait([opening])
+            self.agent.tell("driver_back", "opening NVML returned")
+        return opening.result()
+
+    def _tell_open(self, now_ms: int, reading: Reading) -> None:
+        reason = reading.inventory.get("no_gpu_reason", "")
+        if reason and reason != self._no_gpu_reason and not any(e.code == "driver_missing" for e in reading.events):
+            self.agent.tell("driver_missing", reason)
+        self._no_gpu_reason = reason or self._no_gpu_reason
+        self.agent.accept(now_ms, reading)
+
+    async def _watch_xids(self, worker: Worker) -> None:
+        """The watcher's read waits by itself; a hang in it is one of the driver, which the devices' reads tell."""
+        assert self._nvml is not None
+        while (watcher := self._nvml.xids) is not None:
+            outcome = await worker.submit(partial(watcher.read, self._clock.now_ms()))
+            if outcome.reading is None:
+                log.error("waiting for XIDs failed", exc_info=outcome.error)
+                await self._clock.sleep(1.0)
+            elif outcome.reading.events:
+                self.agent.accept(self._clock.now_ms(), outcome.reading)
+
+    async def _run_kmsg(self) -> None:
+        """Read the kernel log in a thread of its own; without it the agent goes on and says so."""
+        await self._gpus_known()
+        loop = asyncio.get_running_loop()
+        path = Path(self.config.kmsg_path)
+        ended: asyncio.Future[OSError | None] = loop.create_future()
+
+        def deliver(events: list[NodeEvent]) -> None:
+            """Hand over and wait, so that the reader's place is never ahead of the spool."""
+            accepted: Future[None] = Future()
+
+            def accept() -> None:
+                self.agent.accept(self._clock.now_ms(), Reading(events=events))
+                accepted.set_result(None)
+
+            loop.call_soon_threadsafe(accept)
+            accepted.result(DELIVER_LIMIT_S)
+
+        def end(error: OSError | None) -> None:
+            if not ended.done():
+                ended.set_result(error)
+
+        def work() -> None:
+            error = None
+            try:
+                reader.run()
+            except OSError as caught:
+                error = caught
+            except (RuntimeError, TimeoutError):  # the loop is closed or stuck: the agent is ending
+                log.debug("the kernel log's reader ended with the agent")
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(end, error)
+
+        reader = KmsgReader(
+            path,
+            boot_id(Path(self.config.proc_root)),
+            self.agent.spool.folder / "kmsg.json",
+            self.slot_of,
+            deliver,
+            accept_user_facility=self.config.kmsg_accept_user_facility,
+        )
+        self._kmsg = reader
+        threading.Thread(target=work, name="kmsg", daemon=True).start()
+        if error := await ended:
+            log.error("%s: %s; there will be no events from the kernel log", path, error.strerror)
+            self.agent.tell("kmsg_unreadable", f"{path}: {error.strerror}; give the agent CAP_SYSLOG")
+
+    async def _gpus_known(self) -> None:
+        """Return when every GPU has told its address, or after IDENTITY_LIMIT_S."""
+        if self._nvml is None:
+            return
+        until = self._clock.monotonic() + IDENTITY_LIMIT_S
+        while self._clock.monotonic() < until and not self._no_gpu_reason:
+            if self._nvml.devices and all(device.entity.pci for device in self._nvml.devices):
+                return
+            await self._clock.sleep(0.05)
+
+    def slot_of(self, pci: str, uuid: str) -> int | None:
+        """The GPU at a PCI address (as `normal_pci` writes it) or with a UUID; None for any other device."""
+        for device in self._nvml.devices if self._nvml else ():
+            entity = device.entity
+            if (pci and normal_pci(entity.pci) == pci) or (uuid and entity.uuid == uuid):
+                return entity.gpu
+        return None
