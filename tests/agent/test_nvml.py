@@ -410,6 +410,13 @@ def test_no_nvml_is_a_reason_and_is_tried_again(
     assert [event.code for event in later.events] == ["driver_back"] * len(events)
 
 
+def test_a_clock_that_is_set_back_does_not_put_off_the_next_attempt(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    fake_nvml.error(0, "nvmlInitWithFlags", "DRIVER_NOT_LOADED")
+    source.read(START)
+    fake_nvml.no_error(0, "nvmlInitWithFlags")
+    assert len(source.read(START - 3_600_000).rows) == GPUS
+
+
 def test_a_driver_that_stays_away_is_told_once(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     fake_nvml.error(0, "nvmlInitWithFlags", "DRIVER_NOT_LOADED")
     codes = [event.code for n in range(4) for event in source.read(START + n * RETRY_MS).events]

@@ -1,4 +1,4 @@
-"""Drives the C stand-in for libnvidia-ml.so.1 in `testbed/nvml/`. The top of `fake_nvml.c` tells all its script can say.
+"""Drives the C stand-in for libnvidia-ml.so.1 in `testbed/nvml/`; its script is described at the top of `fake_nvml.c`.
 
     library = build(folder)                     # once: gcc, under a second
     fake = FakeNvml(folder / "script", library)
@@ -151,7 +151,7 @@ class FakeNvml:
         self._take("set", str(gpu), key)
 
     def error(self, gpu: int, what: str, code: str) -> None:
-        """`what`: a function or a key; `code`: say "NO_PERMISSION". Functions about no GPU in particular are GPU 0's."""
+        """`what`: a function or a key; `code`: say "NO_PERMISSION". Functions about no GPU are GPU 0's."""
         self._put("error", str(gpu), what, value=code)
 
     def no_error(self, gpu: int, what: str) -> None:

@@ -67,7 +67,7 @@ class NvmlSource:
 
     def open(self, now_ms: int) -> Reading:
         """Start NVML unless it runs or was tried less than RETRY_MS ago. Never raises: failure is in the inventory."""
-        if self.devices or now_ms < self._next_try_ms:
+        if self.devices or 0 < self._next_try_ms - now_ms <= RETRY_MS:  # more than that: the clock was set back
             return Reading()
         self._next_try_ms = now_ms + RETRY_MS
         try:

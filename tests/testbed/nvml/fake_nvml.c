@@ -1,9 +1,9 @@
 /* STAND-IN for NVIDIA's libnvidia-ml.so.1, for tests on machines without a GPU. It is not NVIDIA's library.
  *
- * It answers the functions that the agent calls through nvidia-ml-py, with the signatures, struct layouts, field numbers
- * and error codes of the public NVML API reference, out of a script: a text file named by DROVER_FAKE_NVML, read again
- * whenever it changes, so that a test changes what the "hardware" does while the agent runs. It refuses what a real
- * device refuses: bad handles, null pointers, buffers too small, struct versions it does not know, unknown fields and
+ * It answers the functions that the agent calls through nvidia-ml-py, with the signatures, struct layouts, field
+ * numbers and error codes of the public NVML API reference, out of a script: a text file named by DROVER_FAKE_NVML,
+ * read again whenever it changes, so that a test changes what the "hardware" does while the agent runs. It refuses what
+ * a real device refuses: bad handles, null pointers, buffers too small, struct versions it does not know, unknown fields,
  * links, calls before nvmlInit. Without DROVER_FAKE_NVML it behaves like a machine without the library.
  *
  * The script, one statement a line, later lines win, GPU is a slot or * for all:
@@ -157,7 +157,8 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsign
     snprintf(key, sizeof key, "nvmlDeviceGetNvLinkState.%u", link);
     return number32(device, key, active);
 }
-nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned counter, unsigned location, u64 *out) {
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned counter, unsigned location,
+                                             u64 *out) {
     static const char *const PLACES[] = {"L1", "L2", "DRAM", "REGISTER", "TEXTURE", "SHM", "CBU", "SRAM"};
     char key[76];
     ENTER(device);
@@ -215,7 +216,8 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, PciInfo *out) {
     if (r) return r;
     memset(out, 0, sizeof *out);
     if (sscanf(value, "%x:%x:%x", &out->domain, &out->bus, &out->device) != 3) return UNKNOWN;
-    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.0", out->domain & 0xffff, out->bus & 0xff, out->device & 0xff);
+    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.0", out->domain & 0xffff, out->bus & 0xff,
+             out->device & 0xff);
     snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", out->domain, out->bus & 0xff, out->device & 0xff);
     return SUCCESS;
 }
@@ -228,7 +230,8 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, SramStatus1 *o
     return number32(device, "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded", &out->exceeded);
 }
 
-nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected,
+                                       unsigned *pending, unsigned *failed) {
     unsigned *outs[] = {corrected, uncorrected, pending, failed};
     ENTER(device);
     NEED(corrected && uncorrected && pending && failed);

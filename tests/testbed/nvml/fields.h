@@ -4,8 +4,10 @@ static const struct { unsigned id; int kind; const char *key; } FIELDS[] = {
     {74, AS_ULL, "FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP"}, {76, AS_ULL, "FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST"},
     {82, AS_UINT, "FI_DEV_MEMORY_TEMP"}, {186, AS_UINT, "FI_DEV_POWER_INSTANT"},
     {230, AS_UINT, "FI_DEV_GET_GPU_RECOVERY_ACTION"},
-    {161, AS_ULL | PER_LINK, "FI_DEV_NVLINK_ERROR_DL_REPLAY"}, {162, AS_ULL | PER_LINK, "FI_DEV_NVLINK_ERROR_DL_RECOVERY"},
-    {163, AS_ULL | PER_LINK, "FI_DEV_NVLINK_ERROR_DL_CRC"}, {220, AS_ULL | PER_LINK, "FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"},
+    {161, AS_ULL | PER_LINK, "FI_DEV_NVLINK_ERROR_DL_REPLAY"},
+    {162, AS_ULL | PER_LINK, "FI_DEV_NVLINK_ERROR_DL_RECOVERY"},
+    {163, AS_ULL | PER_LINK, "FI_DEV_NVLINK_ERROR_DL_CRC"},
+    {220, AS_ULL | PER_LINK, "FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"},
 };
 static const char *const SLOWDOWNS[] = {"FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
                                         "FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
@@ -13,7 +15,7 @@ static const char *const SLOWDOWNS[] = {"FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLO
 static const char *const SMOOTHING[] = {"FI_PWR_SMOOTHING_ENABLED", "FI_PWR_SMOOTHING_PRIV_LVL",
                                         "FI_PWR_SMOOTHING_IMM_RAMP_DOWN_ENABLED"};
 
-/* The three slowdown counters and three of power smoothing changed numbers between drivers; see "Known Issues" there. */
+/* The three slowdown counters and three of power smoothing changed numbers between drivers ("Known Issues" there). */
 static int moved(unsigned id, const char **key) {
     int major = 0, minor = 0, patch = 0;
     sscanf(driver, "%d.%d.%d", &major, &minor, &patch);

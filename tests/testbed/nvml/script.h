@@ -71,7 +71,8 @@ static void parse(char *line) {
     line[strcspn(line, "\r\n")] = 0;
     if (!*line || *line == '#') return;
     int n = sscanf(line, "%15s %15s %75s %91[^\n]", verb, gpu, key, value);
-    if (n == 2 && (!strcmp(verb, "devices") || !strcmp(verb, "driver") || !strcmp(verb, "nvml") || !strcmp(verb, "cuda"))) {
+    if (n == 2 && (!strcmp(verb, "devices") || !strcmp(verb, "driver") || !strcmp(verb, "nvml") ||
+                   !strcmp(verb, "cuda"))) {
         store('s', -1, verb, gpu);
         return;
     }
@@ -151,14 +152,15 @@ static nvmlReturn_t scripted(const char *what, int gpu) {
     return find('e', gpu, what, name) ? code_of(name) : SUCCESS;
 }
 
-/* Cost, blocking and errors of `function` for one slot (0 for calls that are about no device). No lock is held meanwhile. */
+/* Cost, blocking and errors of `function` for one slot (0 for calls about no device). No lock is held meanwhile. */
 static nvmlReturn_t act(const char *function, int slot) {
     char cost[92];
     unsigned sleep_us = 0, spin_us = 0;
     pthread_mutex_lock(&lock);
     reload();
     pthread_mutex_unlock(&lock);
-    if ((find('c', slot, function, cost) || find('c', slot, "*", cost)) && sscanf(cost, "%u %u", &sleep_us, &spin_us) == 2) {
+    if ((find('c', slot, function, cost) || find('c', slot, "*", cost)) &&
+        sscanf(cost, "%u %u", &sleep_us, &spin_us) == 2) {
         if (sleep_us) usleep(sleep_us);
         for (u64 end = now_us() + spin_us; now_us() < end;) {}
     }
