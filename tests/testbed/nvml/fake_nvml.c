@@ -3,7 +3,7 @@
  * It answers the functions that the agent calls through nvidia-ml-py, with the signatures, struct layouts, field
  * numbers and error codes of the public NVML API reference, out of a script: a text file named by DROVER_FAKE_NVML,
  * read again whenever it changes, so that a test changes what the "hardware" does while the agent runs. It refuses what
- * a real device refuses: bad handles, null pointers, buffers too small, struct versions it does not know, unknown fields,
+ * a real device refuses: bad handles, null pointers, buffers too small, unknown struct versions, unknown fields and
  * links, calls before nvmlInit. Without DROVER_FAKE_NVML it behaves like a machine without the library.
  *
  * The script, one statement a line, later lines win, GPU is a slot or * for all:
