@@ -1,0 +1,63 @@
+"""The console's web server: Streamlit with three routes of our own (assets, layout and picture of the fleet)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import streamlit as st
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from drover_dashboard import client
+from drover_dashboard.components import ASSETS
+from drover_dashboard.fleet_canvas import frame, metrics, trouble_line
+
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
+
+
+def build() -> st.App:
+    routes = [
+        Route("/drover/assets/{path:path}", asset),
+        Route("/drover/layout", layout),
+        Route("/drover/picture", picture),
+    ]
+    return st.App(Path(__file__).parent / "script" / "console.py", routes=routes)
+
+
+def asset(request: Request) -> Response:
+    """A file of `assets/`; browsers ask again each time and get 304 while it is the same."""
+    path = (ASSETS / request.path_params["path"]).resolve()
+    media_type = MEDIA_TYPES.get(path.suffix)
+    if media_type is None or not path.is_relative_to(ASSETS.resolve()) or not path.is_file():
+        return JSONResponse({"trouble": "no such file"}, 404)
+    body = path.read_bytes()
+    headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:20]}"', "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)
+
+
+def layout(_request: Request) -> Response:
+    """Racks, nodes and GPU counts in the order of a picture's bytes."""
+    answer = client.fleet().layout()
+    if answer.value is None:
+        return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
+    racks = [
+        {"name": rack.name, "nodes": [{"name": node.name, "gpus": node.gpus} for node in rack.nodes]}
+        for rack in answer.value.racks
+    ]
+    return JSONResponse({"version": answer.value.version, "racks": racks})
+
+
+def picture(request: Request) -> Response:
+    """One frame of the picture, coloured by health or a metric of the catalog."""
+    color_by = request.query_params.get("color_by", "health")
+    if color_by != "health" and color_by not in {metric.name for metric in metrics()}:
+        return JSONResponse({"trouble": f"unknown metric {json.dumps(color_by)}; choose one of the list"}, 400)
+    body, trouble = frame(client.fleet(), color_by)
+    if body is None:
+        return JSONResponse({"trouble": trouble_line(trouble) if trouble else "no picture"}, 503)
+    return Response(body, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,168 @@
+// Lines over time with uPlot: an absent value is a gap, the peers are a band, moments (onset, opened) are dashed uprights.
+import uPlot from "./uplot/uPlot.esm.js";
+import { element, themeOf } from "./common.js";
+
+const charts = new WeakMap();
+
+export function render({ data, parentElement }) {
+  const root = parentElement.querySelector(".chart");
+  const { head, columns } = decode(data);
+  const theme = themeOf(root);
+  let chart = charts.get(parentElement);
+  const shape = JSON.stringify([head.lines, head.unit, head.height, theme.dark]);
+  if (chart && chart.shape !== shape) {
+    unmount(parentElement);
+    chart = null;
+  }
+  if (!chart) {
+    root.replaceChildren();
+    chart = { shape, head };
+    charts.set(parentElement, chart);
+    build(chart, root, theme, columns);
+  }
+  chart.head = head;
+  chart.title.textContent = head.title;
+  chart.note.textContent = head.note;
+  root.classList.toggle("absent", Boolean(head.absent));
+  chart.absent.textContent = head.absent || "";
+  chart.plot.setData(columns, false);
+  if (chart.zoomed) chart.plot.redraw();
+  else chart.plot.setScale("x", { min: head.from_s, max: head.to_s });
+}
+
+export function unmount(parentElement) {
+  const chart = charts.get(parentElement);
+  if (!chart) return;
+  chart.resized.disconnect();
+  chart.plot.destroy();
+  charts.delete(parentElement);
+}
+
+// uint32 length of a JSON header, the header padded to 8 bytes, float64 seconds[points], then float32[points] per line.
+function decode(data) {
+  const bytes = data.slice(); // its own buffer, aligned
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  let offset = (4 + length + 7) & ~7;
+  const columns = [Array.from(new Float64Array(bytes.buffer, offset, head.points))];
+  offset += head.points * 8;
+  head.lines.forEach(() => {
+    columns.push(Array.from(new Float32Array(bytes.buffer, offset, head.points), (value) => (Number.isNaN(value) ? null : value)));
+    offset += head.points * 4;
+  });
+  return { head, columns };
+}
+
+function build(chart, root, theme, columns) {
+  const { head } = chart;
+  const shade = theme.dark ? "dark" : "light";
+  chart.title = element("div", "title");
+  chart.note = element("div", "note");
+  chart.absent = element("div", "nothing");
+  const top = element("div", "top");
+  top.append(chart.title, chart.note);
+  const area = element("div", "area");
+  chart.tip = element("div", "tip");
+  chart.tip.hidden = true;
+  root.append(top, area, chart.absent, chart.tip);
+  const grid = { stroke: theme.border, width: 1 };
+  const axis = { stroke: theme.text, grid, ticks: grid, font: "11px sans-serif" };
+  const text = (value) => (value === null || value === undefined ? "absent" : number(value, head.unit));
+  const band = head.lines.findIndex((line) => line.role === "peers_p10") + 1;
+  chart.plot = new uPlot(
+    {
+      width: root.clientWidth || 400,
+      height: head.height,
+      series: [{}, ...head.lines.map((line) => lineOf(line, theme, shade, head))],
+      bands: band ? [{ series: [band + 1, band], fill: theme.dark ? "#8fa3b844" : "#5f758c33" }] : [],
+      scales: { x: { time: true }, y: { range: (_, low, high) => range(chart.head, low, high) } },
+      axes: [
+        { ...axis, space: 60, size: 26, values: (plot, marks) => marks.map((at) => tick(at, plot.scales.x)) },
+        { ...axis, space: 26, size: 54, values: (_, marks) => marks.map((value) => number(value, "")) },
+      ],
+      cursor: { drag: { x: true, y: false }, points: { size: 5 } },
+      legend: { show: false },
+      hooks: {
+        draw: [(plot) => moments(plot, chart.head.marks, theme)],
+        setSelect: [() => { chart.zoomed = true; }],
+        setCursor: [(plot) => readout(chart, plot, text)],
+      },
+    },
+    columns,
+    area,
+  );
+  area.addEventListener("dblclick", () => {
+    chart.zoomed = false;
+    chart.plot.setScale("x", { min: chart.head.from_s, max: chart.head.to_s });
+  });
+  chart.resized = new ResizeObserver(() => {
+    const width = root.clientWidth;
+    if (width && width !== chart.width) chart.plot.setSize({ width: (chart.width = width), height: head.height });
+  });
+  chart.resized.observe(root);
+}
+
+// What the cursor points at: the moment and each line's value, absent where there is none.
+function readout(chart, plot, text) {
+  const { idx, left } = plot.cursor;
+  chart.tip.hidden = idx === null || idx === undefined || left < 0;
+  if (chart.tip.hidden) return;
+  const lines = chart.head.lines.map((line, k) => element("div", line.strong ? "strong" : "", `${line.label}: ${text(plot.data[k + 1][idx])}`));
+  chart.tip.replaceChildren(element("b", "", moment(plot.data[0][idx])), ...lines);
+  const room = plot.over.clientWidth;
+  chart.tip.style.left = `${left > room / 2 ? left + 54 - 8 - chart.tip.offsetWidth : left + 54 + 14}px`;
+}
+
+// Clock times for spans of hours, days for spans of days.
+function tick(seconds, scale) {
+  const at = new Date(seconds * 1000);
+  if (scale.max - scale.min > 2 * 86400) return at.toLocaleDateString([], { month: "short", day: "numeric" });
+  const parts = { hour: "2-digit", minute: "2-digit", hour12: false };
+  return at.toLocaleTimeString([], scale.max - scale.min < 300 ? { ...parts, second: "2-digit" } : parts);
+}
+
+function lineOf(line, theme, shade, head) {
+  const base = { label: line.label, spanGaps: false, points: { show: false } };
+  if (line.role === "value") {
+    return { ...base, stroke: line[shade], width: line.strong ? 2.5 : 1.25, dash: line.dash, points: { show: head.points < 40, size: 4 } };
+  }
+  if (line.role === "peers_median") return { ...base, stroke: theme.dark ? "#aab6c3" : "#5f6f80", width: 1.25, dash: [5, 4] };
+  return { ...base, stroke: theme.dark ? "#8fa3b877" : "#5f758c66", width: 0.75 };
+}
+
+// All values of one chart share a scale; a flat line gets room above and below instead of filling it.
+function range(head, low, high) {
+  if (low === null || high === null) return [0, 1];
+  if (head.range) return head.range;
+  const span = Math.max(high - low, Math.abs(high) * 0.04, 1e-9);
+  const floor = low - span * 0.12;
+  return [low >= 0 && floor < 0 ? 0 : floor, high + span * 0.12];
+}
+
+const number = (value, unit) =>
+  `${value.toLocaleString([], { maximumFractionDigits: Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 1 ? 1 : 4 })} ${unit}`.trim();
+
+const moment = (seconds) => new Date(seconds * 1000).toLocaleString([], { hour12: false, month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+function moments(plot, marks, theme) {
+  const paint = plot.ctx;
+  const ratio = window.devicePixelRatio || 1;
+  const { left, top, width, height } = plot.bbox;
+  paint.save();
+  paint.strokeStyle = paint.fillStyle = theme.dark ? "#f0662b" : "#b34700";
+  paint.lineWidth = 1.5 * ratio;
+  paint.setLineDash([4 * ratio, 3 * ratio]);
+  paint.font = `600 ${11 * ratio}px sans-serif`;
+  marks.forEach((mark, line) => {
+    const x = plot.valToPos(mark.at_s, "x", true);
+    if (x < left || x > left + width) return;
+    paint.beginPath();
+    paint.moveTo(x, top);
+    paint.lineTo(x, top + height);
+    paint.stroke();
+    const right = x > left + width * 0.8;
+    paint.textAlign = right ? "right" : "left";
+    paint.fillText(mark.text, x + (right ? -4 : 4) * ratio, top + (12 + 13 * line) * ratio);
+  });
+  paint.restore();
+}

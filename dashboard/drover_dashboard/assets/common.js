@@ -1,0 +1,27 @@
+// What the components share: the page's theme and the viewer's clock.
+
+// Streamlit's theme as seen from `element`: is the page dark, and its text colour.
+export function themeOf(element) {
+  const style = getComputedStyle(element);
+  const text = style.getPropertyValue("--st-text-color").trim() || "#16191d";
+  const back = style.getPropertyValue("--st-background-color").trim() || "#ffffff";
+  const border = style.getPropertyValue("--st-border-color").trim() || "#d5d9de";
+  const [r, g, b] = rgb(back);
+  return { dark: 0.299 * r + 0.587 * g + 0.114 * b < 128, text, back, border };
+}
+
+export function rgb(color) {
+  const hex = color.match(/^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})/i);
+  if (hex) return hex.slice(1).map((part) => parseInt(part, 16));
+  const numbers = color.match(/[\d.]+/g) || [255, 255, 255];
+  return numbers.slice(0, 3).map(Number);
+}
+
+export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false });
+
+export function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined && text !== null) made.textContent = text; // never HTML: texts come from logs of the fleet
+  return made;
+}

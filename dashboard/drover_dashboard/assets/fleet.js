@@ -1,0 +1,274 @@
+// The picture of every GPU by rack. It fetches its own frames, so that a refresh costs neither a script run nor a flicker.
+import { clock, element, themeOf } from "./common.js";
+import { arrange, place, hit } from "./fleet_layout.js";
+
+const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
+const HEALTHY = "healthy";
+const UNKNOWN = "unknown";
+const pictures = new WeakMap();
+
+export function render({ data, parentElement, setTriggerValue }) {
+  let picture = pictures.get(parentElement);
+  if (!picture) {
+    picture = mount(parentElement);
+    pictures.set(parentElement, picture);
+  }
+  const changed = !picture.data || picture.data.color_by !== data.color_by;
+  picture.data = data;
+  picture.open = (cell) => setTriggerValue("open", { node: cell.node, gpu: cell.gpu });
+  if (changed) poll(picture);
+  else draw(picture);
+}
+
+export function unmount(parentElement) {
+  const picture = pictures.get(parentElement);
+  if (!picture) return;
+  clearTimeout(picture.timer);
+  picture.closed = true;
+  picture.resized.disconnect();
+  document.removeEventListener("visibilitychange", picture.woken);
+  pictures.delete(parentElement);
+}
+
+function mount(parent) {
+  const root = parent.querySelector(".fleet");
+  const picture = {
+    root, canvas: root.querySelector("canvas"), tip: root.querySelector(".tip"), legend: root.querySelector(".legend"),
+    notice: root.querySelector(".notice"), layout: null, frame: null, trouble: null, round: 0,
+  };
+  picture.canvas.addEventListener("mousemove", (event) => hover(picture, event));
+  picture.canvas.addEventListener("mouseleave", () => { picture.tip.hidden = true; });
+  picture.canvas.addEventListener("click", (event) => {
+    const cell = under(picture, event);
+    if (cell) picture.open(cell);
+  });
+  picture.resized = new ResizeObserver(() => draw(picture));
+  picture.resized.observe(root);
+  picture.woken = () => { if (!document.hidden) poll(picture); };
+  document.addEventListener("visibilitychange", picture.woken);
+  return picture;
+}
+
+async function poll(picture) {
+  clearTimeout(picture.timer);
+  const round = ++picture.round; // an answer for another colour that comes late is dropped
+  if (!document.hidden) {
+    try {
+      const frame = await fetchFrame(picture.data.color_by);
+      if (round !== picture.round) return;
+      if (!picture.layout || picture.layout.version !== frame.layout_version) {
+        picture.layout = await fetchJson("drover/layout");
+        if (round !== picture.round) return;
+      }
+      if (picture.layout.version === frame.layout_version) picture.frame = frame;
+      picture.trouble = frame.trouble;
+    } catch (error) {
+      if (round !== picture.round) return;
+      picture.trouble = error.told || "The console's own server does not answer: is drover-dashboard running?";
+    }
+    draw(picture);
+  }
+  if (!picture.closed) picture.timer = setTimeout(() => poll(picture), picture.data.every_s * 1000);
+}
+
+async function ask(path) {
+  const reply = await fetch(new URL(path, document.baseURI), { cache: "no-store" });
+  if (reply.ok) return reply;
+  const error = new Error(path);
+  error.told = (await reply.json()).trouble;
+  throw error;
+}
+
+const fetchJson = async (path) => (await ask(path)).json();
+
+// A frame: uint32 length of a JSON header, the header, health[n], cells[n], float32 values[n]; each part padded to 4 bytes.
+async function fetchFrame(colorBy) {
+  const body = await (await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}`)).arrayBuffer();
+  const length = new DataView(body).getUint32(0, true);
+  const frame = JSON.parse(new TextDecoder().decode(new Uint8Array(body, 4, length)));
+  const padded = (size) => (size + 3) & ~3;
+  let offset = padded(4 + length);
+  frame.health = new Uint8Array(body, offset, frame.gpus);
+  offset += padded(frame.gpus);
+  if (frame.metric) {
+    frame.cells = new Uint8Array(body, offset, frame.gpus);
+    offset += padded(frame.gpus);
+    frame.values = frame.has_values ? new Float32Array(body, offset, frame.gpus) : null;
+  }
+  return frame;
+}
+
+function draw(picture) {
+  const { root, canvas, frame, data } = picture;
+  picture.notice.textContent = picture.trouble ? `${frame ? `Old picture, as of ${clock(frame.ts_ms)}. ` : ""}${picture.trouble}` : "";
+  picture.notice.hidden = !picture.trouble;
+  canvas.classList.toggle("stale", Boolean(picture.trouble));
+  if (!frame || !root.clientWidth) return;
+  const theme = themeOf(root);
+  const shade = theme.dark ? "dark" : "light";
+  const ratio = window.devicePixelRatio || 1;
+  const width = root.clientWidth;
+  const plan = arrange(picture.layout, width, data.height - 46 - picture.notice.offsetHeight);
+  picture.plan = plan;
+  picture.cells = place(picture.layout, plan);
+  const height = plan.height;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.height = `${height}px`;
+  const paint = canvas.getContext("2d");
+  paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+  paint.clearRect(0, 0, width, height);
+  labels(paint, plan, theme);
+  const hatch = hatching(paint, theme);
+  const ramp = rampColors();
+  const looks = frame.legend.map((name) => data.palette.health[name] || data.palette.health[UNKNOWN]);
+  const gap = plan.cellHeight >= 5 ? 1 : 0;
+  const marked = [];
+  let last = null;
+  for (const cell of picture.cells) {
+    const name = frame.legend[frame.health[cell.index]] || UNKNOWN;
+    const absent = frame.metric ? frame.cells[cell.index] === 0 : name === UNKNOWN;
+    const fill = absent ? hatch : frame.metric ? ramp[frame.cells[cell.index]] : looks[frame.health[cell.index]][shade];
+    if (fill !== last) paint.fillStyle = last = fill;
+    paint.fillRect(cell.x, cell.y, plan.cellWidth - gap, plan.cellHeight - gap);
+    if (name !== HEALTHY && name !== UNKNOWN) marked.push([cell, looks[frame.health[cell.index]]]);
+  }
+  for (const [cell, look] of marked) mark(paint, plan, cell, look, shade, Boolean(frame.metric), gap);
+  legend(picture, theme, shade, ramp);
+  publish(picture);
+}
+
+// A state is told by its sign where a cell has room for one, else by a ring that no single small cell can hide behind.
+function mark(paint, plan, cell, look, shade, onRamp, gap) {
+  const [width, height] = [plan.cellWidth - gap, plan.cellHeight - gap];
+  if (onRamp || height < 11) {
+    const room = height < 11 ? 2 : 0;
+    paint.lineWidth = 2;
+    paint.strokeStyle = look[shade];
+    paint.strokeRect(cell.x - room, cell.y - room, width + 2 * room, height + 2 * room);
+  }
+  if (height < 11) return;
+  paint.font = `bold ${Math.min(16, Math.round(height * 0.75))}px sans-serif`;
+  paint.textAlign = "center";
+  paint.textBaseline = "middle";
+  paint.lineWidth = 3;
+  if (onRamp) {
+    paint.strokeStyle = "#fff";
+    paint.strokeText(look.sign, cell.x + width / 2, cell.y + height / 2 + 1);
+  }
+  paint.fillStyle = "#111";
+  paint.fillText(look.sign, cell.x + width / 2, cell.y + height / 2 + 1);
+}
+
+function labels(paint, plan, theme) {
+  paint.fillStyle = theme.text;
+  paint.textAlign = "left";
+  paint.textBaseline = "alphabetic";
+  for (const label of plan.labels) {
+    paint.font = label.strong ? "600 12px sans-serif" : "11px sans-serif";
+    paint.globalAlpha = label.strong ? 1 : 0.75;
+    paint.fillText(label.text, label.x, label.y, label.room);
+  }
+  paint.globalAlpha = 1;
+}
+
+function hatching(paint, theme) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const brush = tile.getContext("2d");
+  brush.fillStyle = theme.dark ? "#20262d" : "#eceef1";
+  brush.fillRect(0, 0, 6, 6);
+  brush.strokeStyle = theme.dark ? "#8b929c" : "#7d838c";
+  brush.lineWidth = 1.2;
+  brush.beginPath();
+  for (const shift of [-6, 0, 6]) { brush.moveTo(shift, 6); brush.lineTo(shift + 6, 0); }
+  brush.stroke();
+  return paint.createPattern(tile, "repeat");
+}
+
+function rampColors() {
+  const colors = [""];
+  for (let step = 0; step < 255; step += 1) {
+    const at = (step / 254) * (RAMP.length - 1);
+    const low = Math.min(Math.floor(at), RAMP.length - 2);
+    const mix = RAMP[low].map((part, k) => Math.round(part + (RAMP[low + 1][k] - part) * (at - low)));
+    colors.push(`rgb(${mix.join(",")})`);
+  }
+  return colors;
+}
+
+function legend(picture, theme, shade, ramp) {
+  const { frame, data } = picture;
+  const parts = [];
+  if (frame.metric) {
+    const bar = element("span", "ramp");
+    bar.style.background = `linear-gradient(90deg, ${[1, 64, 128, 192, 255].map((k) => ramp[k]).join(",")})`;
+    parts.push(element("span", "", frame.low_text), bar, element("span", "", frame.high_text));
+    parts.push(swatch("hatched", "", "", "absent"));
+  }
+  const counts = frame.legend.map(() => 0);
+  for (const code of frame.health) counts[code] = (counts[code] || 0) + 1;
+  frame.legend.forEach((name, code) => {
+    if (!counts[code] || (frame.metric && (name === HEALTHY || name === UNKNOWN))) return;
+    const look = data.palette.health[name] || data.palette.health[UNKNOWN];
+    parts.push(swatch(name === UNKNOWN ? "hatched" : "", look[shade], look.sign, `${name} ${counts[code].toLocaleString()}`));
+  });
+  parts.push(element("span", "asof", `as of ${clock(frame.ts_ms)}`));
+  picture.legend.replaceChildren(...parts);
+  picture.root.classList.toggle("dark", theme.dark);
+}
+
+function swatch(kind, color, sign, text) {
+  const item = element("span", "item");
+  const box = element("span", `swatch ${kind}`, sign);
+  if (color && !kind) box.style.background = color;
+  item.append(box, document.createTextNode(text));
+  return item;
+}
+
+function under(picture, event) {
+  if (!picture.frame || !picture.plan) return null;
+  const box = picture.canvas.getBoundingClientRect();
+  return hit(picture.cells, picture.plan, event.clientX - box.left, event.clientY - box.top);
+}
+
+function hover(picture, event) {
+  const cell = under(picture, event);
+  picture.tip.hidden = !cell;
+  picture.canvas.style.cursor = cell ? "pointer" : "default";
+  if (!cell) return;
+  const { frame, tip, root } = picture;
+  const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
+  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: nothing heard" : health));
+  if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
+  tip.append(element("div", "faint", `${cell.rack} · click to open`));
+  const box = root.getBoundingClientRect();
+  tip.style.left = `${Math.min(event.clientX - box.left + 14, root.clientWidth - 200)}px`;
+  tip.style.top = `${event.clientY - box.top + 14}px`;
+}
+
+// Without exact values (a very large fleet) the colour's own step is told, marked as about.
+function valueText(frame, index) {
+  const step = frame.cells[index];
+  if (step === 0) return "absent";
+  const value = frame.values ? frame.values[index] : frame.low + ((step - 1) / 254) * (frame.high - frame.low);
+  const scaled = value * frame.scale;
+  const digits = Math.abs(scaled) >= 100 || Number.isInteger(scaled) ? 0 : Math.abs(scaled) >= 10 ? 1 : 3;
+  const text = scaled.toLocaleString([], { maximumFractionDigits: digits });
+  return `${frame.values ? "" : "about "}${text} ${frame.unit}`.trim();
+}
+
+// For tests and for scripts of operators: where each GPU is on the page, and what it shows.
+function publish(picture) {
+  const { frame, plan, canvas } = picture;
+  window.__drover_fleet = {
+    tsMs: frame.ts_ms, colorBy: frame.metric || "health", stale: Boolean(picture.trouble),
+    cells: () => {
+      const box = canvas.getBoundingClientRect();
+      return picture.cells.map((cell) => ({
+        node: cell.node, gpu: cell.gpu, health: frame.legend[frame.health[cell.index]] || UNKNOWN,
+        x: box.left + cell.x + plan.cellWidth / 2, y: box.top + cell.y + plan.cellHeight / 2,
+      }));
+    },
+  };
+}

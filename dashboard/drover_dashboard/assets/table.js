@@ -1,0 +1,74 @@
+// Rows of text, some of which open something. Every text goes in as text, never as HTML: much of it comes from logs.
+import { element, themeOf } from "./common.js";
+
+const tables = new WeakMap();
+
+export function render({ data, parentElement, setTriggerValue }) {
+  const root = parentElement.querySelector(".rows");
+  root.classList.toggle("dark", themeOf(root).dark);
+  const shown = JSON.stringify(data);
+  if (tables.get(parentElement) === shown && root.firstChild) return; // nothing changed: selection and scroll stay
+  tables.set(parentElement, shown);
+  if (!data.rows.length) {
+    root.replaceChildren(element("div", "empty", data.empty));
+    return;
+  }
+  const scrolled = root.firstChild ? root.scrollTop : 0;
+  const table = element("table");
+  if (data.columns.some((column) => column.label)) table.append(head(data));
+  table.append(body(data, setTriggerValue));
+  root.replaceChildren(table);
+  root.scrollTop = scrolled;
+}
+
+export function unmount(parentElement) {
+  tables.delete(parentElement);
+}
+
+function head(data) {
+  const line = element("tr");
+  for (const column of data.columns) {
+    const cell = element("th", column.align || "", column.label);
+    if (column.help) cell.title = column.help;
+    line.append(cell);
+  }
+  const made = element("thead");
+  made.append(line);
+  return made;
+}
+
+function body(data, setTriggerValue) {
+  const made = element("tbody");
+  for (const row of data.rows) {
+    const line = element("tr", [row.tone, row.href ? "opens" : "", row.id && row.id === data.selected ? "selected" : ""].join(" "));
+    row.cells.forEach((cell, k) => line.append(cellOf(cell, data.columns[k] || {}, k === data.link_column ? row : null)));
+    if (row.href) {
+      line.addEventListener("click", (event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey || getSelection().toString()) return; // the link's own ways stay
+        event.preventDefault();
+        setTriggerValue("open", row.id);
+      });
+    }
+    made.append(line);
+  }
+  return made;
+}
+
+function stroke(line) {
+  const made = element("span", line.dashed ? "stroke dashed" : "stroke");
+  made.style.setProperty("--light", line.light);
+  made.style.setProperty("--dark", line.dark);
+  return made;
+}
+
+function cellOf(cell, column, link) {
+  const made = element("td", [column.align, column.wrap ? "wrap" : "", cell.kind].filter(Boolean).join(" "));
+  if (cell.title) made.title = cell.title;
+  const main = element(link && link.href ? "a" : "span", cell.badge ? `badge ${cell.badge}` : "main", cell.text);
+  if (link && link.href) main.href = new URL(link.href, document.baseURI);
+  if (cell.line) made.append(stroke(cell.line));
+  made.append(main);
+  if (cell.mark) made.append(element("span", `mark ${cell.mark.tone}`, cell.mark.text));
+  if (cell.sub) made.append(element("div", "sub", cell.sub));
+  return made;
+}

@@ -1,0 +1,134 @@
+"""Lines over time: bytes for the uPlot component. An absent value stays NaN and is drawn as a gap."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_dashboard import format as fmt
+from drover_dashboard import theme
+from drover_dashboard.components import component
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Metric
+
+Floats = npt.NDArray[np.float32]
+
+PEER_ROLES = ("peers_p10", "peers_p90", "peers_median")
+PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median": "peers' median"}
+BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+DASH = (8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: `role` is value or one of PEER_ROLES; `slot` chooses its colour and dash."""
+
+    label: str
+    role: str
+    values: Floats
+    slot: int = 0
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`marks` are moments (ms, text). `absent` says why nothing is there, where nothing is."""
+
+    metric: Metric
+    times_ms: npt.NDArray[np.int64]
+    lines: Sequence[Line]
+    from_ms: int
+    to_ms: int
+    marks: Sequence[tuple[int, str]] = field(default_factory=tuple)
+    note: str = ""
+    absent: str = ""
+    height: int = 150
+
+
+def lines_of(reply: pb.SeriesReply, metric: str, strong: frozenset[int] = frozenset()) -> list[Line]:
+    """The lines of one metric in a reply: its targets first, then the peers' band. `strong` slots are drawn thick."""
+    found: list[Line] = []
+    for series in reply.series:
+        if series.metric != metric:
+            continue
+        role = series.role or "value"
+        slot = series.gpu if series.HasField("gpu") else 0
+        name = f"GPU {slot}" if series.HasField("gpu") else series.link or series.node
+        found.append(
+            Line(
+                PEER_LABELS.get(role, name),
+                role,
+                np.frombuffer(series.values, "<f4"),
+                slot,
+                role == "value" and slot in strong,
+            )
+        )
+    order = {"value": 0, "peers_p10": 1, "peers_p90": 2, "peers_median": 3}  # the band is drawn between neighbours
+    return sorted((line for line in found if line.role in order), key=lambda line: (order[line.role], line.slot))
+
+
+def times_of(reply: pb.SeriesReply) -> npt.NDArray[np.int64]:
+    return np.frombuffer(reply.ts_ms, "<i8")
+
+
+def nothing_there(lines: Sequence[Line]) -> bool:
+    return not any(bool(np.isfinite(line.values).any()) for line in lines if line.role == "value")
+
+
+def encode(chart: Chart) -> bytes:
+    """Header and columns as assets/chart.js reads them; values are scaled to the unit that is shown."""
+    scale, unit = _unit(chart)
+    lines = [line for line in chart.lines if len(line.values) == len(chart.times_ms)]
+    several = sum(line.role == "value" for line in lines) > 1
+    head = {
+        "title": f"{fmt.capital(chart.metric.label)}{f', {unit}' if unit else ''}",
+        "note": chart.note,
+        "unit": unit,
+        "absent": chart.absent,
+        "height": chart.height,
+        "points": len(chart.times_ms),
+        "from_s": chart.from_ms / 1000,
+        "to_s": chart.to_ms / 1000,
+        "range": [0, 100] if unit == "%" and chart.metric.name.endswith(("util_ratio", "active_ratio")) else None,
+        "marks": [{"at_s": at_ms / 1000, "text": text} for at_ms, text in chart.marks],
+        "lines": [
+            {
+                "label": line.label,
+                "role": line.role,
+                "strong": line.strong,
+                "light": theme.line(line.slot).light,
+                "dark": theme.line(line.slot).dark,
+                "dash": DASH if several and theme.line(line.slot).dashed else None,
+            }
+            for line in lines
+        ],
+    }
+    text = json.dumps(head).encode()
+    start = struct.pack("<I", len(text)) + text
+    columns = [(chart.times_ms / 1000).astype("<f8").tobytes()]
+    columns += [(line.values * np.float32(scale)).astype("<f4").tobytes() for line in lines]
+    return start + bytes(-len(start) % 8) + b"".join(columns)
+
+
+def _unit(chart: Chart) -> tuple[float, str]:
+    """The factor and the unit of the axis: percent for ratios, a prefix for bytes that fits the largest value."""
+    unit = fmt.unit(chart.metric)
+    if unit == "%":
+        return 100.0, unit
+    if unit in ("B", "B/s"):
+        present = [line.values[np.isfinite(line.values)] for line in chart.lines]
+        largest = max((float(np.abs(values).max()) for values in present if len(values)), default=0.0)
+        for step, prefix in BYTE_STEPS:
+            if largest >= step:
+                return 1 / step, prefix + unit
+    return 1.0, unit
+
+
+def show(key: str, chart: Chart) -> None:
+    """Draw a chart; it keeps its zoom while its data is refreshed."""
+    component("chart", "uplot/uPlot.min.css")(key=key, data=encode(chart))

@@ -1,0 +1,193 @@
+"""The console's only source: the Fleet service of a collector.
+
+Every call has a deadline. When the collector does not answer, the last good answer stays on the screen, marked as old,
+with one line that says since when and what to do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetStub
+
+T = TypeVar("T")
+
+KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
+FRESH_S = 1.0  # answers this young are shared by all open pages
+DEADLINE_S = 5.0
+SERIES_DEADLINE_S = 15.0  # a day of a node is read from disk
+
+
+class ClientError(ValueError):
+    """The console cannot be set up: the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no fresh answer. `since_ms`: of the first failure in a row, or of a refusal the moment itself."""
+
+    what: str
+    reason: str
+    advice: str
+    since_ms: int
+    not_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What a call gave: fresh (no trouble), old (both), or nothing (value None). `as_of_ms`: when it was received."""
+
+    value: T | None
+    as_of_ms: int
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    ca: Path
+    cert: Path
+    key: Path
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises ClientError when a file cannot be read."""
+        parts = []
+        for path in (self.ca, self.key, self.cert):
+            try:
+                parts.append(path.read_bytes())
+            except OSError as error:
+                raise ClientError(f"{path}: {error.strerror}; check --ca, --cert and --key") from None
+        return grpc.ssl_channel_credentials(*parts)
+
+
+class FleetClient:
+    """Blocking calls, safe from many threads; one channel for all."""
+
+    def __init__(self, target: str, tls: Tls | None = None, now_ms: Callable[[], int] | None = None) -> None:
+        options = [
+            ("grpc.max_receive_message_length", 64 << 20),
+            ("grpc.initial_reconnect_backoff_ms", 500),
+            ("grpc.max_reconnect_backoff_ms", 2000),  # a restarted collector is seen within seconds
+        ]
+        self.target = target
+        self._channel = (
+            grpc.secure_channel(target, tls.credentials(), options) if tls else grpc.insecure_channel(target, options)
+        )
+        self._stub = FleetStub(self._channel)
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], tuple[int, Any]] = OrderedDict()
+        self._silent_since_ms: int | None = None
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def status(self) -> Answer[pb.Status]:
+        return self._call(self._stub.GetStatus, pb.StatusRequest(), "status")
+
+    def layout(self) -> Answer[pb.Layout]:
+        return self._call(self._stub.GetLayout, pb.LayoutRequest(), "layout")
+
+    def picture(self, color_by: str) -> Answer[pb.Picture]:
+        return self._call(self._stub.GetPicture, pb.PictureRequest(color_by=color_by), f"picture {color_by}")
+
+    def nodes(self, limit: int = 0) -> Answer[pb.NodeList]:
+        return self._call(self._stub.ListNodes, pb.ListNodesRequest(limit=limit), f"nodes {limit}")
+
+    def node(self, name: str) -> Answer[pb.NodeDetail]:
+        return self._call(self._stub.GetNode, pb.NodeRequest(node=name), f"node {name}")
+
+    def incidents(
+        self, state: str = "open", node: str = "", min_severity: str = "", since_ms: int = 0, limit: int = 200
+    ) -> Answer[pb.IncidentList]:
+        request = pb.ListIncidentsRequest(
+            state=state, node=node, min_severity=min_severity, since_ms=since_ms, limit=limit
+        )
+        return self._call(self._stub.ListIncidents, request, f"incidents {state} {node} {min_severity} {limit}")
+
+    def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
+        return self._call(self._stub.GetIncident, pb.IncidentRequest(id=incident_id), f"incident {incident_id}")
+
+    def series(self, request: pb.SeriesRequest, key: str) -> Answer[pb.SeriesReply]:
+        """`key` names the chart: its last good answer is shown while the collector is away, whatever time it was of."""
+        return self._call(self._stub.QuerySeries, request, f"series {key}", SERIES_DEADLINE_S)
+
+    def _call(self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S) -> Answer[Any]:
+        name = (type(request).__name__, key)
+        asked_ms = self._now_ms()
+        with self._lock:
+            kept = self._kept.get(name)
+        if kept and 0 <= asked_ms - kept[0] < FRESH_S * 1000 and self._silent_since_ms is None:
+            return Answer(kept[1], kept[0])
+        try:
+            value = method(request, timeout=deadline_s)
+        except grpc.RpcError as error:
+            trouble = self._trouble(error, asked_ms, deadline_s)
+            return Answer(kept[1] if kept and not trouble.not_found else None, kept[0] if kept else 0, trouble)
+        received_ms = self._now_ms()
+        with self._lock:
+            self._silent_since_ms = None
+            self._kept[name] = (received_ms, value)
+            self._kept.move_to_end(name)
+            while len(self._kept) > KEPT_ANSWERS:
+                self._kept.popitem(last=False)
+        return Answer(value, received_ms)
+
+    def _trouble(self, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
+        code, detail = error.code(), (error.details() or "").strip()
+        who = f"collector {self.target}"
+        silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        with self._lock:
+            if silent and self._silent_since_ms is None:
+                self._silent_since_ms = asked_ms
+            since_ms = self._silent_since_ms if silent and self._silent_since_ms else asked_ms
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Trouble(f"{who} does not answer", f"within {deadline_s:g} s", "see its log", since_ms)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return Trouble(f"{who} does not answer", _short(detail), "is drover-collector running?", since_ms)
+        if code is grpc.StatusCode.NOT_FOUND:
+            return Trouble("not found", detail, "choose from the list", since_ms, not_found=True)
+        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            return Trouble(f"{who} refuses this console", detail, "check --ca, --cert and --key", since_ms)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return Trouble(f"{who} does not know this question", detail, "run both at one version", since_ms)
+        return Trouble(f"{who} failed to answer", f"{code.name}: {detail}", "see the collector's log", since_ms)
+
+
+def _short(detail: str) -> str:
+    """The reason inside gRPC's long texts."""
+    lowered = detail.lower()
+    for reason in ("connection refused", "no route to host", "connection reset", "handshake failed", "timed out"):
+        if reason in lowered:
+            return reason
+    if "dns" in lowered or "name resolution" in lowered:
+        return "its name cannot be resolved"
+    return detail.splitlines()[0][:120] if detail else "no reason given"
+
+
+_shared: FleetClient | None = None
+
+
+def share(client: FleetClient) -> None:
+    """Make `client` the one that the pages and the picture's endpoint use."""
+    global _shared
+    _shared = client
+
+
+def fleet() -> FleetClient:
+    """The client of this process."""
+    if _shared is None:
+        raise RuntimeError("no collector was named; start the console with drover-dashboard")
+    return _shared
+
+
+def targets(node: str, gpus: Sequence[int]) -> list[pb.SeriesTarget]:
+    return [pb.SeriesTarget(node=node, gpu=gpu) for gpu in gpus]

@@ -1,0 +1,97 @@
+"""The picture of every GPU: bytes for the browser, and the component that draws and polls them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drover_dashboard import format as fmt
+from drover_dashboard import theme
+from drover_dashboard.client import FleetClient, Trouble
+from drover_dashboard.components import component
+from drover_proto import catalog
+from drover_proto.catalog import Metric, Scope
+
+EXACT_VALUES = (
+    16_384  # GPUs up to which the exact values travel too (64 kB); beyond, a hover tells the colour's own step
+)
+REFRESH_S = 5
+
+STATE_UNITS = ("bitmask", "enum")  # codes: a ramp from low to high would say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Clicked:
+    node: str
+    gpu: int
+
+
+def metrics() -> list[Metric]:
+    """What the picture can be coloured by."""
+    return [m for m in catalog.of_scope(Scope.GPU) if m.unit not in STATE_UNITS]
+
+
+def canvas(color_by: str, height: int) -> Clicked | None:
+    """Draw the picture, `height` px high; the GPU just clicked, else None."""
+    data = {"color_by": color_by, "every_s": REFRESH_S, "height": height, "palette": theme.palette()}
+    shown = component("fleet")(key="fleet_picture", data=data, on_open_change=lambda: None, height=height)
+    opened: dict[str, Any] | None = shown.open
+    return Clicked(opened["node"], opened["gpu"]) if opened else None
+
+
+def trouble_line(trouble: Trouble) -> str:
+    """Without the time: the browser tells its own beside it."""
+    return f"{trouble.what} ({trouble.reason}): {trouble.advice}"
+
+
+def frame(client: FleetClient, color_by: str) -> tuple[bytes | None, Trouble | None]:
+    """The newest picture as the browser takes it (see assets/fleet.js), or why there is none.
+
+    An answer kept from before the collector fell silent is given with its trouble in the header.
+    """
+    health = client.picture("health")
+    picture, trouble = health.value, health.trouble
+    header: dict[str, Any] = {}
+    parts: list[bytes] = []
+    if picture is None:
+        return None, trouble
+    gpus = len(picture.cells)
+    if color_by != "health":
+        colored = client.picture(color_by)
+        trouble = trouble or colored.trouble
+        if colored.value is None or len(colored.value.cells) != gpus:
+            return None, trouble or Trouble("no picture", "the layout is changing", "wait a moment", health.as_of_ms)
+        header, parts = _colored(color_by, colored.value, gpus)
+    header |= {
+        "gpus": gpus,
+        "layout_version": picture.layout_version,
+        "ts_ms": picture.ts_ms,
+        "legend": list(picture.legend),
+        "trouble": trouble_line(trouble) if trouble else None,
+    }
+    text = json.dumps(header).encode()
+    blocks = [struct.pack("<I", len(text)) + text, picture.cells, *parts]
+    return b"".join(block + bytes(-len(block) % 4) for block in blocks), trouble
+
+
+def _colored(color_by: str, picture: Any, gpus: int) -> tuple[dict[str, Any], list[bytes]]:
+    metric = catalog.BY_NAME[color_by]
+    exact = gpus <= EXACT_VALUES and len(picture.values) == 4 * gpus
+    values = np.frombuffer(picture.values, "<f4") if exact else np.empty(0, np.float32)
+    known = bool(np.any(np.frombuffer(picture.cells, np.uint8)))
+    header = {
+        "metric": color_by,
+        "label": fmt.capital(metric.label),
+        "unit": fmt.unit(metric),
+        "scale": 100 if fmt.unit(metric) == "%" else 1,
+        "low": picture.low,
+        "high": picture.high,
+        "low_text": fmt.value(metric, picture.low) if known else "no GPU reports this",
+        "high_text": fmt.value(metric, picture.high) if known else "",
+        "has_values": exact,
+    }
+    return header, [picture.cells, values.tobytes()] if exact else [picture.cells]

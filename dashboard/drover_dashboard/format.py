@@ -1,0 +1,153 @@
+"""Numbers, times and names as an operator reads them. Pure functions; absence is always a word, never a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from drover_proto import catalog
+from drover_proto.catalog import Metric
+from drover_proto.events import Incident, Member, Wanted
+
+ACTIONS: dict[Wanted, str] = {
+    Wanted.NONE: "nothing to do",
+    Wanted.WATCH: "watch",
+    Wanted.ADVISE: "look into it",
+    Wanted.PROBE: "probe",
+    Wanted.DRAIN: "drain the node",
+    Wanted.ISOLATE: "isolate the node",
+}
+
+ABSENCES: dict[str, str] = {
+    "unsupported": "not supported here",
+    "lost": "device lost",
+    "timeout": "read did not return",
+    "no-permission": "no permission",
+    "error": "read failed",
+    "out-of-range": "impossible value",
+    "": "not reported",
+}
+
+OUTCOMES: dict[str, str] = {
+    "would_act": "would act (observe mode: nothing is done)",
+    "held": "held back by the guard",
+    "pending_approval": "waits for a person's approval",
+    "act": "acts",
+}
+
+MODES: dict[str, str] = {
+    "observe": "observe: Drover only watches, nothing is drained",
+    "approve": "approve: actions wait for a person",
+    "enforce": "enforce: Drover acts by its policy",
+}
+
+
+def zone(name: str | None) -> tzinfo:
+    """The viewer's time zone; UTC where the browser names none that is known here."""
+    try:
+        return ZoneInfo(name) if name else UTC
+    except (ZoneInfoNotFoundError, ValueError):
+        return UTC
+
+
+def clock(ts_ms: int, where: tzinfo, now_ms: int) -> str:
+    """`03:12:09`, with the day in front when it is not today's: `Nov 20 23:58:01`."""
+    moment = datetime.fromtimestamp(ts_ms / 1000, where)
+    today = datetime.fromtimestamp(now_ms / 1000, where).date()
+    return moment.strftime("%H:%M:%S" if moment.date() == today else "%b %d %H:%M:%S")
+
+
+def zone_name(where: tzinfo, now_ms: int) -> str:
+    return datetime.fromtimestamp(now_ms / 1000, where).tzname() or "UTC"
+
+
+def duration(ms: float) -> str:
+    """`42 s`, `14 min`, `3 h 05 min`, `2 d 4 h`."""
+    seconds = max(0, round(ms / 1000))
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    if hours < 48:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def unit(metric: Metric) -> str:
+    """The unit beside a value: ratios are told in percent, plain counts have none."""
+    if metric.unit == "ratio" and metric.high <= 1:
+        return "%"
+    return {"degC": "°C", "count": "", "bool": "", "bitmask": "", "enum": "", "us": "µs"}.get(metric.unit, metric.unit)
+
+
+def value(metric: Metric, number: float) -> str:
+    """A present value with its unit: `1,410 MHz`, `71 °C`, `software power cap`."""
+    return catalog.describe(metric, number).replace("degC", "°C").replace(" us", " µs")
+
+
+def absent(reason: str) -> str:
+    return ABSENCES.get(reason, reason)
+
+
+def number(amount: float, digits: int = 0) -> str:
+    return f"{amount:,.{digits}f}"
+
+
+def hours(amount: float | None) -> str:
+    """GPU-hours; an untold cost is a word."""
+    if amount is None or math.isnan(amount):
+        return "not told"
+    return number(amount, 1 if amount >= 1 or amount == 0 else 2)
+
+
+def label(metric_name: str | None) -> str:
+    if not metric_name:
+        return ""
+    metric = catalog.BY_NAME.get(metric_name)
+    return capital(metric.label) if metric else metric_name
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def member(node: str | None, gpu: int | None) -> str:
+    if node is None:
+        return "fleet"
+    return node if gpu is None else f"{node} GPU {gpu}"
+
+
+def members(items: Iterable[Member], shown: int = 6) -> str:
+    """`r01n01 GPU 3, r01n02 and 4 more`."""
+    texts = [member(*item) for item in items]
+    if len(texts) <= shown:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:shown])} and {len(texts) - shown} more"
+
+
+def where(incident: Incident, racks: dict[str, str]) -> str:
+    """The place an incident names, with its rack where that is known."""
+    if incident.node is not None:
+        rack = racks.get(incident.node, "")
+        return member(incident.node, incident.gpu) + (f" · rack {rack}" if rack else "")
+    return f"{incident.scope}: {members(incident.members, 3)}" if incident.members else incident.scope
+
+
+def cause(word: str) -> str:
+    """A cause's code as words: `power_cap` -> `power cap`."""
+    return word.replace("_", " ")
+
+
+def action(wanted: Wanted) -> str:
+    return ACTIONS[wanted]
+
+
+def deviation(number_: float, median: float) -> float | None:
+    """How far a value lies from its peers' median, as a share of it; None where that says nothing."""
+    if not math.isfinite(number_) or not math.isfinite(median) or abs(median) < 1e-9:
+        return None
+    return (number_ - median) / abs(median)

@@ -1,0 +1,226 @@
+"""One incident in full: the first screen says what, where, since when and what to do; proof and history follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from drover_dashboard import charts, client, view
+from drover_dashboard import format as fmt
+from drover_dashboard.table import Cell, Column, Row, table
+from drover_proto import catalog
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Scope
+from drover_proto.events import Decision, Event, Evidence, Incident, from_json
+
+SHOWN_CHARTS = 6
+SHOWN_TARGETS = 8
+LEAST_PAD_MS, MOST_PAD_MS = 5 * 60_000, 2 * 3_600_000  # what a chart shows before the onset and after the end
+POINTS = 600
+
+
+def show(incident_id: str) -> None:
+    """Draw the incident `incident_id`."""
+    who = view.viewer()
+    answer = client.fleet().incident(incident_id)
+    if answer.value is None:
+        view.trouble("incident", answer.trouble, answer.as_of_ms, who)
+        return  # an old answer is shown as it is: the list beside it says that the collector is away
+    detail = answer.value
+    incident = from_json(Incident, detail.incident_json)
+    decisions = [from_json(Decision, text) for text in detail.decisions_json]
+    _head(incident, detail, decisions, who)
+    _evidence(incident, who)
+    _history(incident, detail, decisions, who)
+
+
+def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
+    view.notice("what", "summary", incident.summary)
+    facts, todo = st.columns([1.1, 1], gap="medium")
+    with facts:
+        rows = [
+            Row((view.severity_cell(incident.severity), Cell(_state(incident, who), kind="strong"))),
+            *(Row((Cell(name, kind="faint"), cell)) for name, cell in _facts(incident, detail, who)),
+        ]
+        table("facts", (Column(), Column(wrap=True)), rows, empty="")
+    with todo:
+        view.notice("advice", "todo", f"What to do: {fmt.action(incident.action)}\n{incident.advice}")
+        view.notice("policy", "remark", _policy(decisions))
+        if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
+            slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
+            st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
+
+
+def _state(incident: Incident, who: view.Viewer) -> str:
+    if incident.closed_ms is None:
+        return f"open, {who.since(incident.since_ms)}"
+    lasted = fmt.duration(incident.closed_ms - incident.since_ms)
+    return f"closed {who.clock(incident.closed_ms)}, lasted {lasted} from {who.clock(incident.since_ms)}"
+
+
+def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> list[tuple[str, Cell]]:
+    lost, waited = fmt.hours(incident.gpu_hours_lost), fmt.hours(incident.gpu_hours_waited)
+    reporters = ", ".join(incident.detectors) or "an unnamed detector"
+    found = [
+        ("Where", Cell(fmt.where(incident, view.racks()))),
+        ("Cause", Cell(f"{fmt.cause(incident.cause)} ({incident.kind}), {incident.confidence * 100:.0f} % sure")),
+        ("Reported", Cell(f"{who.clock(incident.opened_ms)} by {reporters}")),
+        ("Health now", view.health_cell(detail.health or "unknown")),
+        ("GPU-hours", Cell(f"{lost} lost, {waited} waited by its peers")),
+    ]
+    if len(incident.members) > 1:
+        found.insert(1, ("Members", Cell(fmt.members(incident.members))))
+    if incident.job:
+        found.append(("Job", Cell(incident.job)))
+    return found
+
+
+def _policy(decisions: Sequence[Decision]) -> str:
+    """What the policy does about it, the newest decision, said plainly."""
+    if not decisions:
+        return "Policy: no rule applies; Drover does nothing about it."
+    newest = max(decisions, key=lambda decision: decision.ts_ms)
+    outcome = fmt.OUTCOMES.get(newest.outcome, newest.outcome)
+    return f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}. Rule {newest.rule}: {newest.reason}"
+
+
+def _evidence(incident: Incident, who: view.Viewer) -> None:
+    if not incident.evidence:
+        view.notice("evidence", "remark", "This incident carries no measured evidence.")
+        return
+    drawn: dict[str, Evidence] = {}
+    for item in incident.evidence:
+        if item.metric and item.metric in catalog.BY_NAME:
+            drawn.setdefault(item.metric, item)
+    columns = st.columns(2, gap="medium")
+    for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
+        with columns[number % 2]:
+            _chart(incident, name, who)
+    rows = [Row((Cell(item.text), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
+    table("evidence", (Column("Evidence", wrap=True), Column("Measured against", align="right")), rows, empty="")
+
+
+def _numbers(item: Evidence) -> str:
+    metric = catalog.BY_NAME.get(item.metric or "")
+    if metric is None or item.value is None:
+        return ""
+    text = fmt.value(metric, item.value)
+    if item.expected is not None:
+        text += f" vs {fmt.value(metric, item.expected)}"
+    if item.peers:
+        text += f", {item.peers} peers"
+    return text
+
+
+def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
+    metric = catalog.BY_NAME[name]
+    end_ms = incident.closed_ms or who.now_ms
+    pad_ms = min(MOST_PAD_MS, max(LEAST_PAD_MS, (end_ms - incident.since_ms) // 2))
+    from_ms, to_ms = incident.since_ms - pad_ms, min(who.now_ms, end_ms + pad_ms)
+    targets = _targets(incident, metric.scope)
+    request = pb.SeriesRequest(
+        scope=metric.scope,
+        targets=targets,
+        metrics=[name],
+        from_ms=from_ms,
+        to_ms=to_ms,
+        max_points=POINTS,
+        with_peers=metric.scope is Scope.GPU and bool(targets),
+    )
+    answer = client.fleet().series(request, f"{incident.id} {name}")
+    if answer.value is None:
+        view.trouble(f"chart_{name}", answer.trouble, 0, who)
+        return
+    lines = charts.lines_of(answer.value, name, frozenset() if len(targets) > 1 else frozenset({incident.gpu or 0}))
+    place = f"{incident.node or incident.scope}{'' if incident.gpu is None else f' GPU {incident.gpu}'}"
+    peers = any(line.role == "peers_p90" for line in lines)
+    marks = [(incident.since_ms, "onset")]
+    if incident.opened_ms - incident.since_ms > (to_ms - from_ms) // 50:
+        marks.append((incident.opened_ms, "reported"))
+    if incident.closed_ms is not None:
+        marks.append((incident.closed_ms, "closed"))
+    chart = charts.Chart(
+        metric,
+        charts.times_of(answer.value),
+        lines,
+        from_ms,
+        to_ms,
+        marks,
+        note=f"{place}{'; band: peers p10 to p90' if peers else ''}",
+        absent="no value in this time" if charts.nothing_there(lines) else "",
+    )
+    charts.show(f"evidence_{name}", chart)
+
+
+def _targets(incident: Incident, scope: Scope) -> list[pb.SeriesTarget]:
+    """Whose values prove it: the GPU named, else the members' GPUs, else all of the node; nodes for node metrics."""
+    if scope is not Scope.GPU:
+        nodes = list(dict.fromkeys([incident.node] if incident.node else [node for node, _ in incident.members]))
+        return [pb.SeriesTarget(node=node) for node in nodes[:SHOWN_TARGETS]]
+    if incident.node is not None and incident.gpu is not None:
+        return [pb.SeriesTarget(node=incident.node, gpu=incident.gpu)]
+    gpus = [(node, gpu) for node, gpu in incident.members if gpu is not None]
+    if not gpus and incident.node is not None:
+        gpus = [(incident.node, slot) for slot in range(_gpu_count(incident.node))]
+    return [pb.SeriesTarget(node=node, gpu=gpu) for node, gpu in gpus[:SHOWN_TARGETS]]
+
+
+def _gpu_count(name: str) -> int:
+    layout = client.fleet().layout().value
+    return next((n.gpus for rack in layout.racks for n in rack.nodes if n.name == name), 0) if layout else 0
+
+
+def _history(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
+    left, right = st.columns(2, gap="medium")
+    with left:
+        notes = [(note.ts_ms, note.text) for note in incident.timeline]
+        notes += [
+            (d.ts_ms, f"policy ({d.mode}): {d.wanted} {d.node}: {fmt.OUTCOMES.get(d.outcome, d.outcome)}")
+            for d in decisions
+        ]
+        rows = [Row((Cell(who.clock(ts_ms), kind="faint"), Cell(text))) for ts_ms, text in sorted(notes)]
+        rows += [Row((Cell("health", kind="faint"), Cell(text))) for text in detail.health_history]
+        table("timeline", (Column("Timeline"), Column(wrap=True)), rows, empty="Nothing noted yet.")
+        sent = [Row((Cell(text),)) for text in detail.notifications]
+        table(
+            "notifications",
+            (Column("Notifications", wrap=True),),
+            sent,
+            empty="Nobody was notified.",
+        )
+    with right:
+        events = [from_json(Event, text) for text in detail.events_json]
+        table(
+            "events",
+            (Column("Log lines"), Column(), Column(wrap=True)),
+            event_rows(events, who),
+            empty="No log line around its time.",
+        )
+
+
+def event_rows(events: Sequence[Event], who: view.Viewer) -> list[Row]:
+    """Events as they were told, newest first as they come."""
+    return [
+        Row(
+            (
+                Cell(who.clock(event.ts_ms), sub="clock suspect" if event.clock_suspect else "", kind="faint"),
+                Cell(f"{event.kind} {event.code}", sub=fmt.member(event.node, event.gpu)),
+                Cell(
+                    event.message + (f"  ({event.count} times)" if event.count > 1 else ""),
+                    sub=_doubt(event),
+                    kind="mono",
+                ),
+            )
+        )
+        for event in events
+    ]
+
+
+def _doubt(event: Event) -> str:
+    remarks = [event.source] if event.source else []
+    if event.backlog:
+        remarks.append("from before the agent's start")
+    if event.forgeable:
+        remarks.append("a place that any user can write; never acted on")
+    return ", ".join(remarks)

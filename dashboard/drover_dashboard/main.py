@@ -1,0 +1,96 @@
+"""`drover-dashboard`: the console in a browser, for the collector named with --collector."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drover_dashboard import theme
+from drover_dashboard.client import ClientError, FleetClient, Tls, share
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        tls = _tls(options)
+        _check_free(options.address, options.port)
+        share(FleetClient(options.collector, tls))
+    except ClientError as error:
+        print(f"drover-dashboard: {error}", file=sys.stderr)
+        return 2
+    print(f"console on http://{_shown(options.address)}:{options.port} for collector {options.collector}", flush=True)
+    sys.argv = sys.argv[:1]  # Streamlit would hand the rest to the page's script
+    from drover_dashboard.app import build  # imports Streamlit, a second that --help and errors need not wait
+
+    build().run(config=_streamlit_options(options.address, options.port))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="drover-dashboard", description="Serve Drover's console to browsers.")
+    parser.add_argument(
+        "--collector", default="127.0.0.1:7302", metavar="HOST:PORT", help="its Fleet API (default %(default)s)"
+    )
+    parser.add_argument("--port", type=_port, default=8501, help="port for browsers (default %(default)s)")
+    parser.add_argument("--address", default="127.0.0.1", help="address for browsers (default %(default)s)")
+    for name, what in (("ca", "the fleet's CA"), ("cert", "this console's certificate"), ("key", "its key")):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{what}, PEM; give all three for mutual TLS")
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
+def _tls(options: argparse.Namespace) -> Tls | None:
+    files = (options.ca, options.cert, options.key)
+    if not any(files):
+        return None
+    if not all(files):
+        raise ClientError("mutual TLS needs all of --ca, --cert and --key")
+    return Tls(*files)
+
+
+def _check_free(address: str, port: int) -> None:
+    """Streamlit itself would report an occupied port over several lines, after a second."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise ClientError(
+            f"cannot listen on {address}:{port} ({error.strerror or error}); choose another with --port or --address"
+        ) from None
+
+
+def _shown(address: str) -> str:
+    return "127.0.0.1" if address in ("0.0.0.0", "") else address  # noqa: S104  # only compared, never bound here
+
+
+def _streamlit_options(address: str, port: int) -> dict[str, Any]:
+    return {
+        **theme.STREAMLIT,
+        "server.address": address,
+        "server.port": port,
+        "server.headless": True,
+        "server.fileWatcherType": "none",
+        "server.enableCORS": True,
+        "server.enableXsrfProtection": True,
+        "browser.gatherUsageStats": False,
+        "client.toolbarMode": "minimal",
+        "client.showErrorDetails": "none",  # a browser sees that something failed; what failed is in the server's log
+        "logger.hideWelcomeMessage": True,
+        "logger.level": os.environ.get("DROVER_LOG_LEVEL", "warning"),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The parts of the Node page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import streamlit as st
+
+from drover_dashboard import charts, client, incident_rows, theme, view
+from drover_dashboard import format as fmt
+from drover_dashboard.incident_detail import event_rows
+from drover_dashboard.table import Cell, Column, Mark, Row, table
+from drover_proto import catalog
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Scope
+from drover_proto.events import Event, Health, from_json
+
+COMPARED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "thermal_margin_c", "gpu_util_ratio", "tensor_active_ratio")
+MEMORY = ("ecc_dram_uncorrected", "remapped_rows_uncorrected")
+FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED"}
+CHARTED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s")
+POINTS = 300
+SHOWN_EVENTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The newest values of one GPU by metric."""
+
+    by_metric: dict[str, pb.Value]
+
+    def cell(self, name: str) -> Cell:
+        """A value with its remark against the peers; an absent one hatched, with the reason."""
+        metric, found = catalog.BY_NAME[name], self.by_metric.get(name)
+        if found is None or not found.present:
+            return Cell(fmt.absent(found.reason if found else ""), kind="absent")
+        text = fmt.value(metric, found.value)
+        if not found.peers:
+            return Cell(text, title="no peers to compare with")
+        median = fmt.value(metric, found.peers_median)
+        mark = view.deviation_mark(found.value, found.peers_median, fmt.unit(metric))
+        return Cell(text, mark=mark, title=f"median of {found.peers} peers: {median}")
+
+    def memory(self) -> Cell:
+        """Uncorrected errors, remapped rows and the driver's remap flags."""
+        parts, known = [], False
+        for name in MEMORY:
+            found = self.by_metric.get(name)
+            known |= bool(found and found.present)
+            parts.append(f"{found.value:.0f}" if found and found.present else "absent")
+        flags = [text for name, text in FLAGS.items() if (v := self.by_metric.get(name)) and v.present and v.value]
+        if not known and not flags:
+            reason = next((v.reason for name in MEMORY if (v := self.by_metric.get(name))), "")
+            return Cell(fmt.absent(reason), kind="absent")
+        return Cell(" / ".join(parts), mark=Mark(", ".join(flags), "bad") if flags else None)
+
+
+def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
+    """Health, open incidents, and the GPUs side by side."""
+    row = detail.row
+    table("node_head", (Column(), Column(wrap=True), Column()), [_head(row, who)], empty="")
+    _incidents(row, who)
+    columns = [
+        Column("GPU"),
+        Column("Health"),
+        *(Column(fmt.label(name), "right") for name in COMPARED),
+        Column("HBM errors / remapped", "right", help="uncorrected errors since driver load / rows remapped"),
+        Column("Job"),
+    ]
+    rows = [_gpu(item, item.gpu == gpu) for item in detail.gpus]
+    table("gpus", columns, rows, empty=_no_gpu(detail), selected="" if gpu is None else str(gpu), link_column=-1)
+    st.caption(
+        "Marks tell how far a GPU lies from the median of its peers (same job, else same model). Hatched: absent, with"
+        " the reason. The stroke before a GPU is its line in the charts."
+    )
+
+
+def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
+    seen = (
+        f"last heard {who.clock(row.last_seen_ms)} ({who.ago(row.last_seen_ms)} ago)"
+        if row.last_seen_ms
+        else "never heard"
+    )
+    place = " · ".join(
+        f"{name} {value}"
+        for name, value in (("rack", row.rack), ("leaf", row.leaf), ("pool", row.pool), ("", row.sku))
+        if value
+    )
+    about = " · ".join(
+        part for part in (row.reason, seen, f"jobs {', '.join(row.jobs)}" if row.jobs else "no job") if part
+    )
+    return Row((view.health_cell(row.health), Cell(row.name, sub=about, kind="strong"), Cell(place, sub=_agent(row))))
+
+
+def _agent(row: pb.NodeRow) -> str:
+    return f"agent {row.agent_version}" if row.agent_version else "agent unknown"
+
+
+def _no_gpu(detail: pb.NodeDetail) -> str:
+    """An agent without a GPU says why (inventory key `no_gpu`)."""
+    why = detail.inventory.get("no_gpu", "")
+    return f"No GPU: {why}" if why else "No GPU is known on this node."
+
+
+def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
+    answer = client.fleet().incidents("open", node=row.name, limit=5)
+    found = incident_rows.parse(answer.value) if answer.value else []
+    if found:
+        clicked = incident_rows.show("node_incidents", incident_rows.rows(found, {}, who), empty="")
+        if clicked:
+            st.switch_page(view.INCIDENTS, query_params={"id": clicked})
+
+
+def _gpu(item: pb.GpuDetail, selected: bool) -> Row:
+    values = _Values({value.metric: value for value in item.values})
+    cells = (
+        Cell(
+            f"GPU {item.gpu}",
+            title=f"{item.model} {item.serial} {item.pci}",
+            kind="strong",
+            line=theme.line(item.gpu),
+        ),
+        view.health_cell(item.health, item.reason),
+        *(values.cell(name) for name in COMPARED),
+        values.memory(),
+        Cell(item.job or "none", kind="" if item.job else "faint"),
+    )
+    return Row(cells, id=str(item.gpu), tone="asked" if selected else "")
+
+
+def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer) -> None:
+    """Charts of all GPUs over `span_ms`, then the log and the inventory."""
+    slots = [item.gpu for item in detail.gpus]
+    if slots:
+        sick = {item.gpu for item in detail.gpus if item.health not in (Health.HEALTHY, Health.UNKNOWN)}
+        _charts(detail, slots, frozenset(sick | ({gpu} if gpu is not None else set())), span_ms, who)
+    left, right = st.columns([1.4, 1], gap="medium")
+    with left:
+        events = [from_json(Event, text) for text in detail.events_json[:SHOWN_EVENTS]]
+        table(
+            "node_events",
+            (Column("Events"), Column(), Column(wrap=True)),
+            event_rows(events, who),
+            empty="No event is known of this node.",
+            height=420,
+        )
+    with right:
+        _inventory(detail)
+
+
+def _charts(
+    detail: pb.NodeDetail, slots: Sequence[int], strong: frozenset[int], span_ms: int, who: view.Viewer
+) -> None:
+    from_ms = who.now_ms - span_ms
+    request = pb.SeriesRequest(
+        scope=Scope.GPU,
+        targets=client.targets(detail.row.name, slots),
+        metrics=CHARTED,
+        from_ms=from_ms,
+        to_ms=who.now_ms,
+        max_points=POINTS,
+    )
+    answer = client.fleet().series(request, f"node {detail.row.name} {span_ms}")
+    view.trouble("charts", answer.trouble, 0, who)
+    if answer.value is None:
+        return
+    columns = st.columns(3, gap="medium")
+    for number, name in enumerate(CHARTED):
+        lines = charts.lines_of(answer.value, name, strong)
+        chart = charts.Chart(
+            catalog.BY_NAME[name],
+            charts.times_of(answer.value),
+            lines,
+            from_ms,
+            who.now_ms,
+            note=", ".join(f"GPU {slot}" for slot in sorted(strong)) + " drawn thick" if strong else "",
+            absent=_why_absent(detail, name) if charts.nothing_there(lines) else "",
+        )
+        with columns[number % 3]:
+            charts.show(f"node_{name}", chart)
+
+
+def _why_absent(detail: pb.NodeDetail, name: str) -> str:
+    reasons = {v.reason for item in detail.gpus for v in item.values if v.metric == name and not v.present and v.reason}
+    return (
+        f"absent: {', '.join(fmt.absent(reason) for reason in sorted(reasons))}" if reasons else "no value in this time"
+    )
+
+
+def _inventory(detail: pb.NodeDetail) -> None:
+    values = {value.metric: value for value in detail.values}
+    rows = []
+    for metric in catalog.of_scope(Scope.NODE):
+        found = values.get(metric.name)
+        if found is None:
+            continue
+        cell = Cell(fmt.value(metric, found.value)) if found.present else Cell(fmt.absent(found.reason), kind="absent")
+        rows.append(Row((Cell(fmt.capital(metric.label), kind="faint"), cell)))
+    table("host", (Column("Host"), Column()), rows, empty="Nothing is known of the host.", height=200)
+    known = [Row((Cell(key, kind="faint"), Cell(text))) for key, text in sorted(detail.inventory.items())]
+    table(
+        "inventory", (Column("Inventory"), Column(wrap=True)), known, empty="The agent sent no inventory.", height=200
+    )

@@ -1,0 +1,127 @@
+"""Every GPU at a glance, and what is open, worst first."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import client, incident_rows, view
+from drover_dashboard import format as fmt
+from drover_dashboard.fleet_canvas import REFRESH_S, canvas, metrics
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Health, Severity
+
+PICTURE_PX = 590
+LIST_PX = 630
+HEALTH = "health"
+
+
+@st.fragment(run_every=REFRESH_S)
+def numbers() -> None:
+    """One line about Drover itself, then the numbers that matter."""
+    who = view.viewer()
+    answer = client.fleet().status()
+    view.trouble("status", answer.trouble, answer.as_of_ms, who)
+    status = answer.value
+    if status is None:
+        return
+    for number, text in enumerate(status.troubles):
+        view.notice(f"own_{number}", "trouble", text)
+    if status.unknown_nodes:
+        names = ", ".join(status.unknown_nodes[:5])
+        view.notice(
+            "strangers", "trouble", f"{len(status.unknown_nodes)} nodes report that fleet.toml does not name: {names}"
+        )
+    view.notice("line", "remark", _line(status, who))
+    _tiles(status)
+
+
+def _line(status: pb.Status, who: view.Viewer) -> str:
+    parts = [
+        status.fleet or "fleet",
+        fmt.MODES.get(status.mode, status.mode),
+        f"{fmt.number(status.nodes_reporting)} of {fmt.number(status.nodes_expected)} nodes report",
+        f"newest sample {who.ago(status.newest_sample_ms)} old" if status.newest_sample_ms else "no sample yet",
+        f"last judged {who.clock(status.newest_tick_ms)}" if status.newest_tick_ms else "nothing judged yet",
+        f"times in {who.zone_name()}",
+    ]
+    return "  ·  ".join(parts)
+
+
+def _tiles(status: pb.Status) -> None:
+    health, opened = status.gpus_by_health, status.open_incidents_by_severity
+    total = sum(opened[severity] for severity in Severity)
+    by_severity = " · ".join(f"{opened[s]} {s}" for s in reversed(Severity) if opened[s])
+    away = sum(health[h] for h in (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR))
+    silent = status.nodes_expected - status.nodes_reporting
+    tiles: tuple[tuple[str, int | str, str], ...] = (
+        (
+            ":green[:material/check_circle:] Healthy",
+            health[Health.HEALTHY],
+            f"of {fmt.number(status.gpus_expected)} GPUs",
+        ),
+        (":orange[:material/help:] Suspect", health[Health.SUSPECT], "watched"),
+        (":red[:material/error:] Confirmed", health[Health.CONFIRMED], "faulty"),
+        (
+            ":gray[:material/do_not_disturb_on:] Unknown",
+            health[Health.UNKNOWN],
+            f"silent nodes: {fmt.number(silent)}",
+        ),
+        (":blue[:material/logout:] Out of service", away, "draining to repair"),
+        (":red[:material/warning:] Open incidents", total, by_severity or "none"),
+        (
+            "GPU-hours lost, 24 h",
+            fmt.hours(status.gpu_hours_lost),
+            f"waited: {fmt.hours(status.gpu_hours_waited)}",
+        ),
+        ("Jobs hurt", status.jobs_hurt, "by open incidents"),
+    )
+    for column, (label, value, context) in zip(st.columns(len(tiles), gap="small"), tiles, strict=True):
+        column.metric(
+            label,
+            value if isinstance(value, str) else fmt.number(value),
+            context,
+            delta_color="off",
+            delta_arrow="off",
+            border=True,
+        )
+
+
+@st.fragment(run_every=REFRESH_S)
+def incidents() -> None:
+    """Open incidents, worst first."""
+    who = view.viewer()
+    answer = client.fleet().incidents("open")
+    if answer.value is None:
+        view.notice("incidents", "remark", "What is open is not known while the collector does not answer.")
+        return
+    found = incident_rows.parse(answer.value)
+    rows = incident_rows.rows(found, view.racks(), who)
+    clicked = incident_rows.show("open_incidents", rows, empty="No open incident.", height=LIST_PX)
+    if clicked:
+        st.switch_page(view.INCIDENTS, query_params={"id": clicked})
+
+
+def picture() -> None:
+    """The canvas refreshes itself; only a click or another colour runs this again."""
+    named = {metric.name: f"{fmt.capital(metric.label)}" for metric in metrics()}
+    options = [HEALTH, *named]
+    asked = st.query_params.get("color", HEALTH)
+    chosen = st.selectbox(
+        "Colour every GPU by",
+        options,
+        index=options.index(asked) if asked in options else 0,
+        format_func=lambda name: named.get(name, "Health"),
+        label_visibility="collapsed",
+    )
+    view.keep("color", chosen, HEALTH)
+    clicked = canvas(chosen, PICTURE_PX)
+    if clicked:
+        st.switch_page(view.NODE, query_params={"node": clicked.node, "gpu": str(clicked.gpu)})
+
+
+numbers()
+left, right = st.columns([1.35, 1], gap="medium")
+with left:
+    picture()
+with right:
+    incidents()

@@ -1,0 +1,71 @@
+"""What is open and what was, and everything about the one chosen: cause, proof, what to do, what Drover would do."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import client, incident_detail, incident_rows, view
+from drover_proto.events import Severity
+
+LIST_PX = 730
+STATES = ("open", "closed", "all")
+SEVERITIES = {"info": "every severity", "warning": "warning and worse", "critical": "critical only"}
+
+
+def filters() -> tuple[str, str]:
+    """State and least severity, kept in the URL."""
+    asked_state, asked_severity = st.query_params.get("state", "open"), st.query_params.get("severity", "info")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        state = st.segmented_control(
+            "State",
+            STATES,
+            default=asked_state if asked_state in STATES else "open",
+            required=True,
+            label_visibility="collapsed",
+        )
+        severity = st.selectbox(
+            "Severity",
+            list(SEVERITIES),
+            index=list(SEVERITIES).index(asked_severity) if asked_severity in SEVERITIES else 0,
+            format_func=lambda key: SEVERITIES[key],
+            label_visibility="collapsed",
+            width=190,
+        )
+    view.keep("state", state, "open")
+    view.keep("severity", severity, Severity.INFO)
+    return state, severity
+
+
+@st.fragment(run_every=5)
+def listing(state: str, severity: str) -> None:
+    who = view.viewer()
+    answer = client.fleet().incidents(state, min_severity=severity)
+    view.trouble("incidents", answer.trouble, answer.as_of_ms, who)
+    if answer.value is None:
+        return
+    found = incident_rows.parse(answer.value)
+    if "id" not in st.query_params and found:
+        st.query_params["id"] = found[0].id  # the worst one first: one click less at night
+        st.rerun()
+    lines = incident_rows.rows(found, view.racks(), who)
+    empty = f"No {'' if state == 'all' else state + ' '}incident of this severity."
+    clicked = incident_rows.show(
+        "incidents", lines, empty=empty, selected=st.query_params.get("id", ""), height=LIST_PX
+    )
+    if clicked and clicked != st.query_params.get("id"):
+        st.query_params["id"] = clicked
+        st.rerun()
+
+
+@st.fragment(run_every=10)
+def detail() -> None:
+    chosen = st.query_params.get("id", "")
+    if chosen:
+        incident_detail.show(chosen)
+
+
+left, right = st.columns([1, 1.75], gap="medium")
+with left:
+    listing(*filters())
+with right:
+    detail()

@@ -1,0 +1,70 @@
+"""One node: its GPUs side by side against their peers, its incidents, its charts, its log."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import client, node_detail, view
+from drover_proto import fleet_pb2 as pb
+
+SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
+USUAL_SPAN = "1 h"
+NO_NODE = "choose a node"
+
+
+def choose() -> tuple[str, int]:
+    """The node and the charts' span in ms, both kept in the URL."""
+    layout = client.fleet().layout()
+    names = [node.name for rack in layout.value.racks for node in rack.nodes] if layout.value else []
+    asked = st.query_params.get("node", "")
+    if asked and asked not in names:
+        names.insert(0, asked)  # the answer says whether it exists
+    if not asked and names:
+        worst = client.fleet().nodes(limit=1).value
+        asked = worst.nodes[0].name if worst and worst.nodes else names[0]
+    span_asked = st.query_params.get("span", USUAL_SPAN)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        node = st.selectbox(
+            "Node", names, index=names.index(asked) if asked in names else None, placeholder=NO_NODE,
+            label_visibility="collapsed", width=260,
+        )  # fmt: skip
+        span = st.segmented_control(
+            "Charts over", list(SPANS), default=span_asked if span_asked in SPANS else USUAL_SPAN, required=True,
+            label_visibility="collapsed",
+        )  # fmt: skip
+    if node and node != st.query_params.get("node"):
+        st.query_params.pop("gpu", None)
+        st.query_params["node"] = node
+    view.keep("span", span, USUAL_SPAN)
+    return node or "", SPANS[span] * 60_000
+
+
+@st.fragment(run_every=5)
+def now(name: str) -> None:
+    who = view.viewer()
+    answer = client.fleet().node(name)
+    view.trouble("node", answer.trouble, answer.as_of_ms, who)
+    if answer.value is not None:
+        node_detail.now(answer.value, _asked_gpu(), who)
+
+
+@st.fragment(run_every=10)
+def past(name: str, span_ms: int) -> None:
+    detail: pb.NodeDetail | None = client.fleet().node(name).value
+    if detail is not None:
+        node_detail.past(detail, span_ms, _asked_gpu(), view.viewer())
+
+
+def _asked_gpu() -> int | None:
+    text = st.query_params.get("gpu", "")
+    return int(text) if text.isdigit() else None
+
+
+node, span_ms = choose()
+if node:
+    now(node)
+    past(node, span_ms)
+else:
+    who = view.viewer()
+    answer = client.fleet().layout()
+    view.trouble("layout", answer.trouble, answer.as_of_ms, who)

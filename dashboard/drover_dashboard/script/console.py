@@ -1,0 +1,23 @@
+"""The Streamlit script: navigation and the page's frame. Started by app.py, never by hand.
+
+It lies in a folder of its own: Streamlit takes a `pages/` beside its script for pages that run without this frame."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import view
+from drover_dashboard.components import ASSETS
+
+ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
+
+st.set_page_config(page_title="Drover", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
+st.html(ASSETS / "page.css")
+st.navigation(
+    [
+        st.Page(view.FLEET, title="Fleet", default=True),
+        st.Page(view.INCIDENTS, title="Incidents"),
+        st.Page(view.NODE, title="Node"),
+    ],
+    position="top",
+).run()

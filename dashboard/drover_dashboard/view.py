@@ -1,0 +1,103 @@
+"""What all pages share: the viewer's clock, notices about trouble, and links between pages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import tzinfo
+from pathlib import Path
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from drover_dashboard import client
+from drover_dashboard import format as fmt
+from drover_dashboard.client import Trouble
+from drover_dashboard.table import Cell, Mark
+from drover_proto.events import Severity
+
+PAGES = Path(__file__).parent / "pages"
+FLEET, INCIDENTS, NODE = PAGES / "fleet.py", PAGES / "incidents.py", PAGES / "node.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """The moment and time zone in which a page tells its times."""
+
+    where: tzinfo
+    now_ms: int
+
+    def clock(self, ts_ms: int) -> str:
+        return fmt.clock(ts_ms, self.where, self.now_ms)
+
+    def ago(self, ts_ms: int) -> str:
+        return fmt.duration(self.now_ms - ts_ms)
+
+    def since(self, ts_ms: int) -> str:
+        """`since 03:12:09 (14 min)`."""
+        return f"since {self.clock(ts_ms)} ({self.ago(ts_ms)})"
+
+    def zone_name(self) -> str:
+        return fmt.zone_name(self.where, self.now_ms)
+
+
+def viewer() -> Viewer:
+    return Viewer(fmt.zone(st.context.timezone), time.time_ns() // 1_000_000)
+
+
+def trouble(key: str, found: Trouble | None, as_of_ms: int, who: Viewer) -> None:
+    """Say why a page is old or empty; nothing when all is well. `key` is unique on the page."""
+    if found is None:
+        return
+    line = f"{found.what} since {who.clock(found.since_ms)} ({found.reason}): {found.advice}"
+    if found.not_found:
+        line = f"{found.reason}; {found.advice}"
+    if as_of_ms:
+        line += f"  Shown is the last answer, of {who.clock(as_of_ms)}."
+    notice(key, "trouble", line)
+
+
+def notice(key: str, kind: str, text: str) -> None:
+    """A line of plain text; `kind` (trouble, remark, summary, todo) chooses its look in assets/page.css."""
+    st.container(key=f"{kind}_{key}").text(text)
+
+
+def severity_cell(severity: Severity) -> Cell:
+    return Cell(severity.upper(), badge=severity.value)
+
+
+def health_cell(health: str, reason: str = "") -> Cell:
+    return Cell(health, badge=health, title=reason)
+
+
+def href(page: Path, **params: str | int | None) -> str:
+    """A link for the browser to one of the pages above."""
+    given = {key: value for key, value in params.items() if value is not None}
+    return f"{page.stem}?{urlencode(given)}"
+
+
+def keep(name: str, value: str, default: str) -> None:
+    """Keep a choice in the URL, which stays bare while it is the default."""
+    if value == default:
+        st.query_params.pop(name, None)
+    elif st.query_params.get(name) != value:
+        st.query_params[name] = value
+
+
+def deviation_mark(number: float, median: float, unit: str) -> Mark | None:
+    """How far a GPU lies from its peers, where that is worth a look: from 5 %, or 6 °C."""
+    if unit == "°C":
+        degrees = number - median
+        if abs(degrees) < 6:
+            return None
+        return Mark(f"{degrees:+.0f} °C", "bad" if abs(degrees) >= 12 else "warn")
+    share = fmt.deviation(number, median)
+    if share is None or abs(share) < 0.05:
+        return None
+    return Mark(f"{share * 100:+.0f} %", "bad" if abs(share) >= 0.15 else "warn")
+
+
+def racks() -> dict[str, str]:
+    """Rack of each node."""
+    layout = client.fleet().layout().value
+    return {node.name: rack.name for rack in layout.racks for node in rack.nodes} if layout else {}
