@@ -33,8 +33,9 @@ def table(headers: list[str], lines: list[list[object]]) -> str:
 
 def metrics() -> str:
     parts = [
-        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that could "
-        "not be read is absent with a reason (unsupported, lost, timeout, no-permission, error, out-of-range), never 0.\n"
+        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that "
+        "could not be read is absent with a reason, never 0: unsupported, lost, timeout, no-permission, error, "
+        "out-of-range.\n"
     ]
     for scope in Scope:
         lines: list[list[object]] = []

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import grpc
 
 from drover_cli.commands.incidents import where
 from drover_cli.errors import CliError
+from drover_cli.extras import needs
 from drover_cli.output import plain, print_json
 from drover_cli.processes import ChildError, Processes, free_port
 from drover_proto import fleet_pb2 as pb
@@ -45,14 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.nodes < 8:
         raise CliError("--nodes must be at least 8: the five faults need nodes of their own and healthy peers")
-    try:
-        import drover_collector.main as _
-    except ImportError as error:
-        raise CliError(
-            f"the demo needs the extras collector, dashboard and simulation ({error.name} is missing); "
-            "run `make demo`, or pip install 'drover[collector,dashboard,simulation]'"
-        ) from None
-    del _
+    with needs("collector,dashboard,simulation"):
+        for module in ("drover_collector.main", "drover_agent.simulation.run", "streamlit"):
+            import_module(module)
     with _folder(args.dir) as folder, Processes(folder) as processes:
         try:
             return _Demo(args, folder, processes).run()
@@ -94,7 +91,6 @@ class _Demo:
 
     def run(self) -> int:
         from drover_agent.simulation.fleet import build_fleet
-
         from drover_proto.fleet import dump_toml
 
         agents, api, console = free_port(7301), free_port(7302), free_port(8501)

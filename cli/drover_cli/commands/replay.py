@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drover_cli.errors import CliError
+from drover_cli.extras import needs
 from drover_cli.output import Progress, print_json, print_table, when
 
 if TYPE_CHECKING:
@@ -28,34 +29,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from drover_collector.policy import PRESETS, Policy, PolicyError
-        from drover_collector.replay import Replay
-
+    with needs("collector"):
         from drover_cli.case import read_case
-    except ImportError as error:
-        raise CliError(
-            f"replay needs the extra 'collector' ({error.name} is missing): pip install 'drover[collector]'"
-        ) from None
+        from drover_collector.policy import Policy
+        from drover_collector.replay import Replay
     from drover_cli.commands.incidents import where
     from drover_proto.events import Incident
     from drover_proto.reports import incident_report
+    from drover_proto.settings import SettingsError
 
     try:
-        policy = Policy.load(None, args.policy) if args.policy in PRESETS else Policy.load(Path(args.policy))
-    except PolicyError as error:
+        policy = Policy.named(args.policy)
+    except SettingsError as error:
         raise CliError(str(error)) from None
     started = time.monotonic()
     case = read_case(args.case)
-    replay = Replay(case.index, policy, case.span[0])
+    replay = Replay(case.index, _watched(case), case.events, policy)
     incidents: dict[str, Incident] = {}
-    for outcome in replay.run(_watched(case), case.events):
+    for outcome in replay:
         incidents.update((i.id, i) for i in outcome.incidents)
     found = sorted(incidents.values(), key=lambda i: (i.opened_ms, i.id))
-    for note in [*case.notes, *replay.could_not_judge]:
+    for note in [*case.notes, *replay.could_not_judge()]:
         print(f"could not judge: {note}", file=sys.stderr)
-    for trouble in replay.troubles:
-        print(f"trouble: {trouble}", file=sys.stderr)
+    for detector, trouble in replay.engine.troubles.items() if replay.engine else ():
+        print(f"trouble: detector {detector} failed {trouble.count} times, last: {trouble.newest}", file=sys.stderr)
     first, last = case.span
     days = case.spec.gpu_count * (last - first) / 86_400_000
     print(f"{days:.1f} GPU-days in {time.monotonic() - started:.1f} s, {len(found)} incidents", file=sys.stderr)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from drover_cli.errors import CliError
+from drover_cli.extras import needs
 from drover_cli.output import Progress, print_json
 
 HELP = "make a case of a simulated fleet with faults and their ground truth"
@@ -27,16 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.nodes < 1 or args.hours <= 0 or not 1 <= args.interval <= 600:
         raise CliError("--nodes must be at least 1, --hours more than 0, --interval from 1 to 600")
-    try:
+    with needs("simulation"):
         from drover_agent.simulation.faults import FaultsError, draw_faults, load_faults
         from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-
         from drover_cli.case import NewFolder
         from drover_cli.writers import CaseSink
-    except ImportError as error:
-        raise CliError(
-            f"simulate needs the extra 'simulation' ({error.name} is missing): pip install 'drover[simulation]'"
-        ) from None
+
     started = time.monotonic()
     spec = build_fleet(args.nodes, args.seed)
     try:

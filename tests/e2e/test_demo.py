@@ -1,0 +1,149 @@
+"""The main job with real processes: simulated fleet -> gRPC -> collector -> command line; export and replay."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drover_proto.times import from_iso
+
+NODES = 16
+pytestmark = pytest.mark.timeout(420)
+
+
+def drover(*args: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "drover_cli.main", *args], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@dataclass
+class Demo:
+    folder: Path
+    collector: str
+    labels: list[dict[str, Any]]
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    explained: dict[str, Any] = field(default_factory=dict)
+    explained_text: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+    code: int | None = None
+    log: str = ""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """A demo that ran until all faults were told (or 150 s), with what the command line said of it while it ran."""
+    folder = tmp_path_factory.mktemp("demo")
+    log = (folder / "demo.err").open("w+")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "drover_cli.main", "demo", "--nodes", str(NODES), "--no-dashboard", "--json",
+         "--dir", str(folder / "data")],
+        stdout=subprocess.PIPE, stderr=log, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not (found := re.search(r"--collector (\S+)", Path(log.name).read_text())):
+            assert child.poll() is None and time.monotonic() < deadline, Path(log.name).read_text()
+            time.sleep(0.2)
+        run = Demo(folder, found[1], [])
+        labels = folder / "data/labels.jsonl"
+        deadline = time.monotonic() + 170
+        while time.monotonic() < deadline:
+            assert child.poll() is None, Path(log.name).read_text()
+            run.labels = lines(labels.read_text()) if labels.exists() else []
+            if len(run.labels) == 5:
+                run.incidents = lines(drover("incidents", "--collector", run.collector, "--state", "all", "--json"))
+                if len([i for i in run.incidents if i["severity"] != "info"]) >= 5:
+                    break
+            time.sleep(2)
+        # two more buckets, so that what the end of a fault's first minutes brings is there too
+        time.sleep(25)
+        run.incidents = lines(drover("incidents", "--collector", run.collector, "--state", "all", "--json"))
+        run.status = json.loads(drover("status", "--collector", run.collector, "--json"))
+        run.nodes = lines(drover("nodes", "--collector", run.collector, "--json"))
+        worst = run.incidents[0]["id"]
+        run.explained = json.loads(drover("explain", worst, "--collector", run.collector, "--json"))
+        run.explained_text = drover("explain", worst, "--collector", run.collector)
+        drover("export", str(folder / "exported"), "--since", "1h", "--collector", run.collector)
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
+        run.summary = json.loads(out.splitlines()[-1])
+        run.code = child.returncode
+        run.log = Path(log.name).read_text()
+        yield run
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(30)
+        log.close()
+
+
+def test_every_fault_is_found_and_nothing_else(demo: Demo) -> None:
+    assert demo.summary["injected"] == 5, demo.log
+    assert demo.summary["found"] == 5, demo.log
+    assert demo.summary["false_incidents"] == 0, demo.log
+    assert demo.code == 0
+    assert demo.summary["samples"] > NODES * 8 * 30
+
+
+def test_each_fault_is_one_incident_with_where_why_and_what_to_do(demo: Demo) -> None:
+    told = [i for i in demo.incidents if i["severity"] != "info"]
+    for label in demo.labels:
+        mine = [i for i in told if i["node"] == label["node"]]
+        assert len(mine) == 1, (label, mine)
+        incident = mine[0]
+        assert incident["gpu"] == label["gpu"], (label, incident)
+        assert incident["cause"] and incident["evidence"] and incident["summary"] and incident["advice"]
+        assert incident["action"] != "none"
+        assert from_iso(incident["since"]) <= from_iso(incident["opened"])
+
+
+def test_status_and_nodes_tell_the_same(demo: Demo) -> None:
+    assert demo.status["nodes_expected"] == NODES
+    assert demo.status["nodes_reporting"] == NODES - 1, "the silent node does not report"
+    assert demo.status["samples_stored"] > 0 and demo.status["batches_rejected"] == 0
+    assert not demo.status["troubles"]
+    sick = {label["node"] for label in demo.labels}
+    by_name = {row["name"]: row for row in demo.nodes}
+    assert len(by_name) == NODES
+    for name, row in by_name.items():
+        assert (row["health"] != "healthy") == (name in sick), row
+        assert (row["reason"] != "") == (name in sick), row
+    assert {row["name"] for row in demo.nodes[:5]} == sick, "the worst come first"
+
+
+def test_explain_has_evidence_timeline_and_decision(demo: Demo) -> None:
+    assert demo.explained["evidence"] and demo.explained["decisions"]
+    assert all(d["mode"] == "observe" and d["outcome"] == "would_act" for d in demo.explained["decisions"])
+    for word in ("evidence", "timeline", "decisions", "do:"):
+        assert word in demo.explained_text
+
+
+def test_an_exported_live_run_replays_to_the_same_incidents(demo: Demo) -> None:
+    def told(incidents: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+        return {
+            (i["kind"], i["scope"], i["node"], i["gpu"], i["severity"], i["cause"], i["action"], i["opened"])
+            for i in incidents
+        }
+
+    kept = lines((demo.folder / "exported/incidents.jsonl").read_text())
+    replayed = lines(drover("replay", str(demo.folder / "exported"), "--json"))
+    assert told(replayed) == told(kept)
