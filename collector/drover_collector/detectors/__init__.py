@@ -1,0 +1,43 @@
+"""The detectors, in the order in which they run.
+
+A detector is a module with NAME, VERSION, EXAMPLES, `detect(window, state, now_ms) -> (findings, state)` and
+`could_not_judge(window) -> list of sentences`. It does no I/O and reads no clock: all it knows is its window and state.
+It owns the state that it is given (None at first) and may alter it in place; the caller keeps only the one it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drover_collector.detectors import liveness, memory, straggler, thermal, xid
+from drover_collector.detectors.example import Example
+from drover_collector.detectors.window import Window
+from drover_proto.events import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """`quiet_ms`: how long without a finding until its hold on an incident ends; None: it says when it is over."""
+
+    name: str
+    version: int
+    detect: Callable[[Window, Any, int], tuple[list[Finding], Any]]
+    could_not_judge: Callable[[Window], list[str]]
+    examples: Sequence[Example]
+    quiet_ms: int | None
+
+
+DETECTORS: tuple[Detector, ...] = (
+    Detector(xid.NAME, xid.VERSION, xid.detect, xid.could_not_judge, xid.EXAMPLES, None),
+    Detector(liveness.NAME, liveness.VERSION, liveness.detect, liveness.could_not_judge, liveness.EXAMPLES, None),
+    Detector(memory.NAME, memory.VERSION, memory.detect, memory.could_not_judge, memory.EXAMPLES, memory.QUIET_MS),
+    Detector(
+        thermal.NAME, thermal.VERSION, thermal.detect, thermal.could_not_judge, thermal.EXAMPLES, thermal.QUIET_MS
+    ),
+    Detector(
+        straggler.NAME, straggler.VERSION, straggler.detect, straggler.could_not_judge, straggler.EXAMPLES,
+        straggler.QUIET_MS,
+    ),
+)  # fmt: skip

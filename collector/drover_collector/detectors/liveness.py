@@ -1,0 +1,322 @@
+"""Liveness: silent nodes, lost GPUs, hung drivers, nodes that never came, wrong clocks.
+
+Silence cannot be told from a broken management network by telemetry alone; the finding says so, and asks for a drain
+only after the time in which Slurm itself would give the node up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.detectors.example import START_MS, Example, play, small_fleet
+from drover_collector.detectors.robust import Bools
+from drover_collector.detectors.texts import duration, listing, place
+from drover_collector.detectors.window import Window
+from drover_proto.events import Event, EventKind, Evidence, Finding, IncidentKind, Severity, Wanted
+
+NAME = "liveness"
+VERSION = 1
+
+SILENT_BUCKETS = 3  # without a row before a node counts as silent: rides out an agent's restart and a reconnect
+SILENT_MS = 30_000  # and at least this long
+DRAIN_AFTER_MS = 300_000  # of silence: Slurm's SlurmdTimeout default, after which it too sets a node DOWN
+NEVER_CAME_MS = 60_000  # grace for expected nodes after the start of watching
+CLOCK_WRONG_S = 5.0  # beyond it, samples of a node fall into other buckets than its peers' of the same moment
+CLOCK_HELD_MS = 600_000  # how long one report of a wrong clock is told
+MASS_SHARE = 0.5  # more of the fleet silent at once: the collector or its network is the first suspect
+MASS_NODES = 4
+
+CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers gives one of these
+LOST = ("gpu_lost", "driver_hung", "driver_missing")
+Times = npt.NDArray[np.int64]
+Subject = tuple[str, str | None, int | None]  # scope, node or group, GPU
+
+
+@dataclass(slots=True)
+class State:
+    """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `resumed_ms`: no silence
+    counts from before it (the collector itself was deaf or away)."""
+
+    heard_ms: Times
+    answered_ms: Times
+    resumed_ms: int
+    newest_end_ms: int = 0
+    deaf: bool = False  # nobody at all was heard in the newest bucket
+    planned: dict[str, int] = field(default_factory=dict)  # node -> when its agent was stopped on purpose
+    reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
+    clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> last report, its text
+    told: dict[tuple[str, str, str, int | None], Finding] = field(default_factory=dict)  # what is now so
+
+
+def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+    index = window.index
+    s = state or State(np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), window.started_ms)
+    for event in window.events:
+        if event.kind is EventKind.LIFECYCLE:
+            _on_lifecycle(s, event, now_ms)
+    found: list[Finding] = []
+    if window.fresh:
+        heard = _listen(window, s)
+        found += _silence(window, s, heard, now_ms)
+        found += _gpus(window, s, heard, now_ms)
+        found += _clocks(window, s, now_ms)
+    found += _reported(window, s, now_ms)
+    now_told = {(f.scope, f.cause, f.node or _group(f, window), f.gpu): f for f in found}
+    if not window.fresh:  # a call for events says nothing about silence: only what is new counts
+        new = [f for key, f in now_told.items() if key not in s.told]
+        s.told |= now_told
+        return new, s
+    over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for k, f in s.told.items() if k not in now_told]
+    s.told = now_told
+    return found + over, s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    if not window.newest.node_rows.any() and not window.newest.gpu_rows.any():
+        return ["silent nodes: the data has no rows at all"]
+    missing = [] if window.newest.gpu_rows.any() else ["lost GPUs: no GPU rows in the data"]
+    return missing + ([] if "clock_offset_s" in window.newest.node else ["wrong clocks: clock_offset_s is missing"])
+
+
+def _on_lifecycle(s: State, event: Event, now_ms: int) -> None:
+    if event.code == "agent_stopped":
+        s.planned[event.node] = now_ms
+    elif event.code == "agent_started":
+        s.planned.pop(event.node, None)
+        for key in [key for key in s.reported if key[0] == event.node]:
+            del s.reported[key]  # the new agent looks for itself
+    elif event.code in LOST:
+        s.reported.setdefault((event.node, event.gpu, event.code), event.ts_ms)
+    elif event.code == "gpu_back":
+        s.reported.pop((event.node, event.gpu, "gpu_lost"), None)
+    elif event.code == "driver_back":
+        for key in [key for key in s.reported if key[0] == event.node and key[2].startswith("driver")]:
+            del s.reported[key]
+    elif event.code == "clock_wrong":
+        s.clock_wrong[event.node] = (now_ms, event.message)
+
+
+def _listen(window: Window, s: State) -> Bools:
+    """Who gave rows in the newest bucket, bool [N]; brings the state's times up to date."""
+    bucket, index = window.newest, window.index
+    rows = bucket.node_rows + np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count)
+    heard = np.asarray(rows > 0)
+    missing = s.newest_end_ms and bucket.start_ms - s.newest_end_ms > SILENT_BUCKETS * bucket.length_ms
+    if missing or (s.deaf and heard.any()):
+        s.resumed_ms = bucket.start_ms  # buckets are missing or empty: it was not the nodes that were away
+    s.newest_end_ms = bucket.end_ms
+    s.deaf = not heard.any()
+    s.heard_ms[heard] = bucket.end_ms
+    core = [bucket.gpu[metric] for metric in CORE if metric in bucket.gpu]
+    answers = bucket.gpu_rows > 0
+    if core:
+        answers = answers & ~np.isnan(np.array(core)).all(axis=0)
+    s.answered_ms[answers] = bucket.end_ms
+    for n in [n for n, since in s.planned.items() if n in index.node_number]:
+        if heard[index.node_number[n]] and bucket.start_ms > s.planned[n]:
+            del s.planned[n]
+    return heard
+
+
+def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
+    index, bucket = window.index, window.newest
+    limit_ms = max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
+    never = s.heard_ms == 0
+    since = np.maximum(s.heard_ms, s.resumed_ms)
+    quiet_ms = np.where(heard, 0, bucket.end_ms - since)
+    expected = np.array([node.name not in s.planned for node in index.nodes], bool)
+    silent = expected & (quiet_ms >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms))
+    for name, stopped_ms in s.planned.items():
+        n = index.node_number.get(name)
+        if n is not None and quiet_ms[n] >= limit_ms:
+            yield _planned(window, name, stopped_ms, now_ms)
+    if not silent.any():
+        return
+    mass = not heard.any() or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
+    if mass and index.node_count > 1:
+        yield _mass(window, silent, heard, int(since[silent].min()), now_ms)
+        return
+    for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
+        for code in np.unique(codes[silent]).tolist():
+            inside = (codes == code) & expected
+            if names[code] and inside.sum() >= 2 and not heard[inside].any() and not inside.all():
+                yield _group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
+                silent = silent & ~inside
+    for n in np.flatnonzero(silent).tolist():
+        yield _node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), now_ms)
+
+
+def _planned(window: Window, node: str, stopped_ms: int, now_ms: int) -> Finding:
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "agent_stopped", "node", node, None, ((node, None),), now_ms, stopped_ms,
+        Severity.INFO, 0.95, Wanted.NONE, f"Node {node} is not watched: its agent was stopped on purpose.",
+        "Start drover-agent there again when the work on the node is done.",
+        (Evidence("the agent said that it was asked to stop", from_ms=stopped_ms),), _job(window, node),
+    )  # fmt: skip
+
+
+def _mass(window: Window, silent: Bools, heard: Bools, since_ms: int, now_ms: int) -> Finding:
+    names = [window.index.nodes[n].name for n in np.flatnonzero(silent)]
+    who = "No node" if not heard.any() else f"Only {int(heard.sum())} of {len(heard)} nodes"
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "no_telemetry", "rack", None, None, tuple((name, None) for name in names), now_ms,
+        since_ms, Severity.CRITICAL, 0.6, Wanted.NONE, f"{who} reports: {len(names)} are silent at once.",
+        "Look first at the collector, its certificates and the network between; the nodes may all be well.",
+        (Evidence(f"no telemetry from {listing(names)}", from_ms=since_ms),),
+    )  # fmt: skip
+
+
+def _group_silent(window: Window, scope: str, name: str, inside: Bools, since_ms: int, now_ms: int) -> Finding:
+    names = [window.index.nodes[n].name for n in np.flatnonzero(inside)]
+    look = "its power, cooling and top-of-rack switch" if scope == "rack" else "the leaf switch and its uplinks"
+    gpus = sum(window.index.nodes[n].gpus for n in np.flatnonzero(inside))
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "silent", scope, None, None, tuple((node, None) for node in names), now_ms,
+        since_ms, Severity.CRITICAL, 0.8, Wanted.ADVISE,
+        f"All {len(names)} nodes of {scope} {name} fell silent, while others report.",
+        f"Look at {look} before any single node.",
+        (Evidence(f"no telemetry from {listing(names)}", from_ms=since_ms),), lost_gpus=float(gpus),
+    )  # fmt: skip
+
+
+def _node_silent(window: Window, n: int, never: bool, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
+    node = window.index.nodes[n]
+    if never:
+        return Finding(
+            NAME, IncidentKind.LIVENESS, "never_came", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
+            Severity.WARNING, 0.9, Wanted.ADVISE,
+            f"Node {node.name} should exist and has not reported since Drover began to watch.",
+            "Check that the node is up and drover-agent runs there, or take it out of fleet.toml.",
+            (Evidence("no telemetry ever in this watch", from_ms=since_ms),), _job(window, node.name),
+        )  # fmt: skip
+    long = quiet_ms >= DRAIN_AFTER_MS
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
+        Severity.CRITICAL if long else Severity.WARNING, 0.9 if long else 0.8, Wanted.DRAIN if long else Wanted.ADVISE,
+        f"Node {node.name} has been silent for {duration(quiet_ms)} while other nodes report.",
+        "Check power and console of the node; if it runs, its management network or its agent is at fault.",
+        (Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),), _job(window, node.name),
+        lost_gpus=float(node.gpus),
+    )  # fmt: skip
+
+
+def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
+    """GPUs that give no values while their node reports."""
+    index, bucket = window.index, window.newest
+    if not (s.answered_ms > 0).any():
+        return  # no GPU telemetry at all: could_not_judge says so
+    limit_ms = max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
+    never = s.answered_ms == 0
+    since = np.maximum(s.answered_ms, s.resumed_ms)
+    missing = heard[index.gpu_node] & (bucket.end_ms - since >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms))
+    for n in np.unique(index.gpu_node[missing]).tolist():
+        first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
+        gone = [g for g in range(first, end) if missing[g]]
+        node = index.nodes[n].name
+        if (node, None, "driver_hung") in s.reported or (node, None, "driver_missing") in s.reported:
+            continue
+        if len(gone) == end - first and len(gone) > 1:
+            yield _no_gpu_answers(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
+            continue
+        for g in gone:
+            if (node, g - first, "gpu_lost") not in s.reported:
+                yield _gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms)
+
+
+def _no_gpu_answers(window: Window, node: str, never: bool, since_ms: int, count: int, now_ms: int) -> Finding:
+    cause = "driver_missing" if never else "driver_lost"
+    what = "has given no GPU telemetry yet" if never else f"no longer gives telemetry of any of its {count} GPUs"
+    return Finding(
+        NAME, IncidentKind.LIVENESS, cause, "node", node, None, ((node, None),), now_ms, since_ms,
+        Severity.WARNING if never else Severity.CRITICAL, 0.9, Wanted.ADVISE if never else Wanted.DRAIN,
+        f"Node {node} {what}, while its agent reports.",
+        "Check the driver there (nvidia-smi, kernel log); drain and reboot the node if it does not answer.",
+        (Evidence(f"values of 0 of {count} GPUs", from_ms=since_ms),), _job(window, node), lost_gpus=float(count),
+    )  # fmt: skip
+
+
+def _gpu_gone(window: Window, node: str, gpu: int, never: bool, since_ms: int, now_ms: int, said: str = "") -> Finding:
+    what = "should exist and was never seen" if never else "no longer answers"
+    g = window.index.gpu(node, gpu)
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "gpu_missing" if never else "gpu_lost", "gpu", node, gpu, ((node, gpu),), now_ms,
+        since_ms, Severity.WARNING if never else Severity.CRITICAL, 0.9, Wanted.ADVISE if never else Wanted.DRAIN,
+        f"{place(node, gpu)} {what}; its node and agent are up.",
+        "Compare nvidia-smi with the number of GPUs in fleet.toml; reseat or replace the GPU."
+        if never else "Drain the node and reboot it; if the GPU stays away, reseat or replace it.",
+        (Evidence(said or "no values of this GPU while its neighbours report", from_ms=since_ms),),
+        window.job_of(g) if g is not None else None, lost_gpus=1.0,
+    )  # fmt: skip
+
+
+def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+    """What the agents themselves said: lost GPUs, hung or missing drivers."""
+    for (node, gpu, code), since_ms in s.reported.items():
+        n = window.index.node_number.get(node)
+        if n is None or (code == "driver_missing" and not window.index.nodes[n].gpus):
+            continue
+        if code == "gpu_lost" and gpu is not None:
+            yield _gpu_gone(window, node, gpu, False, since_ms, now_ms, "the agent reported the GPU as lost")
+            continue
+        hung = code == "driver_hung"
+        yield Finding(
+            NAME, IncidentKind.LIVENESS, code, "node", node, None, ((node, None),), now_ms, since_ms,
+            Severity.CRITICAL if hung else Severity.WARNING, 0.9, Wanted.DRAIN if hung else Wanted.ADVISE,
+            f"Node {node}: calls into its NVIDIA driver do not return."
+            if hung else f"Node {node} should have {window.index.nodes[n].gpus} GPUs but no usable NVIDIA driver.",
+            "Drain the node and reboot it: a hung driver does not come back by itself."
+            if hung else "Load or install the driver (nvidia-smi must list the GPUs), or correct fleet.toml.",
+            (Evidence(f"the agent reported {code}", from_ms=since_ms),), _job(window, node),
+            lost_gpus=float(window.index.nodes[n].gpus),
+        )  # fmt: skip
+
+
+def _clocks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+    offsets = window.newest.node.get("clock_offset_s")
+    if offsets is not None:
+        for n in np.flatnonzero(np.abs(offsets) > CLOCK_WRONG_S).tolist():
+            s.clock_wrong[window.index.nodes[n].name] = (now_ms, f"it is off by {offsets[n]:+.1f} s")
+    s.clock_wrong = {k: v for k, v in s.clock_wrong.items() if now_ms - v[0] <= CLOCK_HELD_MS}
+    for node, (ts_ms, text) in s.clock_wrong.items():
+        yield Finding(
+            NAME, IncidentKind.LIVENESS, "clock_wrong", "node", node, None, ((node, None),), now_ms, ts_ms,
+            Severity.WARNING, 0.8, Wanted.NONE, f"The clock of node {node} is wrong: {text or 'the collector saw it'}.",
+            "Mend its time service (chrony, NTP): until then its telemetry cannot be compared with its peers'.",
+            (Evidence(text or "the collector's clock differs", "clock_offset_s", expected=0.0),), _job(window, node),
+        )  # fmt: skip
+
+
+def _job(window: Window, node: str) -> str | None:
+    n = window.index.node_number.get(node)
+    if n is None or not window.index.nodes[n].gpus:
+        return None
+    return window.job_of(int(window.index.first_gpu[n]))
+
+
+def _group(finding: Finding, window: Window) -> str:
+    """Name of a rack or leaf finding's group, from its first member."""
+    if finding.node is not None or not finding.members:
+        return finding.node or ""
+    node = window.index.spec.by_name.get(finding.members[0][0])
+    return "" if node is None else node.rack if finding.scope == "rack" else node.leaf
+
+
+EXAMPLES = (
+    Example("all report; one agent is stopped for work on its node", lambda: play(
+        small_fleet(), 12, silent=lambda number: [2] if number >= 4 else [],
+        events={3: [Event("e1", START_MS + 39_000, "n02", None, EventKind.LIFECYCLE, "agent_stopped", "")]},
+    ), frozenset({("liveness", "agent_stopped", "node", "info")})),
+    Example("a node falls silent", lambda: play(
+        small_fleet(), 10, silent=lambda number: [2] if number >= 4 else [],
+    ), frozenset({("liveness", "silent", "node", "warning")})),
+    Example("a whole rack falls silent: one finding", lambda: play(
+        small_fleet(12), 10, silent=lambda number: [4, 5, 6, 7] if number >= 4 else [],
+    ), frozenset({("liveness", "silent", "rack", "critical")})),
+    Example("the collector hears nobody: one finding, none of a node", lambda: play(
+        small_fleet(), 10, silent=lambda number: range(8) if 4 <= number < 8 else [],
+    ), frozenset({("liveness", "no_telemetry", "rack", "critical")})),
+)  # fmt: skip

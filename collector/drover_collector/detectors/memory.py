@@ -1,0 +1,132 @@
+"""Device memory: failed and pending row remaps, uncorrected errors, the driver's verdict on SRAM.
+
+Thresholds: DCGM 4.6 (DcgmGPUHardwareLimits.h), NVIDIA GPU Memory Error Management, NVML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.example import Example, play, small_fleet
+from drover_collector.detectors.texts import place
+from drover_collector.detectors.window import Window
+from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+
+NAME = "memory"
+VERSION = 1
+QUIET_MS = 300_000  # the condition must be gone this long: states of the driver do not flicker
+
+REMAPPED_ROWS_WARN = 512  # uncorrectable remaps; every bank of the GPU has 8 spare rows (DCGM, NVIDIA)
+GROWTH_HELD_MS = 3_600_000  # an uncorrected error is told for this long: counters do not go back by themselves
+
+COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
+STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected")
+
+
+@dataclass(slots=True)
+class State:
+    last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
+    grown_ms: dict[str, Floats] = field(default_factory=dict)  # when it last grew, [G], NaN never
+    since_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # (state, GPU) -> when first seen so
+
+
+def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+    s = state if state is not None else State()
+    if not window.fresh:
+        return [], s
+    bucket, found = window.newest, []
+    standing: set[tuple[str, int]] = set()
+    for metric in STATES:
+        values = bucket.gpu.get(metric)
+        if values is None:
+            continue
+        limit = REMAPPED_ROWS_WARN if metric == "remapped_rows_uncorrected" else 1
+        for g in np.flatnonzero(values >= limit).tolist():
+            standing.add((metric, g))
+            since = s.since_ms.setdefault((metric, g), bucket.start_ms)
+            found.append(_state_finding(window, g, metric, float(values[g]), since, now_ms))
+    for key in [key for key in s.since_ms if key not in standing]:
+        del s.since_ms[key]
+    for metric in COUNTERS:
+        values = bucket.gpu.get(metric)
+        if values is None:
+            continue
+        last = s.last.get(metric, np.full(len(values), np.nan))
+        grown = s.grown_ms.setdefault(metric, np.full(len(values), np.nan))
+        more = values > last  # NaN: not known before, hence no growth
+        grown[more] = bucket.end_ms
+        s.last[metric] = np.where(np.isnan(values), last, values)
+        for g in np.flatnonzero(now_ms - grown <= GROWTH_HELD_MS).tolist():
+            found.append(_growth_finding(window, g, metric, float(s.last[metric][g]), int(grown[g]), now_ms))
+    return found, s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    missing = [metric for metric in (*STATES, *COUNTERS) if metric not in window.newest.gpu]
+    return [f"memory faults told by {', '.join(missing)}: not in the data"] if missing else []
+
+
+_TEXTS: Mapping[str, tuple[str, Severity, float, Wanted, str, str]] = {
+    "row_remap_failed": (
+        "remap_failed", Severity.CRITICAL, 0.99, Wanted.DRAIN,
+        "could not replace a bad HBM row: a remap failed",
+        "Drain the node and run a field diagnostic; NVIDIA replaces a GPU whose remap failed.",
+    ),
+    "row_remap_pending": (
+        "remap_pending", Severity.WARNING, 0.95, Wanted.DRAIN,
+        "waits for a reset to replace a bad HBM row",
+        "Drain the node, and reset the GPU once it is idle; running work may finish first.",
+    ),
+    "sram_threshold_exceeded": (
+        "sram_threshold", Severity.CRITICAL, 0.97, Wanted.DRAIN,
+        "has had more SRAM errors than its driver accepts",
+        "Drain the node and run a field diagnostic; the driver's own limit marks it for replacement.",
+    ),
+    "remapped_rows_uncorrected": (
+        "remaps_many", Severity.WARNING, 0.9, Wanted.ADVISE,
+        f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more: its spares run out",
+        "Plan its replacement, and give it no long job until then.",
+    ),
+}  # fmt: skip
+
+
+def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: int, now_ms: int) -> Finding:
+    cause, severity, confidence, action, what, advice = _TEXTS[metric]
+    node, gpu = window.index.member(g)
+    text = f"{metric} is {value:.0f}"
+    return Finding(
+        NAME, IncidentKind.MEMORY, cause, "gpu", node, gpu, ((node, gpu),), now_ms, since_ms, severity, confidence,
+        action, f"{place(node, gpu)} {what}.", advice,
+        (Evidence(text, metric, value, 0.0, from_ms=since_ms, to_ms=window.newest.end_ms),), window.job_of(g),
+    )  # fmt: skip
+
+
+def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms: int, now_ms: int) -> Finding:
+    node, gpu = window.index.member(g)
+    memory = "HBM" if "dram" in metric else "SRAM"
+    evidence = Evidence(f"{metric} has grown to {value:.0f}", metric, value, 0.0, to_ms=grown_ms)
+    return Finding(
+        NAME, IncidentKind.MEMORY, "uncorrected_errors", "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms,
+        Severity.WARNING, 0.85, Wanted.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",
+        "The program that used it has probably ended. Test the GPU's memory before the next long job.",
+        (evidence,), window.job_of(g),
+    )  # fmt: skip
+
+
+def _remap_fails(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    if number >= 2:
+        gpu["row_remap_failed"][11] = 1
+
+
+EXAMPLES = (
+    Example("no errors", lambda: play(small_fleet(), 4), frozenset()),
+    Example(
+        "a row remap fails",
+        lambda: play(small_fleet(), 4, _remap_fails),
+        frozenset({("memory", "remap_failed", "gpu", "critical")}),
+    ),
+)

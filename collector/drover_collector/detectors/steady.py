@@ -1,0 +1,85 @@
+"""What straggler and thermal both need: who works in a job, with whom a GPU may be compared, counters as shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.robust import Bools, Groups, group_medians
+from drover_collector.detectors.window import Window
+
+BUSY_UTIL = 0.5  # of time with a kernel: below it a job's GPUs are loading, saving or idle, and say nothing
+POWER_STEADY = 0.12  # power of the whole group moved more than this against the last bucket: a start, stop or save
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class JobAges:
+    """For how many buckets each GPU has been held by the same job. int64 [G]."""
+
+    names: list[str | None] = field(default_factory=list)
+    buckets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def advance(self, window: Window) -> None:
+        bucket = window.newest
+        table = np.array([*bucket.job_names, None], dtype=object)
+        names = table[bucket.jobs]  # -1 takes the None at the end
+        if len(self.buckets) != len(names):
+            self.buckets = np.zeros(len(names), np.int64)
+            self.names = [None] * len(names)
+        same = names == np.array(self.names, dtype=object)
+        self.buckets = np.where(same, self.buckets + 1, 0)
+        self.names = names.tolist()
+
+
+def job_groups(window: Window) -> Groups:
+    """Group of each GPU: its job and SKU, int64 [G], -1 without a job."""
+    jobs = window.newest.jobs.astype(np.int64)
+    sku = window.index.sku[window.index.gpu_node].astype(np.int64)
+    return np.where(jobs >= 0, jobs * max(1, len(window.index.skus)) + sku, -1)
+
+
+def working(window: Window, groups: Groups) -> Bools:
+    """GPUs whose group works steadily: most of the group is busy, and its power is that of the last bucket."""
+    bucket = window.newest
+    count = int(groups.max(initial=-1)) + 1
+    inside = groups >= 0
+    good = np.zeros(count, bool) if not count else np.ones(count, bool)
+    util = bucket.gpu.get("gpu_util_ratio")
+    if util is not None and count:
+        medians, _ = group_medians(util, groups, count)
+        good &= ~(medians < BUSY_UTIL)  # NaN: not known, judged by power alone
+    power = window.gpu("power_w")
+    if count and len(power) >= 2:
+        now, _ = group_medians(power[-1], groups, count)
+        before, _ = group_medians(power[-2], groups, count)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            good &= ~(np.abs(now / before - 1) > POWER_STEADY)
+    return inside & np.where(inside, good[groups] if count else False, False)
+
+
+def counter_share(window: Window, metric: str) -> Floats:
+    """How much of the newest bucket's time a counter of microseconds grew, float64 [G], 0..1; NaN where unknown."""
+    values = window.gpu(metric)
+    if len(values) < 2:
+        return np.full(window.index.gpu_count, np.nan)
+    elapsed_us = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) * 1000
+    grown = values[-1] - values[-2]
+    grown[grown < 0] = np.nan  # the driver was loaded anew
+    return np.asarray(np.clip(grown / elapsed_us, 0, 1))
+
+
+def column(window: Window, metric: str) -> Floats:
+    """The newest bucket's values, NaN for all where nobody reported the metric."""
+    found = window.newest.gpu.get(metric)
+    return np.full(window.index.gpu_count, np.nan) if found is None else found
+
+
+def has_bits(window: Window, bits: int) -> Bools:
+    """Which GPUs report one of these clock event reasons. Absent counts as none."""
+    reasons = np.nan_to_num(column(window, "clock_event_reasons"))
+    return np.asarray((reasons.astype(np.int64) & bits) != 0)

@@ -1,0 +1,145 @@
+"""Findings about stragglers: what an operator reads, with the values that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector.detectors.robust import Groups, peers
+from drover_collector.detectors.steady import column
+from drover_collector.detectors.texts import place
+from drover_collector.detectors.window import Window
+from drover_proto.catalog import BY_NAME, describe
+from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+
+NAME = "straggler"
+
+# cause -> (what it does, why, what to do, the metrics that show it, the first one in the sentence)
+CAUSES: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "thermal": (
+        "runs its SMs at", "heat holds it down",
+        "See the cooling of this GPU; let a probe confirm, then drain the node when its work is done.",
+        ("sm_clock_mhz", "gpu_temp_c", "thermal_margin_c", "power_w", "tensor_active_ratio", "sm_active_ratio"),
+    ),
+    "power_cap": (
+        "runs its SMs at", "its power is capped below its peers'",
+        "Set the power limit back (nvidia-smi -pl), or look at the node's power supplies if nobody set it.",
+        ("sm_clock_mhz", "power_limit_w", "power_w", "tensor_active_ratio", "sm_active_ratio"),
+    ),
+    "clock": (
+        "runs its SMs at", "neither heat nor a power cap explains it",
+        "Reset its clock settings (nvidia-smi -rgc -rac); let a probe confirm it, and drain the node if it stays slow.",
+        ("sm_clock_mhz", "power_w", "tensor_active_ratio", "sm_active_ratio"),
+    ),
+    "hbm": (
+        "moves its memory at", "its HBM is slower than its peers'",
+        "Let a memory-bandwidth probe confirm it; check remapped rows and ECC counters, then drain the node.",
+        ("dram_active_ratio", "memory_clock_mhz", "sm_active_ratio", "tensor_active_ratio"),
+    ),
+    "pcie": (
+        "has a PCIe link of", "it trained with fewer lanes or a lower generation than its peers",
+        "Drain the node when its work is done; reseat the GPU or its riser, and reboot to train the link again.",
+        ("pcie_width", "pcie_generation", "gpu_util_ratio", "pcie_rx_bytes_per_s", "pcie_replays"),
+    ),
+    "nvlink": (
+        "has NVLinks up:", "it lost NVLinks that its peers have",
+        "Drain the node when its work is done; reset the GPU and the fabric, and check for XID 74.",
+        ("nvlink_active_links", "nvlink_tx_bytes_per_s", "nvlink_crc_errors", "sm_active_ratio"),
+    ),
+    "host": (
+        "keeps its GPUs busy for", "its host is late with work for them",
+        "Look at the node's CPUs: a stray process, a wrong governor, or a NUMA or memory fault.",
+        ("gpu_util_ratio", "sm_active_ratio", "power_w"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """What is known of one straggler. `usual_clock`: its own usual share of the peers' clock; None: not learnt yet."""
+
+    cause: str
+    since_ms: int
+    groups: Groups
+    group_size: int
+    waiting: float  # share of each step that the peers wait for it
+    usual_clock: float | None
+
+
+def finding(window: Window, g: int, slow: Slow, now_ms: int) -> Finding:
+    """A GPU that its job waits for."""
+    node, gpu = window.index.member(g)
+    return _finding(window, g, slow, now_ms, "gpu", node, gpu, place(node, gpu))
+
+
+def node_finding(window: Window, n: int, gpus: list[int], slow: Slow, now_ms: int) -> Finding:
+    """A node whose host keeps its GPUs waiting. `gpus`: those that show it, the first stands for them."""
+    node = window.index.nodes[n].name
+    return _finding(window, gpus[0], slow, now_ms, "node", node, None, place(node, None))
+
+
+def _finding(
+    window: Window, g: int, slow: Slow, now_ms: int, scope: str, node: str, gpu: int | None, where: str
+) -> Finding:
+    does, why, advice, metrics = CAUSES[slow.cause]
+    job = window.job_of(g)
+    evidence = evidence_of(window, g, slow, metrics)
+    first = next((item for item in evidence if item.metric == metrics[0]), None)
+    told = "is slower than its peers"
+    if first is not None and first.value is not None and first.expected is not None:
+        metric = BY_NAME[metrics[0]]
+        told = (
+            f"{does} {describe(metric, first.value)} while {first.peers} peers of job {job} "
+            f"have {describe(metric, first.expected)}"
+        )
+    waits = f"; peers wait about {slow.waiting:.0%} of each step" if slow.waiting >= 0.01 else ""
+    return Finding(
+        NAME, IncidentKind.STRAGGLER, slow.cause, scope, node, gpu, ((node, gpu),), now_ms, slow.since_ms,
+        Severity.WARNING, 0.9 if slow.waiting >= 0.01 else 0.75, Wanted.PROBE, f"{where} {told}; {why}{waits}.", advice,
+        evidence, job, lost_gpus=None, waiting_gpus=slow.waiting * (slow.group_size - 1),
+    )  # fmt: skip
+
+
+def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) -> tuple[Evidence, ...]:
+    """Each metric of the GPU against its peers."""
+    result = []
+    for name in metrics:
+        values = column(window, name)
+        if np.isnan(values[g]):
+            continue
+        of = peers(values, slow.groups)
+        metric, value, median = BY_NAME[name], float(values[g]), float(of.median[g])
+        count = int(of.count[g]) - 1
+        text = f"{metric.label}: {describe(metric, value)}; median of {count} peers {describe(metric, median)}"
+        result.append(
+            Evidence(text, name, value, median, float(of.sigma[g]), count, slow.since_ms, window.newest.end_ms)
+        )
+    reasons = column(window, "clock_event_reasons")[g]
+    if not np.isnan(reasons) and reasons:
+        text = f"it reports: {describe(BY_NAME['clock_event_reasons'], float(reasons))}"
+        result.append(Evidence(text, "clock_event_reasons", float(reasons), from_ms=slow.since_ms))
+    if slow.usual_clock is not None and metrics[0] == "sm_clock_mhz":
+        result.append(Evidence(f"before, its clock was {slow.usual_clock:.1%} of its peers'"))
+    return tuple(result)
+
+
+def nic_finding(
+    window: Window, n: int, link: str, values: tuple[float, float, int], since_ms: int, now_ms: int
+) -> Finding:
+    """A port below the rate of its peers. `values`: its rate, the peers' median, how many there are."""
+    node, (rate, usual, count) = window.index.nodes[n].name, values
+    first = int(window.index.first_gpu[n])
+    job = window.job_of(first) if window.index.nodes[n].gpus else None
+    evidence = Evidence(
+        f"port {link}: {rate:g} Gb/s; median of {count} ports {usual:g} Gb/s", "rate_gbps", rate, usual, None, count,
+        since_ms, window.newest.end_ms,
+    )  # fmt: skip
+    return Finding(
+        NAME, IncidentKind.STRAGGLER, "nic", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,
+        0.85, Wanted.PROBE,
+        f"Port {link} of node {node} runs at {rate:g} Gb/s while {count} ports of its kind have {usual:g} Gb/s.",
+        "Check the cable, its transceivers and the switch port; its job's collectives run at the slowest port's pace.",
+        (evidence,), job,
+    )  # fmt: skip

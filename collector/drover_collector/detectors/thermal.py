@@ -1,0 +1,280 @@
+"""Thermal: heat that slows GPUs, cooling that fails, racks that get hot air.
+
+Measure of cooling: the thermal resistance (core - inlet) / power, in degC/W, of a GPU at steady load. It does not
+depend on load or room, so that a GPU can be held against the others of its SKU and slot and against its own past.
+Limits are the driver's own margin, never a fixed temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.example import Example, play, small_fleet
+from drover_collector.detectors.robust import Bools, group_medians, peers
+from drover_collector.detectors.steady import Ints, column, counter_share
+from drover_collector.detectors.texts import listing, place
+from drover_collector.detectors.window import Window
+from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+
+NAME = "thermal"
+VERSION = 1
+QUIET_MS = 300_000  # hysteresis: a core cools within a minute, so five of them are an end
+
+# Slots of a chassis differ by +-11 % (Theta), units by a few percent more: 1.35 lies beyond both, and a heat sink that
+# lost contact or a dead fan is beyond that.
+RESISTANCE_RATIO = 1.35
+RESISTANCE_OWN_RATIO = 1.20  # against the GPU's own past at the same inlet sensor
+LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
+LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
+BUSY_POWER_W = 250.0  # below it the resistance is mostly the sensors' noise
+POWER_STEADY = 0.10  # within this for three buckets: the core follows power with a time constant of 15 to 60 s
+SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
+PERSIST = 2  # buckets
+MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
+DEFAULT_INLET_C = 25.0  # where no inlet sensor is read, peers of the same rack share the error
+RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
+RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks together
+RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
+RACK_SHARE = 0.75  # of a rack's nodes that must see it
+NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: the node's fans or coolant, not a heat sink
+
+
+@dataclass(slots=True)
+class State:
+    past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
+    learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
+    streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    streak_bad: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
+    rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
+    rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    rack_since_ms: dict[int, int] = field(default_factory=dict)
+
+
+def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+    index = window.index
+    s = state if state is not None else State()
+    if len(s.past) != index.gpu_count:
+        s.past = np.full(index.gpu_count, np.nan)
+        s.learnt = np.zeros(index.gpu_count, np.int64)
+        s.streak_slow = np.zeros(index.gpu_count, np.int64)
+        s.streak_bad = np.zeros(index.gpu_count, np.int64)
+        s.rack_past = np.full(len(index.racks), np.nan)
+        s.rack_streak = np.zeros(len(index.racks), np.int64)
+    if not window.fresh:
+        return [], s
+    found = list(_racks(window, s, now_ms))
+    hot_racks = {rack for rack, streak in enumerate(s.rack_streak.tolist()) if streak >= PERSIST}
+    found += _gpus(window, s, hot_racks, now_ms)
+    return found, s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    have, result = window.newest.gpu, []
+    if "gpu_temp_c" not in have or "power_w" not in have:
+        result.append("cooling: needs gpu_temp_c and power_w")
+    if "throttle_thermal_sw_us" not in have and "throttle_thermal_hw_us" not in have:
+        result.append("slowdown by heat: needs throttle_thermal_sw_us or throttle_thermal_hw_us")
+    if "inlet_temp_c" not in window.newest.node:
+        result.append("hot racks: needs inlet_temp_c")
+    return result
+
+
+def _resistance(window: Window) -> tuple[Floats, Bools]:
+    """degC/W of each GPU now, and whether its load is steady enough to believe it."""
+    power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
+    inlets = window.newest.node.get("inlet_temp_c")
+    inlet = np.full(window.index.node_count, np.nan) if inlets is None else inlets
+    inlet = np.where(np.isnan(inlet), DEFAULT_INLET_C if np.isnan(inlet).all() else np.nanmedian(inlet), inlet)
+    recent = power[-3:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steady = (len(recent) == 3) & (np.ptp(recent, axis=0) <= POWER_STEADY * recent[-1])
+        resistance = (temp - inlet[window.index.gpu_node]) / recent[-1]
+    return resistance, steady & (recent[-1] >= BUSY_POWER_W) & ~np.isnan(resistance)
+
+
+def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
+    index = window.index
+    resistance, steady = _resistance(window)
+    sku = index.sku[index.gpu_node].astype(np.int64)
+    # Peers sit in the same slot: boards behind others get warmer air by design.
+    slots = np.where(steady, sku * 256 + index.gpu_slot, -1)
+    usual = peers(np.where(steady, resistance, np.nan), slots)
+    whole = peers(np.where(steady, resistance, np.nan), np.where(steady, sku, -1))
+    few = usual.count < 4
+    expected = np.where(few, whole.median, usual.median)
+    count = np.where(few, whole.count, usual.count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        over_peers = np.where(count >= 4, resistance / expected, np.nan)
+        over_past = np.where(s.learnt >= LEARN_BUCKETS, resistance / s.past, np.nan)
+    bad = steady & (
+        (over_peers >= RESISTANCE_RATIO)
+        | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
+    )
+    learn = steady & ~bad & (s.streak_bad == 0)
+    s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
+    s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
+    s.learnt = np.where(learn, s.learnt + 1, s.learnt)
+
+    held = np.fmax(counter_share(window, "throttle_thermal_sw_us"), counter_share(window, "throttle_thermal_hw_us"))
+    margin = column(window, "thermal_margin_c")
+    slowed = (np.nan_to_num(held) >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
+    s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady, 0, s.streak_bad * slowed))
+    s.streak_slow = np.where(slowed, s.streak_slow + 1, 0)
+    flagged = (s.streak_bad >= PERSIST) | (s.streak_slow >= PERSIST)
+    for g in [g for g in s.since_ms if not flagged[g]]:
+        del s.since_ms[g]
+    for n in np.unique(index.gpu_node[flagged]).tolist():
+        gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
+        poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
+        for g in gpus:
+            run = max(int(s.streak_bad[g]), int(s.streak_slow[g]))
+            s.since_ms.setdefault(g, window.buckets[-min(run, len(window.buckets))].start_ms)
+        if int(index.rack[n]) in hot_racks and not poor:
+            continue  # hot air, told once for the rack
+        facts = _Facts(resistance, expected, count, s.past, margin, held)
+        if len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
+            yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
+            continue
+        for g in gpus:
+            yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    resistance: Floats
+    expected: Floats
+    count: Floats
+    past: Floats
+    margin: Floats
+    held: Floats
+
+
+def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evidence, ...]:
+    span = {"from_ms": since_ms, "to_ms": window.newest.end_ms}
+    result = []
+    temp, power = column(window, "gpu_temp_c")[g], column(window, "power_w")[g]
+    if not np.isnan(facts.resistance[g]) and not np.isnan(facts.expected[g]) and facts.expected[g] > 0:
+        over = facts.resistance[g] / facts.expected[g] - 1
+        result.append(
+            Evidence(
+                f"core {temp:.0f} degC at {power:.0f} W: {facts.resistance[g]:.3f} degC/W, {over:+.0%} against "
+                f"{facts.expected[g]:.3f} of {facts.count[g] - 1:.0f} GPUs in the same place",
+                "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1, **span,
+            )
+        )  # fmt: skip
+    if not np.isnan(facts.margin[g]):
+        text = f"{facts.margin[g]:.0f} degC are left to slowdown"
+        result.append(Evidence(text, "thermal_margin_c", float(facts.margin[g]), 0.0, **span))
+    if np.nan_to_num(facts.held[g]) > 0:
+        text = f"held down by heat for {facts.held[g]:.0%} of the time"
+        result.append(Evidence(text, "throttle_thermal_sw_us", float(facts.held[g]), 0.0, **span))
+    return tuple(result)
+
+
+def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, now_ms: int) -> Finding:
+    node, gpu = window.index.member(g)
+    evidence = _evidence(window, g, s.since_ms[g], facts)
+    slow = s.streak_slow[g] >= PERSIST
+    critical = bool(facts.margin[g] <= MARGIN_CRITICAL_C)
+    what = f"cools badly: {evidence[0].text}" if poor and evidence else "runs into its temperature limit"
+    if poor and slow:
+        what += f"; heat holds its clocks down for {np.nan_to_num(facts.held[g]):.0%} of the time"
+    sure = poor and slow
+    return Finding(
+        NAME, IncidentKind.THERMAL, "cooling", "gpu", node, gpu, ((node, gpu),), now_ms, s.since_ms[g],
+        Severity.CRITICAL if critical else Severity.WARNING, 0.95 if sure else 0.8,
+        Wanted.DRAIN if critical or sure else Wanted.ADVISE, f"{place(node, gpu)} {what}.",
+        "Drain the node when its work is done; check heat sink, air baffles and coolant flow of this GPU.",
+        evidence, window.job_of(g), lost_gpus=float(np.nan_to_num(facts.held[g])) if slow else None,
+    )  # fmt: skip
+
+
+def _node_finding(
+    window: Window, s: State, n: int, gpus: list[int], poor: list[int], facts: _Facts, now_ms: int
+) -> Finding:
+    node = window.index.nodes[n].name
+    worst = max(gpus, key=lambda g: np.nan_to_num(facts.resistance[g]))
+    slow = [g for g in gpus if s.streak_slow[g] >= PERSIST]
+    what = "cool badly" if poor else "run into their temperature limits"
+    return Finding(
+        NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms,
+        min(s.since_ms[g] for g in gpus),
+        Severity.WARNING, 0.95 if poor and slow else 0.85, Wanted.DRAIN if poor and slow else Wanted.ADVISE,
+        f"{len(gpus)} GPUs of node {node} {what}: its fans or coolant flow, not one heat sink.",
+        "Check fan speeds and coolant flow in the BMC; drain the node when its work is done.",
+        _evidence(window, worst, s.since_ms[worst], facts), window.job_of(worst),
+        lost_gpus=float(np.nan_to_num(facts.held[slow]).sum()) if slow else None,
+    )  # fmt: skip
+
+
+def _racks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+    """Racks whose inlet rose against their own past and against the other racks."""
+    index, inlets = window.index, window.newest.node.get("inlet_temp_c")
+    if inlets is None:
+        return
+    racks = index.rack.astype(np.int64)
+    medians, sizes = group_medians(inlets, racks, len(index.racks))
+    past = np.where(np.isnan(s.rack_past), medians, s.rack_past)
+    known = medians[~np.isnan(medians)]
+    overall = float(np.median(known)) if len(known) >= 3 else float("nan")
+    hot = (sizes >= 2) & (medians - past >= RACK_RISE_C) & ~(medians - overall < RACK_OVER_C)
+    hot |= (sizes >= 2) & (medians >= RACK_LIMIT_C)
+    for rack in np.flatnonzero(hot).tolist():
+        inside = racks == rack
+        seen = inlets[inside & ~np.isnan(inlets)]
+        rises = (seen - past[rack] >= RACK_RISE_C / 2) | (seen >= RACK_LIMIT_C)
+        hot[rack] = rises.mean() >= RACK_SHARE
+    s.rack_streak = np.where(hot, s.rack_streak + 1, 0)
+    calm = ~hot & ~np.isnan(medians)
+    s.rack_past = np.where(calm, past + LEARN_RATE * (medians - past), past)
+    for rack in np.flatnonzero(s.rack_streak >= PERSIST).tolist():
+        since = s.rack_since_ms.setdefault(
+            rack, window.buckets[-min(int(s.rack_streak[rack]), len(window.buckets))].start_ms
+        )
+        names = [index.nodes[n].name for n in np.flatnonzero(racks == rack)]
+        over = float(medians[rack] - past[rack])
+        evidence = Evidence(
+            f"inlet of {listing(names)} is {medians[rack]:.1f} degC, {over:+.1f} against the rack's own past",
+            "inlet_temp_c", float(medians[rack]), float(past[rack]), None, len(names), since, window.newest.end_ms,
+        )  # fmt: skip
+        yield Finding(
+            NAME, IncidentKind.THERMAL, "inlet", "rack", None, None, tuple((name, None) for name in names), now_ms,
+            since, Severity.WARNING, 0.85, Wanted.ADVISE,
+            f"Rack {index.racks[rack]} gets hot air: {medians[rack]:.1f} degC at its inlets, {over:+.1f} degC.",
+            "A matter of the room, not of the nodes: check air handling or coolant; give new work to other racks.",
+            (evidence,),
+        )  # fmt: skip
+    for rack in [rack for rack in s.rack_since_ms if s.rack_streak[rack] < PERSIST]:
+        del s.rack_since_ms[rack]
+
+
+def _bad_heat_sink(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    if number >= 3:
+        gpu["gpu_temp_c"][21] = 26 + 0.09 * gpu["power_w"][21]
+        gpu["thermal_margin_c"][21] = 87 - gpu["gpu_temp_c"][21]
+
+
+def _hot_rack(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
+    if number >= 3:
+        node["inlet_temp_c"][:4] += 8
+        gpu["gpu_temp_c"][:32] += 8
+
+
+EXAMPLES = (
+    Example("units of one SKU that differ by nature", lambda: play(small_fleet(), 8), frozenset()),
+    Example(
+        "one heat sink has lost contact",
+        lambda: play(small_fleet(), 8, _bad_heat_sink),
+        frozenset({("thermal", "cooling", "gpu", "warning")}),
+    ),
+    Example(
+        "a rack gets hot air: one finding for it, none for its GPUs",
+        lambda: play(small_fleet(16), 8, _hot_rack),
+        frozenset({("thermal", "inlet", "rack", "warning")}),
+    ),
+)

@@ -1,0 +1,114 @@
+"""What one XID or SXid line means and asks for, by the tables of `drover_proto`: no history, no fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drover_proto import xids_nvlink5
+from drover_proto.events import Event, EventKind, IncidentKind, Severity, Wanted
+from drover_proto.xids import (
+    ADVICE,
+    RECOVERY_SEVERITY,
+    RecoveryAction,
+    XidAction,
+    XidCategory,
+    lookup,
+    recovery_action_from_message,
+    sxid_is_fatal,
+)
+
+NVLINK5_CODES = range(144, 151)
+RECOVERY_CODE = 154
+
+_KINDS = {XidCategory.MEMORY: IncidentKind.MEMORY, XidCategory.NVLINK: IncidentKind.LINK}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line, judged alone. `app`: the program that ran is the first suspect; `recovered`: the GPU is well again."""
+
+    code: int
+    kind: IncidentKind
+    cause: str
+    severity: Severity
+    action: Wanted
+    confidence: float
+    meaning: str
+    advice: str
+    app: bool = False
+    recovered: bool = False
+    known: bool = True
+
+
+def judge(event: Event) -> Verdict | None:
+    """The verdict on an XID or SXid event; None when its code is no number."""
+    if not event.code.isdigit():
+        return None
+    code = int(event.code)
+    if event.kind is EventKind.SXID:
+        return _sxid(code, event.message)
+    row = lookup(code)
+    if row is None:
+        return Verdict(
+            code, IncidentKind.XID, f"xid_{code}", Severity.WARNING, Wanted.WATCH, 0.5,
+            "A code that this version of Drover does not know (newer drivers add some).",
+            "Look the code up in NVIDIA's XID catalog, and watch the GPU until then.", known=False,
+        )  # fmt: skip
+    kind = _KINDS.get(row.category, IncidentKind.XID)
+    severity, action, advice, meaning = row.severity, row.action, ADVICE[row.action], row.meaning
+    if code in NVLINK5_CODES:
+        decoded = xids_nvlink5.decode(code, event.message)
+        if decoded is not None:
+            if decoded.injected:
+                return Verdict(
+                    code, kind, f"xid_{code}", Severity.INFO, Wanted.NONE, 0.95,
+                    f"{meaning} It was injected on purpose, by a test.", "Nothing to do.",
+                )  # fmt: skip
+            severity, action = decoded.severity, decoded.action
+            advice = f"{ADVICE[decoded.action]} {ADVICE[decoded.followup]}"
+            link = "" if decoded.link is None else f", link {decoded.link}"
+            reason = f": {decoded.reason}" if decoded.reason else ""
+            meaning = f"{meaning} {decoded.unit}{link}{reason}."
+        elif (line := xids_nvlink5.parse(event.message)) is not None and line.fatal and not line.injected:
+            severity, action = Severity.CRITICAL, XidAction.RESET_GPU
+            advice = ADVICE[XidAction.RESET_GPU]
+            meaning = f"{meaning} The driver calls it fatal; its registers stand in no table."
+    if code == RECOVERY_CODE:
+        wanted = recovery_action_from_message(event.message)
+        if wanted is not None:
+            severity = RECOVERY_SEVERITY.get(wanted, Severity.WARNING)
+            advice = "Nothing to do." if wanted == RecoveryAction.NONE else f"Do what the driver asks for: {wanted}."
+            meaning = f"{meaning} It now asks for: {wanted}."
+            return Verdict(
+                code, kind, f"xid_{code}", severity, _action(severity, XidAction.FOLLOW_XID_154), 0.95, meaning, advice,
+                recovered=wanted == RecoveryAction.NONE,
+            )  # fmt: skip
+    return Verdict(
+        code, kind, f"xid_{code}", severity, _action(severity, action),
+        0.97 if severity is Severity.CRITICAL else 0.8, meaning, advice,
+        app=row.hardware is False and severity is Severity.INFO and row.category is not XidCategory.INFORMATIONAL,
+    )  # fmt: skip
+
+
+def _action(severity: Severity, action: XidAction) -> Wanted:
+    """A reset or reboot needs the node free of work first, hence drain; what a restarted program mends needs none."""
+    if severity is Severity.CRITICAL:
+        return Wanted.DRAIN
+    if severity is Severity.INFO or action in (XidAction.IGNORE, XidAction.INFORMATIONAL):
+        return Wanted.NONE if severity is Severity.INFO else Wanted.WATCH
+    return Wanted.WATCH
+
+
+def _sxid(code: int, message: str) -> Verdict:
+    fatal = sxid_is_fatal(message)
+    if fatal:
+        return Verdict(
+            code, IncidentKind.LINK, f"sxid_{code}", Severity.CRITICAL, Wanted.DRAIN, 0.9,
+            f"NVSwitch error {code}, which the driver calls fatal: GPUs behind that switch lose their links.",
+            "Drain the node, then reset all its GPUs and switches (or reboot it); replace the tray if it comes back.",
+        )  # fmt: skip
+    word = "not fatal" if fatal is False else "without saying whether it is fatal"
+    return Verdict(
+        code, IncidentKind.LINK, f"sxid_{code}", Severity.INFO, Wanted.NONE, 0.6,
+        f"NVSwitch error {code}, reported as {word}.", "Nothing to do now; watch for a fatal one on the same node.",
+    )  # fmt: skip

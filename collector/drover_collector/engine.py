@@ -1,0 +1,217 @@
+"""The engine: buckets and events in; findings, incidents, decisions and health changes out. Pure: no I/O, no clock.
+
+The live pipeline and `drover replay` both drive it, so that a recorded run gives the same answers again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector import guard, health
+from drover_collector.buckets import Bucket
+from drover_collector.detectors import DETECTORS, Detector, xid
+from drover_collector.detectors.window import Buckets, Window
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.health import HealthChange
+from drover_collector.incidents import IncidentBook
+from drover_collector.policy import Policy
+from drover_proto.events import WANTED_ORDER, Decision, Event, Finding, Health, Incident, Wanted
+
+LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
+WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
+UNHEARD_BUCKETS = 3  # without a row: the health is unknown
+
+__all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call brought: new findings, changed incidents (newest version), new decisions, health changes."""
+
+    findings: tuple[Finding, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    health: tuple[HealthChange, ...] = ()
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A detector that raised; it is asked again at the next call."""
+
+    count: int = 0
+    newest: str = ""
+
+
+class Engine:
+    """
+    Attributes:
+        troubles: detector -> what went wrong inside it, and how often.
+    """
+
+    def __init__(
+        self, index: FleetIndex, policy: Policy, started_ms: int, detectors: Sequence[Detector] = DETECTORS
+    ) -> None:
+        self.index = index
+        self.policy = policy
+        self.started_ms = started_ms
+        self.troubles: dict[str, Trouble] = {}
+        self._detectors = detectors
+        self._states: dict[str, object] = {}
+        self._buckets = Buckets(WINDOW_BUCKETS)
+        self._book = IncidentBook(
+            index, {d.name: d.quiet_ms for d in detectors}, lambda incident, asked: policy.wanted(incident, asked)[0]
+        )
+        self._fold = health.unknown(index)
+        self._node_heard_ms = np.zeros(index.node_count, np.int64)
+        self._gpu_heard_ms = np.zeros(index.gpu_count, np.int64)
+        self._newest_end_ms = 0
+        self._standing: dict[tuple[str, str], Decision] = {}
+
+    @property
+    def incidents(self) -> dict[str, Incident]:
+        """Open incidents and those closed in the last hour, by id."""
+        return {id_: record.incident for id_, record in self._book.records.items()}
+
+    @property
+    def health_codes(self) -> tuple[health.Codes, health.Codes]:
+        """int8 [N] and [G]: indices into `health.HEALTHS`."""
+        return self._fold.node, self._fold.gpu
+
+    def health_of(self, node: str, gpu: int | None = None) -> tuple[Health, str]:
+        """Health and its reason ("" when healthy). A node or slot that the fleet does not have is unknown."""
+        n = self.index.node_number.get(node)
+        g = None if gpu is None else self.index.gpu(node, gpu)
+        if n is None or (gpu is not None and g is None):
+            return Health.UNKNOWN, "not in the fleet file"
+        return health.reason_of(self._fold, n, g)[:2]
+
+    def on_events(self, events: Sequence[Event], now_ms: int) -> Outcome:
+        """Judge events at once."""
+        if not events:
+            return Outcome()
+        return self._judge(Window(self.index, self._buckets.all(), False, tuple(events), self.started_ms), now_ms)
+
+    def on_bucket(self, bucket: Bucket, now_ms: int) -> Outcome:
+        """Judge the newest closed bucket; buckets come in order of time."""
+        self._hear(bucket)
+        return self._judge(Window(self.index, self._buckets.all(), True, (), self.started_ms), now_ms)
+
+    def restore(self, incidents: Sequence[Incident], buckets: Sequence[Bucket], events: Sequence[Event]) -> None:
+        """After a restart: take over incidents, and let the detectors see the recent past without raising anything."""
+        self._states["xid"] = xid.restored(incidents)
+        timed: list[tuple[int, int, Bucket | Event]] = [(b.end_ms + LAG_MS, 1, b) for b in buckets]
+        timed += [(e.received_ms or e.ts_ms, 0, e) for e in events]
+        for ts_ms, _, item in sorted(timed, key=lambda entry: entry[:2]):
+            if isinstance(item, Bucket):
+                self._hear(item)
+                self._detect(Window(self.index, self._buckets.all(), True, (), self.started_ms), ts_ms)
+            else:
+                self._detect(Window(self.index, self._buckets.all(), False, (item,), self.started_ms), ts_ms)
+        self._book.restore(incidents)
+        self._fold = self._folded()
+
+    def could_not_judge(self) -> list[str]:
+        """What the newest bucket lacks for the detectors, each a sentence."""
+        window = Window(self.index, self._buckets.all(), True, (), self.started_ms)
+        if not window.buckets:
+            return ["anything: no telemetry came"]
+        return [f"{d.name}: {text}" for d in self._detectors for text in d.could_not_judge(window)]
+
+    def _hear(self, bucket: Bucket) -> None:
+        self._buckets.append(bucket)
+        self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
+        per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
+        self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
+        self._newest_end_ms = bucket.end_ms
+
+    def _detect(self, window: Window, now_ms: int) -> list[Finding]:
+        found: list[Finding] = []
+        for detector in self._detectors:
+            try:
+                findings, self._states[detector.name] = detector.detect(window, self._states.get(detector.name), now_ms)
+            except Exception as error:  # noqa: BLE001  # one detector's bug must not blind the others; it is counted and shown
+                trouble = self.troubles.setdefault(detector.name, Trouble())
+                trouble.count += 1
+                trouble.newest = f"{type(error).__name__}: {error}"
+                continue
+            found += findings
+        return found
+
+    def _judge(self, window: Window, now_ms: int) -> Outcome:
+        findings = self._detect(window, now_ms)
+        changed = self._book.apply(findings, now_ms, closing=window.fresh)
+        decisions = self._decide(window, now_ms)
+        before, self._fold = self._fold, self._folded()
+        moved = health.changes(self.index, before, self._fold, now_ms)
+        known = self._book.records
+        return Outcome(
+            tuple(findings),
+            tuple(known[id_].incident for id_ in changed if id_ in known),
+            tuple(decisions),
+            tuple(moved),
+        )
+
+    def _decide(self, window: Window, now_ms: int) -> list[Decision]:
+        """New decisions: for each open incident and node, when what is wanted or its outcome has changed."""
+        decisions: list[Decision] = []
+        open_ids = {record.incident.id for record in self._book.open()}
+        self._standing = {key: d for key, d in self._standing.items() if key[0] in open_ids}
+        for record in self._book.open():
+            incident = record.incident
+            wanted, rule = self.policy.wanted(incident, record.wanted)
+            if incident.node is None or WANTED_ORDER.index(wanted) < WANTED_ORDER.index(Wanted.PROBE):
+                self._standing.pop((incident.id, incident.node or ""), None)
+                continue
+            key = (incident.id, incident.node)
+            last = self._standing.get(key)
+            reason = self._held(incident, wanted, window)
+            outcome = "held" if reason else "would_act"
+            if last is not None and (last.wanted, last.outcome, last.rule) == (wanted, outcome, rule):
+                continue
+            text = reason or f"observe mode: would {wanted.value} {incident.node} for {incident.kind}/{incident.cause}"
+            seed = f"{incident.id} {incident.node} {wanted} {outcome} {now_ms}"
+            decision = Decision(
+                hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, incident.node, wanted,
+                self.policy.mode, outcome, rule, text,
+            )  # fmt: skip
+            self._standing[key] = decision
+            decisions.append(decision)
+        return decisions
+
+    def _held(self, incident: Incident, wanted: Wanted, window: Window) -> str | None:
+        """Why the guard would hold the action back; None when it would not, or when nothing leaves service."""
+        if wanted not in (Wanted.DRAIN, Wanted.ISOLATE) or incident.node is None:
+            return None
+        codes = Counter(self._fold.node.tolist())
+        unknown = codes[health.HEALTHS.index(Health.UNKNOWN)]
+        out = {
+            node
+            for (_, node), d in self._standing.items()
+            if d.outcome == "would_act" and d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)
+        }
+        state = guard.FleetState(
+            self.index, out, codes[health.HEALTHS.index(Health.HEALTHY)], self.index.node_count - unknown,
+            self._job_nodes(incident.job, window),
+        )  # fmt: skip
+        return guard.hold(incident.node, incident.job, state, self.policy.guard)
+
+    def _job_nodes(self, job: str | None, window: Window) -> dict[str, set[str]]:
+        if job is None or not window.buckets or job not in window.newest.job_names:
+            return {}
+        members = window.newest.jobs == window.newest.job_names.index(job)
+        return {job: {self.index.nodes[n].name for n in np.unique(self.index.gpu_node[members]).tolist()}}
+
+    def _folded(self) -> health.Fold:
+        newest = self._buckets.all()[-1:]
+        after = self._newest_end_ms - UNHEARD_BUCKETS * (newest[0].length_ms if newest else 0)
+        return health.fold(
+            self.index,
+            [record.incident for record in self._book.open()],
+            (self._node_heard_ms > after) & (self._node_heard_ms > 0),
+            (self._gpu_heard_ms > after) & (self._gpu_heard_ms > 0),
+        )

@@ -1,0 +1,378 @@
+"""Findings about the same thing become one incident, with the root cause as its headline. Pure: no I/O, no clock.
+
+joins       a finding on a GPU joins the open incident of that GPU; on a silent node, that of the node; in a silent
+            or hot rack, that of the rack. Information joins what is open and never opens something on top of it.
+headline    the strongest by ROOT; severity, action and confidence are the strongest of all.
+absorbs     a wider finding (node, rack, leaf, job) takes in the narrower incidents it explains.
+holds back  a job's stragglers right after one of its GPUs or nodes failed: its peers only wait.
+closes      when every detector has said that it is over, or has been quiet for its own time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import (
+    SEVERITY_ORDER,
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Note,
+    Severity,
+    Wanted,
+    stronger,
+    worse,
+)
+
+ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on the same thing
+    IncidentKind.MEMORY: 6,
+    IncidentKind.LINK: 6,
+    IncidentKind.XID: 6,
+    IncidentKind.SDC: 5,
+    IncidentKind.LIVENESS: 4,
+    IncidentKind.THERMAL: 3,
+    IncidentKind.HANG: 2,
+    IncidentKind.STRAGGLER: 1,
+    IncidentKind.DRIFT: 0,
+    IncidentKind.RISK: 0,
+    IncidentKind.IDLE: 0,
+}
+NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
+CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, IncidentKind.HANG, IncidentKind.THERMAL})
+
+REOPEN_MS = 600_000  # the same thing again within this long: the old incident goes on
+ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long before it
+JOB_HELD_MS = 600_000  # after a failure in a job, its GPUs' slowness is a consequence of it
+KEEP_CLOSED_MS = 3_600_000
+REFRESH_MS = 300_000  # an open incident without news is stored again this often, with new values
+MAX_EVIDENCE = 16
+MAX_NOTES = 60
+MS_PER_HOUR = 3_600_000
+
+
+@dataclass(slots=True)
+class Record:
+    """An incident and what only the book needs. `holds`: detector -> when it last said that the condition holds."""
+
+    incident: Incident
+    holds: dict[str, int] = field(default_factory=dict)
+    lost_gpus: float | None = None
+    waiting_gpus: float | None = None
+    counted_to_ms: int = 0
+    wanted: Wanted = Wanted.NONE  # by the detectors; the policy may say otherwise
+
+
+class IncidentBook:
+    """All open incidents, and those closed in the last hour.
+
+    Args:
+        quiet_ms: detector -> how long it must be quiet before its hold ends; None: it says itself when it is over.
+        wanted: the policy's word on an incident, given what its detectors ask for.
+    """
+
+    def __init__(
+        self, index: FleetIndex, quiet_ms: Mapping[str, int | None], wanted: Callable[[Incident, Wanted], Wanted]
+    ) -> None:
+        self._index = index
+        self._quiet_ms = quiet_ms
+        self._wanted = wanted
+        self.records: dict[str, Record] = {}
+
+    def restore(self, incidents: Iterable[Incident]) -> None:
+        """Take over what a former run left; its holds count from the last update."""
+        for incident in incidents:
+            record = Record(incident, counted_to_ms=incident.updated_ms, wanted=incident.action)
+            if incident.closed_ms is None:
+                record.holds = dict.fromkeys(incident.detectors, incident.updated_ms)
+            self.records[incident.id] = record
+
+    def open(self) -> list[Record]:
+        return [record for record in self.records.values() if record.incident.closed_ms is None]
+
+    def apply(self, findings: Sequence[Finding], now_ms: int, closing: bool) -> list[str]:
+        """Take findings in; with `closing` also end what has been quiet. Returns ids of the incidents that changed."""
+        changed: dict[str, None] = {}
+        before = {id_: record.incident for id_, record in self.records.items()}
+        for finding in sorted(findings, key=lambda f: (not f.cleared, -_width(f.scope), -ROOT[f.kind])):
+            if finding.cleared:
+                self._clear(finding)
+            else:
+                self._take(finding, now_ms)
+        for record in self.open():
+            self._count(record, now_ms)
+            self._set_action(record, now_ms, new=record.incident.id not in before)
+            if closing:
+                self._close_if_quiet(record, now_ms)
+        for id_, record in self.records.items():
+            old, new = before.get(id_), record.incident
+            news = old is None or _visible(old) != _visible(new)
+            if news or (new.closed_ms is None and now_ms - new.updated_ms >= REFRESH_MS):
+                version = 1 if old is None else old.version + 1
+                record.incident = replace(new, version=version, updated_ms=now_ms)
+                changed[id_] = None
+        for id_ in [i for i, r in self.records.items() if now_ms - (r.incident.closed_ms or now_ms) > KEEP_CLOSED_MS]:
+            del self.records[id_]
+        return list(changed)
+
+    def _take(self, finding: Finding, now_ms: int) -> None:
+        if self._held_back(finding, now_ms):
+            return
+        record = self._wider(finding) or self._same(finding, now_ms)
+        if record is None:
+            record = self._new(finding, now_ms)
+        else:
+            self._join(record, finding, now_ms)
+        self._absorb(record, finding, now_ms)
+
+    def _subject(self, scope: str, node: str | None, gpu: int | None, members: Sequence[tuple[str, int | None]],
+                 job: str | None, cause: str) -> tuple[str, str, int | None]:  # fmt: skip
+        """What a finding or incident is about: (scope, name, GPU)."""
+        if scope in ("gpu", "node"):
+            return scope, node or "", gpu
+        if scope == "job":
+            return scope, job or "", None
+        first = self._index.spec.by_name.get(members[0][0]) if members else None
+        name = "" if first is None else first.rack if scope == "rack" else first.leaf
+        return scope, cause if cause == "no_telemetry" else name, None
+
+    def _subject_of(self, thing: Finding | Incident) -> tuple[str, str, int | None]:
+        return self._subject(thing.scope, thing.node, thing.gpu, thing.members, thing.job, thing.cause)
+
+    def _same(self, finding: Finding, now_ms: int) -> Record | None:
+        """The incident about the same thing that this finding goes on with."""
+        subject = self._subject_of(finding)
+        info = finding.severity is Severity.INFO
+        best: Record | None = None
+        for record in self.records.values():
+            incident = record.incident
+            if self._subject_of(incident) != subject:
+                continue
+            if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
+                continue
+            if incident.severity is Severity.INFO and (not info or incident.kind is not finding.kind):
+                continue  # a real fault is not the sequel of a note
+            if incident.closed_ms is not None:
+                lately = now_ms - incident.closed_ms <= REOPEN_MS and not _was_absorbed(incident)
+                same = incident.kind is finding.kind and incident.cause == finding.cause
+                if not (lately and same and not info) or best is not None:
+                    continue
+            if best is None or best.incident.closed_ms is not None or incident.severity is not Severity.INFO:
+                best = record
+        return best
+
+    def _wider(self, finding: Finding) -> Record | None:
+        """An open incident of the node, rack or leaf that explains this finding."""
+        if finding.node is None or finding.scope not in ("gpu", "node"):
+            return None
+        for record in self.open():
+            incident = record.incident
+            if _width(incident.scope) <= _width(finding.scope) or finding.kind not in CONSEQUENCES:
+                continue
+            covers = any(node == finding.node for node, _ in incident.members)
+            node_gone = incident.scope == "node" and incident.cause in NODE_GONE
+            group_fault = incident.scope in ("rack", "leaf") and (
+                incident.kind is finding.kind or incident.kind is IncidentKind.THERMAL
+            )
+            if covers and (node_gone or group_fault):
+                return record
+        return None
+
+    def _held_back(self, finding: Finding, now_ms: int) -> bool:
+        if finding.kind not in (IncidentKind.STRAGGLER, IncidentKind.HANG) or finding.job is None:
+            return False
+        for record in self.open():
+            incident = record.incident
+            if (
+                incident.severity is Severity.CRITICAL
+                and incident.job == finding.job
+                and (incident.node, incident.gpu) != (finding.node, finding.gpu)
+                and now_ms - incident.opened_ms <= JOB_HELD_MS
+            ):
+                return True
+        return False
+
+    def _new(self, finding: Finding, now_ms: int) -> Record:
+        scope, name, gpu = self._subject_of(finding)
+        seed = f"{scope} {name} {gpu} {finding.ts_ms} {finding.severity is Severity.INFO}"
+        if finding.severity is Severity.INFO:
+            seed += finding.kind
+        id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
+        incident = Incident(
+            id_, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.members, now_ms,
+            min(finding.since_ms, now_ms), None, finding.severity, finding.confidence, finding.action, finding.summary,
+            finding.advice, finding.evidence[:MAX_EVIDENCE], (Note(now_ms, f"opened: {finding.summary}"),),
+            (finding.detector,), finding.job, updated_ms=now_ms,
+        )  # fmt: skip
+        record = Record(
+            incident, {finding.detector: now_ms}, finding.lost_gpus, finding.waiting_gpus,
+            min(finding.since_ms, now_ms), finding.action,
+        )  # fmt: skip
+        self.records[id_] = record
+        return record
+
+    def _join(self, record: Record, finding: Finding, now_ms: int) -> None:
+        incident = record.incident
+        record.holds[finding.detector] = now_ms
+        info = finding.severity is Severity.INFO and incident.severity is not Severity.INFO
+        leads = not info and _leads(finding, incident) and _width(finding.scope) >= _width(incident.scope)
+        notes: list[str] = []
+        if incident.closed_ms is not None:
+            notes.append("came back")
+            incident = replace(incident, closed_ms=None)
+        if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
+            notes.append(f"{finding.detector}: {finding.summary}")
+        severity = worse(incident.severity, finding.severity)
+        if severity is not incident.severity:
+            notes.append(f"now {severity.value}: {finding.summary}")
+        if leads and (finding.kind, finding.cause) != (incident.kind, incident.cause):
+            notes.append(f"cause now {finding.kind.value}/{finding.cause} (was {incident.kind.value}/{incident.cause})")
+        members = incident.members
+        if incident.scope == finding.scope:
+            members += tuple(m for m in finding.members if m not in members)
+            if len(members) > len(incident.members):
+                notes.append(f"{len(members) - len(incident.members)} more are hit")
+        if not info:
+            record.wanted = stronger(record.wanted, finding.action)
+            if leads or record.lost_gpus is None:
+                record.lost_gpus = finding.lost_gpus if finding.lost_gpus is not None else record.lost_gpus
+            if leads or record.waiting_gpus is None:
+                record.waiting_gpus = finding.waiting_gpus if finding.waiting_gpus is not None else record.waiting_gpus
+        timeline = incident.timeline
+        for text in dict.fromkeys(notes):
+            timeline = _noted(replace(incident, timeline=timeline), Note(now_ms, text))
+        record.incident = replace(
+            incident,
+            kind=finding.kind if leads else incident.kind,
+            cause=finding.cause if leads else incident.cause,
+            summary=finding.summary if leads else incident.summary,
+            advice=finding.advice if leads else incident.advice,
+            severity=severity,
+            confidence=max(incident.confidence, finding.confidence) if not info else incident.confidence,
+            members=members,
+            since_ms=incident.since_ms,
+            evidence=_merged(incident.evidence, finding.evidence, leads),
+            timeline=timeline,
+            detectors=tuple(dict.fromkeys((*incident.detectors, finding.detector))),
+            job=incident.job or finding.job,
+        )
+
+    def _absorb(self, record: Record, finding: Finding, now_ms: int) -> None:
+        """Close narrower incidents that this wider one explains."""
+        if finding.scope == "gpu":
+            return
+        nodes = {node for node, _ in finding.members}
+        for other in self.open():
+            incident = other.incident
+            if other is record or _width(incident.scope) >= _width(finding.scope):
+                continue
+            if now_ms - incident.opened_ms > ABSORB_MS or not {node for node, _ in incident.members} <= nodes:
+                continue
+            if finding.scope == "job":
+                explained = incident.severity is Severity.INFO and set(incident.members) <= set(finding.members)
+            elif finding.scope == "node":
+                explained = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES
+            else:
+                explained = incident.kind is finding.kind
+            if explained:
+                note = Note(now_ms, f"{_PART_OF}{record.incident.id}")
+                other.holds.clear()
+                other.incident = replace(incident, closed_ms=now_ms, timeline=_noted(incident, note))
+
+    def _clear(self, finding: Finding) -> None:
+        subject = self._subject_of(finding)
+        for record in self.open():
+            incident = record.incident
+            if self._subject_of(incident) != subject or finding.detector not in record.holds:
+                continue
+            if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
+                continue
+            del record.holds[finding.detector]
+            note = Note(finding.ts_ms, f"{finding.detector}: over")
+            record.incident = replace(incident, timeline=_noted(incident, note))
+
+    def _close_if_quiet(self, record: Record, now_ms: int) -> None:
+        incident = record.incident
+        if any(self._covered(node) for node, _ in incident.members[:1]) and incident.cause not in NODE_GONE:
+            return  # its node says nothing now: silence is no recovery
+        for detector, last_ms in list(record.holds.items()):
+            quiet_ms = self._quiet_ms.get(detector)
+            if quiet_ms is not None and now_ms - last_ms >= quiet_ms:
+                del record.holds[detector]
+        if not record.holds:
+            note = Note(now_ms, "closed: the condition has ended")
+            record.incident = replace(incident, closed_ms=now_ms, timeline=_noted(incident, note))
+
+    def _covered(self, node: str) -> bool:
+        return any(
+            r.incident.cause in NODE_GONE and any(member == node for member, _ in r.incident.members)
+            for r in self.open()
+        )
+
+    def _set_action(self, record: Record, now_ms: int, new: bool) -> None:
+        incident = record.incident
+        action = self._wanted(incident, record.wanted)
+        if action is not incident.action:
+            note = Note(now_ms, f"wanted now: {action.value} (was {incident.action.value})")
+            timeline = incident.timeline if new else _noted(incident, note)
+            record.incident = replace(incident, action=action, timeline=timeline)
+
+    def _count(self, record: Record, now_ms: int) -> None:
+        hours = max(0, now_ms - record.counted_to_ms) / MS_PER_HOUR
+        record.counted_to_ms = max(now_ms, record.counted_to_ms)
+        incident = record.incident
+        if record.lost_gpus is not None:
+            incident = replace(incident, gpu_hours_lost=(incident.gpu_hours_lost or 0.0) + hours * record.lost_gpus)
+        if record.waiting_gpus is not None:
+            waited = (incident.gpu_hours_waited or 0.0) + hours * record.waiting_gpus
+            incident = replace(incident, gpu_hours_waited=waited)
+        record.incident = incident
+
+
+_PART_OF = "part of incident "
+_WIDTHS = {"gpu": 0, "node": 1, "job": 2, "leaf": 3, "rack": 3}
+
+
+def _width(scope: str) -> int:
+    return _WIDTHS[scope]
+
+
+def _leads(finding: Finding, incident: Incident) -> bool:
+    """Whether the finding explains more than what the incident shows now; the same cause renews its own words."""
+    ranks = ROOT[finding.kind] - ROOT[incident.kind]
+    severities = SEVERITY_ORDER.index(finding.severity) - SEVERITY_ORDER.index(incident.severity)
+    same = (finding.kind, finding.cause) == (incident.kind, incident.cause)
+    return same or ranks > 0 or (ranks == 0 and severities > 0)
+
+
+def _told(incident: Incident, finding: Finding) -> bool:
+    return any(finding.summary in note.text for note in incident.timeline)
+
+
+def _was_absorbed(incident: Incident) -> bool:
+    return bool(incident.timeline) and incident.timeline[-1].text.startswith(_PART_OF)
+
+
+def _noted(incident: Incident, note: Note) -> tuple[Note, ...]:
+    """The timeline with one more line; a full one keeps its beginning and its newest part."""
+    notes = (*incident.timeline, note)
+    return notes if len(notes) <= MAX_NOTES else (*notes[:10], *notes[-(MAX_NOTES - 10) :])
+
+
+def _merged(old: tuple[Evidence, ...], new: tuple[Evidence, ...], leads: bool) -> tuple[Evidence, ...]:
+    """Newer values of the same metric replace older ones; other facts are added, the headline's first."""
+    metrics = {item.metric for item in new if item.metric is not None}
+    texts = {item.text for item in new}
+    kept = tuple(e for e in old if e.text not in texts and (e.metric is None or e.metric not in metrics))
+    return (new + kept if leads else kept + new)[:MAX_EVIDENCE]
+
+
+def _visible(incident: Incident) -> tuple[object, ...]:
+    """What makes a new version worth storing: not values that only moved."""
+    return (
+        incident.kind, incident.cause, incident.severity, incident.action, incident.closed_ms, incident.members,
+        incident.timeline, incident.detectors, incident.job,
+    )  # fmt: skip

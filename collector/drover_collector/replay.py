@@ -1,0 +1,60 @@
+"""Replay: the engine over a recorded case, in the case's own time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from drover_collector.buckets import Bucket
+from drover_collector.engine import LAG_MS, Engine, Outcome
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.policy import Policy
+from drover_proto.events import Event
+
+
+class Replay:
+    """Iterate over it for the outcomes; afterwards ask `could_not_judge`.
+
+    Args:
+        buckets: in order of time; each is judged LAG_MS after its end, as live.
+        events: any order; each is judged at its own time (`received_ms` where it has one).
+    """
+
+    def __init__(self, index: FleetIndex, buckets: Iterable[Bucket], events: Iterable[Event], policy: Policy) -> None:
+        self._index, self._policy = index, policy
+        self._buckets = iter(buckets)
+        self._events = sorted(events, key=_when)
+        self._lacking: set[str] | None = None
+        self.engine: Engine | None = None
+
+    def __iter__(self) -> Iterator[Outcome]:
+        bucket = next(self._buckets, None)
+        starts = [
+            t for t in (bucket.start_ms if bucket else None, _when(self._events[0]) if self._events else None) if t
+        ]
+        self.engine = engine = Engine(self._index, self._policy, min(starts, default=0))
+        at = 0
+        while bucket is not None:
+            due_ms = bucket.end_ms + LAG_MS
+            while at < len(self._events) and _when(self._events[at]) <= due_ms:
+                yield engine.on_events([self._events[at]], _when(self._events[at]))
+                at += 1
+            yield engine.on_bucket(bucket, due_ms)
+            if bucket.gpu_rows.any() or bucket.node_rows.any():
+                lacking = set(engine.could_not_judge())
+                self._lacking = lacking if self._lacking is None else self._lacking & lacking
+            bucket = next(self._buckets, None)
+        for event in self._events[at:]:
+            yield engine.on_events([event], _when(event))
+
+    def could_not_judge(self) -> list[str]:
+        """What no bucket of the case allowed to judge, each a sentence."""
+        return sorted(self._lacking) if self._lacking is not None else ["anything: the case has no telemetry"]
+
+
+def replay(index: FleetIndex, buckets: Iterable[Bucket], events: Iterable[Event], policy: Policy) -> Replay:
+    """Outcomes of the engine over a recorded case, in order; see `Replay`."""
+    return Replay(index, buckets, events, policy)
+
+
+def _when(event: Event) -> int:
+    return event.received_ms or event.ts_ms
