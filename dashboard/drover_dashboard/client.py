@@ -153,7 +153,7 @@ class FleetClient:
             return Trouble(f"{who} does not answer", f"within {deadline_s:g} s", "see its log", since_ms)
         if code is grpc.StatusCode.UNAVAILABLE:
             return Trouble(f"{who} does not answer", _short(detail), "is drover-collector running?", since_ms)
-        if code is grpc.StatusCode.NOT_FOUND:
+        if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
             return Trouble("not found", detail, "choose from the list", since_ms, not_found=True)
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return Trouble(f"{who} refuses this console", detail, "check --ca, --cert and --key", since_ms)

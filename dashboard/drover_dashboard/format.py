@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -10,6 +11,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from drover_proto import catalog
 from drover_proto.catalog import Metric
 from drover_proto.events import Incident, Member, Wanted
+from drover_proto.times import from_iso
+
+ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
 
 ACTIONS: dict[Wanted, str] = {
     Wanted.NONE: "nothing to do",
@@ -61,6 +65,11 @@ def clock(ts_ms: int, where: tzinfo, now_ms: int) -> str:
 
 def zone_name(where: tzinfo, now_ms: int) -> str:
     return datetime.fromtimestamp(now_ms / 1000, where).tzname() or "UTC"
+
+
+def local_times(text: str, where: tzinfo, now_ms: int) -> str:
+    """`text` with its ISO times, which the collector tells in UTC, as the viewer's clock."""
+    return ISO_TIME.sub(lambda found: clock(from_iso(found[0]), where, now_ms), text)
 
 
 def duration(ms: float) -> str:

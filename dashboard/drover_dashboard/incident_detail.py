@@ -36,7 +36,7 @@ def show(incident_id: str) -> None:
 
 
 def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
-    view.notice("what", "summary", incident.summary)
+    view.notice("what", "summary", who.told(incident.summary))
     facts, todo = st.columns([1.1, 1], gap="medium")
     with facts:
         rows = [
@@ -46,7 +46,7 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         table("facts", (Column(), Column(wrap=True)), rows, empty="")
     with todo:
         view.notice("advice", "todo", f"What to do: {fmt.action(incident.action)}\n{incident.advice}")
-        view.notice("policy", "remark", _policy(decisions))
+        view.notice("policy", "remark", _policy(decisions, who))
         if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
             slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
             st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
@@ -76,13 +76,14 @@ def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> l
     return found
 
 
-def _policy(decisions: Sequence[Decision]) -> str:
+def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
     """What the policy does about it, the newest decision, said plainly."""
     if not decisions:
         return "Policy: no rule applies; Drover does nothing about it."
     newest = max(decisions, key=lambda decision: decision.ts_ms)
     outcome = fmt.OUTCOMES.get(newest.outcome, newest.outcome)
-    return f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}. Rule {newest.rule}: {newest.reason}"
+    said = f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}."
+    return f"{said} Rule {newest.rule}: {who.told(newest.reason)}"
 
 
 def _evidence(incident: Incident, who: view.Viewer) -> None:
@@ -97,7 +98,7 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:
             _chart(incident, name, who)
-    rows = [Row((Cell(item.text), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
+    rows = [Row((Cell(who.told(item.text)), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
     table("evidence", (Column("Evidence", wrap=True), Column("Measured against", align="right")), rows, empty="")
 
 
@@ -179,10 +180,10 @@ def _history(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[
             (d.ts_ms, f"policy ({d.mode}): {d.wanted} {d.node}: {fmt.OUTCOMES.get(d.outcome, d.outcome)}")
             for d in decisions
         ]
-        rows = [Row((Cell(who.clock(ts_ms), kind="faint"), Cell(text))) for ts_ms, text in sorted(notes)]
-        rows += [Row((Cell("health", kind="faint"), Cell(text))) for text in detail.health_history]
+        rows = [Row((Cell(who.clock(ts_ms), kind="faint"), Cell(who.told(text)))) for ts_ms, text in sorted(notes)]
+        rows += [Row((Cell("Health", kind="faint"), Cell(who.told(text)))) for text in detail.health_history]
         table("timeline", (Column("Timeline"), Column(wrap=True)), rows, empty="Nothing noted yet.")
-        sent = [Row((Cell(text),)) for text in detail.notifications]
+        sent = [Row((Cell(who.told(text)),)) for text in detail.notifications]
         table(
             "notifications",
             (Column("Notifications", wrap=True),),

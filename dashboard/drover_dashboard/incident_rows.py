@@ -22,7 +22,7 @@ def rows(found: Iterable[Incident], racks: dict[str, str], who: view.Viewer) -> 
         Row(
             (
                 view.severity_cell(incident.severity),
-                Cell(incident.summary, sub=place(incident, racks)),
+                Cell(who.told(incident.summary), sub=place(incident, racks)),
                 Cell(who.clock(incident.since_ms), sub=_age(incident, who)),
                 Cell(fmt.action(incident.action), kind="strong"),
             ),

@@ -22,6 +22,7 @@ FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED
 CHARTED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s")
 POINTS = 300
 SHOWN_EVENTS = 100
+OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,19 @@ class _Values:
     """The newest values of one GPU by metric."""
 
     by_metric: dict[str, pb.Value]
+    who: view.Viewer
+
+    def absent(self, found: pb.Value | None) -> Cell:
+        return Cell(self.who.told(fmt.absent(found.reason if found else "")), kind="absent")
 
     def cell(self, name: str) -> Cell:
-        """A value with its remark against the peers; an absent one hatched, with the reason."""
+        """A value with its remark against the peers; absent and old ones hatched, with the reason or their age."""
         metric, found = catalog.BY_NAME[name], self.by_metric.get(name)
         if found is None or not found.present:
-            return Cell(fmt.absent(found.reason if found else ""), kind="absent")
+            return self.absent(found)
         text = fmt.value(metric, found.value)
+        if self.who.now_ms - found.ts_ms > OLD_MS:
+            return Cell(text, sub=f"{self.who.ago(found.ts_ms)} ago", kind="absent")
         if not found.peers:
             return Cell(text, title="no peers to compare with")
         median = fmt.value(metric, found.peers_median)
@@ -44,16 +51,14 @@ class _Values:
 
     def memory(self) -> Cell:
         """Uncorrected errors, remapped rows and the driver's remap flags."""
-        parts, known = [], False
-        for name in MEMORY:
-            found = self.by_metric.get(name)
-            known |= bool(found and found.present)
-            parts.append(f"{found.value:.0f}" if found and found.present else "absent")
-        flags = [text for name, text in FLAGS.items() if (v := self.by_metric.get(name)) and v.present and v.value]
-        if not known and not flags:
-            reason = next((v.reason for name in MEMORY if (v := self.by_metric.get(name))), "")
-            return Cell(fmt.absent(reason), kind="absent")
-        return Cell(" / ".join(parts), mark=Mark(", ".join(flags), "bad") if flags else None)
+        found = [self.by_metric.get(name) for name in MEMORY]
+        flags = [
+            text for name, text in FLAGS.items() if (flag := self.by_metric.get(name)) and flag.present and flag.value
+        ]
+        if not flags and not any(value and value.present for value in found):
+            return self.absent(found[0])
+        counts = " / ".join(f"{value.value:.0f}" if value and value.present else "absent" for value in found)
+        return Cell(counts, mark=Mark(", ".join(flags), "bad") if flags else None)
 
 
 def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
@@ -68,7 +73,7 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
         Column("HBM errors / remapped", "right", help="uncorrected errors since driver load / rows remapped"),
         Column("Job"),
     ]
-    rows = [_gpu(item, item.gpu == gpu) for item in detail.gpus]
+    rows = [_gpu(item, item.gpu == gpu, who) for item in detail.gpus]
     table("gpus", columns, rows, empty=_no_gpu(detail), selected="" if gpu is None else str(gpu), link_column=-1)
     st.caption(
         "Marks tell how far a GPU lies from the median of its peers (same job, else same model). Hatched: absent, with"
@@ -77,19 +82,12 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
 
 
 def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
-    seen = (
-        f"last heard {who.clock(row.last_seen_ms)} ({who.ago(row.last_seen_ms)} ago)"
-        if row.last_seen_ms
-        else "never heard"
-    )
-    place = " · ".join(
-        f"{name} {value}"
-        for name, value in (("rack", row.rack), ("leaf", row.leaf), ("pool", row.pool), ("", row.sku))
-        if value
-    )
-    about = " · ".join(
-        part for part in (row.reason, seen, f"jobs {', '.join(row.jobs)}" if row.jobs else "no job") if part
-    )
+    seen_ms = row.last_seen_ms
+    seen = f"last heard {who.clock(seen_ms)} ({who.ago(seen_ms)} ago)" if seen_ms else "never heard"
+    named = (("rack ", row.rack), ("leaf ", row.leaf), ("pool ", row.pool), ("", row.sku))
+    place = " · ".join(name + value for name, value in named if value)
+    jobs = f"job {', '.join(row.jobs)}" if row.jobs else "no job"
+    about = " · ".join(part for part in (who.told(row.reason), seen, jobs) if part)
     return Row((view.health_cell(row.health), Cell(row.name, sub=about, kind="strong"), Cell(place, sub=_agent(row))))
 
 
@@ -98,8 +96,8 @@ def _agent(row: pb.NodeRow) -> str:
 
 
 def _no_gpu(detail: pb.NodeDetail) -> str:
-    """An agent without a GPU says why (inventory key `no_gpu`)."""
-    why = detail.inventory.get("no_gpu", "")
+    """An agent without a GPU says why (inventory key `no_gpu_reason`)."""
+    why = detail.inventory.get("no_gpu_reason", "")
     return f"No GPU: {why}" if why else "No GPU is known on this node."
 
 
@@ -112,8 +110,8 @@ def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
             st.switch_page(view.INCIDENTS, query_params={"id": clicked})
 
 
-def _gpu(item: pb.GpuDetail, selected: bool) -> Row:
-    values = _Values({value.metric: value for value in item.values})
+def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:
+    values = _Values({value.metric: value for value in item.values}, who)
     cells = (
         Cell(
             f"GPU {item.gpu}",
@@ -175,17 +173,16 @@ def _charts(
             from_ms,
             who.now_ms,
             note=", ".join(f"GPU {slot}" for slot in sorted(strong)) + " drawn thick" if strong else "",
-            absent=_why_absent(detail, name) if charts.nothing_there(lines) else "",
+            absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
         )
         with columns[number % 3]:
             charts.show(f"node_{name}", chart)
 
 
-def _why_absent(detail: pb.NodeDetail, name: str) -> str:
-    reasons = {v.reason for item in detail.gpus for v in item.values if v.metric == name and not v.present and v.reason}
-    return (
-        f"absent: {', '.join(fmt.absent(reason) for reason in sorted(reasons))}" if reasons else "no value in this time"
-    )
+def _why_absent(detail: pb.NodeDetail, name: str, who: view.Viewer) -> str:
+    values = [value for item in detail.gpus for value in item.values if value.metric == name]
+    reasons = sorted({fmt.absent(value.reason) for value in values if not value.present and value.reason})
+    return who.told(f"absent: {', '.join(reasons)}") if reasons else "no value in this time"
 
 
 def _inventory(detail: pb.NodeDetail) -> None:

@@ -37,6 +37,10 @@ class Viewer:
         """`since 03:12:09 (14 min)`."""
         return f"since {self.clock(ts_ms)} ({self.ago(ts_ms)})"
 
+    def told(self, text: str) -> str:
+        """A sentence of the collector with its times as the viewer's clock."""
+        return fmt.local_times(text, self.where, self.now_ms)
+
     def zone_name(self) -> str:
         return fmt.zone_name(self.where, self.now_ms)
 

@@ -53,11 +53,12 @@ def _tiles(status: pb.Status) -> None:
     by_severity = " · ".join(f"{opened[s]} {s}" for s in reversed(Severity) if opened[s])
     away = sum(health[h] for h in (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR))
     silent = status.nodes_expected - status.nodes_reporting
+    expected = fmt.number(status.gpus_expected)
     tiles: tuple[tuple[str, int | str, str], ...] = (
         (
             ":green[:material/check_circle:] Healthy",
             health[Health.HEALTHY],
-            f"of {fmt.number(status.gpus_expected)} GPUs",
+            f"of {expected} GPUs",
         ),
         (":orange[:material/help:] Suspect", health[Health.SUSPECT], "watched"),
         (":red[:material/error:] Confirmed", health[Health.CONFIRMED], "faulty"),
@@ -76,14 +77,8 @@ def _tiles(status: pb.Status) -> None:
         ("Jobs hurt", status.jobs_hurt, "by open incidents"),
     )
     for column, (label, value, context) in zip(st.columns(len(tiles), gap="small"), tiles, strict=True):
-        column.metric(
-            label,
-            value if isinstance(value, str) else fmt.number(value),
-            context,
-            delta_color="off",
-            delta_arrow="off",
-            border=True,
-        )
+        shown = value if isinstance(value, str) else fmt.number(value)
+        column.metric(label, shown, context, delta_color="off", delta_arrow="off", border=True)
 
 
 @st.fragment(run_every=REFRESH_S)
