@@ -42,7 +42,7 @@ class Store(Writes, Reads, Series, Export, History):
             )
             for row in found:
                 row["scope"] = Scope(row["scope"])
-            store = cls(clients, Placements(EntityRow(**row) for row in found))
+            store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
             store.load_seen()
         except BaseException:
             clients.close()

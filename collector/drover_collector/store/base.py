@@ -19,7 +19,8 @@ Floats = npt.NDArray[np.float64]
 class Base:
     """State of an open store."""
 
-    def __init__(self, clients: Clients, placements: Placements) -> None:
+    def __init__(self, clients: Clients, placements: Placements, retention_days: int) -> None:
+        self.retention_days = retention_days
         self._clients = clients
         self._placements = placements
         self._counted: int | None = None  # values in the samples tables

@@ -63,7 +63,7 @@ class Placements:
         self.add(list(rows))
 
     def add(self, rows: Sequence[EntityRow]) -> list[EntityRow]:
-        """Take these in.
+        """Take these in. Of a stay at a place that was left and come back to, only the newest is kept.
 
         Returns:
             The rows as they are to be stored: with the earliest `first_ms` known of each place.
@@ -73,13 +73,12 @@ class Placements:
             for row in rows:
                 place = (row.entity_id, row.node, row.gpu, row.link, row.mig)
                 held = self._places.get(place)
-                newest = self._of_entity.get(row.entity_id, [row])[-1]
-                if held is not None and held is newest:  # it has not been elsewhere since
-                    row = replace(
-                        row, first_ms=min(held.first_ms, row.first_ms), last_ms=max(held.last_ms, row.last_ms)
-                    )
-                self._places[place] = row
                 others = [r for r in self._of_entity.get(row.entity_id, []) if r is not held]
+                if held is not None:
+                    away = any(held.first_ms < other.first_ms <= row.first_ms for other in others)
+                    first_ms = row.first_ms if away else min(held.first_ms, row.first_ms)
+                    row = replace(row, first_ms=first_ms, last_ms=max(held.last_ms, row.last_ms))
+                self._places[place] = row
                 self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms)
                 self._of_node.setdefault(row.node, {})[place] = row
                 merged.append(row)

@@ -99,9 +99,10 @@ class Reads(Base):
         return self._placements.of_node(node)
 
     def gpus_of(self, node: str) -> list[EntityRow]:
-        """The whole GPUs now in this node, by slot."""
+        """The whole GPUs now in this node, by slot; of two that were in one slot, the newer."""
         rows = [row for row in self.entities_of(node) if row.scope is Scope.GPU and not row.mig]
-        return sorted(rows, key=lambda row: (row.gpu or 0, row.first_ms))
+        by_slot = {row.gpu: row for row in sorted(rows, key=lambda row: row.first_ms)}
+        return sorted(by_slot.values(), key=lambda row: row.gpu or 0)
 
     def totals(self) -> Totals:
         """What the samples tables hold."""

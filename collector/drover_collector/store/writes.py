@@ -108,8 +108,19 @@ class Writes(Base):
 
     def write_inventory(self, node: str, ts_ms: int, inventory: Mapping[str, str]) -> None:
         """What the node is made of, from `ts_ms` on."""
-        text = json.dumps(dict(inventory), sort_keys=True)
-        self._insert("inventory", [text], {"node": lambda _: node, "ts": lambda _: _Ms(ts_ms), "json": lambda t: t})
+        self.write_inventories([(node, ts_ms, inventory)])
+
+    def write_inventories(self, inventories: Sequence[tuple[str, int, Mapping[str, str]]]) -> None:
+        """(node, from when on, what it is made of) of several."""
+        self._insert(
+            "inventory",
+            inventories,
+            {
+                "node": lambda i: i[0],
+                "ts": lambda i: _Ms(i[1]),
+                "json": lambda i: json.dumps(dict(i[2]), sort_keys=True),
+            },
+        )
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         self._insert(

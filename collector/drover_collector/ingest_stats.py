@@ -1,0 +1,35 @@
+"""What ingest counts, for Status and metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class IngestStats:
+    """Since the start of this process. Written by the event loop; other threads may read."""
+
+    connected: int = 0  # open streams
+    batches: int = 0  # stored
+    rows: int = 0
+    samples: int = 0  # values that were present
+    records: int = 0  # events, absences and holdings stored
+    events: int = 0  # handed on
+    rejected: Counter[str] = field(default_factory=Counter)  # messages refused, by reason
+    out_of_range: Counter[str] = field(default_factory=Counter)  # values stored as absent, by metric
+    skipped: Counter[str] = field(default_factory=Counter)  # kinds of messages that this collector does not know
+    unknown_nodes: frozenset[str] = frozenset()  # report but are not in the fleet file
+    unknown_metrics: frozenset[str] = frozenset()  # left out
+    last_seen: dict[str, int] = field(default_factory=dict)  # node -> when its newest message came, ms
+    agent_versions: dict[str, str] = field(default_factory=dict)
+    replaced: int = 0  # streams ended because a newer one came for their node
+    backoffs: int = 0  # times an agent was asked to hold back
+    waiting_bytes: int = 0  # taken in and not yet stored
+    write_seconds: float = 0.0  # of the newest write
+    store_failures: int = 0
+    trouble: str = ""  # why the store does not take data now
+
+    @property
+    def rejected_total(self) -> int:
+        return sum(self.rejected.values())
