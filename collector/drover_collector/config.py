@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from drover_collector.policy import PRESETS
 from drover_proto.settings import SettingsError, between, load, one_of, required, setting
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
@@ -53,9 +54,7 @@ class IngestConfig:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    listen: str = setting(
-        "127.0.0.1:7302", "address of the Fleet API, for console and commands, HOST:PORT", _address
-    )
+    listen: str = setting("127.0.0.1:7302", "address of the Fleet API, for console and commands, HOST:PORT", _address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class TlsConfig:
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
     path: str | None = setting(None, "a policy of your own, TOML; overrides preset")
-    preset: str = setting("nvidia", "built-in policy", one_of("nvidia"))
+    preset: str = setting("nvidia", "built-in policy", one_of(*PRESETS))
     mode: str = setting("observe", "observe: say what would be done, and do nothing", _observe)
 
 

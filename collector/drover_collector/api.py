@@ -1,0 +1,131 @@
+"""The Fleet service: what console and command line ask. Answers come from worker threads, each within a deadline."""
+
+# ruff: noqa: N802  # methods are named as fleet.proto names them
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from drover_collector import api_export, api_fleet, api_incidents, api_nodes, api_series
+from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.identity import Identity, IdentityError, Role, peer
+from drover_collector.store import StoreError
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetServicer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+THREADS = 4
+ANSWER_S = 30.0  # for callers that give no deadline of their own
+EXPORT_S = 3600.0
+EXPORTS = 1  # at a time: one reads the whole store
+
+
+class FleetApi(FleetServicer):
+    """Implements `fleet.proto`. With `secure`, only certificates of viewers and operators are served."""
+
+    def __init__(self, facts: Facts, *, secure: bool) -> None:
+        self._facts = facts
+        self._secure = secure
+        self._threads = ThreadPoolExecutor(THREADS, "api")
+        self._export_thread = ThreadPoolExecutor(EXPORTS, "export")
+        self._exporting = asyncio.Semaphore(EXPORTS)
+
+    def close(self) -> None:
+        """Waits for the answers under way, which may read the store."""
+        self._threads.shutdown(cancel_futures=True)
+        self._export_thread.shutdown(cancel_futures=True)
+
+    async def GetStatus(self, _request: pb.StatusRequest, context: Context) -> pb.Status:
+        return await self._answer(context, lambda: api_fleet.get_status(self._facts))
+
+    async def GetLayout(self, _request: pb.LayoutRequest, context: Context) -> pb.Layout:
+        return await self._answer(context, lambda: api_fleet.get_layout(self._facts))
+
+    async def GetPicture(self, request: pb.PictureRequest, context: Context) -> pb.Picture:
+        return await self._answer(context, lambda: api_fleet.get_picture(self._facts, request.color_by))
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.NodeList:
+        return await self._answer(context, lambda: api_nodes.list_nodes(self._facts, request))
+
+    async def GetNode(self, request: pb.NodeRequest, context: Context) -> pb.NodeDetail:
+        return await self._answer(context, lambda: api_nodes.get_node(self._facts, request))
+
+    async def ListIncidents(self, request: pb.ListIncidentsRequest, context: Context) -> pb.IncidentList:
+        return await self._answer(context, lambda: api_incidents.list_incidents(self._facts, request))
+
+    async def GetIncident(self, request: pb.IncidentRequest, context: Context) -> pb.IncidentDetail:
+        return await self._answer(context, lambda: api_incidents.get_incident(self._facts, request))
+
+    async def QuerySeries(self, request: pb.SeriesRequest, context: Context) -> pb.SeriesReply:
+        return await self._answer(context, lambda: api_series.query_series(self._facts, request))
+
+    async def ListEvents(self, request: pb.EventsRequest, context: Context) -> pb.EventList:
+        return await self._answer(context, lambda: api_incidents.list_events(self._facts, request))
+
+    async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
+        await self._admit(context)
+        if self._exporting.locked():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another export is under way; try again later")
+        async with self._exporting:
+            chunks = api_export.export(self._facts, request)
+            following = functools.partial(next, chunks, None)
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(_within(context, EXPORT_S)):
+                    while (chunk := await loop.run_in_executor(self._export_thread, following)) is not None:
+                        yield chunk
+            except Exception as error:  # noqa: BLE001  # the same line for every kind, as for the other calls
+                await _tell(context, error)
+            finally:
+                await loop.run_in_executor(self._export_thread, chunks.close)
+
+    async def _answer(self, context: Context, make: Callable[[], T]) -> T:
+        await self._admit(context)
+        try:
+            async with asyncio.timeout(_within(context, ANSWER_S)):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        except Exception as error:  # noqa: BLE001  # the caller gets a status and one line, whatever it is
+            await _tell(context, error)
+
+    async def _admit(self, context: Context) -> None:
+        if not self._secure:
+            return
+        identity: Identity | None = None
+        why = ""
+        try:
+            identity = peer({key: list(values) for key, values in context.auth_context().items()})
+        except IdentityError as error:
+            why = f"{error}; "
+        if identity is None or identity.role not in (Role.VIEWER, Role.OPERATOR):
+            if identity is not None:
+                why = f"the certificate is for {identity}; "
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{why}this needs one with a name drover://viewer/NAME or drover://operator/NAME",
+            )
+
+
+def _within(context: Context, seconds: float) -> float:
+    remaining = context.time_remaining()
+    return seconds if remaining is None else min(seconds, remaining)
+
+
+async def _tell(context: Context, error: Exception) -> NoReturn:
+    if isinstance(error, RefusalError):
+        await context.abort(error.code, str(error))
+    if isinstance(error, StoreError):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"the store cannot answer: {error}")
+    if isinstance(error, TimeoutError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this took too long; ask for less, or try again")
+    log.exception("a request failed", exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, "this failed inside the collector; its log says how")

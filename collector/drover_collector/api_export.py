@@ -1,0 +1,159 @@
+"""The store as the files of a case, in pieces that fit into a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from drover_collector.api_facts import Facts, bad_argument
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Scope
+from drover_proto.events import Absence, Event, Holding
+from drover_proto.fleet import FleetSpec, JobSpec, dump_json
+from drover_proto.reports import incident_report
+from drover_proto.times import iso
+
+CHUNK_BYTES = 1 << 20  # a client's default limit is 4 MiB a message
+EVENTS_PAGE = 10_000
+
+
+def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]:
+    """The chunks of all files, one file after the other."""
+    to_ms = request.to_ms or facts.now_ms()
+    from_ms = request.from_ms
+    if from_ms >= to_ms:
+        raise bad_argument(f"from_ms {from_ms} is not before to_ms {to_ms}")
+    store, index = facts.store, facts.index
+    jobs = jobs_of(h for h in store.holdings(from_ms, to_ms) if index.gpu(h.node, h.gpu) is not None)
+    yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
+    for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+        yield from _tables(f"{scope}.parquet", store.export(scope, from_ms, to_ms))
+    yield from _text("events.jsonl", _lines(event_row(e) for e in _events(facts, from_ms, to_ms)))
+    absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
+    yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
+    incidents = sorted(facts.incidents(), key=lambda i: (i.opened_ms, i.id))
+    yield from _text(
+        "incidents.jsonl",
+        _lines(
+            incident_report(i)
+            for i in incidents
+            if i.opened_ms < to_ms and (i.closed_ms is None or i.closed_ms >= from_ms)
+        ),
+    )
+
+
+def jobs_of(holdings: Iterable[Holding]) -> tuple[JobSpec, ...]:
+    """Jobs out of what each GPU was held by. Nodes tell of a job at slightly different times: it spans them all.
+
+    A job id that comes back after it had ended everywhere (a requeued job) is told apart as a second entry.
+    """
+    spans: dict[str, list[tuple[int, int | None, tuple[str, int]]]] = {}
+    current: dict[tuple[str, int], Holding] = {}
+
+    def end(member: tuple[str, int], at_ms: int | None) -> None:
+        held = current.pop(member, None)
+        if held is not None and held.job is not None:
+            spans.setdefault(held.job, []).append((held.from_ms, at_ms, member))
+
+    for holding in sorted(holdings, key=lambda h: h.from_ms):
+        member = (holding.node, holding.gpu)
+        if member in current and current[member].job == holding.job:
+            continue  # told again after an agent's restart
+        end(member, holding.from_ms)
+        if holding.job is not None:
+            current[member] = holding
+    for member in list(current):
+        end(member, None)
+
+    jobs: list[JobSpec] = []
+    for name, held in spans.items():
+        held.sort(key=lambda s: s[0])
+        run: list[tuple[int, int | None, tuple[str, int]]] = []
+        run_end: int | None = held[0][0]
+        for span in held:
+            if run_end is not None and span[0] > run_end:
+                jobs.append(_job(name, run, run_end))
+                run = []
+                run_end = span[1]
+            elif run_end is not None:
+                run_end = None if span[1] is None else max(run_end, span[1])
+            run.append(span)
+        jobs.append(_job(name, run, run_end))
+    return tuple(sorted(jobs, key=lambda j: (j.start_ms, j.id)))
+
+
+def _job(name: str, run: Sequence[tuple[int, int | None, tuple[str, int]]], end_ms: int | None) -> JobSpec:
+    return JobSpec(name, run[0][0], end_ms, tuple(sorted({member for _, _, member in run})))
+
+
+def event_row(event: Event) -> dict[str, Any]:
+    """A line of events.jsonl. What replay judges by (backlog, forgeable) comes along."""
+    row = asdict(event)
+    row["ts"] = iso(row.pop("ts_ms"))
+    row["code"] = int(event.code) if event.code.isdigit() else event.code
+    received_ms = row.pop("received_ms")
+    if received_ms is not None:
+        row["received"] = iso(received_ms)
+    return row
+
+
+def absence_row(absence: Absence) -> dict[str, Any]:
+    row = asdict(absence)
+    row["from"] = iso(row.pop("from_ms"))
+    to_ms = row.pop("to_ms")
+    row["to"] = None if to_ms is None else iso(to_ms)
+    return row
+
+
+def _events(facts: Facts, from_ms: int, to_ms: int) -> list[Event]:
+    """All events of the span, oldest first, read in pages from the newest on."""
+    found: dict[str, Event] = {}
+    until = to_ms
+    while True:
+        page = facts.store.events(from_ms, until, limit=EVENTS_PAGE)
+        new = [e for e in page if e.id not in found]
+        found.update((e.id, e) for e in new)
+        if len(page) < EVENTS_PAGE or not new:
+            break
+        until = page[-1].ts_ms + 1  # the page may have ended amid events of one moment
+    known = (e for e in found.values() if e.node in facts.index.node_number)
+    return sorted(known, key=lambda e: (e.ts_ms, e.id))
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    return (json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def _text(file: str, parts: Iterable[str]) -> Iterator[pb.ExportChunk]:
+    held = bytearray()
+    for part in parts:
+        held += part.encode()
+        while len(held) > CHUNK_BYTES:
+            yield pb.ExportChunk(file=file, data=bytes(held[:CHUNK_BYTES]))
+            del held[:CHUNK_BYTES]
+    yield pb.ExportChunk(file=file, data=bytes(held), last=True)
+
+
+def _tables(file: str, tables: Iterable[pa.Table]) -> Iterator[pb.ExportChunk]:
+    """Each chunk is a whole Arrow IPC stream. A scope without any row gives no file."""
+    before: bytes | None = None
+    for table in tables:
+        rows = max(1, CHUNK_BYTES * len(table) // max(table.nbytes, 1))
+        for start in range(0, len(table), rows):
+            if before is not None:
+                yield pb.ExportChunk(file=file, data=before)
+            before = _stream(table.slice(start, rows))
+    if before is not None:
+        yield pb.ExportChunk(file=file, data=before, last=True)
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

@@ -1,0 +1,151 @@
+"""What the Fleet API's answers are made of, each computed at most once in a while however many consoles ask.
+
+Everything here blocks on the store and is called from the API's worker threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.config import CollectorConfig
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.pipeline import Pipeline
+from drover_collector.store import Store, Totals
+from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Health, Incident
+
+T = TypeVar("T")
+
+SHORT_S = 1.0  # pictures
+LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
+DAY_MS = 86_400_000
+RECENT_MS = 7 * DAY_MS
+REPORTING_MS = 30_000  # a node whose newest data came longer ago is not reporting: six batches of an agent
+
+# The worst first. Nobody knows how an unknown one is, so it stands before those that are being dealt with.
+HEALTH_ORDER = (
+    Health.CONFIRMED, Health.SUSPECT, Health.UNKNOWN, Health.REPAIR, Health.DRAINING, Health.DRAINED,
+    Health.VALIDATING, Health.HEALTHY,
+)  # fmt: skip
+
+
+class RefusalError(Exception):
+    """A request that cannot be answered: a gRPC status, and one line that says what to do."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def bad_argument(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def not_found(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.NOT_FOUND, message)
+
+
+class Facts:
+    def __init__(self, pipeline: Pipeline, stats: IngestStats, config: CollectorConfig) -> None:
+        self.pipeline = pipeline
+        self.stats = stats
+        self.config = config
+        self._kept: dict[object, tuple[float, Any]] = {}
+        self._locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
+
+    @property
+    def index(self) -> FleetIndex:
+        return self.pipeline.index
+
+    @property
+    def store(self) -> Store:
+        return self.pipeline.store
+
+    def now_ms(self) -> int:
+        return self.pipeline.now_ms()
+
+    def once(self, key: object, seconds: float, make: Callable[[], T]) -> T:
+        """`make()`, or its result of less than `seconds` ago; concurrent callers share one call. For few keys."""
+        with self._locks[key]:
+            found = self._kept.get(key)
+            if found is None or time.monotonic() - found[0] >= seconds:
+                found = (time.monotonic(), make())
+                self._kept[key] = found
+            return cast(T, found[1])
+
+    def totals(self) -> Totals:
+        return self.once("totals", LONG_S, self.store.totals)
+
+    def jobs(self) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+        """int32 [G]: index into the names of the job that holds each GPU now, -1 for none."""
+
+        def make() -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+            codes, names = self.store.jobs_at(self.index, self.now_ms())
+            return codes, tuple(names)
+
+        return self.once("jobs", LONG_S, make)
+
+    def last_seen(self) -> npt.NDArray[np.int64]:
+        """int64 [N]: newest sample or message of each node, ms; 0 never."""
+
+        def make() -> npt.NDArray[np.int64]:
+            stored = self.once("stored last seen", LONG_S, lambda: self.store.last_seen(self.index))
+            heard = self.stats.last_seen
+            return np.maximum(stored, np.array([heard.get(n.name, 0) for n in self.index.nodes], np.int64))
+
+        return self.once("last seen", SHORT_S, make)
+
+    def incidents(self, since_ms: int = 0) -> list[Incident]:
+        """Incidents open, or closed after `since_ms`, in their newest version: the engine's before the store's."""
+
+        recent_ms = self.now_ms() - RECENT_MS
+        if since_ms >= recent_ms:
+            stored = self.once("incidents", LONG_S, lambda: self.store.incidents("all", recent_ms))
+        else:
+            stored = self.store.incidents("all", since_ms)
+        found = {i.id: i for i in stored}
+        found.update({i.id: i for i in self.pipeline.incidents.values()})
+        return [i for i in found.values() if i.closed_ms is None or i.closed_ms >= since_ms]
+
+    def open_by_node(self) -> dict[str, list[Incident]]:
+        """Open incidents by the nodes of their members, the worst first."""
+        found: dict[str, list[Incident]] = defaultdict(list)
+        for incident in sorted(self.open_incidents(), key=worst_first):
+            for node in dict.fromkeys(node for node, _ in incident.members):
+                found[node].append(incident)
+        return found
+
+    def open_incidents(self) -> list[Incident]:
+        return [i for i in self.pipeline.incidents.values() if i.closed_ms is None]
+
+    def node_number(self, name: str) -> int:
+        """Index of a node.
+
+        Raises:
+            RefusalError: the fleet has no such node.
+        """
+        if not name:
+            raise bad_argument("node is empty; give the name of a node")
+        found = self.index.node_number.get(name)
+        if found is None:
+            raise not_found(f"no node {name!r} in the fleet file; `drover nodes` lists them")
+        return found
+
+
+def worst_first(incident: Incident) -> tuple[bool, int, int, int, str]:
+    """A sort key: open before closed, then severity, wanted action, newest."""
+    return (
+        incident.closed_ms is not None,
+        -SEVERITY_ORDER.index(incident.severity),
+        -WANTED_ORDER.index(incident.action),
+        -incident.opened_ms,
+        incident.id,
+    )

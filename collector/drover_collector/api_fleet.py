@@ -1,0 +1,153 @@
+"""Status, layout and picture: the fleet at a glance."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.api_facts import DAY_MS, LONG_S, REPORTING_MS, SHORT_S, Facts, bad_argument
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.health import HEALTHS
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import BY_NAME, Metric, Scope
+
+NEWEST_MS = 60_000  # a value older than this is not what a GPU does now
+SHOWN_UNKNOWN = 100
+
+
+def get_status(facts: Facts) -> pb.Status:
+    pipeline, stats, now_ms = facts.pipeline, facts.stats, facts.now_ms()
+    totals, seen = facts.totals(), facts.last_seen()
+    incidents = facts.open_incidents()
+    day = facts.incidents(now_ms - DAY_MS)
+    return pb.Status(
+        fleet=facts.index.spec.name,
+        version=importlib.metadata.version("drover"),
+        ts_ms=now_ms,
+        started_ms=pipeline.started_ms,
+        mode=facts.config.policy.mode,
+        nodes_expected=facts.index.node_count,
+        nodes_reporting=int(np.count_nonzero(seen >= now_ms - REPORTING_MS)),
+        gpus_expected=facts.index.gpu_count,
+        gpus_by_health=gpus_by_health(facts),
+        open_incidents_by_severity=Counter(str(i.severity) for i in incidents),
+        samples_stored=totals.samples,
+        samples_per_s=pipeline.rate.per_s(stats.samples),
+        batches_rejected=stats.rejected_total,
+        newest_sample_ms=max(totals.newest_ms, 0),
+        newest_tick_ms=pipeline.ticks.newest_end_ms,
+        detector_seconds=pipeline.ticks.seconds,
+        store_bytes=totals.bytes_on_disk,
+        unknown_nodes=sorted(stats.unknown_nodes)[:SHOWN_UNKNOWN],
+        troubles=troubles(facts),
+        gpu_hours_lost=sum(i.gpu_hours_lost or 0 for i in day),
+        gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
+        jobs_hurt=len({i.job for i in incidents if i.job}),
+        policy=facts.config.policy.path or facts.config.policy.preset,
+    )
+
+
+def troubles(facts: Facts) -> list[str]:
+    """Troubles of Drover itself, each a sentence."""
+    found = facts.pipeline.troubles()
+    if facts.stats.trouble:
+        found.append(f"Data of agents waits, in memory and in their spools: {facts.stats.trouble}.")
+    if facts.stats.unknown_metrics:
+        found.append(f"Agents send metrics not known here: {', '.join(sorted(facts.stats.unknown_metrics)[:5])}.")
+    return found
+
+
+def gpus_by_health(facts: Facts) -> Counter[str]:
+    _, codes = facts.pipeline.engine.health_codes
+    return Counter(
+        {str(HEALTHS[code]): int(count) for code, count in zip(*np.unique(codes, return_counts=True), strict=True)}
+    )
+
+
+def racks(index: FleetIndex) -> dict[str, list[int]]:
+    """Numbers of the nodes of each rack, racks and nodes in the order of the fleet file."""
+    found: dict[str, list[int]] = {}
+    for n, node in enumerate(index.nodes):
+        found.setdefault(node.rack, []).append(n)
+    return found
+
+
+def layout_order(index: FleetIndex) -> npt.NDArray[np.intp]:
+    """intp [G]: the GPU of each cell, rack by rack."""
+    cells = [np.arange(index.first_gpu[n], index.first_gpu[n + 1]) for nodes in racks(index).values() for n in nodes]
+    return np.concatenate(cells).astype(np.intp) if cells else np.zeros(0, np.intp)
+
+
+def get_layout(facts: Facts) -> pb.Layout:
+    def make() -> pb.Layout:
+        index = facts.index
+        layout = pb.Layout(version=index.version)
+        for name, numbers in racks(index).items():
+            rack = layout.racks.add(name=name)
+            for n in numbers:
+                node = index.nodes[n]
+                rack.nodes.add(name=node.name, gpus=node.gpus, leaf=node.leaf, pool=node.pool, sku=node.sku)
+        return layout
+
+    return facts.once("layout", LONG_S, make)
+
+
+def get_picture(facts: Facts, color_by: str) -> pb.Picture:
+    color_by = color_by or "health"
+    if color_by == "health":
+        return facts.once(("picture", color_by), SHORT_S, lambda: _health_picture(facts))
+    metric = BY_NAME.get(color_by)
+    if metric is None or metric.scope is not Scope.GPU:
+        raise bad_argument(f"color_by {color_by!r}: give health or a GPU metric, such as gpu_temp_c or power_w")
+    return facts.once(("picture", color_by), SHORT_S, lambda: _metric_picture(facts, metric))
+
+
+def _health_picture(facts: Facts) -> pb.Picture:
+    _, codes = facts.pipeline.engine.health_codes
+    return pb.Picture(
+        layout_version=facts.index.version,
+        ts_ms=facts.now_ms(),
+        cells=codes[_order(facts)].astype(np.uint8).tobytes(),
+        legend=[str(health) for health in HEALTHS],
+    )
+
+
+def _metric_picture(facts: Facts, metric: Metric) -> pb.Picture:
+    now_ms = facts.now_ms()
+    values = facts.store.latest_gpu(facts.index, metric.name, now_ms, NEWEST_MS)[_order(facts)]
+    cells, low, high = scale(values, metric)
+    return pb.Picture(
+        layout_version=facts.index.version,
+        ts_ms=now_ms,
+        cells=cells.tobytes(),
+        low=low,
+        high=high,
+        unit=metric.unit,
+        values=values.astype("<f4").tobytes(),
+    )
+
+
+def scale(values: npt.NDArray[np.float64], metric: Metric) -> tuple[npt.NDArray[np.uint8], float, float]:
+    """Cells (0 unknown, 1..255 low..high) with the values that low and high stand for.
+
+    Shares and flags span 0 to 1 whatever they are now, so that a quiet fleet does not look busy; the rest spans what
+    the fleet has now.
+    """
+    known = ~np.isnan(values)
+    cells = np.zeros(len(values), np.uint8)
+    if metric.high == 1:
+        low, high = 0.0, 1.0
+    elif known.any():
+        low, high = float(values[known].min()), float(values[known].max())
+    else:
+        return cells, 0.0, 0.0
+    span = high - low
+    cells[known] = 1 + np.rint(254 * (values[known] - low) / span) if span > 0 else 128
+    return cells, low, high
+
+
+def _order(facts: Facts) -> npt.NDArray[np.intp]:
+    return facts.once("order", LONG_S, lambda: layout_order(facts.index))

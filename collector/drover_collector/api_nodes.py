@@ -1,0 +1,214 @@
+"""Nodes and GPUs: the list with the worst first, and one node in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.api_facts import DAY_MS, HEALTH_ORDER, RECENT_MS, Facts, bad_argument
+from drover_collector.health import HEALTHS
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Kind, Scope, of_scope
+from drover_proto.events import SEVERITY_ORDER, Absence, Health, Incident, to_json
+from drover_proto.times import iso
+
+NODES_LIMIT = 1000
+NODES_MAX = 10_000
+EVENTS_LIMIT = 200
+SILENT_MS = 60_000  # as old as a value may be to count as the newest
+EXACT_PEERS = 256  # in larger groups a GPU's own value does not move the median, and leaving it out costs
+NOT_REPORTED = "not reported"  # neither a value nor a reason came from the agent
+
+Newest = Mapping[str, tuple[float, int]]
+
+
+def list_nodes(facts: Facts, request: pb.ListNodesRequest) -> pb.NodeList:
+    if request.health and request.health not in list(Health):
+        raise bad_argument(f"health {request.health!r}: give one of {', '.join(Health)}, or nothing for all")
+    if request.order not in ("", "trouble", "name"):
+        raise bad_argument(f"order {request.order!r}: give trouble or name")
+    codes, troubled = facts.pipeline.engine.health_codes[0], facts.open_by_node()
+    health = [HEALTHS[code] for code in codes]
+    numbers = [
+        n
+        for n, node in enumerate(facts.index.nodes)
+        if (not request.health or health[n] == request.health) and request.contains in node.name
+    ]
+    names = [node.name for node in facts.index.nodes]
+    if request.order == "name":
+        numbers.sort(key=lambda n: names[n])
+    else:
+        numbers.sort(key=lambda n: (_trouble(troubled.get(names[n], ()), health[n]), names[n]))
+    limit = min(request.limit or NODES_LIMIT, NODES_MAX)
+    versions = facts.stats.agent_versions
+    rows = [node_row(facts, n, troubled.get(names[n], ()), versions.get(names[n], "")) for n in numbers[:limit]]
+    return pb.NodeList(nodes=rows, total=len(numbers))
+
+
+def _trouble(incidents: Iterable[Incident], health: Health) -> tuple[int, int]:
+    worst = max((SEVERITY_ORDER.index(i.severity) for i in incidents), default=-1)
+    return -worst, HEALTH_ORDER.index(health)
+
+
+def node_row(facts: Facts, n: int, incidents: Iterable[Incident], agent_version: str) -> pb.NodeRow:
+    index, health_of = facts.index, facts.pipeline.engine.health_of
+    first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
+    codes, job_names = facts.jobs()
+    node = index.nodes[n]
+    health, reason = health_of(node.name)
+    return pb.NodeRow(
+        name=node.name,
+        rack=node.rack,
+        leaf=node.leaf,
+        pool=node.pool,
+        sku=node.sku,
+        health=health,
+        reason=reason,
+        gpu_health=[health_of(node.name, slot)[0] for slot in range(node.gpus)],
+        last_seen_ms=int(facts.last_seen()[n]),
+        incidents=[i.id for i in incidents],
+        jobs=sorted({job_names[code] for code in codes[first:end] if code >= 0}),
+        agent_version=agent_version,
+    )
+
+
+def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
+    n = facts.node_number(request.node)
+    index, store, now_ms = facts.index, facts.store, facts.now_ms()
+    node = index.nodes[n]
+    newest = store.latest_values(node.name, now_ms)
+    reasons = _reasons(store.absences(node.name))
+    inventory = store.inventory(node.name)
+    entities = {e.gpu: e for e in store.gpus_of(node.name)}
+    codes, job_names = facts.jobs()
+    first = int(index.first_gpu[n])
+    medians = GpuMedians(facts)
+    seen_ms = int(facts.last_seen()[n])
+    lacking = (
+        NOT_REPORTED if seen_ms > now_ms - SILENT_MS else f"silent since {iso(seen_ms)}" if seen_ms else "never heard"
+    )
+    gpus = []
+    for slot in range(node.gpus):
+        g = first + slot
+        health, reason = facts.pipeline.engine.health_of(node.name, slot)
+        detail = pb.GpuDetail(
+            gpu=slot,
+            health=health,
+            reason=reason,
+            job=job_names[codes[g]] if codes[g] >= 0 else "",
+            values=_values(Scope.GPU, newest.get((Scope.GPU, slot, None), {}), reasons.get((slot, None), {}), lacking),
+        )
+        if entity := entities.get(slot):
+            detail.serial, detail.uuid, detail.pci, detail.model = (
+                entity.serial, entity.uuid, entity.pci, entity.model,
+            )  # fmt: skip
+        for value in detail.values:
+            value.peers_median, value.peers = medians.of(value.metric, g)
+        gpus.append(detail)
+    own = _values(Scope.NODE, newest.get((Scope.NODE, None, None), {}), reasons.get((None, None), {}), lacking)
+    for value in own:
+        value.peers_median, value.peers = _node_median(facts, value.metric, n)
+    ports = sorted({link for scope, _, link in newest if scope is Scope.LINK and link})
+    links = [
+        pb.LinkDetail(
+            link=port,
+            values=_values(Scope.LINK, newest[(Scope.LINK, None, port)], reasons.get((None, port), {}), lacking),
+        )
+        for port in ports
+    ]
+    incidents = [i for i in facts.incidents(now_ms - RECENT_MS) if any(m[0] == node.name for m in i.members)]
+    incidents.sort(key=lambda i: i.opened_ms, reverse=True)
+    version = facts.stats.agent_versions.get(node.name, "")
+    return pb.NodeDetail(
+        row=node_row(facts, n, facts.open_by_node().get(node.name, ()), version),
+        inventory=inventory,
+        gpus=gpus,
+        values=own,
+        incident_ids=[i.id for i in incidents],
+        events_json=[to_json(e) for e in store.events(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
+        links=links,
+    )
+
+
+def _reasons(absences: Iterable[Absence]) -> dict[tuple[int | None, str | None], dict[str, str]]:
+    """(slot, link) -> metric -> why it is absent."""
+    found: dict[tuple[int | None, str | None], dict[str, str]] = {}
+    for absence in absences:
+        found.setdefault((absence.gpu, absence.link or None), {})[absence.metric] = absence.reason
+    return found
+
+
+def _values(scope: Scope, newest: Newest, reasons: Mapping[str, str], lacking: str) -> list[pb.Value]:
+    """Every metric of a scope: its newest value, or why there is none. A reason that stands outweighs an old value."""
+    values = []
+    for metric in of_scope(scope):
+        if metric.name in newest and metric.name not in reasons:
+            value, ts_ms = newest[metric.name]
+            values.append(pb.Value(metric=metric.name, present=True, value=value, ts_ms=ts_ms))
+        else:
+            ts_ms = newest[metric.name][1] if metric.name in newest else 0
+            values.append(pb.Value(metric=metric.name, ts_ms=ts_ms, reason=reasons.get(metric.name, lacking)))
+    return values
+
+
+class GpuMedians:
+    """Medians over a GPU's peers in the newest bucket: those of its job, else of its SKU."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._groups: dict[tuple[str, int], npt.NDArray[np.intp]] = {}
+        self._whole: dict[tuple[str, str, int], tuple[float, int]] = {}
+
+    def group(self, gpu: int) -> tuple[tuple[str, int], npt.NDArray[np.intp]]:
+        """The GPU's group: its name and its members, the GPU among them."""
+        return gpu_group(self._facts, gpu, self._groups)
+
+    def of(self, metric: str, gpu: int) -> tuple[float, int]:
+        """(median, peers) without the GPU itself; (0, 0) when no peer has a value."""
+        bucket = self._facts.pipeline.newest
+        if bucket is None or metric not in bucket.gpu:
+            return 0.0, 0
+        key, members = self.group(gpu)
+        if len(members) <= EXACT_PEERS:
+            return _median(bucket.gpu[metric][members[members != gpu]], metric)
+        whole = (metric, *key)
+        if whole not in self._whole:
+            self._whole[whole] = _median(bucket.gpu[metric][members], metric)
+        return self._whole[whole]
+
+
+def gpu_group(
+    facts: Facts, gpu: int, known: dict[tuple[str, int], npt.NDArray[np.intp]] | None = None
+) -> tuple[tuple[str, int], npt.NDArray[np.intp]]:
+    """("job" or "sku", its code) and the GPUs of it, `gpu` among them; `known` keeps them between calls."""
+    index = facts.index
+    codes, _ = facts.jobs()
+    of_sku = index.sku[index.gpu_node]
+    key, of_all = (("job", int(codes[gpu])), codes) if codes[gpu] >= 0 else (("sku", int(of_sku[gpu])), of_sku)
+    known = {} if known is None else known
+    if key not in known:
+        known[key] = np.flatnonzero(of_all == key[1])
+    return key, known[key]
+
+
+def _node_median(facts: Facts, metric: str, n: int) -> tuple[float, int]:
+    """(median, peers) of a node metric over the other nodes of its SKU."""
+    bucket = facts.pipeline.newest
+    if bucket is None or metric not in bucket.node:
+        return 0.0, 0
+    peers = np.flatnonzero(facts.index.sku == facts.index.sku[n])
+    return _median(bucket.node[metric][peers[peers != n]], metric)
+
+
+_STATES = {m.name for scope in (Scope.GPU, Scope.NODE) for m in of_scope(scope) if m.kind is Kind.STATE}
+
+
+def _median(values: npt.NDArray[np.float64], metric: str) -> tuple[float, int]:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return 0.0, 0
+    # Between two codes or flags lies nothing: take the lower of the middle two.
+    middle = np.quantile(values, 0.5, method="lower") if metric in _STATES else np.median(values)
+    return float(middle), len(values)

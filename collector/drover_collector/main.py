@@ -1,0 +1,212 @@
+"""`drover-collector run | check | config`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from drover_collector.api import FleetApi
+from drover_collector.api_facts import Facts
+from drover_collector.config import CollectorConfig, load_config, split_address, webhook_secret
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.ingest import Ingest
+from drover_collector.metrics import MetricsServer
+from drover_collector.notify import Outbox, Webhook
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import Store, StoreError
+from drover_proto.events import Severity
+from drover_proto.fleet import FleetError, FleetSpec, load_toml
+from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
+from drover_proto.settings import SettingsError, sample
+
+log = logging.getLogger("drover_collector")
+
+STORE_WAIT_S = 5.0  # a predecessor that is being stopped needs a moment to let go of the store
+GRACE_S = 3.0  # for calls under way at a stop
+MESSAGE_BYTES = 64 << 20  # one message of an agent; a batch of 30 s of a 16-GPU node is below 1 MB
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the agents
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+)
+
+
+class AddressError(Exception):
+    """An address that cannot be listened on."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if args.command == "config":
+        print(sample(CollectorConfig), end="")
+        return 0
+    try:
+        config = load_config(args.config)
+        spec = load_toml(Path(config.fleet))
+        policy = Policy.load(None if config.policy.path is None else Path(config.policy.path), config.policy.preset)
+        if args.command == "check":
+            print(f"{args.config or 'defaults'}: good; {len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}")
+            return 0
+        asyncio.run(serve(config, spec, policy))
+    except (SettingsError, FleetError, StoreError, AddressError) as error:
+        print(f"drover-collector: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="drover-collector", description="Takes telemetry, stores it, finds what is wrong, serves the Fleet API."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, help_ in (
+        ("run", "run until SIGTERM or Ctrl-C"),
+        ("check", "validate settings, fleet and policy; opens nothing"),
+        ("config", "print a commented sample of the settings"),
+    ):
+        command = commands.add_parser(name, help=help_, description=help_)
+        command.add_argument(
+            "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="what to log on stderr"
+        )
+        if name != "config":
+            command.add_argument("--config", type=Path, help="settings, TOML (default: built-in defaults)")
+    return parser
+
+
+async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises:
+        StoreError, AddressError: it cannot start, or the store failed at the start.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    index = FleetIndex(spec)
+    store = await asyncio.to_thread(
+        Store.open, config.store.url, wait_s=STORE_WAIT_S, retention_days=config.store.retention_days
+    )
+    try:
+        outbox = Outbox(store, webhooks(config), config.console.url)
+        pipeline = Pipeline(index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000))
+        await pipeline.start()
+        try:
+            await _serve(config, pipeline, stopping)
+        finally:
+            await pipeline.stop()
+    finally:
+        await asyncio.to_thread(store.close)
+    log.info("stopped")
+
+
+async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.Event) -> None:
+    ingest = Ingest(pipeline.store, pipeline.index, config.ingest, pipeline.take_events)
+    facts = Facts(pipeline, ingest.stats, config)
+    credentials = server_credentials(config)
+    api = FleetApi(facts, secure=credentials is not None)
+    agents = grpc.aio.server(options=SERVER_OPTIONS)
+    people = grpc.aio.server(options=SERVER_OPTIONS)
+    ingest.register(agents)
+    add_FleetServicer_to_server(api, people)
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = [
+            f"agents on {listen(agents, 'ingest.listen', config.ingest.listen, credentials)}",
+            f"Fleet API on {listen(people, 'api.listen', config.api.listen, credentials)}",
+        ]
+        if config.metrics.listen:
+            metrics = metrics_server(config, facts)
+            stack.callback(metrics.close)
+            addresses.append(f"metrics on {split_address(config.metrics.listen)[0]}:{metrics.port}")
+        stack.callback(api.close)
+        stack.push_async_callback(people.stop, GRACE_S)
+        stack.push_async_callback(ingest.close)
+        stack.push_async_callback(agents.stop, GRACE_S)
+        await agents.start()
+        await people.start()
+        judging = asyncio.create_task(pipeline.run())
+        print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait((judging, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        judging.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await judging
+    # Left: first the agents' streams end, then ingest stores what it holds, then the API.
+
+
+def webhooks(config: CollectorConfig) -> list[Webhook]:
+    return [Webhook(w.name, w.url, webhook_secret(w), Severity(w.min_severity), w.timeout_s) for w in config.webhooks]
+
+
+def server_credentials(config: CollectorConfig) -> grpc.ServerCredentials | None:
+    """Mutual TLS, or None without tls settings.
+
+    Raises:
+        SettingsError: a file that cannot be read.
+    """
+    tls = config.tls
+    if tls.ca is None or tls.cert is None or tls.key is None:
+        return None
+    try:
+        ca, cert, key = (Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key))
+    except OSError as error:
+        raise SettingsError(f"tls: {error.filename}: {error.strerror}") from None
+    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+
+
+def listen(server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None) -> str:
+    """Listen there.
+
+    Returns:
+        HOST:PORT, with the port that port 0 became.
+    Raises:
+        AddressError: occupied, or not an address of this machine.
+    """
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise AddressError(
+            f"{name}: cannot listen on {address}; it is taken (by another collector?) or not an address of this"
+            f" machine: stop what holds it, or set {name} to another"
+        )
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def metrics_server(config: CollectorConfig, facts: Facts) -> MetricsServer:
+    host, port = split_address(config.metrics.listen)
+    context = None
+    tls = config.tls
+    try:
+        if tls.ca is not None and tls.cert is not None and tls.key is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_cert_chain(tls.cert, tls.key)
+            context.load_verify_locations(tls.ca)
+        return MetricsServer(facts, host, port, context)
+    except OSError as error:
+        raise AddressError(
+            f"metrics.listen: cannot serve on {config.metrics.listen}: {error.strerror or error};"
+            " set metrics.listen to another address, or to nothing"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""What happens with data once it is in: events and closed buckets are judged, what comes of it is stored and told.
+
+All calls into the engine and all writes of its outcomes happen in one thread, in order; reads of buckets in another,
+so that an event does not wait for a slow read. The gRPC servers run in the event loop and wait for neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.engine import Engine, Outcome
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.notify import Outbox
+from drover_collector.policy import Policy
+from drover_collector.store import Store, StoreError
+from drover_proto.events import Event, Incident
+from drover_proto.times import iso
+
+log = logging.getLogger(__name__)
+
+RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
+RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
+MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
+MAX_EVENTS = 100_000  # waiting for the engine; they are in the store already
+MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
+PAUSE_MS = 5_000  # a loop that wakes every second and was away for this long: the process stood still
+SETTLE_MS = 30_000  # after that, agents need this long to be back: their reconnect backoff
+
+
+class Rate:
+    """Growth of a count per second over about the last ten seconds, out of how it stood whenever someone asked."""
+
+    def __init__(self) -> None:
+        self._stood: deque[tuple[float, int]] = deque()
+
+    def per_s(self, count: int) -> float:
+        now = time.monotonic()
+        if not self._stood or now - self._stood[-1][0] >= 1:
+            self._stood.append((now, count))
+        while len(self._stood) > 2 and now - self._stood[1][0] >= 10:
+            self._stood.popleft()
+        since, before = self._stood[0]
+        return max(0.0, (count - before) / (now - since)) if now > since else 0.0
+
+
+@dataclass(slots=True)
+class Ticks:
+    """What the detectors have done, for Status and metrics."""
+
+    newest_end_ms: int = 0  # end of the newest bucket seen; 0: none
+    seconds: float = 0.0  # of the newest tick, read and detect
+    done: int = 0
+    skipped: int = 0  # buckets left out: too far behind
+    failures: int = 0  # calls into the engine that raised
+    store_failures: int = 0
+    lost_events: int = 0  # of which the engine was not told: too many at once
+    troubles: dict[str, str] = field(default_factory=dict)  # by subject, each a sentence
+
+
+class Pipeline:
+    """Engine, store and outbox of one fleet. `start`, then `run` until cancelled, then `stop`."""
+
+    def __init__(
+        self,
+        index: FleetIndex,
+        store: Store,
+        policy: Policy,
+        outbox: Outbox,
+        *,
+        lag_ms: int,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wake_s: float = 1.0,
+    ) -> None:
+        self.index = index
+        self.store = store
+        self.policy = policy
+        self.outbox = outbox
+        self.started_ms = now_ms()
+        self.engine = Engine(index, policy, self.started_ms)
+        self.ticks = Ticks()
+        self.rate = Rate()  # of samples taken in
+        self.newest: Bucket | None = None
+        self.incidents: Mapping[str, Incident] = {}  # the engine's, as of its newest call: for other threads to read
+        self.now_ms = now_ms
+        self._lag_ms = lag_ms
+        self._wake_s = wake_s
+        self._judge = ThreadPoolExecutor(1, "engine")
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unsaved: deque[Outcome] = deque()
+        self.next_ms = -(-self.started_ms // BUCKET_MS) * BUCKET_MS  # the first bucket heard from its beginning
+        self.busy = False  # a bucket is being read or judged
+        self.awake_ms = self.started_ms
+        self._pause: tuple[int, int] | None = None  # the newest time this process stood still
+
+    async def start(self) -> None:
+        """Takes up the history: open incidents, the newest buckets and events, messages not yet delivered.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        self._loop = asyncio.get_running_loop()
+        await self._loop.run_in_executor(self._judge, self._restore)
+
+    async def run(self) -> None:
+        """Until cancelled; what goes wrong with one tick or event is logged and counted, and the next goes on."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._run_heartbeat())
+            group.create_task(self._run_events())
+            group.create_task(self._run_buckets())
+
+    async def stop(self) -> None:
+        """Judges the events that wait, stores what is unsaved, ends deliveries. The store stays open."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._judge, self.judge_events)
+        await loop.run_in_executor(self._judge, self._save)
+        await loop.run_in_executor(None, self.outbox.stop)
+        self._judge.shutdown()
+        for outcome in self._unsaved:
+            log.error("not stored at the end: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))
+
+    def take_events(self, events: Sequence[Event]) -> None:
+        """Events that ingest has stored. May be called from any thread; returns at once."""
+        room = MAX_EVENTS - len(self._events)
+        if room < len(events):
+            self.ticks.lost_events += len(events) - max(room, 0)
+            self.ticks.troubles["events"] = (
+                f"{self.ticks.lost_events} events came faster than they could be judged; they are stored, not judged."
+            )
+        self._events.extend(events[: max(room, 0)])
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def troubles(self) -> list[str]:
+        """Troubles of Drover itself, each a sentence."""
+        return [*list(self.ticks.troubles.values()), *self.outbox.troubles]
+
+    def _restore(self) -> None:
+        now_ms = self.started_ms
+        incidents = self.store.incidents("open") + [
+            i for i in self.store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
+        ]
+        first = self.next_ms - RESTORED_BUCKETS * BUCKET_MS
+        buckets = [self.store.bucket(self.index, start) for start in range(first, self.next_ms - BUCKET_MS, BUCKET_MS)]
+        heard = [b for b in buckets if _heard(b)]
+        events = self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
+        self.engine.restore(incidents, heard, sorted(events, key=lambda e: e.ts_ms))
+        self.newest = heard[-1] if heard else None
+        self.incidents = self.engine.incidents
+        self.outbox.start()
+        told = self.outbox.enqueue(incidents)
+        if incidents or heard:
+            log.info(
+                "restored %d incidents, %d buckets, %d events; %d messages were not yet written",
+                len(incidents), len(heard), len(events), told,
+            )  # fmt: skip
+
+    async def _run_events(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            await loop.run_in_executor(self._judge, self.judge_events)
+
+    async def _run_heartbeat(self) -> None:
+        while True:
+            self._notice_pause(self.now_ms())
+            await asyncio.sleep(self._wake_s)
+
+    async def _run_buckets(self) -> None:
+        while True:
+            now_ms = self.now_ms()
+            self._notice_pause(now_ms)
+            due_ms = self.next_ms + BUCKET_MS + self._lag_ms
+            if now_ms < due_ms:
+                if due_ms - now_ms > 2 * BUCKET_MS + self._lag_ms:
+                    self._clock_went_back(now_ms)
+                await asyncio.sleep(min(self._wake_s, (due_ms - now_ms) / 1000))
+                continue
+            self.busy = True
+            await self._tick(now_ms, due_ms)
+            self.busy = False
+
+    async def _tick(self, now_ms: int, due_ms: int) -> None:
+        behind = (now_ms - due_ms) // BUCKET_MS
+        if behind > MAX_BEHIND:
+            skip = behind - MAX_BEHIND
+            log.warning("%d buckets behind; %d from %s on are left out", behind, skip, iso(self.next_ms))
+            self.ticks.skipped += skip
+            self.next_ms += skip * BUCKET_MS
+        if behind > 1:
+            self.ticks.troubles["behind"] = f"Detection is {behind * BUCKET_MS // 1000} s behind; it is catching up."
+        else:
+            self.ticks.troubles.pop("behind", None)
+        start_ms = self.next_ms
+        self.next_ms += BUCKET_MS
+        if self._stood_still(start_ms):
+            log.info("bucket %s left out: this collector was not listening then", iso(start_ms))
+            return
+        began = time.perf_counter()
+        try:
+            bucket = await asyncio.to_thread(self.store.bucket, self.index, start_ms)
+        except StoreError as error:
+            self._store_failed(error)
+            return
+        except Exception as error:  # noqa: BLE001  # nor may one unreadable bucket
+            self._failed(error)
+            return
+        await asyncio.get_running_loop().run_in_executor(self._judge, self.judge_bucket, bucket)
+        self.ticks.seconds = time.perf_counter() - began
+
+    def judge_events(self) -> None:
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        if events:
+            now_ms = self.now_ms()
+            self._guarded(lambda: self.engine.on_events(events, now_ms))
+            self.ticks.troubles.pop("events", None)
+
+    def judge_bucket(self, bucket: Bucket) -> None:
+        # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
+        self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self._lag_ms))
+        self.newest = bucket
+        self.ticks.newest_end_ms = bucket.end_ms
+        self.ticks.done += 1
+
+    def _guarded(self, call: Callable[[], Outcome]) -> None:
+        try:
+            outcome = call()
+        except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
+            self._failed(error)
+            return
+        if outcome.findings or outcome.incidents or outcome.decisions or outcome.health:
+            self._unsaved.append(outcome)
+        self.incidents = self.engine.incidents
+        self._tell_detectors()
+        self._save()
+
+    def _failed(self, error: Exception) -> None:
+        self.ticks.failures += 1
+        log.error("detection failed", exc_info=error)
+        self.ticks.troubles["engine"] = (
+            f"Detection failed {self.ticks.failures} times, last at {iso(self.now_ms())} with"
+            f" {type(error).__name__}; see the collector's log."
+        )
+
+    def _tell_detectors(self) -> None:
+        for name, trouble in self.engine.troubles.items():
+            text = (
+                f"Detector {name} failed {trouble.count} times, last with {trouble.newest}; the others go on."
+                " Please report it."
+            )
+            if self.ticks.troubles.get(f"detector {name}") != text:
+                self.ticks.troubles[f"detector {name}"] = text
+                log.error("%s", text)
+
+    def _save(self) -> None:
+        """Stores outcomes in order. One that fails stays first in line; writing one twice changes nothing."""
+        try:
+            while self._unsaved:
+                outcome = self._unsaved[0]
+                self.store.write_findings(list(outcome.findings))
+                self.store.write_incidents(list(outcome.incidents))
+                self.store.write_decisions(list(outcome.decisions))
+                self.store.write_health([dataclasses.asdict(change) for change in outcome.health])
+                self.outbox.enqueue(outcome.incidents)
+                self._unsaved.popleft()
+            self.ticks.troubles.pop("store", None)
+        except StoreError as error:
+            self._store_failed(error)
+            if len(self._unsaved) > MAX_UNSAVED:
+                lost = self._unsaved.popleft()
+                log.error("given up: %d incidents, %d findings", len(lost.incidents), len(lost.findings))
+
+    def _store_failed(self, error: StoreError) -> None:
+        self.ticks.store_failures += 1
+        self.ticks.troubles["store"] = f"The store fails: {error}."
+        log.warning("store: %s", error)
+
+    def _notice_pause(self, now_ms: int) -> None:
+        """A process that was stopped, or a machine that slept, heard nobody: that is no silence of the nodes."""
+        if now_ms - self.awake_ms > PAUSE_MS:
+            self._pause = (self.awake_ms, now_ms)
+            log.warning("this process stood still from %s to %s", iso(self.awake_ms), iso(now_ms))
+        self.awake_ms = now_ms
+
+    def _stood_still(self, start_ms: int) -> bool:
+        """Whether silence in a bucket may be this process's own: it was paused, or agents were still coming back."""
+        if self._pause is None:
+            return False
+        paused_ms, resumed_ms = self._pause
+        return start_ms + BUCKET_MS > paused_ms and start_ms < resumed_ms + SETTLE_MS
+
+    def _clock_went_back(self, now_ms: int) -> None:
+        self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
+        self.ticks.troubles["clock"] = f"The collector's clock went back at {iso(now_ms)}; check its time service."
+        log.warning("the clock went back; going on with the bucket of %s", iso(self.next_ms))
+
+
+def _heard(bucket: Bucket) -> bool:
+    return bool(bucket.node_rows.any() or bucket.gpu_rows.any())

@@ -1,0 +1,434 @@
+"""The Fleet service over real gRPC, with a real store and engine behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from drover_collector.api import FleetApi
+from drover_collector.api_export import jobs_of
+from drover_collector.api_facts import Facts
+from drover_collector.api_fleet import scale
+from drover_collector.buckets import BUCKET_MS
+from drover_collector.config import CollectorConfig
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.notify import Outbox, Webhook
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import Store
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import BY_NAME
+from drover_proto.events import Absence, Event, EventKind, Holding, Incident, Severity, from_json
+from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.times import iso
+from testbed.collected import BUSY, gpu_key, small_index, write_entities, write_ticks
+
+T0 = 1_800_000_000_000
+END = T0 + 60_000
+NOW = END + 8000
+
+Check = Callable[["Served"], Awaitable[None]]
+
+
+class Served:
+    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: Facts, store: Store) -> None:
+        self.stub = stub
+        self.pipeline = pipeline
+        self.facts = facts
+        self.store = store
+
+    @property
+    def incident(self) -> Incident:
+        (found,) = [i for i in self.pipeline.incidents.values() if i.cause == "xid_79"]
+        return found
+
+    async def refused(self, call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        raise AssertionError("answered")
+
+
+XID = Event(
+    "n1/s/1", T0 + 31_000, "n1", 1, EventKind.XID, "79", "GPU has fallen off the bus.", "kmsg", received_ms=T0 + 31_050
+)
+
+
+@contextlib.asynccontextmanager
+async def served(store: Store) -> AsyncIterator[Served]:
+    """Four nodes of two GPUs in two racks: one GPU of n1 with XID 79, n3 never heard, a warmer GPU on n2."""
+    index = small_index()
+    write_entities(store, index)
+    write_ticks(
+        store, index, T0, END, silent=["n3"],
+        changed={("n2", 0): {"gpu_temp_c": 64.0}, ("n0", 1): {"memory_temp_c": np.nan}},
+    )  # fmt: skip
+    store.write_absences([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
+    store.write_holdings([Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)])
+    store.write_inventory("n0", T0, {"driver": "570.1", "kernel": "6.1"})
+    store.write_events([XID])
+    hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
+    outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
+    now = [T0]
+    pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now[0])
+    for start in range(T0, END, BUCKET_MS):
+        if start <= XID.ts_ms < start + BUCKET_MS:
+            now[0] = XID.ts_ms + 50
+            pipeline.take_events([XID])
+            pipeline.judge_events()
+        now[0] = start + BUCKET_MS + 7000
+        pipeline.judge_bucket(store.bucket(index, start))
+    now[0] = NOW
+    stats = IngestStats()
+    facts = Facts(pipeline, stats, CollectorConfig())
+    api = FleetApi(facts, secure=False)
+    server = grpc.aio.server()
+    add_FleetServicer_to_server(api, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Served(FleetStub(channel), pipeline, facts, store)
+    finally:
+        await server.stop(0)
+        api.close()
+        await pipeline.stop()
+
+
+@pytest.fixture(scope="module")
+def against(store_root: Path) -> Iterator[Callable[[Check], None]]:
+    """Runs checks against one served fleet; they leave it as it was."""
+    store = Store.open(f"chdb://{store_root}?database=api")
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        fleet = runner.run(stack.enter_async_context(served(store)))
+        yield lambda check: runner.run(check(fleet))
+        runner.run(stack.aclose())
+    store.close()
+
+
+Against = Callable[[Check], None]
+
+
+def test_status(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        status = await fleet.stub.GetStatus(pb.StatusRequest())
+        assert (status.fleet, status.mode, status.policy) == ("small", "observe", "nvidia")
+        assert (status.nodes_expected, status.nodes_reporting, status.gpus_expected) == (4, 3, 8)
+        assert dict(status.gpus_by_health) == {"healthy": 5, "confirmed": 1, "unknown": 2}
+        assert dict(status.open_incidents_by_severity) == {"critical": 1, "warning": 1}
+        assert status.newest_tick_ms == END
+        assert status.newest_sample_ms == END - 1000
+        assert status.samples_stored > 6 * 60 * 8
+        assert status.store_bytes > 0
+
+    against(check)
+
+
+def test_layout_is_by_rack_and_the_picture_follows_it(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        layout = await fleet.stub.GetLayout(pb.LayoutRequest())
+        assert [(r.name, [n.name for n in r.nodes]) for r in layout.racks] == [
+            ("r0", ["n0", "n2"]),
+            ("r1", ["n1", "n3"]),
+        ]
+        picture = await fleet.stub.GetPicture(pb.PictureRequest())
+        assert picture.layout_version == layout.version
+        assert [picture.legend[cell] for cell in picture.cells] == [
+            "healthy", "healthy", "healthy", "healthy", "healthy", "confirmed", "unknown", "unknown",
+        ]  # fmt: skip
+
+    against(check)
+
+
+def test_a_metric_picture_shows_unknown_as_zero(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        picture = await fleet.stub.GetPicture(pb.PictureRequest(color_by="gpu_temp_c"))
+        assert list(picture.cells) == [1, 1, 255, 1, 1, 1, 0, 0]
+        assert (picture.low, picture.high, picture.unit) == (62, 64, "degC")
+        values = np.frombuffer(picture.values, "<f4")
+        assert values[2] == 64
+        assert np.isnan(values[6:]).all()
+
+    against(check)
+
+
+def test_scaling() -> None:
+    share = BY_NAME["gpu_util_ratio"]
+    assert scale(np.array([0.0, 0.5, 1.0, np.nan]), share)[0].tolist() == [1, 128, 255, 0]
+    power = BY_NAME["power_w"]
+    assert scale(np.array([300.0, 300.0]), power)[0].tolist() == [128, 128]
+    assert scale(np.array([np.nan, np.nan]), power)[0].tolist() == [0, 0]
+
+
+def test_nodes_come_worst_first(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        found = await fleet.stub.ListNodes(pb.ListNodesRequest())
+        assert [n.name for n in found.nodes] == ["n1", "n3", "n0", "n2"]
+        assert (found.total, found.nodes[0].health, found.nodes[1].health) == (4, "confirmed", "unknown")
+        assert list(found.nodes[0].gpu_health) == ["healthy", "confirmed"]
+        assert list(found.nodes[0].incidents) == [fleet.incident.id]
+        assert found.nodes[0].reason
+        assert found.nodes[1].last_seen_ms == 0
+        assert list(found.nodes[2].jobs) == ["train"]
+        by_name = await fleet.stub.ListNodes(pb.ListNodesRequest(order="name", limit=2))
+        assert ([n.name for n in by_name.nodes], by_name.total) == (["n0", "n1"], 4)
+        healthy = await fleet.stub.ListNodes(pb.ListNodesRequest(health="healthy", contains="2"))
+        assert [n.name for n in healthy.nodes] == ["n2"]
+
+    against(check)
+
+
+def test_one_node_in_full(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        node = await fleet.stub.GetNode(pb.NodeRequest(node="n0"))
+        assert dict(node.inventory) == {"driver": "570.1", "kernel": "6.1"}
+        assert [(g.gpu, g.serial, g.job) for g in node.gpus] == [
+            (0, gpu_key("n0", 0), "train"), (1, gpu_key("n0", 1), "train"),
+        ]  # fmt: skip
+        values = {v.metric: v for v in node.gpus[1].values}
+        temp = values["gpu_temp_c"]
+        assert (temp.present, temp.value, temp.ts_ms) == (True, 62, END - 1000)
+        assert (temp.peers_median, temp.peers) == (63, 2)  # the job's others: 62 and 64
+        assert not values["memory_temp_c"].present
+        assert values["memory_temp_c"].reason == "unsupported"
+        assert values["fabric_state"].reason == "not reported"
+        own = {v.metric: v for v in node.values}
+        assert (own["load1"].value, own["load1"].peers) == (8, 2)
+
+    against(check)
+
+
+def test_a_gpu_without_a_job_is_compared_with_its_sku(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        node = await fleet.stub.GetNode(pb.NodeRequest(node="n1"))
+        temp = next(v for v in node.gpus[0].values if v.metric == "gpu_temp_c")
+        assert (temp.peers_median, temp.peers) == (62, 5)
+        assert list(node.incident_ids) == [fleet.incident.id]
+        assert [from_json(Event, text).code for text in node.events_json] == ["79"]
+
+    against(check)
+
+
+def test_a_silent_node_says_so_for_every_value(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        node = await fleet.stub.GetNode(pb.NodeRequest(node="n3"))
+        values = [v for g in node.gpus for v in g.values] + list(node.values)
+        assert values
+        assert {(v.present, v.reason) for v in values} == {(False, "never heard")}
+
+    against(check)
+
+
+def test_incidents(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        found = await fleet.stub.ListIncidents(pb.ListIncidentsRequest())
+        causes = [from_json(Incident, text).cause for text in found.incidents_json]
+        assert causes == ["xid_79", "never_came"]  # the worst first
+        assert (await fleet.stub.ListIncidents(pb.ListIncidentsRequest(node="n0"))).total == 0
+        assert (await fleet.stub.ListIncidents(pb.ListIncidentsRequest(state="closed"))).total == 0
+        assert (
+            await fleet.stub.ListIncidents(pb.ListIncidentsRequest(state="all", min_severity="critical"))
+        ).total == 1
+
+    against(check)
+
+
+def test_one_incident_by_the_beginning_of_its_id(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        detail = await fleet.stub.GetIncident(pb.IncidentRequest(id=fleet.incident.id[:6]))
+        assert from_json(Incident, detail.incident_json) == fleet.incident
+        assert [json.loads(text)["outcome"] for text in detail.decisions_json]
+        assert [from_json(Event, text).id for text in detail.events_json] == [XID.id]
+        assert list(detail.notifications) == ["webhook ops: incident.opened waits for its first try"]
+        assert detail.health == "confirmed"
+        assert any("n1 GPU 1: confirmed" in line for line in detail.health_history)
+
+    against(check)
+
+
+def test_series_with_gaps_and_peers(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        reply = await fleet.stub.QuerySeries(
+            pb.SeriesRequest(
+                scope="gpu",
+                targets=[pb.SeriesTarget(node="n2", gpu=0), pb.SeriesTarget(node="n3", gpu=0)],
+                metrics=["gpu_temp_c"],
+                from_ms=T0,
+                to_ms=END,
+                with_peers=True,
+            )
+        )
+        points = len(np.frombuffer(reply.ts_ms, "<i8"))
+        assert points > 5
+        found = {(s.node, s.role): np.frombuffer(s.values, "<f4") for s in reply.series}
+        assert set(found) == {
+            ("n2", "value"), ("n3", "value"), ("n2", "peers_p10"), ("n2", "peers_median"), ("n2", "peers_p90"),
+        }  # fmt: skip
+        assert {len(values) for values in found.values()} == {points}
+        assert np.nanmax(found["n2", "value"]) == 64
+        assert np.isnan(found["n3", "value"]).all()
+        assert np.nanmedian(found["n2", "peers_median"]) == 62
+
+    against(check)
+
+
+def test_events(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        found = await fleet.stub.ListEvents(pb.EventsRequest(from_ms=T0))
+        assert [from_json(Event, text).id for text in found.events_json] == [XID.id]
+        assert len((await fleet.stub.ListEvents(pb.EventsRequest(node="n1", gpu=0))).events_json) == 0
+
+    against(check)
+
+
+Bad = tuple[str, Callable[[FleetStub], Awaitable[object]], grpc.StatusCode, str]
+BAD: list[Bad] = [
+    ("color", lambda s: s.GetPicture(pb.PictureRequest(color_by="load1")), grpc.StatusCode.INVALID_ARGUMENT,
+     "give health or a GPU metric"),
+    ("health", lambda s: s.ListNodes(pb.ListNodesRequest(health="well")), grpc.StatusCode.INVALID_ARGUMENT,
+     "give one of healthy"),
+    ("order", lambda s: s.ListNodes(pb.ListNodesRequest(order="age")), grpc.StatusCode.INVALID_ARGUMENT,
+     "give trouble or name"),
+    ("no node", lambda s: s.GetNode(pb.NodeRequest(node="zz")), grpc.StatusCode.NOT_FOUND, "no node 'zz'"),
+    ("empty node", lambda s: s.GetNode(pb.NodeRequest()), grpc.StatusCode.INVALID_ARGUMENT, "node is empty"),
+    ("state", lambda s: s.ListIncidents(pb.ListIncidentsRequest(state="new")), grpc.StatusCode.INVALID_ARGUMENT,
+     "give open, closed or all"),
+    ("severity", lambda s: s.ListIncidents(pb.ListIncidentsRequest(min_severity="x")),
+     grpc.StatusCode.INVALID_ARGUMENT, "give one of info, warning, critical"),
+    ("no incident", lambda s: s.GetIncident(pb.IncidentRequest(id="zzzz")), grpc.StatusCode.NOT_FOUND,
+     "no incident 'zzzz'"),
+    ("empty id", lambda s: s.GetIncident(pb.IncidentRequest()), grpc.StatusCode.INVALID_ARGUMENT, "no incident id"),
+    ("scope", lambda s: s.QuerySeries(pb.SeriesRequest(scope="rack")), grpc.StatusCode.INVALID_ARGUMENT,
+     "give gpu, node or link"),
+    ("targets", lambda s: s.QuerySeries(pb.SeriesRequest(scope="gpu", metrics=["power_w"])),
+     grpc.StatusCode.INVALID_ARGUMENT, "0 targets: give 1 to"),
+    ("metric", lambda s: s.QuerySeries(pb.SeriesRequest(
+        scope="gpu", targets=[pb.SeriesTarget(node="n0", gpu=0)], metrics=["load1"])),
+     grpc.StatusCode.INVALID_ARGUMENT, "'load1' is no gpu metric"),
+    ("slot", lambda s: s.QuerySeries(pb.SeriesRequest(
+        scope="gpu", targets=[pb.SeriesTarget(node="n0", gpu=7)], metrics=["power_w"])),
+     grpc.StatusCode.INVALID_ARGUMENT, "GPU 7 given; it has GPUs 0 to 1"),
+    ("span", lambda s: s.QuerySeries(pb.SeriesRequest(
+        scope="gpu", targets=[pb.SeriesTarget(node="n0", gpu=0)], metrics=["power_w"], from_ms=END, to_ms=T0)),
+     grpc.StatusCode.INVALID_ARGUMENT, "give a span"),
+    ("gpu alone", lambda s: s.ListEvents(pb.EventsRequest(gpu=1)), grpc.StatusCode.INVALID_ARGUMENT,
+     "give the node too"),
+    ("export span", lambda s: s.Export(pb.ExportRequest(from_ms=END, to_ms=T0)).read(),
+     grpc.StatusCode.INVALID_ARGUMENT, "is not before to_ms"),
+]  # fmt: skip
+
+
+def test_bad_arguments_are_told_what_to_do(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        for name, call, code, says in BAD:
+            got, text = await fleet.refused(call(fleet.stub))
+            assert got is code, name
+            assert says in text, name
+            assert "\n" not in text
+
+    against(check)
+
+
+def test_an_ambiguous_id_names_the_candidates(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        before, first = fleet.pipeline.incidents, fleet.incident
+        twin = first.id + "x"
+        fleet.pipeline.incidents = {**before, twin: dataclasses.replace(first, id=twin)}
+        code, text = await fleet.refused(fleet.stub.GetIncident(pb.IncidentRequest(id=first.id[:5])))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert twin in text
+        exact = await fleet.stub.GetIncident(pb.IncidentRequest(id=twin[:-1]))
+        assert json.loads(exact.incident_json)["id"] == first.id
+        fleet.pipeline.incidents = before
+
+    against(check)
+
+
+def test_a_closed_store_is_an_answer_too(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            store.close()
+            code, text = await fleet.refused(fleet.stub.ListEvents(pb.EventsRequest(node="n1")))
+            assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "the store cannot answer: the store is closed")
+
+    asyncio.run(scenario())
+
+
+async def files_of(fleet: Served, request: pb.ExportRequest) -> dict[str, list[bytes]]:
+    files: dict[str, list[bytes]] = {}
+    done: set[str] = set()
+    async for chunk in fleet.stub.Export(request):
+        assert chunk.file not in done
+        files.setdefault(chunk.file, []).append(chunk.data)
+        if chunk.last:
+            done.add(chunk.file)
+    assert done == set(files)
+    return files
+
+
+def test_an_export_is_a_case(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW))
+        assert list(files) == [
+            "fleet.json", "gpu.parquet", "node.parquet", "events.jsonl", "absences.jsonl", "incidents.jsonl",
+        ]  # fmt: skip
+        spec = json.loads(b"".join(files["fleet.json"]))
+        assert [n["name"] for n in spec["nodes"]] == ["n0", "n1", "n2", "n3"]
+        assert spec["jobs"] == [
+            {"id": "train", "start": iso(T0), "end": None, "members": [["n0", 0], ["n0", 1], ["n2", 0]]}
+        ]
+        table = pa.concat_tables(pa.ipc.open_stream(data).read_all() for data in files["gpu.parquet"])
+        assert table.num_rows == 6 * 60
+        assert table.schema.field("ts").type == pa.timestamp("ms", "UTC")
+        assert max(table["gpu_temp_c"].to_pylist()) == 64
+        unread = table.filter(pa.compute.and_(pa.compute.equal(table["node"], "n0"), pa.compute.equal(table["gpu"], 1)))
+        assert unread["memory_temp_c"].null_count == 60
+        assert set(table["power_w"].to_pylist()) == {BUSY["power_w"]}
+        (event,) = [json.loads(line) for line in b"".join(files["events.jsonl"]).splitlines()]
+        assert (event["ts"], event["node"], event["gpu"], event["kind"], event["code"]) == (
+            iso(XID.ts_ms), "n1", 1, "xid", 79,
+        )  # fmt: skip
+        (absence,) = [json.loads(line) for line in b"".join(files["absences.jsonl"]).splitlines()]
+        assert (absence["metric"], absence["reason"], absence["to"]) == ("memory_temp_c", "unsupported", None)
+        incidents = [json.loads(line) for line in b"".join(files["incidents.jsonl"]).splitlines()]
+        assert [i["cause"] for i in incidents] == ["xid_79", "never_came"]
+        assert (incidents[0]["id"], incidents[0]["opened"]) == (fleet.incident.id, iso(XID.ts_ms + 50))
+
+    against(check)
+
+
+def test_an_export_comes_in_pieces_that_fit_a_message(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_collector.api_export.CHUNK_BYTES", 4096)
+
+    async def check(fleet: Served) -> None:
+        files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW))
+        assert len(files["gpu.parquet"]) > 5
+        table = pa.concat_tables(pa.ipc.open_stream(data).read_all() for data in files["gpu.parquet"])
+        assert table.num_rows == 6 * 60
+
+    against(check)
+
+
+def test_jobs_are_what_the_holdings_say() -> None:
+    held = [
+        Holding("a", 0, "one", 100), Holding("a", 1, "one", 130), Holding("b", 0, "one", 160),
+        Holding("a", 0, "one", 200),  # told again
+        Holding("a", 0, None, 500), Holding("a", 1, "two", 510), Holding("b", 0, None, 520),
+        Holding("a", 0, "one", 900),  # requeued
+    ]  # fmt: skip
+    assert [(j.id, j.start_ms, j.end_ms, j.members) for j in jobs_of(held)] == [
+        ("one", 100, 520, (("a", 0), ("a", 1), ("b", 0))),
+        ("two", 510, None, (("a", 1),)),
+        ("one", 900, None, (("a", 0),)),
+    ]

@@ -1,0 +1,254 @@
+"""The pipeline around a real store and a real engine, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.engine import Engine, Outcome
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import MAX_BEHIND, MAX_EVENTS, PAUSE_MS, Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import Store, StoreError
+from drover_proto.events import Event, EventKind, Health, Incident, Severity
+from testbed.collected import small_index, write_entities, write_ticks
+
+T0 = 1_800_000_000_000
+LAG_MS = 7000
+
+
+class Clock:
+    def __init__(self, now_ms: int = T0) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def index() -> FleetIndex:
+    return small_index()
+
+
+def pipeline_of(store: Store, index: FleetIndex, clock: Clock) -> Pipeline:
+    outbox = Outbox(store, [], "http://console", now_ms=clock)
+    return Pipeline(index, store, Policy.load(), outbox, lag_ms=LAG_MS, now_ms=clock, wake_s=0.005)
+
+
+@contextlib.asynccontextmanager
+async def running(pipeline: Pipeline) -> AsyncIterator[Pipeline]:
+    await pipeline.start()
+    task = asyncio.create_task(pipeline.run())
+    try:
+        yield pipeline
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await pipeline.stop()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"not within 20 s: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def advance(pipeline: Pipeline, clock: Clock, to_ms: int) -> None:
+    """Move the clock as real time does, in steps shorter than a pause, and let every bucket be judged."""
+    while clock.now_ms < to_ms:
+        clock.now_ms = min(to_ms, clock.now_ms + PAUSE_MS - 1000)
+        await until(lambda: pipeline.awake_ms == clock.now_ms, "the heartbeat saw the time")
+    due = (to_ms - LAG_MS) // BUCKET_MS * BUCKET_MS
+    if due > T0:
+        await until(lambda: pipeline.next_ms >= due and not pipeline.busy, "all due buckets judged")
+
+
+def xid(number: int, node: str = "n1", ts_ms: int = T0 + 1000) -> Event:
+    return Event(
+        f"{node}/spool/{number}", ts_ms, node, 1, EventKind.XID, "79", "GPU has fallen off the bus.", "kmsg",
+        received_ms=ts_ms,
+    )  # fmt: skip
+
+
+def test_a_healthy_fleet_becomes_healthy_and_raises_nothing(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 60_000)
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            assert pipeline.engine.health_of("n1", 1)[0] is Health.UNKNOWN
+            await advance(pipeline, clock, T0 + 60_000 + LAG_MS)
+            assert pipeline.ticks.done == 6
+            assert pipeline.ticks.newest_end_ms == T0 + 60_000
+            assert pipeline.engine.health_of("n1", 1) == (Health.HEALTHY, "")
+            assert dict(pipeline.incidents) == {}
+            assert pipeline.troubles() == []
+
+    asyncio.run(scenario())
+
+
+def test_an_event_becomes_a_stored_incident_at_once(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock(T0 + 1500)
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            store.write_events([xid(1)])
+            pipeline.take_events([xid(1)])
+            await until(lambda: bool(store.incidents("open")), "an incident is stored")
+            (incident,) = store.incidents("open")
+            assert (incident.node, incident.gpu, incident.cause) == ("n1", 1, "xid_79")
+            assert incident.severity is Severity.CRITICAL
+            assert pipeline.incidents[incident.id] == incident
+            assert pipeline.ticks.done == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_raises_no_second_alarm(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 120_000, silent=["n2"])
+        clock = Clock()
+        store.write_events([xid(1)])
+        async with running(pipeline_of(store, index, clock)) as first:
+            clock.now_ms = T0 + 1500
+            first.take_events([xid(1)])
+            await advance(first, clock, T0 + 60_000 + LAG_MS)
+            before = {i.id: i for i in store.incidents("open")}
+            assert before
+        again = Clock(clock.now_ms + 2000)
+        async with running(pipeline_of(store, index, again)) as second:
+            assert set(second.incidents) == set(before)
+            second.take_events([xid(1)])  # sent again by the agent, whose acknowledgement was lost
+            await advance(second, again, T0 + 120_000 + LAG_MS)
+            assert {i.id for i in store.incidents("all") if i.cause == "xid_79"} == {
+                i.id for i in before.values() if i.cause == "xid_79"
+            }
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_nodes(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        write_entities(store, index)
+        resumed = T0 + 200_000
+        write_ticks(store, index, T0, T0 + 40_000)
+        write_ticks(store, index, resumed + 5_000, resumed + 100_000)
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            await advance(pipeline, clock, T0 + 40_000 + LAG_MS)
+            clock.now_ms = resumed  # SIGSTOP, SIGCONT
+            await advance(pipeline, clock, resumed + 90_000 + LAG_MS)
+            assert pipeline.ticks.newest_end_ms == resumed + 90_000
+            assert [i.summary for i in store.incidents("all")] == []
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_falls_silent_is_found(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 40_000)
+        write_ticks(store, index, T0 + 40_000, T0 + 100_000, silent=["n3"])
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            await advance(pipeline, clock, T0 + 100_000 + LAG_MS)
+        (incident,) = store.incidents("open")
+        assert (incident.node, incident.cause) == ("n3", "silent")
+
+    asyncio.run(scenario())
+
+
+class Failing(Engine):
+    """An engine with a bug in one call."""
+
+    failures = 1
+
+    def on_bucket(self, bucket: Bucket, now_ms: int) -> Outcome:
+        if self.failures:
+            self.failures -= 1
+            raise KeyError("a bug")
+        return super().on_bucket(bucket, now_ms)
+
+
+def test_a_failing_tick_is_counted_and_shown_and_the_next_goes_on(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        pipeline = pipeline_of(store, index, clock)
+        pipeline.engine = Failing(index, pipeline.policy, T0)
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 20_000)
+        async with running(pipeline):
+            await advance(pipeline, clock, T0 + 20_000 + LAG_MS)
+            assert (pipeline.ticks.failures, pipeline.ticks.done) == (1, 2)
+            assert any("KeyError" in text for text in pipeline.troubles())
+
+    asyncio.run(scenario())
+
+
+def test_far_behind_the_oldest_buckets_are_left_out(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        pipeline = pipeline_of(store, index, clock)
+        late = T0 + 100 * BUCKET_MS
+        await pipeline.start()
+        clock.now_ms = late + BUCKET_MS + LAG_MS
+        pipeline.awake_ms = clock.now_ms  # awake all the time, with a store that was slow
+        task = asyncio.create_task(pipeline.run())
+        await until(lambda: pipeline.next_ms > late and not pipeline.busy, "caught up")
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await pipeline.stop()
+        assert pipeline.ticks.skipped == 100 - MAX_BEHIND
+        assert pipeline.ticks.newest_end_ms == late + BUCKET_MS
+
+    asyncio.run(scenario())
+
+
+class Refusing:
+    """Stands before a store and refuses the next writes of incidents."""
+
+    def __init__(self, store: Store, times: int) -> None:
+        self._store = store
+        self.times = times
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def write_incidents(self, incidents: list[Incident]) -> None:
+        if self.times:
+            self.times -= 1
+            raise StoreError("disk full")
+        self._store.write_incidents(incidents)
+
+
+def test_what_the_store_refuses_is_written_at_the_next_tick(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock(T0)
+        refusing = Refusing(store, 1)
+        async with running(pipeline_of(refusing, index, clock)) as pipeline:  # type: ignore[arg-type]  # a store but for one method
+            pipeline.take_events([xid(1)])
+            await until(lambda: refusing.times == 0, "refused once")
+            await until(lambda: bool(pipeline.troubles()), "said so")
+            assert pipeline.troubles() == ["The store fails: disk full."]
+            assert store.incidents() == []
+            await advance(pipeline, clock, T0 + BUCKET_MS + LAG_MS)
+            assert len(store.incidents()) == 1
+            assert pipeline.troubles() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_flood_of_events_is_bounded_and_said(store: Store, index: FleetIndex) -> None:
+    pipeline = pipeline_of(store, index, Clock())
+    pipeline.take_events([xid(1)] * (MAX_EVENTS + 5))
+    assert pipeline.ticks.lost_events == 5
+    assert "5 events came faster" in pipeline.troubles()[0]
