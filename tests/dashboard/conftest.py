@@ -1,0 +1,141 @@
+"""A Fleet server whose answers a test chooses, among them failures that a real collector does not give on demand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from drover_dashboard import client
+from drover_dashboard.client import FleetClient
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Decision, Event, EventKind, Evidence, Health, Incident, IncidentKind, Note, to_json
+from drover_proto.events import Severity as S
+from drover_proto.events import Wanted as W
+from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+
+NOW_MS = 1_800_000_000_000
+HOSTILE = "<script>alert(1)</script> :red[**x**] ![i](http://x/) $y$"
+LEGEND = [str(health) for health in Health]
+
+
+class Chosen(FleetServicer):
+    """Two nodes of two GPUs: n2 GPU 1 is confirmed, its power absent."""
+
+    def __init__(self) -> None:
+        self.failure: tuple[grpc.StatusCode, str] | None = None
+        self.hang = threading.Event()
+        self.hang.set()
+        self.calls: list[str] = []
+
+    def _called(self, name: str, context: grpc.ServicerContext) -> None:
+        self.calls.append(name)
+        self.hang.wait(10)
+        if self.failure:
+            context.abort(*self.failure)
+
+    def GetStatus(self, request: Any, context: grpc.ServicerContext) -> pb.Status:
+        self._called("status", context)
+        return pb.Status(
+            fleet="demo", mode="observe", nodes_expected=2, nodes_reporting=1, gpus_expected=4, ts_ms=NOW_MS,
+            gpus_by_health={"healthy": 3, "confirmed": 1}, open_incidents_by_severity={"critical": 1},
+            newest_sample_ms=NOW_MS, newest_tick_ms=NOW_MS, troubles=[f"the store is slow: {HOSTILE}"],
+        )  # fmt: skip
+
+    def GetLayout(self, request: Any, context: grpc.ServicerContext) -> pb.Layout:
+        self._called("layout", context)
+        nodes = [pb.RackNode(name=name, gpus=2) for name in ("n1", "n2")]
+        return pb.Layout(version="v1", racks=[pb.Rack(name="r1", nodes=nodes)])
+
+    def GetPicture(self, request: pb.PictureRequest, context: grpc.ServicerContext) -> pb.Picture:
+        self._called(f"picture {request.color_by}", context)
+        if request.color_by == "health":
+            return pb.Picture(layout_version="v1", ts_ms=NOW_MS, cells=bytes([0, 0, 0, 2]), legend=LEGEND)
+        values = np.array([300, 400, 500, np.nan], "<f4")
+        return pb.Picture(
+            layout_version="v1", ts_ms=NOW_MS, cells=bytes([1, 128, 255, 0]), low=300, high=500, unit="W",
+            values=values.tobytes(),
+        )  # fmt: skip
+
+    def GetNode(self, request: pb.NodeRequest, context: grpc.ServicerContext) -> pb.NodeDetail:
+        self._called("node", context)
+        if request.node not in ("n1", "n2"):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} in the fleet")
+        present = pb.Value(metric="sm_clock_mhz", present=True, value=1500, ts_ms=NOW_MS, peers_median=1700, peers=3)
+        absent = pb.Value(metric="power_w", reason="lost")
+        gpus = [pb.GpuDetail(gpu=slot, health="healthy", values=[present, absent]) for slot in (0, 1)]
+        row = pb.NodeRow(name=request.node, health="healthy", reason=HOSTILE, last_seen_ms=NOW_MS)
+        return pb.NodeDetail(row=row, gpus=gpus, events_json=[to_json(event())], inventory={"driver": HOSTILE})
+
+    def ListNodes(self, request: Any, context: grpc.ServicerContext) -> pb.NodeList:
+        self._called("nodes", context)
+        return pb.NodeList(nodes=[pb.NodeRow(name="n2", health="confirmed")], total=2)
+
+    def ListIncidents(self, request: Any, context: grpc.ServicerContext) -> pb.IncidentList:
+        self._called("incidents", context)
+        return pb.IncidentList(incidents_json=[to_json(incident())], total=1)
+
+    def GetIncident(self, request: pb.IncidentRequest, context: grpc.ServicerContext) -> pb.IncidentDetail:
+        self._called("incident", context)
+        if request.id != "i1":
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no incident {request.id!r}")
+        decision = Decision("d1", "i1", NOW_MS, "n2", W.DRAIN, "observe", "would_act", "xid-79", "1 of 3 nodes")
+        return pb.IncidentDetail(
+            incident_json=to_json(incident()), decisions_json=[to_json(decision)], events_json=[to_json(event())],
+            notifications=[f"webhook ops: {HOSTILE}"], health="confirmed",
+            health_history=[f"2027-01-15T08:00:00.000Z {HOSTILE}"],
+        )  # fmt: skip
+
+    def QuerySeries(self, request: pb.SeriesRequest, context: grpc.ServicerContext) -> pb.SeriesReply:
+        self._called("series", context)
+        times = np.array([request.from_ms, request.to_ms], "<i8")
+        reply = pb.SeriesReply(step_ms=1000, ts_ms=times.tobytes())
+        for target in request.targets:
+            for metric in request.metrics:
+                values = np.array([np.nan, np.nan] if metric == "power_w" else [1, 2], "<f4").tobytes()
+                reply.series.add(node=target.node, gpu=target.gpu, metric=metric, role="value", values=values)
+        return reply
+
+
+def incident() -> Incident:
+    evidence = (Evidence(HOSTILE, "power_w", None), Evidence("slow", "sm_clock_mhz", 1500, 1700, 5, 3))
+    return Incident(
+        "i1", IncidentKind.XID, "gpu_lost", "gpu", "n2", 1, (("n2", 1),), NOW_MS, NOW_MS - 60_000, None, S.CRITICAL,
+        0.99, W.DRAIN, f"n2 GPU 1 is lost {HOSTILE}", f"Drain n2. {HOSTILE}", evidence, (Note(NOW_MS, HOSTILE),),
+        ("xid",),
+    )  # fmt: skip
+
+
+def event() -> Event:
+    return Event("n2/1/1", NOW_MS, "n2", 1, EventKind.XID, "79", HOSTILE, "kmsg", forgeable=True)
+
+
+@pytest.fixture
+def chosen() -> Chosen:
+    return Chosen()
+
+
+@pytest.fixture
+def served(chosen: Chosen) -> Iterator[str]:
+    """Address of the server."""
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    add_FleetServicer_to_server(chosen, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    chosen.hang.set()
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def shared(served: str) -> Iterator[FleetClient]:
+    """The process' client, as pages find it."""
+    made = FleetClient(served)
+    client.share(made)
+    yield made
+    made.close()

@@ -1,0 +1,132 @@
+"""The last good answer stays while the collector is away, with one line that says since when and what to do."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+
+from drover_dashboard import client as module
+from drover_dashboard.client import ClientError, FleetClient, Tls
+from testbed.waiting import wait_until
+
+
+class Ticking:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def test_answers_are_shared_for_a_second_and_then_asked_again(served: str, chosen) -> None:
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    assert fleet.status().value is fleet.status().value
+    assert chosen.calls == ["status"]
+    clock.ms += 1000
+    fleet.status()
+    assert chosen.calls == ["status", "status"]
+    fleet.close()
+
+
+def test_an_old_answer_is_kept_and_the_silence_begins_at_its_first_failure(served: str, chosen) -> None:
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    good = fleet.status()
+    assert good.trouble is None
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused by the network")
+    for later_ms in (5000, 9000):
+        clock.ms = 1_000_000 + later_ms
+        old = fleet.status()
+        assert old.value == good.value
+        assert old.as_of_ms == 1_000_000
+        assert old.trouble is not None
+        assert old.trouble.since_ms == 1_005_000
+        assert old.trouble.what == f"collector {served} does not answer"
+        assert old.trouble.reason == "connection refused"
+        assert old.trouble.advice == "is drover-collector running?"
+    chosen.failure = None
+    assert fleet.status().trouble is None
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "")
+    clock.ms += 60_000
+    again = fleet.status().trouble
+    assert again is not None
+    assert again.since_ms == clock.ms, "a new silence begins anew"
+    fleet.close()
+
+
+def test_nothing_listens() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        fleet = FleetClient(f"127.0.0.1:{closed.getsockname()[1]}")
+        answer = fleet.layout()
+    assert answer.value is None
+    assert answer.trouble is not None
+    assert answer.trouble.reason == "connection refused"
+    fleet.close()
+
+
+def test_a_hanging_collector_costs_the_deadline(served: str, chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen.hang.clear()
+    fleet = FleetClient(served)
+    answer = fleet._call(fleet._stub.GetStatus, module.pb.StatusRequest(), "status", 0.2)
+    assert answer.trouble is not None
+    assert answer.trouble.reason == "within 0.2 s"
+    fleet.close()
+
+
+def test_an_unknown_name_is_told_and_shows_no_old_answer(served: str) -> None:
+    fleet = FleetClient(served)
+    answer = fleet.node("n9")
+    assert answer.value is None
+    assert answer.trouble is not None
+    assert answer.trouble.not_found
+    assert "n9" in answer.trouble.reason
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        (grpc.StatusCode.PERMISSION_DENIED, "refuses this console"),
+        (grpc.StatusCode.UNIMPLEMENTED, "does not know this question"),
+        (grpc.StatusCode.INTERNAL, "failed to answer"),
+    ],
+)
+def test_refusals_are_one_line(served: str, chosen, code: grpc.StatusCode, part: str) -> None:
+    chosen.failure = (code, "why")
+    fleet = FleetClient(served)
+    trouble = fleet.status().trouble
+    assert trouble is not None
+    assert part in trouble.what
+    assert "why" in trouble.reason
+    fleet.close()
+
+
+def test_it_recovers_when_the_collector_is_back(served: str, chosen) -> None:
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "")
+    fleet = FleetClient(served)
+    assert fleet.status().trouble is not None
+    chosen.failure = None
+    wait_until(lambda: fleet.status().trouble is None, "the collector answers again")
+    fleet.close()
+
+
+def test_kept_answers_are_bounded(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_ANSWERS", 3)
+    fleet = FleetClient(served)
+    for name in ("power_w", "gpu_temp_c", "sm_clock_mhz", "gpu_util_ratio"):
+        fleet.picture(name)
+    assert len(fleet._kept) == 3
+    fleet.close()
+
+
+def test_a_missing_certificate_is_one_clear_line(tmp_path: Path) -> None:
+    missing = tmp_path / "ca.pem"
+    with pytest.raises(ClientError, match=r"ca\.pem: No such file or directory; check --ca, --cert and --key"):
+        FleetClient("127.0.0.1:1", Tls(missing, missing, missing))

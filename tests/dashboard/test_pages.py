@@ -1,0 +1,68 @@
+"""The pages run against a served fleet, and texts of the fleet never become HTML or Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import drover_dashboard
+from drover_dashboard.client import FleetClient
+
+PAGES = Path(drover_dashboard.__file__).parent / "pages"
+
+
+def opened(page: str, **query: str) -> AppTest:
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    for name, value in query.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+@pytest.mark.parametrize(
+    ("page", "query"),
+    [("fleet", {}), ("fleet", {"color": "power_w"}), ("incidents", {"id": "i1"}), ("node", {"node": "n2", "gpu": "1"})],
+)
+def test_pages_run_and_hostile_text_stays_text(shared: FleetClient, page: str, query: dict[str, str]) -> None:
+    app = opened(page, **query)
+    formatted = [element.value for element in (*app.markdown, *app.caption, *app.title, *app.header)]
+    assert not any("script" in text or ":red[**" in text for text in formatted)
+    assert all("script" not in metric.label + str(metric.value) + str(metric.delta) for metric in app.metric)
+
+
+def test_the_fleet_page_tells_the_numbers_that_matter(shared: FleetClient) -> None:
+    app = opened("fleet")
+    shown = {metric.label.split("] ")[-1]: metric.value for metric in app.metric}
+    assert shown["Healthy"] == "3"
+    assert shown["Confirmed"] == "1"
+    assert shown["Open incidents"] == "1"
+    texts = " ".join(text.value for text in app.text)
+    assert "Drover only watches, nothing is drained" in texts
+    assert "the store is slow" in texts
+
+
+def test_an_incident_says_what_to_do_and_what_the_policy_would_do(shared: FleetClient) -> None:
+    texts = [text.value for text in opened("incidents", id="i1").text]
+    assert any(text.startswith("n2 GPU 1 is lost") for text in texts)
+    assert any(text.startswith("What to do: drain the node\nDrain n2.") for text in texts)
+    assert any("would act (observe mode: nothing is done)" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("page", "query", "said"),
+    [("incidents", {"id": "zz"}, "no incident 'zz'"), ("node", {"node": "n9"}, "no node 'n9'")],
+)
+def test_a_link_to_something_gone_says_so(shared: FleetClient, page: str, query: dict[str, str], said: str) -> None:
+    assert any(said in text.value for text in opened(page, **query).text)
+
+
+@pytest.mark.parametrize("page", ["fleet", "incidents", "node"])
+def test_without_a_collector_every_page_says_why(shared: FleetClient, chosen, page: str) -> None:
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused")
+    texts = " ".join(text.value for text in opened(page).text)
+    assert "does not answer since" in texts
+    assert "(connection refused): is drover-collector running?" in texts
