@@ -184,7 +184,8 @@ def _embedded(path: Path, database: str, wait_s: float) -> Clients:
                 chdb_options={"config-file": str(config)},
             )
 
-        first = make("default")
+        with _no_stray_config(path):
+            first = make("default")
         first.command(f"CREATE DATABASE IF NOT EXISTS {_name(database)} ENGINE = Atomic")
         first.close()
     except (ClickHouseError, OSError) as error:
@@ -254,6 +255,20 @@ def _pinned_config(path: Path) -> Path:
     if not config.exists() or config.read_text("utf-8") != text:
         config.write_text(text, "utf-8")
     return config
+
+
+@contextmanager
+def _no_stray_config(path: Path) -> Iterator[None]:
+    """Out of a working directory with a `config.xml` while the engine starts: it looks there even when told another."""
+    here = Path.cwd()
+    stray = any((here / f"config.{kind}").exists() for kind in ("xml", "yaml", "yml"))
+    if stray:
+        os.chdir(path)
+    try:
+        yield
+    finally:
+        if stray:
+            os.chdir(here)
 
 
 def _name(database: str) -> str:

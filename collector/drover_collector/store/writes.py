@@ -55,6 +55,8 @@ class Writes(Base):
                 "last": lambda r: _Ms(r.last_ms),
             },
         )
+        ids, last = np.array([r.entity_id for r in stored], np.uint64), np.array([r.last_ms for r in stored], np.int64)
+        self._placements.note_seen(ids, last)
 
     def write_events(self, events: Sequence[Event]) -> None:
         """An event whose id is there already is the same event."""
