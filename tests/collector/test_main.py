@@ -1,0 +1,259 @@
+"""The command drover-collector as operators run it: its errors, its start, its stop, and who may ask it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from drover_collector.main import main
+from drover_proto import fleet_pb2 as pb
+from drover_proto import telemetry_pb2 as wire
+from drover_proto.events import Incident, from_json
+from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_proto.telemetry_pb2_grpc import TelemetryStub
+
+START_S = 60
+
+
+def write(folder: Path, extra: str = "", ingest: str = "127.0.0.1:0", api: str = "127.0.0.1:0") -> Path:
+    (folder / "fleet.toml").write_text('name = "test"\n[[nodes]]\nnames = "n[1-2]"\nrack = "r1"\ngpus = 2\n')
+    path = folder / "collector.toml"
+    path.write_text(
+        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
+        f'[ingest]\nlisten = "{ingest}"\n[api]\nlisten = "{api}"\n{extra}'
+    )
+    return path
+
+
+class Running:
+    """A collector process that has said it is ready."""
+
+    def __init__(self, config: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=config.parent,
+        )  # fmt: skip
+        self.errors: list[str] = []
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        threading.Thread(target=self.errors.extend, args=(self.process.stderr,), daemon=True).start()
+        overdue = threading.Timer(START_S, self.process.kill)
+        overdue.start()
+        self.ready = self.process.stdout.readline().strip()
+        overdue.cancel()
+        assert self.ready.startswith("drover-collector is ready: "), self.errors
+        self.addresses = dict(part.split(" on ") for part in self.ready.partition(": ")[2].split(", "))
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@contextlib.contextmanager
+def collector(config: Path) -> Iterator[Running]:
+    running = Running(config)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    text = capsys.readouterr().err.strip()
+    assert "\n" not in text
+    assert text.startswith("drover-collector: ")
+    return text
+
+
+def test_config_prints_a_sample_that_check_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    text = capsys.readouterr().out
+    write(tmp_path)
+    path = tmp_path / "sample.toml"
+    path.write_text(text.replace("/etc/drover/fleet.toml", f"{tmp_path}/fleet.toml"))
+    assert main(["check", "--config", str(path)]) == 0
+    assert "2 nodes, 4 GPUs" in capsys.readouterr().out
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ("[detekt]\n", "unknown key; did you mean detect?"),
+        ("[detect]\nlag_s = 'x'", "detect.lag_s: must be a number"),
+        ('[policy]\nmode = "enforce"', "this version only observes"),
+        ('[policy]\npreset = "wild"', "policy.preset: must be one of"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: str, says: str
+) -> None:
+    for command in ("check", "run"):
+        assert main([command, "--config", str(write(tmp_path, extra))]) == 2
+        assert says in said(capsys)
+
+
+def test_missing_files_are_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", str(tmp_path / "none.toml")]) == 2
+    assert "check the path given with --config" in said(capsys)
+    path = write(tmp_path)
+    (tmp_path / "fleet.toml").unlink()
+    assert main(["check", "--config", str(path)]) == 2
+    assert "write the nodes that should exist there" in said(capsys)
+
+
+def test_a_broken_policy_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[[rules]]\naction = 'explode'\n")
+    assert main(["check", "--config", str(write(tmp_path, f'[policy]\npath = "{policy}"'))]) == 2
+    assert "rules[0].action: must be one of" in said(capsys)
+
+
+def test_start_answer_and_stop(tmp_path: Path) -> None:
+    with collector(write(tmp_path, '[metrics]\nlisten = "127.0.0.1:0"')) as running:
+        assert set(running.addresses) == {"agents", "Fleet API", "metrics"}
+        with grpc.insecure_channel(running.addresses["Fleet API"]) as channel:
+            status = FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=20)
+        assert (status.fleet, status.nodes_expected, status.gpus_expected) == ("test", 2, 4)
+        assert dict(status.gpus_by_health) == {"unknown": 4}
+        with contextlib.closing(socket.create_connection(_address(running.addresses["metrics"]), 20)) as page:
+            page.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            text = page.makefile().read()
+        assert 'drover_gpus{health="unknown"} 4' in text
+        assert running.stop() == 0
+    assert any("stopped" in line for line in running.errors)
+    assert not any("Traceback" in line for line in running.errors)
+
+
+def test_an_occupied_port_and_a_store_opened_twice(tmp_path: Path) -> None:
+    with collector(write(tmp_path)) as running:
+        other = tmp_path / "other"
+        other.mkdir()
+        for name in ("ingest", "api"):
+            address = running.addresses["agents" if name == "ingest" else "Fleet API"]
+            code, text = _fails(write(other, **{name: address}))
+            assert code == 2
+            assert f"{name}.listen: cannot listen on {address}" in text
+        code, text = _fails(write(tmp_path))
+        assert code == 2
+        assert f"the store is open in process {running.process.pid}" in text
+        assert running.stop(signal.SIGINT) == 0
+
+
+def test_an_event_becomes_an_incident_that_survives_a_kill(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    with collector(config) as running:
+        with grpc.insecure_channel(running.addresses["agents"]) as channel:
+            _send_xid(channel)
+        first = _incidents(running, wait_for=1)
+        running.process.kill()
+        running.process.wait()
+    with collector(config) as running:
+        with grpc.insecure_channel(running.addresses["agents"]) as channel:
+            _send_xid(channel)
+        assert [i.id for i in _incidents(running, wait_for=1)] == [i.id for i in first]
+        assert running.stop() == 0
+
+
+def test_with_tls_only_viewers_and_operators_are_answered(tmp_path: Path) -> None:
+    _certificates(tmp_path)
+    tls = f'[tls]\nca = "{tmp_path}/ca.pem"\ncert = "{tmp_path}/collector.pem"\nkey = "{tmp_path}/collector.key"\n'
+    with collector(write(tmp_path, tls, api="localhost:0")) as running:
+        for name, answered in (("viewer", True), ("operator", True), ("agent", False)):
+            credentials = grpc.ssl_channel_credentials(
+                (tmp_path / "ca.pem").read_bytes(),
+                (tmp_path / f"{name}.key").read_bytes(),
+                (tmp_path / f"{name}.pem").read_bytes(),
+            )
+            with grpc.secure_channel(running.addresses["Fleet API"], credentials) as channel:
+                if answered:
+                    assert FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=20).fleet == "test"
+                    continue
+                with pytest.raises(grpc.RpcError) as error:
+                    FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=20)
+                assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+                assert "drover://agent/n1" in error.value.details()
+                with pytest.raises(grpc.RpcError) as error:
+                    list(FleetStub(channel).Export(pb.ExportRequest(), timeout=20))
+                assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        with grpc.insecure_channel(running.addresses["Fleet API"]) as channel, pytest.raises(grpc.RpcError):
+            FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=5)
+        assert running.stop() == 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def _fails(config: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)],
+        capture_output=True, text=True, timeout=START_S, cwd=config.parent,
+    )  # fmt: skip
+    lines = [line for line in done.stderr.splitlines() if line.startswith("drover-collector: ")]
+    assert len(lines) == 1, done.stderr
+    return done.returncode, lines[0]
+
+
+def _send_xid(channel: grpc.Channel) -> None:
+    """One agent's stream with one event, until it is acknowledged."""
+    done = threading.Event()
+    hello = wire.Hello(node="n1", spool_id="s1", boot_id="b1", protocol=1, ts_ms=1, agent_version="0")
+    event = wire.Event(ts_ms=1_700_000_000_000, gpu=1, kind="xid", code="79", message="fell off the bus", source="nvml")
+
+    def up() -> Iterator[wire.AgentMessage]:
+        yield wire.AgentMessage(hello=hello)
+        yield wire.AgentMessage(record=wire.Record(seq=1, event=event))
+        done.wait(30)
+
+    for message in TelemetryStub(channel).Stream(up(), timeout=30):
+        held = {**{s.lane: s.seq for s in message.welcome.held}, **{s.lane: s.seq for s in message.ack.held}}
+        if held.get(wire.EVENTS) == 1:
+            done.set()
+            return
+
+
+def _incidents(running: Running, wait_for: int) -> list[Incident]:
+    found: list[Incident] = []
+    with grpc.insecure_channel(running.addresses["Fleet API"]) as channel:
+        for _ in range(200):
+            reply = FleetStub(channel).ListIncidents(pb.ListIncidentsRequest(), timeout=20)
+            found = [from_json(Incident, text) for text in reply.incidents_json]
+            if len(found) >= wait_for:
+                assert json.loads(reply.incidents_json[0])["cause"] == "xid_79"
+                return found
+            threading.Event().wait(0.05)
+    raise AssertionError(f"{len(found)} incidents, waited for {wait_for}")
+
+
+def _certificates(folder: Path) -> None:
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+            "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority")  # fmt: skip
+    names = {
+        "collector": "DNS:localhost",
+        "viewer": "URI:drover://viewer/console",
+        "operator": "URI:drover://operator/alex",
+        "agent": "URI:drover://agent/n1",
+    }
+    for name, alternative in names.items():
+        (folder / f"{name}.ext").write_text(f"subjectAltName = {alternative}\n")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key",
+                "-out", f"{name}.csr", "-subj", f"/CN={name}")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days",
+                "2", "-out", f"{name}.pem", "-extfile", f"{name}.ext")  # fmt: skip
