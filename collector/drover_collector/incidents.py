@@ -174,9 +174,7 @@ class IncidentBook:
                 continue
             covers = any(node == finding.node for node, _ in incident.members)
             node_gone = incident.scope == "node" and incident.cause in NODE_GONE
-            group_fault = incident.scope in ("rack", "leaf") and (
-                incident.kind is finding.kind or incident.kind is IncidentKind.THERMAL
-            )
+            group_fault = incident.kind is finding.kind or _heat_explains(incident.kind, finding.kind)
             if covers and (node_gone or group_fault):
                 return record
         return None
@@ -218,14 +216,16 @@ class IncidentBook:
         incident = record.incident
         record.holds[finding.detector] = now_ms
         info = finding.severity is Severity.INFO and incident.severity is not Severity.INFO
-        leads = not info and _leads(finding, incident) and _width(finding.scope) >= _width(incident.scope)
+        # What a wider incident explains is its evidence, and asks for nothing by itself.
+        info = info or _width(finding.scope) < _width(incident.scope)
+        leads = not info and _leads(finding, incident)
         notes: list[str] = []
         if incident.closed_ms is not None:
             notes.append("came back")
             incident = replace(incident, closed_ms=None)
         if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
             notes.append(f"{finding.detector}: {finding.summary}")
-        severity = worse(incident.severity, finding.severity)
+        severity = incident.severity if info else worse(incident.severity, finding.severity)
         if severity is not incident.severity:
             notes.append(f"now {severity.value}: {finding.summary}")
         if leads and (finding.kind, finding.cause) != (incident.kind, incident.cause):
@@ -274,9 +274,13 @@ class IncidentBook:
             if finding.scope == "job":
                 explained = incident.severity is Severity.INFO and set(incident.members) <= set(finding.members)
             elif finding.scope == "node":
-                explained = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES
+                gone = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES
+                explained = gone or (
+                    finding.severity is not Severity.INFO
+                    and (incident.kind is finding.kind or _heat_explains(finding.kind, incident.kind))
+                )
             else:
-                explained = incident.kind is finding.kind
+                explained = incident.kind is finding.kind or _heat_explains(finding.kind, incident.kind)
             if explained:
                 note = Note(now_ms, f"{_PART_OF}{record.incident.id}")
                 other.holds.clear()
@@ -338,6 +342,10 @@ _WIDTHS = {"gpu": 0, "node": 1, "job": 2, "leaf": 3, "rack": 3}
 
 def _width(scope: str) -> int:
     return _WIDTHS[scope]
+
+
+def _heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
+    return wide is IncidentKind.THERMAL and narrow is IncidentKind.STRAGGLER
 
 
 def _leads(finding: Finding, incident: Incident) -> bool:

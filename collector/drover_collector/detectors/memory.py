@@ -5,10 +5,11 @@ Thresholds: DCGM 4.6 (DcgmGPUHardwareLimits.h), NVIDIA GPU Memory Error Manageme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
@@ -23,6 +24,10 @@ QUIET_MS = 300_000  # the condition must be gone this long: states of the driver
 REMAPPED_ROWS_WARN = 512  # uncorrectable remaps; every bank of the GPU has 8 spare rows (DCGM, NVIDIA)
 GROWTH_HELD_MS = 3_600_000  # an uncorrected error is told for this long: counters do not go back by themselves
 
+# Corrected HBM errors per second. Azure's node check rejects a GPU at 20 million: reached within a week at this rate.
+STORM_PER_S = 33.0
+STORM_BUCKETS = 3
+
 COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
 STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected")
 
@@ -31,6 +36,7 @@ STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "r
 class State:
     last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
     grown_ms: dict[str, Floats] = field(default_factory=dict)  # when it last grew, [G], NaN never
+    storm: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row, [G]
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # (state, GPU) -> when first seen so
 
 
@@ -49,6 +55,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
             standing.add((metric, g))
             since = s.since_ms.setdefault((metric, g), bucket.start_ms)
             found.append(_state_finding(window, g, metric, float(values[g]), since, now_ms))
+    found += _storms(window, s, standing, now_ms)
     for key in [key for key in s.since_ms if key not in standing]:
         del s.since_ms[key]
     for metric in COUNTERS:
@@ -66,7 +73,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
 
 
 def could_not_judge(window: Window) -> list[str]:
-    missing = [metric for metric in (*STATES, *COUNTERS) if metric not in window.newest.gpu]
+    missing = [metric for metric in (*STATES, *COUNTERS, "ecc_dram_corrected") if metric not in window.newest.gpu]
     return [f"memory faults told by {', '.join(missing)}: not in the data"] if missing else []
 
 
@@ -103,6 +110,30 @@ def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: 
         action, f"{place(node, gpu)} {what}.", advice,
         (Evidence(text, metric, value, 0.0, from_ms=since_ms, to_ms=window.newest.end_ms),), window.job_of(g),
     )  # fmt: skip
+
+
+def _storms(window: Window, s: State, standing: set[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+    """GPUs whose HBM keeps needing correction."""
+    values = window.gpu("ecc_dram_corrected")
+    if len(values) < 2:
+        return
+    seconds = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) / 1000
+    rate = np.nan_to_num((values[-1] - values[-2]) / seconds)
+    s.storm = np.where(rate >= STORM_PER_S, (s.storm if len(s.storm) else 0) + np.ones(len(rate), np.int64), 0)
+    for g in np.flatnonzero(s.storm >= STORM_BUCKETS).tolist():
+        node, gpu = window.index.member(g)
+        standing.add(("storm", g))
+        since = s.since_ms.setdefault(("storm", g), window.buckets[-STORM_BUCKETS].start_ms)
+        evidence = Evidence(
+            f"{rate[g]:,.0f} corrected HBM errors a second", "ecc_dram_corrected", float(rate[g]), 0.0, from_ms=since,
+            to_ms=window.newest.end_ms,
+        )  # fmt: skip
+        yield Finding(
+            NAME, IncidentKind.MEMORY, "ecc_storm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING,
+            0.85, Wanted.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors a second.",
+            "Data are still right, but memory that errs so often is slow and wears out: test it, and plan a reset.",
+            (evidence,), window.job_of(g),
+        )  # fmt: skip
 
 
 def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms: int, now_ms: int) -> Finding:

@@ -2,8 +2,8 @@
 
 In a synchronous job the slow GPU is the busy one: it computes while its peers wait in a collective, at full utilisation
 but with less tensor work and power. So a straggler needs two signs at once, against peers of the same job and SKU in
-the same bucket: something of it is slower (clock, memory, a link, its host), and the others wait for it. A heavier share of
-the work shows the second sign only; natural spread of units shows the first one only in small, and is learnt.
+the same bucket: something of it is slower (clock, memory, a link, its host), and the others wait for it. A heavier
+share of the work shows the second sign only; natural spread of units the first one only, in small, and is learnt.
 
 Each cause is judged by its own metrics, never by a pooled score.
 """
@@ -36,6 +36,7 @@ PERSIST_UNEXPLAINED = 3  # without one
 # limit, heat, fewer lanes) is no natural spread, and needs only a clear effect; what it does not, must be far outside.
 CLOCK_EXPLAINED = 0.96  # of the peers' median
 CLOCK_UNEXPLAINED = 0.92
+CLOCK_AT_FULL_POWER = 0.78  # where it draws all the power it may, like any chip with more leakage: beyond the 22 %
 CLOCK_LEARNT = 0.95  # of the peers' median over the GPU's own usual share of it
 SIGMAS = 5.0  # and this many robust deviations from the peers
 SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
@@ -56,6 +57,7 @@ LEARN_BUCKETS = 30
 
 THERMAL_BITS = 0x20 | 0x40
 SETTING_BITS = 0x02
+POWER_CAP_BITS = 0x04
 BRAKE_BITS = 0x80
 
 
@@ -157,7 +159,11 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
     waited = duty >= 1 + gain
     explained_slow = look.big_enough & far & (ratio <= CLOCK_EXPLAINED) & (waited | ~look.has_duty)
     learnt = (s.learnt >= LEARN_BUCKETS) & (ratio / s.usual_clock <= CLOCK_LEARNT)
-    unexplained_slow = look.big_enough & far & waited & ((ratio <= CLOCK_UNEXPLAINED) | learnt)
+    full_power = has_bits(window, POWER_CAP_BITS) | (
+        np.nan_to_num(counter_share(window, "throttle_power_us")) >= THROTTLED_SHARE
+    )
+    unexplained = np.where(full_power, ratio <= CLOCK_AT_FULL_POWER, (ratio <= CLOCK_UNEXPLAINED) | learnt)
+    unexplained_slow = look.big_enough & far & waited & unexplained
 
     heat = (look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE) | (
         has_bits(window, THERMAL_BITS) & ~_common(look, has_bits(window, THERMAL_BITS))
@@ -178,7 +184,7 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
     memory_clock = look.ratio("memory_clock_mhz")
     dram_learnt = (s.learnt >= LEARN_BUCKETS) & (dram / s.usual_dram <= MEMORY_LEARNT_RATIO)
     hbm = look.lone(
-        ((memory_clock <= MEMORY_CLOCK_RATIO) & ((dram <= BANDWIDTH_RATIO) | sm_waited))
+        ((memory_clock <= MEMORY_CLOCK_RATIO) & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)))
         | ((dram <= MEMORY_LEARNT_RATIO) & dram_learnt & sm_waited & ~slow_clock)
     )
     util = column(window, "gpu_util_ratio")
@@ -188,12 +194,18 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
     narrow = (look.ratio("pcie_width") < 1) | (look.ratio("pcie_generation") < 1)
     pcie = look.lone(narrow & ((gap >= UTIL_GAP) | (pcie_less <= BANDWIDTH_RATIO)))
     nvlink_less = np.fmin(look.ratio("nvlink_rx_bytes_per_s"), look.ratio("nvlink_tx_bytes_per_s"))
-    nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & ((nvlink_less <= BANDWIDTH_RATIO) | sm_waited))
+    slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, look.sm)
+    nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & slower)
     host = _hosts(look, gaps & ~pcie)
     return {
         "thermal": thermal, "power_cap": power, "clock": clock, "hbm": hbm & ~slow_clock, "pcie": pcie,
         "nvlink": nvlink, "host": host,
     }  # fmt: skip
+
+
+def _unknown(*metrics: Floats) -> Bools:
+    """Where none of these is known, as on boards before Hopper without DCGM: what the GPU reports must do alone."""
+    return np.isnan(np.array(metrics)).all(axis=0)
 
 
 def _common(look: _Look, flags: Bools) -> Bools:

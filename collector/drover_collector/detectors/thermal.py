@@ -30,8 +30,11 @@ RESISTANCE_RATIO = 1.35
 RESISTANCE_OWN_RATIO = 1.20  # against the GPU's own past at the same inlet sensor
 LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
 LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
-BUSY_POWER_W = 250.0  # below it the resistance is mostly the sensors' noise
-POWER_STEADY = 0.10  # within this for three buckets: the core follows power with a time constant of 15 to 60 s
+BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly the sensors' noise
+BUSY_POWER_W = 250.0  # where no limit is read
+POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s:
+STEADY_BUCKETS = 3  # to compare with peers, which had the same load
+SETTLED_BUCKETS = 6  # to compare with its own past, which had another
 SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
 PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
@@ -41,6 +44,7 @@ RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks 
 RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
 RACK_SHARE = 0.75  # of a rack's nodes that must see it
 NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: the node's fans or coolant, not a heat sink
+NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get too little air
 
 
 @dataclass(slots=True)
@@ -84,22 +88,26 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-def _resistance(window: Window) -> tuple[Floats, Bools]:
-    """degC/W of each GPU now, and whether its load is steady enough to believe it."""
+def _resistance(window: Window) -> tuple[Floats, Bools, Bools]:
+    """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS."""
     power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
     inlets = window.newest.node.get("inlet_temp_c")
     inlet = np.full(window.index.node_count, np.nan) if inlets is None else inlets
     inlet = np.where(np.isnan(inlet), DEFAULT_INLET_C if np.isnan(inlet).all() else np.nanmedian(inlet), inlet)
-    recent = power[-3:]
+    limit = column(window, "power_limit_w")
     with np.errstate(invalid="ignore", divide="ignore"):
-        steady = (len(recent) == 3) & (np.ptp(recent, axis=0) <= POWER_STEADY * recent[-1])
-        resistance = (temp - inlet[window.index.gpu_node]) / recent[-1]
-    return resistance, steady & (recent[-1] >= BUSY_POWER_W) & ~np.isnan(resistance)
+        resistance = (temp - inlet[window.index.gpu_node]) / power[-1]
+        usable = (power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)) & ~np.isnan(resistance)
+        steady, settled = (
+            usable & (len(power) >= count) & (np.ptp(power[-count:], axis=0) <= POWER_STEADY * power[-1])
+            for count in (STEADY_BUCKETS, SETTLED_BUCKETS)
+        )
+    return resistance, steady, settled
 
 
 def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
     index = window.index
-    resistance, steady = _resistance(window)
+    resistance, steady, settled = _resistance(window)
     sku = index.sku[index.gpu_node].astype(np.int64)
     # Peers sit in the same slot: boards behind others get warmer air by design.
     slots = np.where(steady, sku * 256 + index.gpu_slot, -1)
@@ -110,12 +118,12 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     count = np.where(few, whole.count, usual.count)
     with np.errstate(invalid="ignore", divide="ignore"):
         over_peers = np.where(count >= 4, resistance / expected, np.nan)
-        over_past = np.where(s.learnt >= LEARN_BUCKETS, resistance / s.past, np.nan)
+        over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
     bad = steady & (
         (over_peers >= RESISTANCE_RATIO)
         | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
     )
-    learn = steady & ~bad & (s.streak_bad == 0)
+    learn = settled & ~bad & (s.streak_bad == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
     s.learnt = np.where(learn, s.learnt + 1, s.learnt)
@@ -137,7 +145,10 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
         if int(index.rack[n]) in hot_racks and not poor:
             continue  # hot air, told once for the rack
         facts = _Facts(resistance, expected, count, s.past, margin, held)
-        if len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
+        inside = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
+        rises = over_peers[inside][~np.isnan(over_peers[inside])]
+        together = len(rises) > 2 and float(np.median(rises)) >= NODE_RISE
+        if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
             continue
         for g in gpus:
@@ -205,11 +216,15 @@ def _node_finding(
         NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms,
         min(s.since_ms[g] for g in gpus),
         Severity.WARNING, 0.95 if poor and slow else 0.85, Wanted.DRAIN if poor and slow else Wanted.ADVISE,
-        f"{len(gpus)} GPUs of node {node} {what}: its fans or coolant flow, not one heat sink.",
+        f"{_gpus_of(gpus)} of node {node} {what}: its fans or coolant flow, not one heat sink.",
         "Check fan speeds and coolant flow in the BMC; drain the node when its work is done.",
         _evidence(window, worst, s.since_ms[worst], facts), window.job_of(worst),
         lost_gpus=float(np.nan_to_num(facts.held[slow]).sum()) if slow else None,
     )  # fmt: skip
+
+
+def _gpus_of(gpus: list[int]) -> str:
+    return "All GPUs" if len(gpus) == 1 else f"{len(gpus)} GPUs"
 
 
 def _racks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:

@@ -265,7 +265,7 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
             Finding(
                 NAME, IncidentKind.XID, "job_crash", "job", None, None, members, now_ms, since, Severity.INFO, 0.9,
                 Wanted.NONE,
-                f"Job {job} failed with XID {code} on {len(members)} GPUs of {_nodes(nodes)} within a minute. {meaning}",
+                f"Job {job} failed with XID {code} on {len(members)} GPUs of {_nodes(nodes)} at once. {meaning}",
                 "Look at the job's program and its log: the nodes are not at fault.",
                 (Evidence(f"XID {code} on {listing(nodes)}", from_ms=since),), job,
             )
