@@ -45,7 +45,7 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         ]
         table("facts", (Column(), Column(wrap=True)), rows, empty="")
     with todo:
-        view.notice("advice", "todo", f"What to do: {fmt.action(incident.action)}\n{incident.advice}")
+        view.notice("advice", "todo", who.told(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
         view.notice("policy", "remark", _policy(decisions, who))
         if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
             slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
@@ -67,7 +67,7 @@ def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> l
         ("Cause", Cell(f"{fmt.cause(incident.cause)} ({incident.kind}), {incident.confidence * 100:.0f} % sure")),
         ("Reported", Cell(f"{who.clock(incident.opened_ms)} by {reporters}")),
         ("Health now", view.health_cell(detail.health or "unknown")),
-        ("GPU-hours", Cell(f"{lost} lost, {waited} waited by its peers")),
+        ("GPU-hours", Cell(f"lost: {lost}; peers waited: {waited}")),
     ]
     if len(incident.members) > 1:
         found.insert(1, ("Members", Cell(fmt.members(incident.members))))

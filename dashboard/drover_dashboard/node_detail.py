@@ -30,6 +30,7 @@ class _Values:
     """The newest values of one GPU by metric."""
 
     by_metric: dict[str, pb.Value]
+    busy: bool  # it holds a job: an idle GPU differs from busy ones of its model, and nothing is wrong
     who: view.Viewer
 
     def absent(self, found: pb.Value | None) -> Cell:
@@ -43,8 +44,8 @@ class _Values:
         text = fmt.value(metric, found.value)
         if self.who.now_ms - found.ts_ms > OLD_MS:
             return Cell(text, sub=f"{self.who.ago(found.ts_ms)} ago", kind="absent")
-        if not found.peers:
-            return Cell(text, title="no peers to compare with")
+        if not self.busy or not found.peers:
+            return Cell(text, title="no peers to compare with" if self.busy else "no job: not compared")
         median = fmt.value(metric, found.peers_median)
         mark = view.deviation_mark(found.value, found.peers_median, fmt.unit(metric))
         return Cell(text, mark=mark, title=f"median of {found.peers} peers: {median}")
@@ -76,7 +77,7 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
     rows = [_gpu(item, item.gpu == gpu, who) for item in detail.gpus]
     table("gpus", columns, rows, empty=_no_gpu(detail), selected="" if gpu is None else str(gpu), link_column=-1)
     st.caption(
-        "Marks tell how far a GPU lies from the median of its peers (same job, else same model). Hatched: absent, with"
+        "Marks tell how far a GPU lies from the median of its peers in the same job. Hatched: absent, with"
         " the reason. The stroke before a GPU is its line in the charts."
     )
 
@@ -111,7 +112,7 @@ def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
 
 
 def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:
-    values = _Values({value.metric: value for value in item.values}, who)
+    values = _Values({value.metric: value for value in item.values}, bool(item.job), who)
     cells = (
         Cell(
             f"GPU {item.gpu}",

@@ -38,8 +38,8 @@ class Viewer:
         return f"since {self.clock(ts_ms)} ({self.ago(ts_ms)})"
 
     def told(self, text: str) -> str:
-        """A sentence of the collector with its times as the viewer's clock."""
-        return fmt.local_times(text, self.where, self.now_ms)
+        """A sentence of the collector with its times as the viewer's clock and units as elsewhere on the page."""
+        return fmt.local_times(text, self.where, self.now_ms).replace("degC", "°C")
 
     def zone_name(self) -> str:
         return fmt.zone_name(self.where, self.now_ms)

@@ -10,8 +10,8 @@ from drover_dashboard.fleet_canvas import REFRESH_S, canvas, metrics
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health, Severity
 
-PICTURE_PX = 590
-LIST_PX = 630
+PICTURE_PX = 575
+LIST_PX = 615
 HEALTH = "health"
 
 

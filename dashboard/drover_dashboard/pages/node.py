@@ -8,7 +8,7 @@ from drover_dashboard import client, node_detail, view
 from drover_proto import fleet_pb2 as pb
 
 SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
-USUAL_SPAN = "1 h"
+USUAL_SPAN = "15 min"
 NO_NODE = "choose a node"
 
 

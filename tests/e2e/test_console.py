@@ -1,0 +1,228 @@
+"""The console in a real browser against a live simulated fleet: from a red GPU to its node and on to its incident.
+
+Screenshots stay in test-artifacts/console/.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drover_agent.simulation.fleet import build_fleet
+from drover_dashboard.client import FleetClient
+from drover_proto.events import Incident, from_json
+from drover_proto.fleet import dump_toml
+from testbed.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
+
+NODES = 16
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+SCREEN = {"width": 1440, "height": 900}
+SHOTS = Path(__file__).resolve().parents[2] / "test-artifacts" / "console"
+PAGE_MS = 30_000
+FAULTS_S = 150.0  # by then the demo's faults have begun and are found
+# Streamlit asks for its own endpoints below the page's path first, then at the root.
+EXPECTED_404 = re.compile(r"/(incidents|node)/_stcore/(health|host-config)$")
+
+
+@dataclass
+class Console:
+    url: str
+    fleet: FleetClient
+    log: Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """A collector, a simulated fleet with the demo's faults, and the console, each a process of its own."""
+    folder = tmp_path_factory.mktemp("console")
+    agents, api, web = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    (folder / "fleet.toml").write_text(dump_toml(build_fleet(NODES, 7)))
+    (folder / "collector.toml").write_text(
+        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
+        f'[ingest]\nlisten = "{agents}"\n[api]\nlisten = "{api}"\n'
+    )
+    with ExitStack() as stack:
+        fleet = FleetClient(api)
+        stack.callback(fleet.close)
+        start(stack, folder, "drover_collector.main", "run", "--config", str(folder / "collector.toml"))
+        wait_until(lambda: fleet.status().trouble is None, "the collector answers", 60)
+        start(
+            stack, folder, "drover_agent.main", "fleet", "--collector", agents, "--fleet", str(folder / "fleet.toml"),
+            "--spool-dir", str(folder / "spool"),
+        )  # fmt: skip
+        host, port = web.split(":")
+        log = start(stack, folder, "drover_dashboard.main", "--collector", api, "--address", host, "--port", port)
+        wait_until(lambda: reachable(host, int(port)), "the console listens", 60)
+        yield Console(f"http://{web}", fleet, log)
+
+
+def start(stack: ExitStack, folder: Path, module: str, *args: str) -> Path:
+    """Run a module until the stack unwinds; its log, which is shown when it ended before."""
+    log = folder / f"{module}.log"
+    output = stack.enter_context(log.open("w"))
+    child = subprocess.Popen([sys.executable, "-m", module, *args], stdout=output, stderr=output)
+
+    def stop() -> None:
+        ended = child.poll()
+        child.send_signal(signal.SIGTERM)
+        child.wait(30)
+        assert ended is None, f"{module} ended by itself with {ended}: {log.read_text()[-2000:]}"
+
+    stack.callback(stop)
+    return log
+
+
+def reachable(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
+@dataclass
+class Browser:
+    page: Any
+    problems: list[str]
+
+    def shot(self, name: str) -> None:
+        self.page.screenshot(path=str(SHOTS / f"{name}.png"))
+
+
+@pytest.fixture(params=["dark", "light"])
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        context = chromium.new_context(viewport=SCREEN, color_scheme=request.param, timezone_id="Europe/Berlin")
+        page = context.new_page()
+        page.set_default_timeout(PAGE_MS)
+        page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
+        page.on("console", lambda line: note(problems, line))
+        page.on("requestfailed", lambda failed: problems.append(f"request failed: {failed.url}"))
+        yield Browser(page, problems)
+        chromium.close()
+
+
+def note(problems: list[str], line: Any) -> None:
+    if line.type == "error" and not EXPECTED_404.search(line.location.get("url", "")):
+        problems.append(f"{line.text} ({line.location.get('url')})")
+
+
+def opened(fleet: FleetClient) -> list[Incident]:
+    found = fleet.incidents("open").value
+    return [from_json(Incident, text) for text in found.incidents_json] if found else []
+
+
+def red_gpu(console: Console) -> Incident:
+    """An open incident of one confirmed GPU."""
+
+    def found() -> list[Incident]:
+        return [
+            i for i in opened(console.fleet)
+            if i.gpu is not None and i.node and confirmed(console.fleet, i.node, i.gpu)
+        ]  # fmt: skip
+
+    wait_until(lambda: bool(found()), "a GPU with an open incident is confirmed", FAULTS_S)
+    return found()[0]
+
+
+def confirmed(fleet: FleetClient, node: str, gpu: int) -> bool:
+    detail = fleet.node(node).value
+    return detail is not None and detail.gpus[gpu].health == "confirmed"
+
+
+def test_from_a_red_gpu_to_its_node_and_its_incident(console: Console, browser: Browser, request: Any) -> None:
+    page, theme = browser.page, request.node.callspec.params["browser"]
+    wanted = red_gpu(console)
+    node, gpu = wanted.node, wanted.gpu
+
+    page.goto(console.url)
+    page.wait_for_function(
+        "([node, gpu]) => window.__drover_fleet && window.__drover_fleet.cells()"
+        ".some((c) => c.node === node && c.gpu === gpu && c.health === 'confirmed')",
+        arg=[node, gpu],
+    )
+    page.get_by_text(wanted.summary).first.wait_for()
+    cells = page.evaluate("window.__drover_fleet.cells()")
+    assert len(cells) == NODES * 8
+    assert all(0 < c["y"] < SCREEN["height"] and 0 < c["x"] < SCREEN["width"] for c in cells), "all above the fold"
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") <= SCREEN["height"]
+    browser.shot(f"fleet-{theme}")
+
+    cell = next(c for c in cells if c["node"] == node and c["gpu"] == gpu)
+    page.mouse.move(cell["x"], cell["y"])
+    page.get_by_text(f"{node} GPU {gpu}", exact=True).first.wait_for()
+    page.mouse.click(cell["x"], cell["y"])
+    page.wait_for_url(re.compile(rf"/node\?.*node={node}"))
+    assert f"gpu={gpu}" in page.url
+    page.locator("canvas").nth(5).wait_for()  # six charts
+    assert page.locator("tr.selected").get_by_text(f"GPU {gpu}", exact=True).count() == 1
+    browser.shot(f"node-{theme}")
+
+    page.locator("tr.opens").get_by_text(wanted.summary).first.click()
+    page.wait_for_url(re.compile(rf"/incidents\?.*id={wanted.id}"))
+    page.get_by_text("What to do: ").wait_for()
+    heading = page.locator(".st-key-summary_what").inner_text()
+    assert heading.startswith(wanted.summary.split(":")[0])
+    advice = page.locator(".st-key-todo_advice").bounding_box()
+    assert advice["y"] + advice["height"] < SCREEN["height"], "what to do is on the first screen"
+    page.get_by_text("Evidence").first.wait_for()
+    browser.shot(f"incident-{theme}")
+
+    assert not browser.problems
+    assert "Traceback" not in console.log.read_text()
+
+
+COMPONENTS = """[...document.querySelectorAll('*')].flatMap((e) =>
+  e.shadowRoot ? [...e.shadowRoot.querySelectorAll('.rows, .chart')] : [])"""
+
+
+def test_pages_refresh_in_place(console: Console, browser: Browser) -> None:
+    """What is refreshed keeps its elements, so nothing flickers, and the page stays where it was scrolled to."""
+    page = browser.page
+    page.goto(f"{console.url}/node?node={red_gpu(console).node}")
+    page.locator("canvas").nth(5).wait_for()
+    page.get_by_text("Inventory").first.wait_for()
+    marked = page.evaluate(f"{COMPONENTS}.map((e) => {{ e.dataset.kept = 'yes'; }}).length")
+    assert marked > 8
+    page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop = 300")
+    before = page.get_by_text("last heard").first.inner_text()
+    text = f"{COMPONENTS}.map((e) => e.textContent).find((t) => t.includes('last heard'))"
+    page.wait_for_function(f"(before) => !({text}).includes(before)", arg=before)
+    assert page.evaluate(f"{COMPONENTS}.filter((e) => e.dataset.kept).length") == marked
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 300
+    assert not browser.problems
+
+
+def test_the_picture_by_a_metric(console: Console, browser: Browser, request: Any) -> None:
+    page = browser.page
+    page.goto(f"{console.url}/?color=gpu_temp_c")
+    page.wait_for_function("window.__drover_fleet && window.__drover_fleet.colorBy === 'gpu_temp_c'")
+    page.get_by_text("°C").first.wait_for()
+    cell = page.evaluate("window.__drover_fleet.cells().find((c) => c.health === 'healthy')")
+    page.mouse.move(cell["x"], cell["y"])
+    page.get_by_text(re.compile(r"Core temperature: .*°C")).wait_for()
+    browser.shot(f"temperature-{request.node.callspec.params['browser']}")
+    assert not browser.problems
