@@ -32,6 +32,7 @@ class Chosen(FleetServicer):
         self.hang = threading.Event()
         self.hang.set()
         self.calls: list[str] = []
+        self.quiet_ms = 0
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
         self.calls.append(name)
@@ -44,7 +45,7 @@ class Chosen(FleetServicer):
         return pb.Status(
             fleet="demo", mode="observe", nodes_expected=2, nodes_reporting=1, gpus_expected=4, ts_ms=NOW_MS,
             gpus_by_health={"healthy": 3, "confirmed": 1}, open_incidents_by_severity={"critical": 1},
-            newest_sample_ms=NOW_MS, newest_tick_ms=NOW_MS, troubles=[f"the store is slow: {HOSTILE}"],
+            newest_sample_ms=NOW_MS - self.quiet_ms, newest_tick_ms=NOW_MS, troubles=[f"the store is slow: {HOSTILE}"],
         )  # fmt: skip
 
     def GetLayout(self, request: Any, context: grpc.ServicerContext) -> pb.Layout:

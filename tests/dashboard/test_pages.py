@@ -45,6 +45,13 @@ def test_the_fleet_page_tells_the_numbers_that_matter(shared: FleetClient) -> No
     assert "the store is slow" in texts
 
 
+@pytest.mark.parametrize("quiet_ms", [5000, 240_000])
+def test_silence_of_all_agents_is_said(shared: FleetClient, chosen, quiet_ms: int) -> None:
+    chosen.quiet_ms = quiet_ms
+    said = any(text.value.startswith("No telemetry for 4 min") for text in opened("fleet").text)
+    assert said == (quiet_ms > 60_000)
+
+
 def test_an_incident_says_what_to_do_and_what_the_policy_would_do(shared: FleetClient) -> None:
     texts = [text.value for text in opened("incidents", id="i1").text]
     assert any(text.startswith("n2 GPU 1 is lost") for text in texts)

@@ -244,7 +244,8 @@ function hover(picture, event) {
   tip.append(element("div", "faint", `${cell.rack} · click to open`));
   const box = root.getBoundingClientRect();
   tip.style.left = `${Math.min(event.clientX - box.left + 14, root.clientWidth - 200)}px`;
-  tip.style.top = `${event.clientY - box.top + 14}px`;
+  const y = event.clientY - box.top;
+  tip.style.top = `${y > root.clientHeight / 2 ? y - tip.offsetHeight - 10 : y + 14}px`;
 }
 
 // Without exact values (a very large fleet) the colour's own step is told, marked as about.

@@ -3,9 +3,10 @@
 const NODE_LABEL = 74; // room left of a line for the node's name, px
 const RACK_LABEL = 18; // room above a rack for its name, px
 const GAP = 14;
-const LARGEST = { width: 44, height: 30 };
+const LARGEST = { width: 36, height: 30 };
 
-// Tries every number of racks in a row and keeps the one with the largest cells; names go where cells are too small for them.
+// Tries every number of racks in a row and keeps the one with the largest cells, of equal ones the widest; names go where
+// cells are too small for them.
 export function arrange(layout, width, height) {
   const racks = layout.racks;
   const lines = Math.max(1, ...racks.map((rack) => rack.nodes.length));
@@ -22,7 +23,7 @@ export function arrange(layout, width, height) {
       const wide = Math.min(LARGEST.width, (width / across - style.left - style.gap) / slots);
       const high = Math.min(LARGEST.height, (height / down - style.top - style.gap / 2) / lines);
       const size = Math.min(wide, high * 1.5);
-      if (!best || size > best.size) best = { across, down, size, wide: Math.min(wide, high * 2), high: Math.min(high, wide * 1.2) };
+      if (!best || size >= best.size) best = { across, down, size, wide: Math.min(wide, high * 2), high: Math.min(high, wide * 1.2) };
     }
     if (best && best.high >= style.least) return finish(best, style, racks, slots, lines);
   }

@@ -13,6 +13,7 @@ from drover_proto.events import Health, Severity
 PICTURE_PX = 575
 LIST_PX = 615
 HEALTH = "health"
+QUIET_MS = 60_000  # agents send every 5 s, 30 s at most
 
 
 @st.fragment(run_every=REFRESH_S)
@@ -31,6 +32,9 @@ def numbers() -> None:
         view.notice(
             "strangers", "trouble", f"{len(status.unknown_nodes)} nodes report that fleet.toml does not name: {names}"
         )
+    if status.newest_sample_ms and (quiet_ms := status.ts_ms - status.newest_sample_ms) > QUIET_MS:
+        mend = "are the agents running, and do they reach the collector?"
+        view.notice("quiet", "trouble", f"No telemetry for {fmt.duration(quiet_ms)}: {mend}")
     view.notice("line", "remark", _line(status, who))
     _tiles(status)
 
@@ -42,6 +46,7 @@ def _line(status: pb.Status, who: view.Viewer) -> str:
         f"{fmt.number(status.nodes_reporting)} of {fmt.number(status.nodes_expected)} nodes report",
         f"newest sample {who.ago(status.newest_sample_ms)} old" if status.newest_sample_ms else "no sample yet",
         f"last judged {who.clock(status.newest_tick_ms)}" if status.newest_tick_ms else "nothing judged yet",
+        *([f"{fmt.number(status.batches_rejected)} batches rejected"] if status.batches_rejected else []),
         f"times in {who.zone_name()}",
     ]
     return "  ·  ".join(parts)
