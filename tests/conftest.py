@@ -6,6 +6,7 @@ The embedded engine holds one path per process, and pytest runs all tests in one
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 
 if TYPE_CHECKING:
     from drover_collector.store import Store
+
+pytest_plugins = ["testbed.system"]
 
 _numbers = itertools.count(1)
 
@@ -34,8 +37,10 @@ def store_url(store_root: Path) -> str:
 @pytest.fixture
 def store(store_url: str) -> Iterator[Store]:
     """An empty store."""
-    from drover_collector.store import Store
+    from drover_collector.store import Store, StoreError
 
     opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     yield opened
+    with contextlib.suppress(StoreError):  # the test may have closed it
+        opened._clients.command("DROP DATABASE " + store_url.partition("=")[2])  # or every later start would load it
     opened.close()
