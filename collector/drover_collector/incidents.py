@@ -195,7 +195,8 @@ class IncidentBook:
 
     def _new(self, finding: Finding, now_ms: int) -> Record:
         scope, name, gpu = self._subject_of(finding)
-        seed = f"{scope} {name} {gpu} {finding.ts_ms} {finding.severity is Severity.INFO}"
+        # Of what was seen, not of when it was told: a replay gives the same ids.
+        seed = f"{scope} {name} {gpu} {finding.since_ms} {finding.severity is Severity.INFO}"
         if finding.severity is Severity.INFO:
             seed += finding.kind
         id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()

@@ -62,6 +62,14 @@ def peers(values: Floats, groups: Groups) -> Peers:
     return Peers(median, np.where(inside, spreads[groups] * MAD_TO_SIGMA, np.nan), np.where(inside, sizes[groups], 0.0))
 
 
+def peer_medians(values: Floats, groups: Groups) -> Floats:
+    """Median of the group of each entity, float64 [E]; NaN where the group is empty."""
+    count = int(groups.max(initial=-1)) + 1
+    if not count:
+        return np.full(len(values), np.nan)
+    return np.where(groups >= 0, group_medians(values, groups, count)[0][groups], np.nan)
+
+
 def share(flags: Bools, judged: Bools, groups: Groups) -> Floats:
     """Per entity: how much of its group's judged entities carry the flag; NaN where none was judged."""
     count = int(groups.max(initial=-1)) + 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, Groups, peers, share
+from drover_collector.detectors.robust import Bools, Groups, peer_medians, peers, share
 from drover_collector.detectors.steady import Ints, JobAges, column, counter_share, has_bits, job_groups, working
 from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding
 from drover_collector.detectors.window import Window
@@ -31,6 +31,7 @@ MIN_PEERS = 4  # judged GPUs in a group: with fewer no outlier can be told
 SETTLE_BUCKETS = 3  # after a job took a GPU: it loads its data and compiles
 PERSIST = 2  # buckets with a cause that the GPU itself reports
 PERSIST_UNEXPLAINED = 3  # without one
+LONG_BUCKET_MS = 60_000  # a bucket longer than this is a median over long enough by itself
 
 # Healthy GPUs of one SKU spread by 8 % in clocks, 22 % at most (SC'22). What a GPU reports of itself (a lower power
 # limit, heat, fewer lanes) is no natural spread, and needs only a clear effect; what it does not, must be far outside.
@@ -83,7 +84,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return [], s
     s.ages.advance(window)
     groups = job_groups(window)
-    judged = working(window, groups) & (s.ages.buckets >= SETTLE_BUCKETS)
+    settle = SETTLE_BUCKETS if window.newest.length_ms <= LONG_BUCKET_MS else 1
+    judged = working(window, groups) & (s.ages.buckets >= settle)
     groups = np.where(judged, groups, -1)
     found = list(_nics(window, s, now_ms))
     if not judged.any():
@@ -132,12 +134,12 @@ class _Look:
     def ratio(self, metric: str) -> Floats:
         values = column(self.window, metric)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(values / peers(values, self.groups).median)
+            return np.asarray(values / peer_medians(values, self.groups))
 
     def over(self, metric: str) -> Floats:
         """A counter's share of time beyond the peers' median."""
         values = counter_share(self.window, metric)
-        return np.asarray(np.nan_to_num(values) - np.nan_to_num(peers(values, self.groups).median))
+        return np.asarray(np.nan_to_num(values) - np.nan_to_num(peer_medians(values, self.groups)))
 
     def lone(self, flags: Bools) -> Bools:
         """Those that are few enough in their group, or all on one node of a job of many."""
@@ -188,7 +190,7 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
         | ((dram <= MEMORY_LEARNT_RATIO) & dram_learnt & sm_waited & ~slow_clock)
     )
     util = column(window, "gpu_util_ratio")
-    gap = peers(util, look.groups).median - util
+    gap = peer_medians(util, look.groups) - util
     gaps = (gap >= UTIL_GAP) & ~slow_clock
     pcie_less = np.fmin(look.ratio("pcie_rx_bytes_per_s"), look.ratio("pcie_tx_bytes_per_s"))
     narrow = (look.ratio("pcie_width") < 1) | (look.ratio("pcie_generation") < 1)
@@ -205,7 +207,7 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
 
 def _unknown(*metrics: Floats) -> Bools:
     """Where none of these is known, as on boards before Hopper without DCGM: what the GPU reports must do alone."""
-    return np.isnan(np.array(metrics)).all(axis=0)
+    return np.asarray(np.isnan(np.array(metrics)).all(axis=0))
 
 
 def _common(look: _Look, flags: Bools) -> Bools:
@@ -227,7 +229,7 @@ def _hosts(look: _Look, gaps: Bools) -> Bools:
         return flags & lone
     of_gpu = cpu[index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
-        busy = of_gpu / peers(of_gpu, look.groups).median >= HOST_CPU_RATIO
+        busy = of_gpu / peer_medians(of_gpu, look.groups) >= HOST_CPU_RATIO
     return np.asarray(flags & lone & (busy | np.isnan(of_gpu)))
 
 
@@ -247,6 +249,8 @@ def _findings(look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
     standing: set[tuple[str, int]] = set()
     for cause in CAUSES:
         need = PERSIST_UNEXPLAINED if cause in ("clock", "host") else PERSIST
+        if window.newest.length_ms > LONG_BUCKET_MS:
+            need = 1
         flagged = np.flatnonzero((s.streaks[cause] >= need) & look.judged).tolist()
         for g in flagged:
             standing.add((cause, g))

@@ -254,8 +254,9 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
     for (job, code), lines in together.items():
         members = tuple(sorted({(seen.node, seen.gpu) for seen in lines}, key=str))
         nodes = {node for node, _ in members}
-        before = s.crashes.get((job, code), (0, ()))[1]
-        if len(members) < CRASH_GPUS or set(members) <= set(before):
+        newest, before = s.crashes.get((job, code), (0, ()))
+        told = set(members) <= set(before) and now_ms - newest <= QUIET_INFO_MS
+        if len(members) < CRASH_GPUS or told:
             continue
         s.crashes[job, code] = (now_ms, members)
         since = min(seen.ts_ms for seen in lines)

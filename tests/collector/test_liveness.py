@@ -1,0 +1,163 @@
+"""Silence: of a GPU, a node, a rack, and of the collector itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pytest
+
+from drover_collector.detectors import liveness
+from drover_collector.detectors.example import START_MS, play, small_fleet
+from drover_proto.events import Event, EventKind, Finding, Severity, Wanted
+
+
+def run(
+    count: int,
+    silent: Callable[[int], Sequence[int]] = lambda number: (),
+    events: dict[int, list[Event]] | None = None,
+    nodes: int = 8,
+    change: Callable[[int, dict[str, np.ndarray], dict[str, np.ndarray]], None] | None = None,
+    gone_gpus: Callable[[int], Iterable[int]] = lambda number: (),
+) -> list[Finding]:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(nodes), count, change, silent, events):
+        bucket = window.buckets[-1]
+        number = (bucket.start_ms - START_MS) // 10_000
+        if window.fresh:
+            bucket.gpu_rows[list(gone_gpus(number))] = 0
+        findings, state = liveness.detect(window, state, now_ms)
+        told += findings
+    return told
+
+
+def lifecycle(code: str, node: str = "n02", gpu: int | None = None, at_ms: int = 39_000) -> Event:
+    return Event(f"{code}-{node}-{gpu}", START_MS + at_ms, node, gpu, EventKind.LIFECYCLE, code, "")
+
+
+def test_two_missed_buckets_are_no_silence() -> None:
+    assert run(12, lambda number: [2] if number in (4, 5) else []) == []
+
+
+def test_a_silent_node_is_a_warning_first_and_asks_for_a_drain_after_five_minutes() -> None:
+    told = run(40, lambda number: [2] if number >= 4 else [])
+    assert {f.node for f in told} == {"n02"}
+    assert (told[0].severity, told[0].action) == (Severity.WARNING, Wanted.ADVISE)
+    assert told[0].ts_ms - told[0].since_ms == 30_000 + 7_000
+    strong = next(f for f in told if f.severity is Severity.CRITICAL)
+    assert strong.action is Wanted.DRAIN
+    assert strong.ts_ms - strong.since_ms == liveness.DRAIN_AFTER_MS + 7_000
+    assert told[0].lost_gpus == 8
+
+
+def test_a_node_that_comes_back_is_over() -> None:
+    told = run(14, lambda number: [2] if 4 <= number < 10 else [])
+    assert told[-1].cleared
+    assert not any(f.cleared for f in told[:-1])
+
+
+def test_no_single_node_is_blamed_while_nobody_is_heard_or_right_after() -> None:
+    told = run(20, lambda number: range(8) if 4 <= number < 12 else [1, 2] if number == 12 else [])
+    assert {f.cause for f in told} == {"no_telemetry"}
+    assert {f.action for f in told} == {Wanted.NONE}
+
+
+def test_most_of_the_fleet_at_once_is_one_finding() -> None:
+    told = run(10, lambda number: range(6) if number >= 4 else [], nodes=8)
+    assert {(f.cause, len(f.members)) for f in told} == {("no_telemetry", 6)}
+
+
+def test_a_rack_is_one_finding_and_its_return_is_its_end() -> None:
+    told = run(14, lambda number: [4, 5, 6, 7] if 4 <= number < 10 else [], nodes=16)
+    assert {(f.scope, f.cause) for f in told} == {("rack", "silent")}
+    assert {node for node, _ in told[0].members} == {"n04", "n05", "n06", "n07"}
+    assert told[-1].cleared
+
+
+def test_an_expected_node_that_never_came() -> None:
+    told = run(10, lambda number: [5])
+    assert {(f.node, f.cause, f.severity) for f in told} == {("n05", "never_came", Severity.WARNING)}
+    assert told[0].ts_ms >= START_MS + liveness.NEVER_CAME_MS
+
+
+def test_a_stopped_agent_is_planned_until_its_node_speaks_again() -> None:
+    silent = lambda number: [2] if 4 <= number < 9 or number >= 12 else []  # noqa: E731  # shorter than a def here
+    told = run(20, silent, {3: [lifecycle("agent_stopped")]})
+    assert told[0].cause == "agent_stopped"
+    assert {f.severity for f in told if f.cause == "agent_stopped"} == {Severity.INFO}
+    assert any(f.cause == "silent" for f in told)  # the second silence was announced by nobody
+
+
+def test_a_gpu_that_the_agent_lost_is_told_at_once_and_until_it_is_back() -> None:
+    told = run(9, events={3: [lifecycle("gpu_lost", gpu=4)], 6: [lifecycle("gpu_back", gpu=4, at_ms=70_000)]})
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {("gpu", "n02", 4, "gpu_lost")}
+    assert told[0].severity is Severity.CRITICAL
+    assert told[-1].cleared
+
+
+def test_a_gpu_whose_rows_stop_is_lost() -> None:
+    told = run(9, gone_gpus=lambda number: [20] if number >= 3 else [])
+    assert {(f.node, f.gpu, f.cause) for f in told} == {("n02", 4, "gpu_lost")}
+
+
+def test_a_gpu_whose_values_stop_is_lost_although_its_rows_come() -> None:
+    def fade(number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
+        if number >= 3:
+            for name in liveness.CORE:
+                gpu[name][20] = np.nan
+
+    assert {(f.node, f.gpu, f.cause) for f in run(9, change=fade)} == {("n02", 4, "gpu_lost")}
+
+
+def test_a_gpu_that_never_came_is_missing() -> None:
+    told = run(10, gone_gpus=lambda number: [20])
+    assert {(f.gpu, f.cause, f.severity) for f in told} == {(4, "gpu_missing", Severity.WARNING)}
+
+
+def test_all_gpus_of_a_node_together_are_its_drivers_fault() -> None:
+    told = run(9, gone_gpus=lambda number: range(16, 24) if number >= 3 else [])
+    assert {(f.scope, f.node, f.cause) for f in told} == {("node", "n02", "driver_lost")}
+
+
+def test_a_hung_driver_is_one_finding_not_eight() -> None:
+    told = run(
+        9,
+        events={3: [lifecycle("driver_hung")], 7: [lifecycle("driver_back", at_ms=80_000)]},
+        gone_gpus=lambda number: range(16, 24) if 3 <= number < 8 else [],
+    )
+    assert {(f.scope, f.cause) for f in told} == {("node", "driver_hung")}
+    assert told[-1].cleared
+
+
+@pytest.mark.parametrize("how", ["event", "metric"])
+def test_a_wrong_clock_is_a_warning_that_drains_nothing(how: str) -> None:
+    def shift(number: int, _gpu: dict[str, np.ndarray], node: dict[str, np.ndarray]) -> None:
+        node["clock_offset_s"] = np.zeros(8)
+        node["clock_offset_s"][2] = 40.0 if how == "metric" else 0.0
+
+    told = run(4, change=shift, events={2: [lifecycle("clock_wrong")]} if how == "event" else None)
+    assert {(f.node, f.cause, f.action) for f in told} == {("n02", "clock_wrong", Wanted.NONE)}
+
+
+def test_missing_buckets_are_not_held_against_the_nodes() -> None:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(), 30, silent=lambda number: [2] if number in (20, 21) else []):
+        number = (window.newest.start_ms - START_MS) // 10_000
+        if 5 <= number < 20:
+            continue  # the collector was away
+        findings, state = liveness.detect(window, state, now_ms)
+        told += findings
+    assert told == []
+
+
+def test_long_buckets_need_three_of_them() -> None:
+    state, told = None, []
+    for window, _now_ms in play(small_fleet(), 9, silent=lambda number: [2] if number >= 4 else []):
+        longer = dataclasses.replace(
+            window.newest, start_ms=START_MS + (window.newest.start_ms - START_MS) * 30, length_ms=300_000
+        )
+        window = dataclasses.replace(window, buckets=(longer,))
+        findings, state = liveness.detect(window, state, longer.end_ms + 7000)
+        told.append((longer.start_ms, len(findings)))
+    assert [count for _, count in told] == [0, 0, 0, 0, 0, 0, 1, 1, 1]

@@ -1,0 +1,80 @@
+"""Device memory: states of the driver and counters that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from drover_collector.detectors import memory
+from drover_collector.detectors.example import play, small_fleet
+from drover_proto.events import Finding, Severity, Wanted
+
+Columns = dict[str, np.ndarray]
+
+
+def run(change: Callable[[int, Columns], None], count: int = 6) -> list[Finding]:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(), count, lambda number, gpu, node: change(number, gpu)):
+        findings, state = memory.detect(window, state, now_ms)
+        told += findings
+    return told
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "cause", "severity", "action"),
+    [
+        ("row_remap_failed", 1, "remap_failed", Severity.CRITICAL, Wanted.DRAIN),
+        ("row_remap_pending", 1, "remap_pending", Severity.WARNING, Wanted.DRAIN),
+        ("sram_threshold_exceeded", 1, "sram_threshold", Severity.CRITICAL, Wanted.DRAIN),
+        ("remapped_rows_uncorrected", 512, "remaps_many", Severity.WARNING, Wanted.ADVISE),
+    ],
+)
+def test_states(metric: str, value: float, cause: str, severity: Severity, action: Wanted) -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu.setdefault(metric, np.zeros(64))[11] = value if number >= 2 else 0
+
+    told = run(change)
+    assert {(f.node, f.gpu, f.cause, f.severity, f.action) for f in told} == {("n01", 3, cause, severity, action)}
+    assert len({f.since_ms for f in told}) == 1
+
+
+def test_511_remapped_rows_are_quiet() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["remapped_rows_uncorrected"][11] = 511
+
+    assert run(change) == []
+
+
+def test_an_uncorrected_error_is_told_when_it_is_new_and_not_when_it_was_there_before() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["ecc_dram_uncorrected"][3] = 7  # since long ago
+        gpu["ecc_dram_uncorrected"][11] = 1 if number >= 3 else 0
+
+    told = run(change)
+    assert {(f.node, f.gpu, f.cause) for f in told} == {("n01", 3, "uncorrected_errors")}
+
+
+def test_a_counter_that_starts_again_is_no_growth() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["ecc_dram_uncorrected"][11] = 5 if number < 3 else 0
+
+    assert run(change) == []
+
+
+def test_a_value_that_comes_late_is_no_growth() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["ecc_dram_uncorrected"][11] = np.nan if number < 3 else 5
+
+    assert run(change) == []
+
+
+def test_corrected_errors_matter_only_in_a_storm() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["ecc_dram_corrected"] = np.zeros(64)
+        gpu["ecc_dram_corrected"][5] = 10 * number  # one a second
+        gpu["ecc_dram_corrected"][11] = 5000 * number
+
+    told = run(change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "ecc_storm", Wanted.PROBE)}
