@@ -1,0 +1,65 @@
+"""Drover's programs as processes of their own, for end-to-end tests."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetStub
+from testbed.waiting import wait_until
+
+STOP_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(folder: Path, module: str, *args: str, env: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """`python -m module args` while inside; gives its log. It must not end by itself."""
+    log = folder / f"{module}.log"
+    with log.open("w") as output:
+        child = subprocess.Popen([sys.executable, "-m", module, *args], stdout=output, stderr=output, env=env)
+        try:
+            yield log
+        finally:
+            ended = child.poll()
+            child.send_signal(signal.SIGTERM)
+            child.wait(STOP_S)
+    assert ended is None, f"{module} ended by itself with {ended}: {log.read_text()[-2000:]}"
+
+
+@contextmanager
+def collector(folder: Path, fleet_toml: str) -> Iterator[tuple[str, FleetStub]]:
+    """A collector with an embedded store in `folder`: the address for agents, and a stub of its Fleet API."""
+    agents, api = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    (folder / "fleet.toml").write_text(fleet_toml)
+    (folder / "collector.toml").write_text(
+        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
+        f'[ingest]\nlisten = "{agents}"\n[api]\nlisten = "{api}"\n'
+    )
+    with (
+        running(folder, "drover_collector.main", "run", "--config", str(folder / "collector.toml")),
+        grpc.insecure_channel(api) as channel,
+    ):
+        stub = FleetStub(channel)
+
+        def answers() -> bool:
+            try:
+                return bool(stub.GetStatus(pb.StatusRequest(), timeout=2))
+            except grpc.RpcError:
+                return False
+
+        wait_until(answers, "the collector answers", 60)
+        yield agents, stub
