@@ -97,7 +97,7 @@ class Pipeline:
         self._arrived = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsaved: deque[Outcome] = deque()
-        self.next_ms = -(-self.started_ms // BUCKET_MS) * BUCKET_MS  # the first bucket heard from its beginning
+        self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
         self.awake_ms = self.started_ms
         self._pause: tuple[int, int] | None = None  # the newest time this process stood still
@@ -149,16 +149,18 @@ class Pipeline:
         incidents = self.store.incidents("open") + [
             i for i in self.store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
         ]
-        first = self.next_ms - RESTORED_BUCKETS * BUCKET_MS
-        buckets = [self.store.bucket(self.index, start) for start in range(first, self.next_ms - BUCKET_MS, BUCKET_MS)]
-        heard = [b for b in buckets if _heard(b)]
+        starts = range(self.next_ms - RESTORED_BUCKETS * BUCKET_MS, self.next_ms, BUCKET_MS)
+        buckets = [self.store.bucket(self.index, start) for start in starts]
+        # Those of a time when no collector ran are no silence of the nodes. The newest one goes in all the same: it
+        # tells how old the rest is, so that what was healthy then is unknown now.
+        heard = [b for b in buckets[:-1] if _heard(b)] + buckets[-1:]
         events = self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
         self.engine.restore(incidents, heard, sorted(events, key=lambda e: e.ts_ms))
-        self.newest = heard[-1] if heard else None
+        self.newest = next((b for b in reversed(heard) if _heard(b)), None)
         self.incidents = self.engine.incidents
         self.outbox.start()
         told = self.outbox.enqueue(incidents)
-        if incidents or heard:
+        if incidents or self.newest:
             log.info(
                 "restored %d incidents, %d buckets, %d events; %d messages were not yet written",
                 len(incidents), len(heard), len(events), told,

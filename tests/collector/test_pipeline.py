@@ -166,6 +166,21 @@ def test_a_node_that_falls_silent_is_found(store: Store, index: FleetIndex) -> N
     asyncio.run(scenario())
 
 
+def test_after_a_long_stop_what_was_healthy_is_unknown(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 60_000)
+        soon, late = Clock(T0 + 65_000), Clock(T0 + 300_000)
+        async with running(pipeline_of(store, index, soon)) as pipeline:
+            assert pipeline.engine.health_of("n1", 1)[0] is Health.HEALTHY
+            assert pipeline.newest is not None
+        async with running(pipeline_of(store, index, late)) as pipeline:
+            assert pipeline.engine.health_of("n1", 1)[0] is Health.UNKNOWN
+            assert store.incidents() == []
+
+    asyncio.run(scenario())
+
+
 class Failing(Engine):
     """An engine with a bug in one call."""
 
