@@ -72,6 +72,7 @@ def report(result: Score) -> dict[str, Any]:
             "recall": kind.found / kind.faults,
             "delay_median_s": median(kind.delays_s),
             "delay_p95_s": percentile(kind.delays_s, 0.95),
+            "delays_s": kind.delays_s,
         }
 
     def told(found: Found) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def report(result: Score) -> dict[str, Any]:
         "delay_p95_s": percentile(result.delays_s, 0.95),
         "false_incidents": [told(f) for f in result.false],
         "false_drains": [told(f) for f in result.false_drains],
+        "named": result.matched,
         "duplicates": result.duplicates,
         "hard_negatives": result.negatives,
         "tolerated_on_negatives": result.tolerated,
