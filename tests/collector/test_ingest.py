@@ -1,0 +1,424 @@
+"""Agents over real gRPC into a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from drover_collector.config import IngestConfig
+from drover_collector.ingest import Ingest, Limits
+from drover_collector.store import Store, StoreError
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.catalog import Scope
+from drover_proto.events import Absence, Event, EventKind, Holding
+from testbed.fleets import T0, batch, block, hello, index_of
+from testbed.loop import in_loop
+from testbed.waiting import until
+
+LIVE, BACKFILL, EVENTS = pb.LIVE, pb.BACKFILL, pb.EVENTS
+QUICK = Limits(flush_s=0.01, retry_s=0.01)
+
+
+@dataclass
+class Collector:
+    """A collector's ingest on a port of its own."""
+
+    store: Store
+    limits: Limits = QUICK
+    now_ms: int = T0 + 2000
+    events: list[Event] = field(default_factory=list)
+
+    async def __aenter__(self) -> Collector:
+        self.ingest = Ingest(
+            self.store, index_of(), IngestConfig(), self.events.extend, limits=self.limits, now_ms=lambda: self.now_ms
+        )
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self.ingest.register(self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.stop(0)
+        await self.ingest.close()
+
+    @contextlib.asynccontextmanager
+    async def agent(self, message: pb.Hello | None = None) -> AsyncIterator[Agent]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            call = channel.stream_stream(
+                "/drover.telemetry.v1.Telemetry/Stream", response_deserializer=pb.CollectorMessage.FromString
+            )()
+            agent = Agent(call)
+            if message is not None:
+                await agent.send(hello=message)
+                await agent.read("welcome")
+            yield agent
+            call.cancel()
+
+
+class Agent:
+    """The other end of a stream, bytes and all."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.welcome = pb.Welcome()
+        self.held: dict[int, int] = {}
+        self.rejected: dict[tuple[int, int], str] = {}
+        self.backoffs = 0
+
+    async def send(self, **fields: Any) -> None:
+        await self.call.write(pb.AgentMessage(**fields).SerializeToString())
+
+    async def read(self, kind: str = "") -> pb.CollectorMessage:
+        """The next message, or the next of a kind."""
+        while True:
+            message = await asyncio.wait_for(self.call.read(), 20)
+            assert isinstance(message, pb.CollectorMessage), f"{await self.call.code()}: {await self.call.details()}"
+            match message.WhichOneof("kind"):
+                case "welcome":
+                    self.welcome = message.welcome
+                    self.held = {h.lane: h.seq for h in message.welcome.held}
+                case "ack":
+                    self.held = {h.lane: h.seq for h in message.ack.held}
+                    self.rejected |= {(r.lane, r.seq): r.reason for r in message.ack.rejected}
+                case "backoff":
+                    self.backoffs += 1
+            if kind in ("", message.WhichOneof("kind")):
+                return message
+
+    async def until_held(self, lane: int, seq: int) -> None:
+        while self.held.get(lane, 0) < seq:
+            await self.read()
+
+    async def ended(self) -> tuple[grpc.StatusCode, str]:
+        with contextlib.suppress(grpc.RpcError):  # grpc.aio raises what code and details also tell
+            while isinstance(await asyncio.wait_for(self.call.read(), 20), pb.CollectorMessage):
+                pass
+        return await self.call.code(), await self.call.details()
+
+
+def event(seq: int, ts_ms: int = T0 + 1000, **fields: Any) -> pb.Record:
+    told = {"kind": "xid", "code": "79", "message": "fallen off the bus", "source": "kmsg", "count": 1} | fields
+    return pb.Record(seq=seq, event=pb.Event(ts_ms=ts_ms, **told))
+
+
+GOOD = block([(T0, 1, (300.0, 50.0)), (T0 + 1000, 1, (310.0, None))])
+
+
+@in_loop
+async def test_samples_are_stored_before_they_are_acknowledged(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello()) as agent:
+        assert (agent.welcome.protocol, agent.welcome.ts_ms, agent.held) == (
+            1,
+            T0 + 2000,
+            {EVENTS: 0, LIVE: 0, BACKFILL: 0},
+        )
+        await agent.send(batch=batch(1, GOOD))
+        await agent.send(batch=batch(5, block([(T0 + 2000, 2, (200.0, 40.0))]), lane=BACKFILL))
+        await agent.until_held(LIVE, 1)
+        await agent.until_held(BACKFILL, 5)
+        assert agent.held == {EVENTS: 0, LIVE: 1, BACKFILL: 5}
+        assert agent.rejected == {}
+        bucket = store.bucket(index_of(), T0)
+        assert bucket.gpu["power_w"][:2].tolist() == [300.0, 200.0]
+        assert bucket.gpu["gpu_temp_c"][:2].tolist() == [50.0, 40.0]
+        assert bucket.gpu_rows[:2].tolist() == [2, 1]
+        assert [row.serial for row in store.gpus_of("n0")] == ["S0-0", "S0-1"]
+        stats = collector.ingest.stats
+        assert (stats.batches, stats.rows, stats.samples, stats.rejected_total) == (2, 3, 5, 0)
+        assert (stats.connected, stats.waiting_bytes) == (1, 0)
+        assert stats.last_seen["n0"] == T0 + 2000
+        assert stats.agent_versions == {"n0": "test"}
+    await until(lambda: collector.ingest.stats.connected == 0)
+
+
+@in_loop
+async def test_a_resend_changes_nothing_and_is_acknowledged(store: Store) -> None:
+    async with Collector(store) as collector:
+        for _ in range(2):
+            async with collector.agent(hello()) as agent:
+                await agent.send(batch=batch(1, GOOD))
+                await agent.send(record=event(1))
+                await agent.read("ack")
+                await agent.until_held(LIVE, 1)
+                await agent.until_held(EVENTS, 1)
+        before = store.bucket(index_of(), T0)
+        assert before.gpu_rows[0] == 2
+        assert before.gpu["power_w"][0] == 300.0
+        assert len(store.events(0, T0 + 10_000)) == 1
+        assert len(collector.events) == 1
+        assert collector.ingest.stats.events == 1
+
+
+@in_loop
+async def test_a_restarted_collector_knows_what_it_holds(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(7, GOOD))
+        await agent.send(record=event(3))
+        await agent.until_held(LIVE, 7)
+        await agent.until_held(EVENTS, 3)
+    async with Collector(store) as collector:
+        async with collector.agent(hello()) as agent:
+            assert agent.held == {EVENTS: 3, LIVE: 7, BACKFILL: 0}
+            await agent.send(record=event(3))
+            await agent.send(record=event(4))
+            await agent.until_held(EVENTS, 4)
+            assert [e.id for e in collector.events] == ["n0/s1/4"]
+        async with collector.agent(hello(spool="s2")) as agent:
+            assert agent.held == {EVENTS: 0, LIVE: 0, BACKFILL: 0}
+
+
+@in_loop
+async def test_bad_batches_are_refused_with_their_reason_and_the_stream_goes_on(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Collector(store, Limits(flush_s=0.01, batch_bytes=4000)) as collector, collector.agent(hello()) as agent:
+        await agent.call.write(b"\xff\xff junk \xff")
+        await agent.send(batch=batch(1, pb.Block(schema=1, rows=3, body=b"x")))
+        await agent.send(batch=batch(2, block([(T0, 1, (1.0, 1.0))] * 400)))
+        await agent.send(batch=batch(3, pb.Block(schema=44, rows=1)))
+        await agent.send(batch=batch(4, block([(T0, 44, (1.0, 1.0))])))
+        await agent.send(batch=batch(5, GOOD, lane=EVENTS))
+        await agent.send(batch=batch(6, pb.Block(schema=44, rows=1)))
+        await agent.send(batch=batch(9, GOOD))
+        await agent.until_held(LIVE, 9)
+        while len(agent.rejected) < 6:
+            await agent.read()
+        reasons = {seq: reason for (_, seq), reason in agent.rejected.items()}
+        assert reasons[1].startswith("3 rows of schema 1 take")
+        assert "up to 4000 are right" in reasons[2]
+        assert reasons[3] == "schema 44 was not told in Hello"
+        assert reasons[4] == "entity 44 was not told in Hello"
+        assert "LIVE and BACKFILL are right" in reasons[5]
+        stats = collector.ingest.stats
+        assert dict(stats.rejected) == {
+            "junk": 1, "bad size": 1, "oversize": 1, "unknown schema": 2, "bad entity": 1, "bad lane": 1,
+        }  # fmt: skip
+        assert stats.batches == 1
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert sum("schema 44" in record.message for record in caplog.records) == 1  # logged once
+
+
+@in_loop
+async def test_a_batch_for_another_node(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello("n0")) as agent:
+        await agent.send(hello=hello("n1"))
+        await agent.send(batch=batch(50, GOOD))
+        await agent.send(record=event(51))
+        while len(agent.rejected) < 2:
+            await agent.read()
+        assert set(agent.rejected.values()) == {"data for node 'n1' on the stream of 'n0'; use one stream a node"}
+        assert agent.held == {EVENTS: 0, LIVE: 0, BACKFILL: 0}  # the other's numbers move nothing
+        await agent.send(hello=hello("n0"))
+        await agent.send(batch=batch(1, GOOD))
+        await agent.until_held(LIVE, 1)
+        assert dict(collector.ingest.stats.rejected) == {"another node": 2}
+        assert store.bucket(index_of(), T0).gpu_rows.sum() == 2
+        assert collector.events == []
+
+
+@in_loop
+async def test_before_hello(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent() as agent:
+        await agent.send(batch=batch(1, GOOD))
+        await agent.read("ack")
+        assert agent.rejected == {(LIVE, 1): "the stream did not begin with a Hello"}
+        await agent.send(hello=hello())
+        await agent.read("welcome")
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        (hello(protocol=2), grpc.StatusCode.FAILED_PRECONDITION, "speaks protocol 1, the agent 2; update the older"),
+        (hello(spool_id="a/b"), grpc.StatusCode.INVALID_ARGUMENT, "is no node of ours"),
+    ],
+)
+@in_loop
+async def test_hellos_that_cannot_be(store: Store, message: pb.Hello, code: grpc.StatusCode, words: str) -> None:
+    async with Collector(store) as collector, collector.agent() as agent:
+        await agent.send(hello=message)
+        found = await agent.ended()
+        assert found[0] is code
+        assert words in found[1]
+
+
+@in_loop
+async def test_the_newer_stream_of_a_node_wins(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello()) as older:
+        async with collector.agent(hello()) as newer:
+            code, details = await older.ended()
+            assert code is grpc.StatusCode.ABORTED
+            assert "a newer stream speaks for node 'n0'" in details
+            await newer.send(batch=batch(1, GOOD))
+            await newer.until_held(LIVE, 1)
+        assert collector.ingest.stats.replaced == 1
+
+
+@in_loop
+async def test_unknown_nodes_and_metrics_are_kept_and_told(store: Store) -> None:
+    message = hello("n77")
+    message.schemas[0].columns.add(metric=60_001, type="B", name="from_the_future")
+    async with Collector(store) as collector, collector.agent(message) as agent:
+        assert list(agent.welcome.ignored) == ["from_the_future"]
+        made = pb.Block(schema=1, rows=1, presence=b"\x07", body=GOOD.body[:14] + b"\x01")
+        await agent.send(batch=batch(1, made))
+        await agent.until_held(LIVE, 1)
+        stats = collector.ingest.stats
+        assert stats.unknown_nodes == {"n77"}
+        assert stats.unknown_metrics == {"from_the_future"}
+        assert store.latest_values("n77", T0 + 1)[Scope.GPU, 0, None] == {
+            "power_w": (300.0, T0), "gpu_temp_c": (50.0, T0),
+        }  # fmt: skip
+
+
+@in_loop
+async def test_impossible_values_are_absent_and_counted(store: Store) -> None:
+    body = GOOD.body[:8] + b"\x01\x00" + b"\xff\xff" + GOOD.body[12:14]  # 6553.5 W
+    async with Collector(store) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, pb.Block(schema=1, rows=1, presence=b"\x03", body=body)))
+        await agent.until_held(LIVE, 1)
+        assert agent.rejected == {}
+        assert collector.ingest.stats.out_of_range == {"power_w": 1}
+        assert store.latest_values("n0", T0 + 1)[Scope.GPU, 0, None] == {"gpu_temp_c": (50.0, T0)}
+
+
+@in_loop
+async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello(inventory={"driver": "580"})) as agent:
+        stored_first: list[int] = []
+        collector.events = _Checked(lambda e: stored_first.append(len(store.events(0, T0 * 2, limit=99))))
+        collector.ingest._writers._on_events = collector.events.extend
+        await agent.send(record=event(1, gpu=3, message="Xid"))
+        await agent.send(
+            record=pb.Record(seq=2, absence=pb.Absence(gpu=3, metric="power_w", reason="lost", from_ms=T0))
+        )
+        await agent.send(record=pb.Record(seq=3, holding=pb.Holding(gpu=2, job="j1", from_ms=T0)))
+        await agent.send(record=event(4, kind="gossip"))
+        await agent.send(record=pb.Record(seq=5, absence=pb.Absence(metric="no_such", reason="lost", from_ms=T0)))
+        await agent.send(record=pb.Record(seq=6))
+        await agent.until_held(EVENTS, 6)
+        while len(agent.rejected) < 3:
+            await agent.read()
+        assert collector.events == [
+            Event("n0/s1/1", T0 + 1000, "n0", 3, EventKind.XID, "79", "Xid", "kmsg", received_ms=T0 + 2000)
+        ]
+        assert stored_first and stored_first[0] >= 1
+        assert store.absences("n0") == [Absence("n0", 3, "power_w", "lost", T0)]
+        assert store.holdings(T0, T0 + 1) == [Holding("n0", 2, "j1", T0)]
+        assert "an event of kind 'gossip'" in agent.rejected[EVENTS, 4]
+        assert "'no_such'" in agent.rejected[EVENTS, 5]
+        await until(lambda: store.inventory("n0") == {"driver": "580"})
+
+
+class _Checked(list[Event]):
+    def __init__(self, check: Any) -> None:
+        super().__init__()
+        self._check = check
+
+    def extend(self, events: Any) -> None:
+        self._check(events)
+        super().extend(events)
+
+
+MINUTES = 60_000
+
+
+@pytest.mark.parametrize(
+    ("clock_ms", "ts_ms", "backlog", "suspect", "stored_ms"),
+    [
+        (T0 + 2000, T0 + 1000, False, False, T0 + 1000),
+        (T0 + 2000, T0 - 30 * MINUTES, False, False, T0 - 30 * MINUTES),  # waited in the spool; the clock is right
+        (T0 + 2000, T0 + 5 * MINUTES, False, True, T0 + 5 * MINUTES),  # from the future
+        (T0 - 3 * MINUTES, T0 - 3 * MINUTES, False, True, T0 - 3 * MINUTES),  # the clock is behind
+        (T0 + 2000, 5, True, False, 5),  # a line of before the agent's start
+        (T0 + 2000, 2**62, False, True, T0 + 2000),  # no moment at all
+    ],
+)
+@in_loop
+async def test_no_event_is_refused_for_its_time(
+    store: Store, clock_ms: int, ts_ms: int, backlog: bool, suspect: bool, stored_ms: int
+) -> None:
+    message = hello()
+    message.ts_ms = clock_ms
+    async with Collector(store) as collector, collector.agent(message) as agent:
+        await agent.send(record=event(1, ts_ms, backlog=backlog))
+        await agent.until_held(EVENTS, 1)
+        assert agent.rejected == {}
+        (found,) = store.events(0, T0 * 2)
+        assert (found.ts_ms, found.clock_suspect, found.received_ms) == (stored_ms, suspect, T0 + 2000)
+        assert collector.events == [found]
+
+
+@in_loop
+async def test_a_failing_store_loses_nothing_and_holds_agents_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = True
+    write = store.write_samples
+
+    def sometimes(samples: Any) -> None:
+        if broken:
+            raise StoreError("no space left on device")
+        write(samples)
+
+    monkeypatch.setattr(store, "write_samples", sometimes)
+    limits = Limits(flush_s=0.01, retry_s=0.01, waiting_bytes=200)
+    async with Collector(store, limits) as collector, collector.agent(hello()) as agent:
+        for seq in range(1, 5):
+            await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0 + seq, 50.0))] * 5)))
+        await agent.read("backoff")
+        await until(lambda: collector.ingest.stats.store_failures > 2)
+        assert collector.ingest.stats.trouble == "no space left on device"
+        assert collector.ingest.stats.waiting_bytes < 1000
+        assert agent.held[LIVE] == 0
+        broken = False
+        await agent.until_held(LIVE, 4)
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 4
+        assert collector.ingest.stats.trouble == ""
+        assert collector.ingest.stats.waiting_bytes == 0
+
+
+@in_loop
+async def test_what_cannot_be_stored_is_refused_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours that one batch meets must not stop the others."""
+    write = store.write_samples
+
+    def choosy(samples: Any) -> None:
+        if 666 in samples.columns["power_w"][0]:
+            raise RuntimeError("a defect")
+        write(samples)
+
+    monkeypatch.setattr(store, "write_samples", choosy)
+    async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, block([(T0, 1, (100.0, 50.0))])))
+        await agent.send(batch=batch(2, block([(T0, 2, (66.6, 50.0))])))
+        await agent.send(batch=batch(3, block([(T0, 3, (100.0, 50.0))])))
+        await agent.until_held(LIVE, 3)
+        assert agent.rejected == {(LIVE, 2): "this collector failed on it (RuntimeError); its log says how"}
+        assert store.bucket(index_of(), T0).gpu_rows[:3].tolist() == [1, 0, 1]
+        assert collector.ingest.stats.rejected == {"collector error": 1}
+
+
+@in_loop
+async def test_the_last_words_of_a_stream_are_acknowledged(store: Store) -> None:
+    async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, GOOD))
+        await agent.call.done_writing()
+        await agent.until_held(LIVE, 1)
+        assert (await agent.ended())[0] is grpc.StatusCode.OK
+
+
+@in_loop
+async def test_what_was_taken_in_is_stored_at_a_stop(store: Store) -> None:
+    async with Collector(store, Limits(flush_s=30)) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, GOOD))
+        await until(lambda: collector.ingest.stats.waiting_bytes > 0)
+    assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+    assert store.read_lane_seqs()["n0", "s1"][LIVE] == 1
