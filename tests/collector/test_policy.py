@@ -1,0 +1,111 @@
+"""Policy files and presets: what is wanted for an incident, and errors that say where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drover_collector.policy import PRESETS, Policy, xid_of
+from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_proto.settings import SettingsError
+
+
+def incident(
+    kind: str, cause: str, severity: str = "critical", confidence: float = 0.95, scope: str = "gpu"
+) -> Incident:
+    return Incident(
+        "i", IncidentKind(kind), cause, scope, "n1", 0, (("n1", 0),), 0, 0, None, Severity(severity), confidence,
+        Wanted.NONE, "", "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_load_and_only_observe(name: str) -> None:
+    policy = Policy.load(None, name)
+    assert policy.name == name
+    assert policy.mode == "observe"
+    assert policy.rules
+
+
+@pytest.mark.parametrize(
+    ("preset", "what", "asked", "wanted"),
+    [
+        ("nvidia", incident("xid", "xid_79"), "drain", "drain"),
+        ("nvidia", incident("xid", "xid_31", "info"), "none", "none"),
+        ("nvidia", incident("xid", "xid_31_repeated", "warning"), "probe", "probe"),
+        ("nvidia", incident("liveness", "silent", "warning", scope="node"), "advise", "advise"),
+        ("nvidia", incident("liveness", "silent", "critical", scope="node"), "drain", "drain"),
+        ("nvidia", incident("liveness", "silent", "critical", scope="rack"), "advise", "advise"),
+        ("nvidia", incident("memory", "remap_pending", "warning"), "drain", "drain"),
+        ("strict", incident("xid", "xid_31", "info"), "none", "drain"),
+        ("strict", incident("xid", "xid_61", "warning"), "watch", "drain"),
+        ("strict", incident("xid", "xid_13", "info"), "none", "none"),
+        ("strict", incident("xid", "job_crash", "info", scope="job"), "none", "none"),
+        ("strict", incident("xid", "xid_79"), "drain", "isolate"),
+        ("cautious", incident("xid", "xid_79"), "drain", "drain"),
+        ("cautious", incident("xid", "xid_119"), "drain", "advise"),
+        ("cautious", incident("liveness", "silent", scope="node"), "drain", "watch"),
+        ("cautious", incident("thermal", "cooling", "warning"), "drain", "watch"),
+        ("cautious", incident("xid", "xid_31", "info"), "none", "none"),
+    ],
+)
+def test_presets(preset: str, what: Incident, asked: str, wanted: str) -> None:
+    assert Policy.load(None, preset).wanted(what, Wanted(asked))[0] == wanted
+
+
+def test_the_first_rule_that_matches_decides_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[[rules]]\nname = "hot"\nkind = ["thermal"]\nmin_confidence = 0.9\naction = "isolate"\n'
+        '[[rules]]\nkind = ["thermal"]\naction = "watch"\n'
+    )
+    policy = Policy.load(path)
+    assert policy.name == "mine"
+    assert policy.wanted(incident("thermal", "cooling"), Wanted.NONE) == (Wanted.ISOLATE, "hot")
+    assert policy.wanted(incident("thermal", "cooling", confidence=0.5), Wanted.NONE) == (Wanted.WATCH, "rule 2")
+    assert policy.wanted(incident("xid", "xid_79"), Wanted.DRAIN) == (Wanted.DRAIN, "detector")
+
+
+def test_no_rule_drains_an_unproven_straggler(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[rules]]\nkind = ["straggler"]\naction = "isolate"\n')
+    wanted, why = Policy.load(path).wanted(incident("straggler", "clock"), Wanted.PROBE)
+    assert wanted is Wanted.PROBE
+    assert "probe" in why
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('[[rules]]\nkind = ["xid"]\n', ["rules[0].action", "missing"]),
+        ('[[rules]]\naction = "drain"\n[[rules]]\naction = "explode"\n', ["rules[1].action", "explode", "isolate"]),
+        ('[[rules]]\naction = "drain"\nkind = ["xids"]\n', ["rules[0].kind", "xids", "straggler"]),
+        ('[[rules]]\naction = "drain"\nkindd = ["xid"]\n', ["rules[0].kindd", "did you mean rules[0].kind"]),
+        ('[[rules]]\naction = "drain"\nxid = ["79"]\n', ["rules[0].xid", "whole number"]),
+        ('mode = "enforce"\n', ["mode", "observe"]),
+        ("[guard]\nfleet_ratio = 7\n", ["guard.fleet_ratio", "0 to 1"]),
+        ("rules = 3\n", ["rules", "list of tables"]),
+        ("[[rules\n", ["not valid TOML"]),
+    ],
+)
+def test_a_bad_file_is_one_line_with_file_place_and_mend(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        Policy.load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in [str(path), *parts]:
+        assert part in message
+
+
+def test_a_name_that_is_no_preset_and_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="nvidia, strict, cautious"):
+        Policy.load(None, "strickt")
+    with pytest.raises(SettingsError, match="No such file"):
+        Policy.load(tmp_path / "none.toml")
+
+
+def test_the_code_of_a_cause() -> None:
+    assert [xid_of(c) for c in ("xid_79", "xid_31_repeated", "sxid_79", "silent")] == [79, 31, None, None]

@@ -1,0 +1,210 @@
+"""Stragglers: the one that is waited for and its cause; quiet about uneven work, planned caps and natural spread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault
+from drover_collector.detectors import straggler
+from drover_collector.detectors.example import START_MS, play, small_fleet
+from drover_collector.detectors.window import Buckets, Window
+from drover_proto.events import Finding, Severity, Wanted
+from testbed.simulated_buckets import Recording, record
+
+Columns = dict[str, np.ndarray]
+SLOW = 13  # GPU 5 of n01
+
+
+def run(
+    change: Callable[[int, Columns, Columns], None] | None = None,
+    count: int = 10,
+    jobs: Callable[[int], np.ndarray] | None = None,
+) -> list[Finding]:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(), count, change):
+        if jobs is not None:
+            number = (window.newest.start_ms - START_MS) // 10_000
+            held = dataclasses.replace(window.newest, jobs=jobs(number), job_names=("812", "813"))
+            window = dataclasses.replace(window, buckets=(*window.buckets[:-1], held))
+        findings, state = straggler.detect(window, state, now_ms)
+        told += findings
+    return told
+
+
+def waits(gpu: Columns, slow: float, who: int = SLOW) -> None:
+    """The job runs at the pace of `who`, `slow` times slower: everyone else works less."""
+    others = np.arange(len(gpu["power_w"])) != who
+    for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+        gpu[metric][others] /= slow
+
+
+def test_a_power_cap_is_explained_with_values() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            waits(gpu, 1.2)
+            gpu["sm_clock_mhz"][SLOW] /= 1.2
+            gpu["power_limit_w"][SLOW] = gpu["power_w"][SLOW] = 480
+            gpu["clock_event_reasons"][SLOW] = 0x4
+
+    told = run(change)
+    assert {(f.node, f.gpu, f.cause, f.severity, f.action, f.job) for f in told} == {
+        ("n01", 5, "power_cap", Severity.WARNING, Wanted.PROBE, "812")
+    }
+    first = told[0]
+    assert "1,4" in first.summary
+    assert "63 peers of job 812 have 1,75" in first.summary
+    assert "peers wait about 17% of each step" in first.summary
+    assert first.waiting_gpus == pytest.approx(0.167 * 63, rel=0.1)
+    clock = next(e for e in first.evidence if e.metric == "sm_clock_mhz")
+    assert clock.value is not None
+    assert clock.expected is not None
+    assert clock.value < clock.expected
+    assert clock.peers == 63
+    assert any("software power cap" in e.text for e in first.evidence)
+
+
+def test_a_slow_gpu_that_nobody_waits_for_is_no_straggler() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:  # it has less to do, and runs slower for it
+            gpu["sm_clock_mhz"][SLOW] *= 0.85
+            gpu["tensor_active_ratio"][SLOW] *= 0.8
+            gpu["sm_active_ratio"][SLOW] *= 0.8
+
+    assert run(change) == []
+
+
+def test_natural_spread_of_clocks_at_full_power_is_quiet() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        waits(gpu, 1.12)
+        gpu["sm_clock_mhz"][SLOW] *= 0.88  # leaks more than the others, draws all it may
+        gpu["power_w"][SLOW] = 699
+        gpu["clock_event_reasons"][SLOW] = 0x4
+        gpu["throttle_power_us"][SLOW] = 0.9 * number * 10e6
+
+    assert run(change, count=20) == []
+
+
+def test_a_job_that_is_capped_as_a_whole_is_quiet() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            gpu["power_limit_w"][:] = 500
+            gpu["sm_clock_mhz"] *= 0.8
+            gpu["clock_event_reasons"][:] = 0x4
+
+    assert run(change) == []
+
+
+def test_a_rack_of_the_job_that_is_capped_is_planned_not_32_stragglers() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            gpu["power_limit_w"][:32] = 500
+            gpu["sm_clock_mhz"][:32] *= 0.8
+            gpu["tensor_active_ratio"][32:] *= 0.8
+            gpu["sm_active_ratio"][32:] *= 0.8
+
+    assert run(change) == []
+
+
+def test_idle_gpus_are_not_compared() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["gpu_util_ratio"][:] = 0.0
+        gpu["sm_clock_mhz"][SLOW] = 345
+
+    assert run(change) == []
+
+
+def test_the_first_buckets_of_a_job_do_not_count() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number in (5, 6):  # as the new job starts, one rank still compiles
+            waits(gpu, 1.3)
+            gpu["sm_clock_mhz"][SLOW] /= 1.3
+
+    assert run(change, jobs=lambda number: np.full(64, int(number >= 5), np.int32)) == []
+
+
+def test_gpus_without_a_job_and_small_jobs_are_not_judged() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["sm_clock_mhz"][SLOW] *= 0.7
+        gpu["tensor_active_ratio"][SLOW] *= 1.4
+
+    def three(number: int) -> np.ndarray:
+        held = np.full(64, -1, np.int32)
+        held[12:15] = 0
+        return held
+
+    assert run(change, jobs=lambda number: np.full(64, -1, np.int32)) == []
+    assert run(change, jobs=three) == []
+
+
+def test_one_bucket_is_not_enough() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number in (4, 7):
+            waits(gpu, 1.2)
+            gpu["sm_clock_mhz"][SLOW] /= 1.2
+            gpu["power_limit_w"][SLOW] = 480
+
+    assert run(change) == []
+
+
+def test_a_narrow_pcie_link_needs_an_effect() -> None:
+    def narrow(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["pcie_width"][SLOW] = 4
+
+    def late(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["pcie_width"][SLOW] = 4
+        gpu["gpu_util_ratio"][SLOW] = 0.9
+
+    assert run(narrow) == []
+    assert {(f.gpu, f.cause) for f in run(late)} == {(5, "pcie")}
+
+
+def test_a_late_host_is_told_of_the_node() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            gpu["gpu_util_ratio"][8:16] = 0.85
+            node["cpu_util_ratio"][1] = 0.95
+
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in run(change)} == {("node", "n01", None, "host")}
+
+
+def test_a_node_whose_gpus_rest_while_its_cpu_rests_too_is_not_blamed_on_its_host() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            gpu["gpu_util_ratio"][8:16] = 0.85
+
+    assert run(change) == []
+
+
+FAULTS = [
+    ("power_cap", 0.2), ("clock", 0.2), ("hbm", 0.6), ("pcie", 0.85), ("nvlink", 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "severity"), FAULTS)
+def test_simulated_fault_is_found_with_its_cause_and_nothing_else(cause: str, severity: float) -> None:
+    recording = record(1300, 4, lambda spec: [Fault("straggler", cause, "r01n02", 3, 60.0, None, severity)])
+    told = _detect(recording)
+    assert {(f.node, f.gpu, f.cause) for f in told} == {("r01n02", 3, cause)}
+    onset_ms = recording.buckets[0].start_ms + 60_000
+    assert told[0].ts_ms - onset_ms <= 60_000
+    assert abs(told[0].since_ms - onset_ms) <= 10_000
+
+
+@pytest.mark.parametrize("cause", ["workload", "planned_power_cap"])
+def test_simulated_uneven_work_and_planned_caps_are_quiet(cause: str) -> None:
+    recording = record(1301, 5, lambda spec: [Fault("straggler", cause, "r01n02", None, 60.0, None, 0.3)])
+    assert _detect(recording) == []
+
+
+def _detect(recording: Recording) -> list[Finding]:
+    held, state, told = Buckets(6), None, []
+    for bucket in recording.buckets:
+        held.append(bucket)
+        window = Window(recording.index, held.all(), True, (), recording.buckets[0].start_ms)
+        findings, state = straggler.detect(window, state, bucket.end_ms + 7000)
+        told += findings
+    return told

@@ -1,0 +1,135 @@
+"""Heat: one heat sink, a node's fans, a rack's air; and what only looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault
+from drover_collector.detectors import thermal
+from drover_collector.detectors.example import play, small_fleet
+from drover_collector.detectors.window import Buckets, Window
+from drover_proto.events import Finding, Severity, Wanted
+from testbed.simulated_buckets import Recording, record
+
+Columns = dict[str, np.ndarray]
+
+
+def run(change: Callable[[int, Columns, Columns], None], count: int = 10, nodes: int = 8) -> list[Finding]:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(nodes), count, change):
+        findings, state = thermal.detect(window, state, now_ms)
+        told += findings
+    return told
+
+
+def heat(gpu: Columns, which: slice, ratio: float) -> None:
+    gpu["gpu_temp_c"][which] = 26 + 0.055 * ratio * gpu["power_w"][which]
+    gpu["thermal_margin_c"][which] = 87 - gpu["gpu_temp_c"][which]
+
+
+def test_a_bad_heat_sink_is_told_with_its_resistance() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            heat(gpu, slice(21, 22), 1.6)
+
+    told = run(change)
+    assert {(f.node, f.gpu, f.cause, f.severity) for f in told} == {("n02", 5, "cooling", Severity.WARNING)}
+    assert told[0].action is Wanted.ADVISE  # hot, but not slowed yet
+    assert "degC/W" in told[0].summary
+
+
+def test_heat_that_slows_it_asks_for_a_drain_and_below_the_slowdown_offset_is_critical() -> None:
+    def slowed(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            heat(gpu, slice(21, 22), 1.6)
+            gpu["throttle_thermal_sw_us"][21] = number * 4e6
+
+    def beyond(number: int, gpu: Columns, node: Columns) -> None:
+        slowed(number, gpu, node)
+        if number >= 4:
+            gpu["thermal_margin_c"][21] = -3
+
+    assert run(slowed)[-1].action is Wanted.DRAIN
+    assert run(slowed)[-1].severity is Severity.WARNING
+    assert run(beyond)[-1].severity is Severity.CRITICAL
+
+
+def test_a_hot_slot_of_every_chassis_is_no_fault() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for slot, ratio in ((6, 1.11), (7, 1.2)):
+            for n in range(8):
+                heat(gpu, slice(n * 8 + slot, n * 8 + slot + 1), ratio)
+
+    assert run(change) == []
+
+
+def test_a_load_that_falls_leaves_a_warm_core_that_is_no_fault() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 5:
+            gpu["power_w"][21] = 380  # and the core has not cooled yet
+        if number >= 7:
+            heat(gpu, slice(21, 22), 1.0)
+
+    assert run(change, 12) == []
+
+
+def test_resistance_that_grew_against_its_own_past() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        heat(gpu, slice(21, 22), 1.0 if number < 45 else 1.3)
+
+    told = run(change, 52)
+    assert {(f.node, f.gpu) for f in told} == {("n02", 5)}
+    assert min(f.since_ms for f in told) >= 45 * 10_000
+
+
+def test_all_gpus_of_a_node_are_its_fans() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            heat(gpu, slice(16, 24), 1.7)
+
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in run(change, nodes=16)} == {("node", "n02", None, "fan")}
+
+
+def test_a_room_that_warms_as_a_whole_is_no_hot_rack() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        node["inlet_temp_c"] += number * 0.4
+        gpu["gpu_temp_c"] += number * 0.4
+
+    assert run(change, 20, nodes=16) == []
+
+
+def test_one_hot_inlet_sensor_is_no_hot_rack() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            node["inlet_temp_c"][1] = 48
+
+    assert [f for f in run(change, nodes=16) if f.scope == "rack"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault("thermal", "cooling", "r01n03", 6, 60.0, None, 1.5, 60.0), ("gpu", "r01n03", 6, "cooling")),
+        (Fault("thermal", "fan", "r01n03", None, 60.0, None, 1.2, 60.0), ("node", "r01n03", None, "fan")),
+        (Fault("thermal", "inlet", "r01n03", None, 60.0, None, 10.0, 60.0), ("rack", None, None, "inlet")),
+    ],
+)
+def test_simulated_fault_is_found_and_nothing_else(
+    fault: Fault, expected: tuple[str, str | None, int | None, str]
+) -> None:
+    recording = record(1310, 6, lambda spec: [fault], nodes=24)
+    told = _detect(recording)
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {expected}
+
+
+def _detect(recording: Recording) -> list[Finding]:
+    held, state, told = Buckets(6), None, []
+    for bucket in recording.buckets:
+        held.append(bucket)
+        window = Window(recording.index, held.all(), True, (), recording.buckets[0].start_ms)
+        findings, state = thermal.detect(window, state, bucket.end_ms + 7000)
+        told += findings
+    return told
