@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float32]
 PEER_ROLES = ("peers_p10", "peers_p90", "peers_median")
 PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median": "peers' median"}
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+TIME_STEPS = ((1e6, ""), (1e3, "m"))  # from microseconds
 DASH = (8, 4)
 
 
@@ -116,16 +117,16 @@ def encode(chart: Chart) -> bytes:
 
 
 def _unit(chart: Chart) -> tuple[float, str]:
-    """The factor and the unit of the axis: percent for ratios, a prefix for bytes that fits the largest value."""
+    """The factor and the unit of the axis: percent for ratios; bytes and times get the prefix that fits the largest."""
     unit = fmt.unit(chart.metric)
     if unit == "%":
         return 100.0, unit
-    if unit in ("B", "B/s"):
-        present = [line.values[np.isfinite(line.values)] for line in chart.lines]
-        largest = max((float(np.abs(values).max()) for values in present if len(values)), default=0.0)
-        for step, prefix in BYTE_STEPS:
-            if largest >= step:
-                return 1 / step, prefix + unit
+    present = [line.values[np.isfinite(line.values)] for line in chart.lines]
+    largest = max((float(np.abs(values).max()) for values in present if len(values)), default=0.0)
+    steps = {"B": BYTE_STEPS, "B/s": BYTE_STEPS, "µs": TIME_STEPS}.get(unit, ())
+    for step, prefix in steps:
+        if largest >= step:
+            return 1 / step, prefix + unit.removeprefix("µ")
     return 1.0, unit
 
 

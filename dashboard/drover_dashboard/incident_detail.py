@@ -8,13 +8,14 @@ import streamlit as st
 
 from drover_dashboard import charts, client, view
 from drover_dashboard import format as fmt
+from drover_dashboard.fleet_canvas import STATE_UNITS
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import catalog
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
 
-SHOWN_CHARTS = 6
+SHOWN_CHARTS = 4  # so that the sentences of the evidence are on the first screen too
 SHOWN_TARGETS = 8
 LEAST_PAD_MS, MOST_PAD_MS = 5 * 60_000, 2 * 3_600_000  # what a chart shows before the onset and after the end
 POINTS = 600
@@ -92,8 +93,8 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
         return
     drawn: dict[str, Evidence] = {}
     for item in incident.evidence:
-        if item.metric and item.metric in catalog.BY_NAME:
-            drawn.setdefault(item.metric, item)
+        if (metric := catalog.BY_NAME.get(item.metric or "")) and metric.unit not in STATE_UNITS:
+            drawn.setdefault(metric.name, item)
     columns = st.columns(2, gap="medium")
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:
@@ -104,8 +105,8 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
 
 def _numbers(item: Evidence) -> str:
     metric = catalog.BY_NAME.get(item.metric or "")
-    if metric is None or item.value is None:
-        return ""
+    if metric is None or item.value is None or metric.unit == "us":
+        return ""  # time held down: what was judged is its share of the time, which the sentence tells
     text = fmt.value(metric, item.value)
     if item.expected is not None:
         text += f" vs {fmt.value(metric, item.expected)}"

@@ -93,21 +93,16 @@ def reply(metric: str, roles: dict[str, list[float]]) -> pb.SeriesReply:
     return made
 
 
+def chart(metric: str, roles: dict[str, list[float]]) -> charts.Chart:
+    found = reply(metric, roles)
+    lines = charts.lines_of(found, metric)
+    return charts.Chart(BY_NAME[metric], charts.times_of(found), lines, 0, 5000, [(1500, "onset")])
+
+
 def test_a_chart_keeps_gaps_and_puts_the_band_together() -> None:
     nan = float("nan")
-    found = reply(
-        "gpu_util_ratio",
-        {"peers_p90": [0.9, 0.9], "peers_median": [0.8, 0.8], "value": [0.5, nan], "peers_p10": [0.7, nan]},
-    )
-    chart = charts.Chart(
-        BY_NAME["gpu_util_ratio"],
-        charts.times_of(found),
-        charts.lines_of(found, "gpu_util_ratio"),
-        0,
-        5000,
-        [(1500, "onset")],
-    )
-    head, times, lines = read_chart(charts.encode(chart))
+    values = {"peers_p90": [0.9, 0.9], "peers_median": [0.8, 0.8], "value": [0.5, nan], "peers_p10": [0.7, nan]}
+    head, times, lines = read_chart(charts.encode(chart("gpu_util_ratio", values)))
     assert [line["role"] for line in head["lines"]] == ["value", "peers_p10", "peers_p90", "peers_median"]
     assert head["title"] == "GPU utilisation, %"
     assert head["marks"] == [{"at_s": 1.5, "text": "onset"}]
@@ -117,13 +112,15 @@ def test_a_chart_keeps_gaps_and_puts_the_band_together() -> None:
 
 
 def test_bytes_get_the_prefix_that_fits_the_largest() -> None:
-    found = reply("nvlink_tx_bytes_per_s", {"value": [2e9, float("nan")]})
-    chart = charts.Chart(
-        BY_NAME["nvlink_tx_bytes_per_s"], charts.times_of(found), charts.lines_of(found, "nvlink_tx_bytes_per_s"), 0, 1
-    )
-    head, _, lines = read_chart(charts.encode(chart))
+    head, _, lines = read_chart(charts.encode(chart("nvlink_tx_bytes_per_s", {"value": [2e9, float("nan")]})))
     assert head["unit"] == "GB/s"
     np.testing.assert_array_equal(lines[0], [2, np.nan])
+
+
+def test_microseconds_become_seconds_where_they_are_many() -> None:
+    head, _, lines = read_chart(charts.encode(chart("throttle_power_us", {"value": [0, 9e6]})))
+    assert head["unit"] == "s"
+    np.testing.assert_allclose(lines[0], [0, 9])
 
 
 def test_a_chart_without_any_value_is_known_as_such() -> None:
