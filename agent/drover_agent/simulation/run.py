@@ -167,7 +167,7 @@ class _LiveFleet:
                 return
 
     def _deliver(self, readings: dict[str, Reading]) -> None:
-        """Each node's reading to its agent; a node that fell silent loses its agent, one that is back gets a new one."""
+        """Each node's reading to its agent; a node that fell silent loses its agent, one that is back gets one."""
         for name, task in list(self._tasks.items()):
             if task.done() and not task.cancelled():
                 raise _StoppedError(f"the agent of {name} ended: {task.exception() or 'without an error'}")
