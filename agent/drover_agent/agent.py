@@ -263,7 +263,10 @@ class Agent:
         self.tell("agent_started", f"drover-agent {VERSION} started")
         tasks = [asyncio.create_task(job()) for job in (self._uplink.run, self._sync_events, self._watch_time)]
         try:
-            await asyncio.gather(*tasks)
+            # Not gather: its cancellation would end the uplink before the goodbye.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             try:
                 await self._goodbye()
@@ -282,7 +285,8 @@ class Agent:
         self._uplink.wake()
         if self._uplink.connected_to:
             try:
-                await asyncio.wait_for(self._uplink.delivered(), GOODBYE_S)
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._uplink.delivered()
             except TimeoutError:
                 log.info("stopped with data in the spool; it is sent after the next start")
 

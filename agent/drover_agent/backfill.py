@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drover_agent.files import write_whole
@@ -23,14 +23,12 @@ class BackfillPlan:
 
     base: int = 1
     ranges: tuple[Range, ...] = ()
+    through: int = 0  # records up to here are in a plan or were held when it was made: none of them goes out on LIVE
+    floor: int = 0  # what was held of LIVE when the plan was made; a collector that holds less has forgotten
 
     @property
     def next_base(self) -> int:
         return self.base + sum(high - low + 1 for low, high in self.ranges)
-
-    def covers(self, number: int) -> Range | None:
-        """The range that `number` lies in."""
-        return next((r for r in self.ranges if r[0] <= number <= r[1]), None)
 
     def seq_of(self, number: int) -> int:
         """The lane sequence of a record that the plan covers."""
@@ -52,13 +50,19 @@ class BackfillPlan:
             at += high - low + 1
         return tuple(left)
 
-    def replaced_by(self, ranges: Sequence[Range]) -> BackfillPlan:
-        """A new plan for what is left of this one and more, above all its sequences."""
-        return BackfillPlan(self.next_base, tuple(sorted(ranges, reverse=True)))
+    def replaced_by(self, ranges: Sequence[Range], held: int) -> BackfillPlan:
+        """A new plan for these ranges (they may overlap), above all sequences of this one. `held`: of LIVE."""
+        joined: list[Range] = []
+        for low, high in sorted(ranges):
+            if joined and low <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+            else:
+                joined.append((low, high))
+        return BackfillPlan(self.next_base, tuple(joined[::-1]), max(self.through, joined[-1][1]), held)
 
     def save(self, path: Path) -> None:
         """Raises OSError when the disk refuses."""
-        write_whole(path, json.dumps({"base": self.base, "ranges": self.ranges}).encode())
+        write_whole(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def load(cls, path: Path) -> BackfillPlan:
@@ -71,7 +75,8 @@ class BackfillPlan:
             data = json.loads(path.read_bytes())
         except FileNotFoundError:
             return cls()
-        if not isinstance(data, dict) or not isinstance(data.get("base"), int):
-            raise ValueError("not a backfill plan")
-        ranges = tuple((int(low), int(high)) for low, high in data.get("ranges", ()))
-        return cls(data["base"], ranges)
+        try:
+            ranges = tuple((int(low), int(high)) for low, high in data["ranges"])
+            return cls(int(data["base"]), ranges, int(data["through"]), int(data["floor"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a backfill plan: {error}") from None

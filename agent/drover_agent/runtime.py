@@ -58,14 +58,22 @@ class NodeRuntime:
             jobs.append(self._run_kmsg)
         tasks = [asyncio.create_task(job()) for job in jobs]
         try:
-            await asyncio.gather(*tasks)
+            await self._watch(tasks)
         finally:
             if self._kmsg:
                 self._kmsg.stop()
-            for task in reversed(tasks):  # the agent last: it says goodbye
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.sampler.close()
+
+    async def _watch(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Until one of them fails; an agent that goes on without a part of itself would look healthy."""
+        running = set(tasks)
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
 
     async def _run_nvml(self) -> None:
         """Open NVML, again and again until there is a GPU; then read its devices and wait for XIDs."""

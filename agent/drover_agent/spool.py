@@ -160,11 +160,8 @@ class Spool:
             event = self.events.after(after)
             return (event.seq, event) if event and event.seq <= self._released else None
         if lane == pb.LIVE:
-            while batch := self.telemetry.after(after):
-                if (moved := self.plan.covers(batch.seq)) is None:
-                    return batch.seq, batch
-                after = moved[1]
-            return None
+            batch = self.telemetry.after(max(after, self.plan.through))
+            return (batch.seq, batch) if batch else None
         for low, high in self.plan.after(after):
             batch = self.telemetry.at_or_before(high)
             if batch and batch.seq >= low:
@@ -193,18 +190,16 @@ class Spool:
         return True
 
     def _plan_backfill(self, now_ms: int) -> None:
-        first = self.next_live(self.held[pb.LIVE])
-        if first is None or first.ts_ms > now_ms - OUTAGE_MS:
+        held = self.held[pb.LIVE]
+        moved: list[Range] = []
+        if held < self.plan.floor:
+            moved.append((held + 1, self.plan.floor))
+        first = self.telemetry.after(max(held, self.plan.through))
+        if first and first.ts_ms <= now_ms - OUTAGE_MS:
+            moved.append((first.seq, self._last_before(now_ms - OUTAGE_MS, first.seq)))
+        if not moved:
             return
-        high = first.seq
-        for segment in self.telemetry.segments:  # whole files while they are old, then record by record
-            if segment.count and segment.last > high:
-                if segment.newest_ms > now_ms - OUTAGE_MS:
-                    break
-                high = segment.last
-        while (record := self.telemetry.after(high)) and record.ts_ms <= now_ms - OUTAGE_MS:
-            high = record.seq
-        plan = self.plan.replaced_by(_joined([*self.plan.after(self.held[pb.BACKFILL]), (first.seq, high)]))
+        plan = self.plan.replaced_by([*self.plan.after(self.held[pb.BACKFILL]), *moved], held)
         try:
             plan.save(self.folder / "backfill.json")
         except OSError as error:
@@ -213,10 +208,16 @@ class Spool:
         self.plan = plan
         log.info("spool: %d batches wait from an outage and are sent newest first", plan.next_base - plan.base)
 
-    def next_live(self, after: int) -> Stored | None:
-        """The oldest batch above `after` that still belongs to the LIVE lane."""
-        found = self._next_stored(pb.LIVE, after)
-        return found[1] if found else None
+    def _last_before(self, ts_ms: int, seq: int) -> int:
+        """The end of the run of batches from `seq` on that are not younger than `ts_ms`."""
+        for segment in self.telemetry.segments:  # whole files while they are old, then record by record
+            if segment.count and segment.last > seq:
+                if segment.newest_ms > ts_ms:
+                    break
+                seq = segment.last
+        while (record := self.telemetry.after(seq)) and record.ts_ms <= ts_ms:
+            seq = record.seq
+        return seq
 
     def ack(self, lane: int, seq: int) -> None:
         """Everything of a lane up to `seq` is held."""
@@ -296,14 +297,8 @@ class Spool:
         if log_ is self.events:
             low = max(low, self.held[pb.EVENTS])
             return [(low, high)] if low < high else []
-        parts: list[Range] = []
-        at = max(low, self.held[pb.LIVE])
-        for begin, end in sorted(self.plan.ranges):
-            if begin - 1 > at and at < high:
-                parts.append((at, min(begin - 1, high)))
-            at = max(at, end)
-        if at < high:
-            parts.append((at, high))
+        live = max(low, self.held[pb.LIVE], self.plan.through)
+        parts = [(live, high)] if live < high else []
         for begin, end in self.plan.after(self.held[pb.BACKFILL]):
             if max(begin - 1, low) < min(end, high):
                 parts.append((max(begin - 1, low), min(end, high)))
@@ -337,17 +332,6 @@ class Spool:
         self.events.close()
         self.telemetry.close()
         os.close(self._lock)
-
-
-def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """The same numbers without overlaps."""
-    joined: list[Range] = []
-    for low, high in sorted(ranges):
-        if joined and low <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    return joined
 
 
 def _claim(folder: Path) -> int:

@@ -87,7 +87,14 @@ class Uplink:
                 await self._stream(addresses[at % len(addresses)])
             except FAILURES as error:
                 self._tell_trouble(addresses[at % len(addresses)], error)
+            except asyncio.CancelledError:
+                # grpc raises this too when the other side cancels the stream, which is no reason to stop.
+                if _is_cancelled():
+                    raise
+                self._tell_trouble(addresses[at % len(addresses)], StreamEndedError("the stream was cancelled"))
             self.connected_to = None
+            if _is_cancelled():  # grpc turned the cancellation into an error of the stream
+                raise asyncio.CancelledError
             attempt = 0 if self.streams > before else attempt + 1
             at += 1
             # All addresses are tried before the pause grows.
@@ -178,7 +185,8 @@ class Uplink:
             if waits <= 0 and flight.has_room() and await self._send_next(call, flight, sent):
                 self._work.set()
             try:
-                await asyncio.wait_for(self._work.wait(), min(max(waits, 0.05), 5.0) if waits > 0 else 5.0)
+                async with asyncio.timeout(min(max(waits, 0.05), 5.0) if waits > 0 else 5.0):
+                    await self._work.wait()
             except TimeoutError:
                 continue  # look at the clock again
 
@@ -258,13 +266,20 @@ class _Flight:
         self._bytes -= self._sizes.pop((lane, seq), (0, 0.0))[0]
 
 
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def _held(items: Any) -> dict[int, int]:
     return {item.lane: item.seq for item in items}
 
 
 async def _limited(waiting: Any, otherwise: str) -> Any:
     try:
-        return await asyncio.wait_for(waiting, ANSWER_LIMIT_S)
+        # Not wait_for: in Python 3.11 that may lose a cancellation.
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            return await waiting
     except TimeoutError:
         raise StreamEndedError(f"{otherwise} for {ANSWER_LIMIT_S:g} s") from None
 

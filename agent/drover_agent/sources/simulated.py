@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_agent.simulation.readings import inventory
 from drover_agent.sources.base import Reading
 from drover_proto.fleet import FleetSpec
 
@@ -25,12 +26,16 @@ class SimulatedNode:
         self._last_ms = 0
 
     def read(self, now_ms: int) -> Reading:
+        first = self._fleet is None
         if self._fleet is None:
             self._fleet = SimulatedFleet(self._spec, self._seed, [], now_ms)
             self._last_ms = now_ms - 1000
         self._fleet.step(min(max((now_ms - self._last_ms) / 1000, 0.001), LONGEST_STEP_S))
         self._last_ms = now_ms
-        return self._fleet.readings().get(self._node, Reading())
+        reading = self._fleet.readings().get(self._node, Reading())
+        if first:
+            reading.inventory = inventory(self._fleet.hardware, 0)
+        return reading
 
     def close(self) -> None:
         """Nothing is held open."""

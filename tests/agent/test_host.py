@@ -1,0 +1,157 @@
+"""The host source on folders that stand for /proc and /sys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drover_agent.sources.base import Reading
+from drover_agent.sources.host import HostSource
+from drover_proto.catalog import Absent, Scope, of_scope
+
+T = 1_800_000_000_000
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A machine with two CPUs, a disk with a partition and RAID on it, two ports, an inlet sensor, error counters."""
+    proc, sys = tmp_path / "proc", tmp_path / "sys"
+    write(proc, "stat", "cpu  100 5 50 800 40 1 2 2 9 0\ncpu0 0 0 0 0\n")
+    write(proc, "loadavg", "3.25 2.00 1.00 5/900 4242\n")
+    write(proc, "meminfo", "MemTotal:       2000000 kB\nMemFree:         500 kB\nMemAvailable:    750000 kB\n")
+    write(
+        proc,
+        "diskstats",
+        " 259 0 nvme0n1 10 0 1000 0 20 0 2000 0 0 0 0\n 259 1 nvme0n1p1 9 0 999 0 9 0 999 0 0 0 0\n"
+        " 9 0 md0 1 0 77777 0 1 0 77777 0 0 0 0\n",
+    )
+    head = "Inter-|   Receive  |  Transmit\n face |bytes packets\n"
+    write(
+        proc,
+        "net/dev",
+        head + "    lo: 999 0 0 0 0 0 0 0 999 0\n  eth0: 100 0 0 0 0 0 0 0 200 0\n  ib0:10 0 0 0 0 0 0 0 20 0\n",
+    )
+    write(proc, "vmstat", "nr_free_pages 1\noom_kill 3\n")
+    write(sys, "block/nvme0n1/device/model", "disk\n")
+    write(sys, "block/md0/md/level", "raid1\n")
+    write(sys, "class/hwmon/hwmon0/temp1_label", "CPU Package\n")
+    write(sys, "class/hwmon/hwmon0/temp1_input", "88000\n")
+    write(sys, "class/hwmon/hwmon1/temp2_label", "Inlet Temp\n")
+    write(sys, "class/hwmon/hwmon1/temp2_input", "24500\n")
+    for address, corrected, fatal in (("0000:3b:00.0", 7, 1), ("0000:86:00.0", 4, 0)):
+        folder = f"bus/pci/devices/{address}"
+        write(sys, f"{folder}/aer_dev_correctable", f"RxErr 1\nBadTLP 2\nTOTAL_ERR_COR {corrected}\n")
+        write(sys, f"{folder}/aer_dev_fatal", f"Undefined 0\nTOTAL_ERR_FATAL {fatal}\n")
+    for number in (0, 1):
+        write(sys, f"devices/system/edac/mc/mc{number}/ce_count", f"{10 + number}\n")
+        write(sys, f"devices/system/edac/mc/mc{number}/ue_count", f"{number}\n")
+    return tmp_path
+
+
+def source(node: Path) -> HostSource:
+    return HostSource("n1", node / "proc", node / "sys", node)
+
+
+def values(reading: Reading) -> dict[str, float]:
+    [(entity, row)] = reading.rows
+    assert (entity.scope, entity.key) == (Scope.NODE, "n1")
+    return dict(row)
+
+
+def test_every_value_arrives_in_its_own_metric_and_unit(node: Path) -> None:
+    host = source(node)
+    first = values(host.read(T))
+    assert "cpu_util_ratio" not in first  # a rate needs two readings; unknown is not zero
+    write(node, "proc/stat", "cpu  160 5 70 900 60 1 2 2 9 0\n")
+    write(
+        node, "proc/diskstats", " 259 0 nvme0n1 10 0 1100 0 20 0 2400 0 0 0 0\n 9 0 md0 1 0 99999 0 1 0 99999 0 0 0 0\n"
+    )
+    write(
+        node,
+        "proc/net/dev",
+        "a\nb\n    lo: 99999 0 0 0 0 0 0 0 9 0\n  eth0: 1100 0 0 0 0 0 0 0 5200 0\n  ib0:10 0 0 0 0 0 0 0 20 0\n",
+    )
+    second = values(host.read(T + 2_000))
+    assert second.pop("agent_rss_bytes") > 1e6
+    assert second.pop("agent_cpu_ratio") >= 0
+    assert second == {
+        "cpu_util_ratio": 80 / 200,
+        "load1": 3.25,
+        "memory_available_bytes": 750_000 * 1024,
+        "memory_total_bytes": 2_000_000 * 1024,
+        "disk_read_bytes_per_s": 100 * 512 / 2,
+        "disk_write_bytes_per_s": 400 * 512 / 2,
+        "net_rx_bytes_per_s": 500,
+        "net_tx_bytes_per_s": 2500,
+    }
+    slow = values(host.read(T + 10_000))
+    assert {name: slow[name] for name in slow.keys() - second.keys() if not name.startswith("agent_")} == {
+        "root_used_ratio": pytest.approx(slow["root_used_ratio"]),
+        "inlet_temp_c": 24.5,
+        "pcie_aer_correctable": 11,
+        "pcie_aer_fatal": 1,
+        "edac_corrected": 21,
+        "edac_uncorrected": 1,
+        "oom_kills": 3,
+    }
+    assert 0 < slow["root_used_ratio"] <= 1
+
+
+def test_together_with_the_agents_own_it_gives_every_node_metric(node: Path) -> None:
+    host = source(node)
+    host.read(T)
+    write(node, "proc/stat", "cpu  160 5 70 900 60 1 2 2 9 0\n")
+    found = values(host.read(T + 10_000)).keys()
+    assert found | {"clock_offset_s", "spool_bytes"} == {metric.name for metric in of_scope(Scope.NODE)}
+
+
+def test_what_a_machine_lacks_is_unsupported_and_nothing_else_suffers(tmp_path: Path) -> None:
+    write(tmp_path, "proc/loadavg", "1.5 0 0 1/1 1\n")
+    reading = source(tmp_path).read(T)
+    absent = {name: why for _, name, why in reading.absent}
+    assert values(reading)["load1"] == 1.5
+    for name in (
+        "cpu_util_ratio",
+        "memory_total_bytes",
+        "inlet_temp_c",
+        "pcie_aer_fatal",
+        "edac_corrected",
+        "oom_kills",
+    ):
+        assert absent[name] is Absent.UNSUPPORTED, name
+    assert not absent.keys() & values(reading).keys()
+
+
+def test_garbage_is_an_error_and_no_number(node: Path) -> None:
+    write(node, "proc/loadavg", "\n")
+    write(node, "proc/meminfo", "MemTotal: many kB\n")
+    write(node, "sys/class/hwmon/hwmon1/temp2_input", "n/a\n")
+    reading = source(node).read(T)
+    absent = {name: why for _, name, why in reading.absent}
+    assert absent == dict.fromkeys(
+        ("load1", "memory_available_bytes", "memory_total_bytes", "inlet_temp_c"), Absent.ERROR
+    )
+
+
+def test_a_counter_that_began_again_gives_no_rate(node: Path) -> None:
+    host = source(node)
+    host.read(T)
+    write(node, "proc/diskstats", " 259 0 nvme0n1 10 0 5 0 20 0 5 0 0 0 0\n")
+    row = values(host.read(T + 1_000))
+    assert "disk_read_bytes_per_s" not in row
+    write(node, "proc/diskstats", " 259 0 nvme0n1 10 0 7 0 20 0 5 0 0 0 0\n")
+    assert values(host.read(T + 2_000))["disk_read_bytes_per_s"] == 2 * 512
+
+
+def test_the_real_machine_can_be_read() -> None:
+    host = HostSource("n1")
+    reading = host.read(T)
+    assert values(reading)["memory_total_bytes"] > 1e8
+    assert reading.inventory["kernel"]

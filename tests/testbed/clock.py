@@ -1,0 +1,54 @@
+"""A clock that tests turn by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from itertools import count
+
+
+class ManualClock:
+    """Wall and steady time move only by `advance`; `jump` moves the wall clock alone."""
+
+    def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._steady_s = 0.0
+        self._order = count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._steady_s
+
+    async def sleep(self, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._steady_s + seconds, next(self._order), future))
+        await future
+
+    def jump(self, ms: int) -> None:
+        self._now_ms += ms
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, waking each sleeper at its moment and letting it run until it waits again."""
+        until = self._steady_s + seconds
+        await settle()
+        while self._sleepers and self._sleepers[0][0] <= until + 1e-9:
+            at, _, future = heapq.heappop(self._sleepers)
+            self._move(at)
+            if not future.done():
+                future.set_result(None)
+            await settle()
+        self._move(until)
+
+    def _move(self, to_s: float) -> None:
+        passed = max(to_s - self._steady_s, 0.0)
+        self._steady_s += passed
+        self._now_ms += round(passed * 1000)
+
+
+async def settle() -> None:
+    """Let every task that can run do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
