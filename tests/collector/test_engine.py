@@ -1,0 +1,194 @@
+"""The engine over the simulated fleet: one incident per fault, none on what is healthy, decisions, restarts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault, demo_faults
+from drover_collector.detectors import DETECTORS
+from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
+from drover_collector.engine import LAG_MS, Engine, Outcome
+from drover_collector.policy import Policy
+from drover_collector.replay import replay
+from drover_proto.events import Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
+from drover_proto.times import from_iso
+from testbed.simulated_buckets import Recording, newest, record
+
+POLICY = Policy.load()
+INDEX = small_fleet(12)
+
+
+def xid(code: int, node: str = "n01", gpu: int = 2, at_ms: int = 0) -> Event:
+    return Event(f"{node}{gpu}{code}{at_ms}", START_MS + at_ms, node, gpu, EventKind.XID, str(code), f"Xid {code}")
+
+
+def engine(**more: Any) -> Engine:
+    return Engine(INDEX, POLICY, START_MS, **more)
+
+
+def feed(to: Engine, numbers: Sequence[int], silent: Sequence[int] = ()) -> list[Outcome]:
+    buckets = [training_bucket(INDEX, number, silent=silent) for number in numbers]
+    return [to.on_bucket(bucket, bucket.end_ms + LAG_MS) for bucket in buckets]
+
+
+def ran(recording: Recording, policy: Policy = POLICY) -> list[Incident]:
+    return [
+        i for outcome in replay(recording.index, recording.buckets, recording.events, policy) for i in outcome.incidents
+    ]
+
+
+def test_a_fatal_xid_is_an_incident_a_decision_and_a_health_change_in_one_call() -> None:
+    subject = engine()
+    feed(subject, range(3))
+    outcome = subject.on_events([xid(79, at_ms=40_000)], START_MS + 40_010)
+    (incident,) = outcome.incidents
+    assert (incident.node, incident.gpu, incident.action) == ("n01", 2, Wanted.DRAIN)
+    assert incident.opened_ms == START_MS + 40_010
+    (decision,) = outcome.decisions
+    assert (decision.outcome, decision.wanted, decision.mode) == ("would_act", Wanted.DRAIN, "observe")
+    assert {(c.node, c.gpu, c.health) for c in outcome.health} == {
+        ("n01", None, Health.CONFIRMED), ("n01", 2, Health.CONFIRMED),
+    }  # fmt: skip
+    assert subject.health_of("n01", 2)[0] is Health.CONFIRMED
+    assert "XID 79" in subject.health_of("n01")[1]
+    assert subject.health_of("n01", 3) == (Health.HEALTHY, "")
+    assert subject.health_of("n99")[0] is Health.UNKNOWN
+    assert subject.health_of("n01", 99)[0] is Health.UNKNOWN
+
+
+def test_before_anything_is_heard_all_is_unknown_and_silence_becomes_unknown_again() -> None:
+    subject = engine()
+    assert subject.health_of("n03")[0] is Health.UNKNOWN
+    feed(subject, range(3))
+    assert subject.health_of("n03", 1)[0] is Health.HEALTHY
+    feed(subject, range(3, 8), silent=[3])
+    health, reason = subject.health_of("n03", 1)
+    assert health is Health.UNKNOWN
+    assert "silent" in reason
+
+
+def test_decisions_are_made_once_and_the_guard_holds_the_rest() -> None:
+    subject = engine()
+    feed(subject, range(3))
+    decisions = []
+    for n in (0, 4, 8):
+        decisions += subject.on_events([xid(79, f"n{n:02d}", at_ms=40_000 + n)], START_MS + 40_000 + n).decisions
+    assert [d.outcome for d in decisions] == ["would_act", "held", "held"]
+    assert "of the fleet" in decisions[1].reason
+    assert [d for outcome in feed(subject, range(4, 9)) for d in outcome.decisions] == []
+
+
+def test_a_detector_that_raises_is_contained_and_counted() -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("bug")
+
+    bad = dataclasses.replace(DETECTORS[0], name="broken", detect=broken)
+    subject = engine(detectors=(bad, *DETECTORS))
+    feed(subject, range(2))
+    outcome = subject.on_events([xid(79)], START_MS + 30_000)
+    assert len(outcome.incidents) == 1
+    assert (subject.troubles["broken"].count, subject.troubles["broken"].newest) == (3, "RuntimeError: bug")
+
+
+def test_no_events_and_no_news_bring_nothing() -> None:
+    subject = engine()
+    assert subject.on_events([], START_MS) == Outcome()
+    feed(subject, range(3))
+    assert feed(subject, [3]) == [Outcome()]
+
+
+def test_versions_count_up_and_the_newest_is_kept() -> None:
+    subject = engine()
+    outcomes = feed(subject, range(4)) + feed(subject, range(4, 45), silent=[2])
+    versions = [i for outcome in outcomes for i in outcome.incidents]
+    assert {i.node for i in versions} == {"n02"}
+    assert [i.version for i in versions] == list(range(1, len(versions) + 1))
+    assert [i.severity for i in versions][:1] == [Severity.WARNING]
+    assert versions[-1].severity is Severity.CRITICAL
+    assert versions[-1].action is Wanted.DRAIN
+    assert subject.incidents[versions[-1].id].version == versions[-1].version
+
+
+def test_after_a_restart_no_second_alarm_and_the_old_one_can_end() -> None:
+    first = engine()
+    outcomes = feed(first, range(4)) + feed(first, range(4, 12), silent=[2])
+    outcomes.append(first.on_events([xid(79, at_ms=121_000)], START_MS + 121_000))
+    before = newest([i for outcome in outcomes for i in outcome.incidents])
+    assert len(before) == 2
+
+    second = engine()
+    heard = [training_bucket(INDEX, n, silent=[2] if n >= 4 else []) for n in range(6, 12)]
+    second.restore(list(before.values()), heard, [xid(79, at_ms=121_000)])
+    assert second.health_of("n01", 2)[0] is Health.CONFIRMED
+    again = feed(second, range(12, 16), silent=[2])
+    assert {i.id for outcome in again for i in outcome.incidents} <= set(before)
+    feed(second, range(16, 18))
+    assert [i.cause for i in second.incidents.values() if i.closed_ms is None] == ["xid_79"]
+    back = Event("b", START_MS + 200_000, "n01", 2, EventKind.LIFECYCLE, "gpu_back", "")
+    second.on_events([back], START_MS + 200_000)
+    feed(second, range(18, 90))
+    assert [i for i in second.incidents.values() if i.closed_ms is None] == []
+
+
+def test_the_demo_faults_each_give_one_incident_and_no_other() -> None:
+    recording = record(1400, 2.5, lambda spec: demo_faults(spec, 1400), nodes=32)
+    found = [i for i in newest(ran(recording)).values() if i.severity is not Severity.INFO]
+    assert {(i.node, i.gpu) for i in found} == {(label.node, label.gpu) for label in recording.labels}
+    assert len(found) == len(recording.labels) == 5
+    kinds = {label.node: label.kind for label in recording.labels}
+    assert {i.node: i.kind for i in found} == kinds
+    for incident in found:
+        label = next(label for label in recording.labels if label.node == incident.node)
+        assert incident.evidence
+        assert incident.action is not Wanted.NONE
+        assert abs(incident.since_ms - from_iso(label.start)) <= 45_000
+
+
+@pytest.mark.parametrize("seed", [1401, 1402])
+def test_a_healthy_fleet_raises_nothing(seed: int) -> None:
+    assert ran(record(seed, 30, nodes=24, step_s=5.0)) == []
+
+
+def test_hard_negatives_drain_nothing() -> None:
+    def faults(spec: object) -> list[Fault]:
+        return [
+            Fault("xid", "application", "r01n01", None, 60.0, 180.0),
+            Fault("hang", "data_stall", "r03n01", None, 120.0, 360.0, 0.8),
+            Fault("straggler", "workload", "r01n05", None, 500.0, None, 0.3),
+            Fault("straggler", "planned_power_cap", "r03n03", None, 500.0, None, 0.35),
+        ]
+
+    recording = record(1403, 20, faults, nodes=32)
+    found = newest(ran(recording)).values()
+    assert len(recording.labels) >= 3
+    assert [(i.kind, i.cause, i.node, i.gpu) for i in found if i.severity is not Severity.INFO] == []
+    assert {i.scope for i in found} <= {"job", "gpu"}
+
+
+def test_a_peers_hang_after_a_gpu_died_is_not_blamed_on_the_peers() -> None:
+    recording = record(1404, 6, lambda spec: [Fault("xid", "fallen_off_bus", "r01n02", 4, 60.0, None)], nodes=16)
+    found = [i for i in newest(ran(recording)).values() if i.severity is not Severity.INFO]
+    assert [(i.kind, i.node, i.gpu) for i in found] == [(IncidentKind.XID, "r01n02", 4)]
+    assert "liveness" in found[0].detectors
+
+
+def test_costs_of_a_straggler_are_counted_while_it_lasts() -> None:
+    recording = record(1405, 6, lambda spec: [Fault("straggler", "power_cap", "r01n02", 4, 60.0, None, 0.25)], nodes=16)
+    run = replay(recording.index, recording.buckets, recording.events, POLICY)
+    assert len(list(run)) >= len(recording.buckets)
+    assert run.engine is not None
+    (incident,) = run.engine.incidents.values()
+    job_gpus, slower, minutes = 64, 0.15, 5
+    assert incident.gpu_hours_waited is not None
+    assert 0.5 < incident.gpu_hours_waited / (job_gpus * slower * minutes / 60) < 2
+
+
+def test_health_codes_have_one_entry_per_node_and_gpu() -> None:
+    nodes, gpus = engine().health_codes
+    assert (nodes.shape, gpus.shape) == ((12,), (96,))
+    assert nodes.dtype == np.int8

@@ -1,0 +1,74 @@
+"""A replay gives what the live run gave, copes with poor data, and says what it could not judge."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from drover_agent.simulation.faults import Fault
+from drover_collector.engine import LAG_MS, Engine
+from drover_collector.policy import Policy
+from drover_collector.replay import replay
+from drover_proto.events import Event, Severity
+from testbed.simulated_buckets import Recording, newest, record
+
+POLICY = Policy.load()
+FAULTS = [
+    Fault("straggler", "power_cap", "r01n02", 4, 60.0, None, 0.25),
+    Fault("xid", "fallen_off_bus", "r02n03", 1, 90.0, None),
+    Fault("memory", "row_remap_failure", "r02n05", 0, 100.0, None),
+]
+RECORDING = record(1500, 5, lambda spec: FAULTS, nodes=16)
+
+
+def incidents(recording: Recording) -> dict[str, tuple[str, str, str | None, int | None, int]]:
+    found = newest(
+        [i for o in replay(recording.index, recording.buckets, recording.events, POLICY) for i in o.incidents]
+    )
+    return {i.id: (i.kind, i.cause, i.node, i.gpu, i.opened_ms) for i in found.values() if i.severity != Severity.INFO}
+
+
+def test_a_replay_gives_the_live_runs_incidents() -> None:
+    live = Engine(RECORDING.index, POLICY, RECORDING.buckets[0].start_ms)
+    told = []
+    events: list[Event] = list(RECORDING.events)
+    for bucket in RECORDING.buckets:  # live, events come one after the other, some milliseconds late
+        while events and events[0].ts_ms <= bucket.end_ms + LAG_MS:
+            event = events.pop(0)
+            told += live.on_events([event], event.ts_ms + 30).incidents
+        told += live.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
+    wanted = {(i.id, i.kind, i.cause, i.node, i.gpu) for i in newest(told).values() if i.severity is not Severity.INFO}
+    assert {(id_, *rest[:4]) for id_, rest in incidents(RECORDING).items()} == wanted
+    assert len(wanted) == 3
+
+
+def test_a_replay_is_the_same_twice_and_the_order_of_events_in_the_file_does_not_matter() -> None:
+    shuffled = dataclasses.replace(RECORDING, events=list(reversed(RECORDING.events)))
+    assert incidents(RECORDING) == incidents(RECORDING) == incidents(shuffled)
+
+
+def test_gaps_do_not_raise_anything() -> None:
+    quiet = record(1501, 6, nodes=8)
+    gappy = dataclasses.replace(quiet, buckets=[b for n, b in enumerate(quiet.buckets) if n not in range(9, 20)])
+    assert incidents(gappy) == {}
+
+
+def test_half_of_the_columns_still_find_what_they_can_and_the_rest_is_named() -> None:
+    keep = ("sm_clock_mhz", "power_w", "power_limit_w", "clock_event_reasons")
+    poor = [
+        dataclasses.replace(b, gpu={k: v for k, v in b.gpu.items() if k in keep}, node={}, link={})
+        for b in RECORDING.buckets
+    ]
+    run = replay(RECORDING.index, poor, RECORDING.events, POLICY)
+    found = newest([i for outcome in run for i in outcome.incidents])
+    causes = {i.cause for i in found.values()}
+    assert {"power_cap", "xid_79", "xid_64"} <= causes
+    missing = "\n".join(run.could_not_judge())
+    for word in ("row_remap_failed", "sm_active_ratio", "inlet_temp_c", "rate_gbps"):
+        assert word in missing
+
+
+def test_events_alone_are_judged_too() -> None:
+    run = replay(RECORDING.index, [], RECORDING.events, POLICY)
+    causes = {i.cause for outcome in run for i in outcome.incidents}
+    assert {"xid_79", "xid_64"} <= causes
+    assert run.could_not_judge() == ["anything: the case has no telemetry"]
