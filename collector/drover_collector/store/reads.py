@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from drover_collector.buckets import BUCKET_MS, Bucket, Ints
 from drover_collector.fleet_index import FleetIndex
@@ -64,19 +63,19 @@ class Reads(Base):
             if not rows:
                 continue
             metrics = [metric.name for metric in of_scope(scope)]
-            newest = ", ".join(
-                f"argMax(`{name}`, ts) AS `{name}`, maxIf(ts, isNotNull(`{name}`)) AS `{name}_ts`" for name in metrics
-            )
             table = self._clients.arrow(
-                f"SELECT entity_id, {newest} FROM {samples_table(scope)} WHERE entity_id IN ({_ids(list(rows))})"
-                f" AND {during(now_ms - within_ms, now_ms + 1)} GROUP BY entity_id"
+                f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {', '.join(f'`{name}`' for name in metrics)}"
+                f" FROM {samples_table(scope)} WHERE entity_id IN ({_ids(list(rows))})"
+                f" AND {during(now_ms - within_ms, now_ms + 1)} ORDER BY ts"
             )
+            ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
             for name in metrics:
-                decoded, ts = values(table, name), _millis_of(table, f"{name}_ts")
-                for number, entity in enumerate(numbers(table, "entity_id").tolist()):
-                    if not np.isnan(decoded[number]):
-                        key = (scope, rows[entity].gpu, rows[entity].link or None)
-                        found.setdefault(key, {})[name] = (float(decoded[number]), int(ts[number]))
+                decoded = values(table, name)
+                held = np.flatnonzero(~np.isnan(decoded))
+                newest = dict(zip(ids[held].tolist(), held.tolist(), strict=True))  # the last of each stays
+                for entity, row in newest.items():
+                    key = (scope, rows[entity].gpu, rows[entity].link or None)
+                    found.setdefault(key, {})[name] = (float(decoded[row]), int(ts[row]))
         return found
 
     def last_seen(self, index: FleetIndex) -> Millis:
@@ -177,8 +176,3 @@ def _known(metric: str) -> str:
 
 def _ids(ids: list[int]) -> str:
     return ", ".join(map(str, ids))
-
-
-def _millis_of(table: pa.Table, column: str) -> Millis:
-    result: Millis = table[column].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).to_numpy()
-    return result
