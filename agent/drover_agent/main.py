@@ -49,7 +49,7 @@ def _run(argv: list[str]) -> int:
     commands.add_parser("config", help="print a settings file with every setting, its help and default")
     fleet = commands.add_parser("fleet", help="stream a whole simulated fleet from this process")
     if argv[:1] == ["fleet"]:
-        from drover_agent.simulation import run as simulation  # numpy, only here
+        import drover_agent.simulation.run as simulation  # numpy, only here
 
         simulation.add_arguments(fleet)
         return simulation.run(parser.parse_args(argv))

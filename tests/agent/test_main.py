@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig
+from drover_proto import telemetry_pb2 as pb
 from drover_proto.settings import sample
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
@@ -131,6 +132,27 @@ def test_a_node_with_gpus_tells_one_event_for_an_xid_from_both_sides(tmp_path: P
         [xid] = [event for event in server.events.values() if event.code == "79"]
         assert (xid.gpu, xid.count, xid.source) == (3, 1, "kmsg")
         assert server.broken == []
+
+    play(scenario())
+
+
+def test_a_hung_gpu_silences_itself_alone_and_the_agent_still_stops(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    async def scenario() -> None:
+        server = TelemetryServer()
+        words = overrides(tmp_path, await server.start(), interval_s="0.5", batch_s="1", kmsg_enabled="false")
+        agent = await start(*words, env=fake_nvml.env())
+        await until(lambda: len({key for key, _ in server.rows}) == 9, "eight GPUs and the host")
+        keys = {e.gpu: e.key for e in server.hellos[-1].entities if e.scope == pb.GPU}
+        fake_nvml.block(2, "nvmlDeviceGetEnforcedPowerLimit")
+        await until(lambda: "driver_hung" in server.codes(), "the silence as an event")
+        [hung] = [event for event in server.events.values() if event.code == "driver_hung"]
+        last = max(ts for key, ts in server.rows if key == keys[2])
+        others = set(keys.values()) - {keys[2]} | {"n1"}
+        await until(lambda: {key for key, ts in server.rows if ts > last + 4_000} == others, "all others go on")
+        await until(lambda: any(a.gpu == 2 and a.reason == "timeout" for a in server.absences))
+        assert hung.gpu == 2
+        await stop(agent)
+        assert agent.returncode == 0
 
     play(scenario())
 
