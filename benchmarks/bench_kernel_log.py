@@ -28,7 +28,7 @@ def main() -> None:
     delays: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with collector(folder, '[[nodes]]\nnames = "kmsg[00-19]"\nsku = "H100-SXM"\n') as (address, stub):
+        with collector(folder, '[[nodes]]\nnames = "kmsg[00-19]"\nsku = "H100-SXM"\n') as (address, _, stub):
 
             def seen(node: str) -> int:
                 return stub.GetNode(pb.NodeRequest(node=node), timeout=CALL_S).row.last_seen_ms

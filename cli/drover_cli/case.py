@@ -267,7 +267,7 @@ def _read_events(path: Path, index: FleetIndex, notes: list[str]) -> list[Event]
     events, strangers = [], 0
     for number, row in read_jsonl(path):
         try:
-            gpu = row.get("gpu")
+            gpu, received = row.get("gpu"), row.get("received")
             event = Event(
                 id=str(row.get("id", f"case/{number}")),
                 ts_ms=from_iso(row["ts"]),
@@ -280,6 +280,7 @@ def _read_events(path: Path, index: FleetIndex, notes: list[str]) -> list[Event]
                 backlog=bool(row.get("backlog", False)),
                 count=int(row.get("count", 1)),
                 forgeable=bool(row.get("forgeable", False)),
+                received_ms=None if received is None else from_iso(received),
                 clock_suspect=bool(row.get("clock_suspect", False)),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from drover_cli.case import ParquetWriter, write_jsonl
 from drover_proto.catalog import Scope
 from drover_proto.events import Event
 from drover_proto.fleet import FleetSpec, dump_json
-from drover_proto.times import iso
+from drover_proto.reports import event_report
 
 if TYPE_CHECKING:
     from drover_agent.simulation.fleet import SimulatedFleet
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
 ROWS_PER_WRITE = 100_000
 
 Columns = dict[str, npt.NDArray[np.float64]]
-
-
-def event_row(event: Event) -> dict[str, Any]:
-    """A line of events.jsonl."""
-    row = asdict(event)
-    code: int | str = int(event.code) if event.code.isdigit() else event.code
-    row.update(ts=iso(row.pop("ts_ms")), kind=event.kind.value, code=code)
-    del row["received_ms"]
-    return row
 
 
 class _Rows:
@@ -116,5 +106,6 @@ class CaseSink:
                 rows.close()
         spec = FleetSpec(self._spec.nodes, tuple(fleet.jobs), self._spec.name)
         (self._folder / "fleet.json").write_text(dump_json(spec), "utf-8")
-        write_jsonl(self._folder / "events.jsonl", (event_row(e) for e in sorted(self._events, key=lambda e: e.ts_ms)))
+        events = sorted(self._events, key=lambda e: e.ts_ms)
+        write_jsonl(self._folder / "events.jsonl", map(event_report, events))
         write_jsonl(self._folder / "labels.jsonl", (label.to_dict() for label in fleet.labels))

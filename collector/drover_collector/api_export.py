@@ -14,7 +14,7 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Event, Holding
 from drover_proto.fleet import FleetSpec, JobSpec, dump_json
-from drover_proto.reports import incident_report
+from drover_proto.reports import event_report, incident_report
 from drover_proto.times import iso
 
 CHUNK_BYTES = 1 << 20  # a client's default limit is 4 MiB a message
@@ -32,7 +32,7 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
     for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
         yield from _tables(f"{scope}.parquet", store.export(scope, from_ms, to_ms))
-    yield from _text("events.jsonl", _lines(event_row(e) for e in _events(facts, from_ms, to_ms)))
+    yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, to_ms)))
     absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
     incidents = sorted(facts.incidents(), key=lambda i: (i.opened_ms, i.id))
@@ -88,17 +88,6 @@ def jobs_of(holdings: Iterable[Holding]) -> tuple[JobSpec, ...]:
 
 def _job(name: str, run: Sequence[tuple[int, int | None, tuple[str, int]]], end_ms: int | None) -> JobSpec:
     return JobSpec(name, run[0][0], end_ms, tuple(sorted({member for _, _, member in run})))
-
-
-def event_row(event: Event) -> dict[str, Any]:
-    """A line of events.jsonl. What replay judges by (backlog, forgeable) comes along."""
-    row = asdict(event)
-    row["ts"] = iso(row.pop("ts_ms"))
-    row["code"] = int(event.code) if event.code.isdigit() else event.code
-    received_ms = row.pop("received_ms")
-    if received_ms is not None:
-        row["received"] = iso(received_ms)
-    return row
 
 
 def absence_row(absence: Absence) -> dict[str, Any]:

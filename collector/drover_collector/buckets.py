@@ -24,7 +24,7 @@ class Bucket:
     """Values of one closed bucket, laid out by a FleetIndex with N nodes and G GPUs.
 
     Attributes:
-        gpu, node: metric name -> float64 [G] or [N] in catalog units, NaN where absent; no key for what nobody reported.
+        gpu, node: metric name -> float64 [G] or [N] in catalog units, NaN where absent; no key for what none reported.
         link: likewise over the links of `FleetSpec` nodes in order (may be empty).
         gpu_rows, node_rows: int32 [G], [N]: how many samples fell into the bucket; 0 = silent.
         jobs: int32 [G]: index into `job_names` of the job that held the GPU at the bucket's end, -1 for none.

@@ -17,6 +17,7 @@ from drover_dashboard.table import Cell, Mark
 from drover_proto.events import Severity
 
 PAGES = Path(__file__).parent / "pages"
+ALERT_S = 1  # what is open is asked for this often: a fatal kernel line must be on the screen within 2 s
 FLEET, INCIDENTS, NODE = PAGES / "fleet.py", PAGES / "incidents.py", PAGES / "node.py"
 
 

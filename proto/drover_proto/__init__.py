@@ -1,1 +1,1 @@
-"""The contract all sides of Drover share: metrics, XIDs, events, topology and the wire. Imports stdlib, protobuf, grpc."""
+"""The contract all sides of Drover share: metrics, XIDs, events, topology, the wire. Needs stdlib, protobuf, grpc."""

@@ -104,7 +104,7 @@ def worse(a: Severity, b: Severity) -> Severity:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened on a node at a moment. `id` is stable over resends: node/spool/sequence, or a case's line."""
+    """Something that happened on a node. `id` is stable over resends: node/spool/sequence, or a case's line."""
 
     id: str
     ts_ms: int

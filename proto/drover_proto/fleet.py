@@ -156,7 +156,8 @@ def dump_json(spec: FleetSpec) -> str:
     nodes = []
     for node in spec.nodes:
         entry: dict[str, Any] = {
-            "name": node.name, "rack": node.rack, "leaf": node.leaf, "pool": node.pool, "sku": node.sku, "gpus": node.gpus,
+            "name": node.name, "rack": node.rack, "leaf": node.leaf, "pool": node.pool, "sku": node.sku,
+            "gpus": node.gpus,
         }  # fmt: skip
         if node.links:
             entry["links"] = [{"link": k.link, "gpu": k.gpu, "leaf": k.leaf} for k in node.links]

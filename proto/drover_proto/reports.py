@@ -1,4 +1,4 @@
-"""Incidents as the outside world reads them: one JSON object, times in ISO 8601 UTC.
+"""Incidents and events as the outside world reads them: one JSON object, times in ISO 8601 UTC.
 
 `drover replay` prints it, an export keeps it in incidents.jsonl, a webhook carries it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from drover_proto.events import Incident
+from drover_proto.events import Event, Incident
 from drover_proto.times import iso
 
 
@@ -35,6 +35,18 @@ def incident_report(incident: Incident) -> dict[str, Any]:
         "gpu_hours_lost": incident.gpu_hours_lost,
         "gpu_hours_waited": incident.gpu_hours_waited,
     }
+
+
+def event_report(event: Event) -> dict[str, Any]:
+    """A line of a case's events.jsonl. What a replay judges by (receipt, backlog, forgeable) comes along."""
+    row = dataclasses.asdict(event)
+    row["ts"] = iso(row.pop("ts_ms"))
+    received_ms = row.pop("received_ms")
+    if received_ms is not None:
+        row["received"] = iso(received_ms)
+    row["kind"] = str(event.kind)
+    row["code"] = int(event.code) if event.code.isdigit() else event.code
+    return row
 
 
 def _fact(evidence: dict[str, Any]) -> dict[str, Any]:

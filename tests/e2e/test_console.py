@@ -6,12 +6,8 @@ Screenshots stay in test-artifacts/console/.
 from __future__ import annotations
 
 import re
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +18,13 @@ from drover_agent.simulation.fleet import build_fleet
 from drover_dashboard.client import FleetClient
 from drover_proto.events import Incident, from_json
 from drover_proto.fleet import dump_toml
+from testbed.browser import CHROMIUM, FLAGS
+from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
 
 NODES = 16
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 SCREEN = {"width": 1440, "height": 900}
 SHOTS = Path(__file__).resolve().parents[2] / "test-artifacts" / "console"
 PAGE_MS = 30_000
@@ -45,57 +40,22 @@ class Console:
     log: Path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """A collector, a simulated fleet with the demo's faults, and the console, each a process of its own."""
     folder = tmp_path_factory.mktemp("console")
-    agents, api, web = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    (folder / "fleet.toml").write_text(dump_toml(build_fleet(NODES, 7)))
-    (folder / "collector.toml").write_text(
-        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
-        f'[ingest]\nlisten = "{agents}"\n[api]\nlisten = "{api}"\n'
-    )
-    with ExitStack() as stack:
-        fleet = FleetClient(api)
-        stack.callback(fleet.close)
-        start(stack, folder, "drover_collector.main", "run", "--config", str(folder / "collector.toml"))
-        wait_until(lambda: fleet.status().trouble is None, "the collector answers", 60)
-        start(
-            stack, folder, "drover_agent.main", "fleet", "--collector", agents, "--fleet", str(folder / "fleet.toml"),
+    port = free_port()
+    with (
+        collector(folder, dump_toml(build_fleet(NODES, 7))) as served,
+        closing(FleetClient(served.api)) as fleet,
+        running(
+            folder, "drover_agent.main", "fleet", "--collector", served.agents, "--fleet", str(folder / "fleet.toml"),
             "--spool-dir", str(folder / "spool"),
-        )  # fmt: skip
-        host, port = web.split(":")
-        log = start(stack, folder, "drover_dashboard.main", "--collector", api, "--address", host, "--port", port)
-        wait_until(lambda: reachable(host, int(port)), "the console listens", 60)
-        yield Console(f"http://{web}", fleet, log)
-
-
-def start(stack: ExitStack, folder: Path, module: str, *args: str) -> Path:
-    """Run a module until the stack unwinds; its log, which is shown when it ended before."""
-    log = folder / f"{module}.log"
-    output = stack.enter_context(log.open("w"))
-    child = subprocess.Popen([sys.executable, "-m", module, *args], stdout=output, stderr=output)
-
-    def stop() -> None:
-        ended = child.poll()
-        child.send_signal(signal.SIGTERM)
-        child.wait(30)
-        assert ended is None, f"{module} ended by itself with {ended}: {log.read_text()[-2000:]}"
-
-    stack.callback(stop)
-    return log
-
-
-def reachable(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
+        ),
+        running(folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port)) as log,
+    ):  # fmt: skip
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        yield Console(f"http://127.0.0.1:{port}", fleet, log)
 
 
 @dataclass

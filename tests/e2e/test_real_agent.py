@@ -16,7 +16,7 @@ from drover_proto.events import Incident, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.nvml import FakeNvml, build
 from testbed.nvml_values import GPUS, READ_BY_NVML, feed_distinct
-from testbed.system_processes import collector, running
+from testbed.system_processes import Collector, collector, running
 from testbed.waiting import wait_until
 
 NODE = "real-node"
@@ -24,7 +24,7 @@ CALL_S = 10.0
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, FleetStub]]:
+def served(tmp_path: Path) -> Iterator[Collector]:
     with collector(tmp_path, f'[[nodes]]\nnames = "{NODE}"\nrack = "r1"\nsku = "H100-SXM"\ngpus = {GPUS}\n') as found:
         yield found
 
@@ -49,10 +49,8 @@ def detail(stub: FleetStub) -> pb.NodeDetail:
     return stub.GetNode(pb.NodeRequest(node=NODE), timeout=CALL_S)
 
 
-def test_a_machine_without_gpu_streams_its_host_and_says_why_there_is_no_gpu(
-    tmp_path: Path, served: tuple[str, FleetStub]
-) -> None:
-    address, stub = served
+def test_a_machine_without_gpu_streams_its_host_and_says_why_there_is_no_gpu(tmp_path: Path, served: Collector) -> None:
+    address, _, stub = served
     env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
     args = agent_args(tmp_path, address, "kmsg_enabled=false", "hardware=nvml")
     with running(tmp_path, "drover_agent.main", *args, env=env):
@@ -67,13 +65,13 @@ def test_a_machine_without_gpu_streams_its_host_and_says_why_there_is_no_gpu(
         assert not any(v.present for v in gpu.values)
 
 
-def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, served: tuple[str, FleetStub]) -> None:
+def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, served: Collector) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("the stand-in for NVML is compiled with gcc: apt-get install gcc libc6-dev")
     fake = FakeNvml(tmp_path / "nvml.script", build(tmp_path))
     fake.healthy(GPUS)
     expected = feed_distinct(fake)
-    address, stub = served
+    address, _, stub = served
     names = {m.name for m in READ_BY_NVML}
     args = agent_args(tmp_path, address, "kmsg_enabled=false")
     with running(tmp_path, "drover_agent.main", *args, env={**os.environ, **fake.env()}):
@@ -93,8 +91,8 @@ def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, ser
 
 
 @pytest.mark.system
-def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: tuple[str, FleetStub]) -> None:
-    address, stub = served
+def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: Collector) -> None:
+    address, _, stub = served
     args = agent_args(tmp_path, address, "hardware=none", "kmsg_accept_user_facility=true")
 
     def incidents() -> list[Incident]:
@@ -119,10 +117,8 @@ def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: tu
 
 
 @pytest.mark.system
-def test_a_line_that_user_space_could_have_forged_is_kept_but_not_acted_on(
-    tmp_path: Path, served: tuple[str, FleetStub]
-) -> None:
-    address, stub = served
+def test_a_line_that_user_space_could_have_forged_is_kept_but_not_acted_on(tmp_path: Path, served: Collector) -> None:
+    address, _, stub = served
     with running(tmp_path, "drover_agent.main", *agent_args(tmp_path, address, "hardware=none")):
         wait_until(lambda: detail(stub).row.last_seen_ms, "the agent streams")
         with Path("/dev/kmsg").open("w") as kernel_log:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -19,10 +20,22 @@ from testbed.waiting import wait_until
 STOP_S = 30.0
 
 
+class Collector(NamedTuple):
+    agents: str  # address for agents
+    api: str  # address of the Fleet API
+    stub: FleetStub
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def reachable(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
 
 
 @contextmanager
@@ -41,8 +54,8 @@ def running(folder: Path, module: str, *args: str, env: Mapping[str, str] | None
 
 
 @contextmanager
-def collector(folder: Path, fleet_toml: str) -> Iterator[tuple[str, FleetStub]]:
-    """A collector with an embedded store in `folder`: the address for agents, and a stub of its Fleet API."""
+def collector(folder: Path, fleet_toml: str) -> Iterator[Collector]:
+    """A collector with an embedded store in `folder`."""
     agents, api = (f"127.0.0.1:{free_port()}" for _ in range(2))
     (folder / "fleet.toml").write_text(fleet_toml)
     (folder / "collector.toml").write_text(
@@ -62,4 +75,4 @@ def collector(folder: Path, fleet_toml: str) -> Iterator[tuple[str, FleetStub]]:
                 return False
 
         wait_until(answers, "the collector answers", 60)
-        yield agents, stub
+        yield Collector(agents, api, stub)

@@ -86,7 +86,7 @@ def _tiles(status: pb.Status) -> None:
         column.metric(label, shown, context, delta_color="off", delta_arrow="off", border=True)
 
 
-@st.fragment(run_every=REFRESH_S)
+@st.fragment(run_every=view.ALERT_S)
 def incidents() -> None:
     """Open incidents, worst first."""
     who = view.viewer()

@@ -36,7 +36,7 @@ def filters() -> tuple[str, str]:
     return state, severity
 
 
-@st.fragment(run_every=5)
+@st.fragment(run_every=view.ALERT_S)
 def listing(state: str, severity: str) -> None:
     who = view.viewer()
     answer = client.fleet().incidents(state, min_severity=severity)
