@@ -100,7 +100,7 @@ def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: Co
         return [from_json(Incident, text) for text in reply.incidents_json]
 
     def told() -> list[Incident]:
-        return [i for i in incidents() if i.cause == "xid_79"]
+        return [i for i in incidents() if i.cause == "xid_79" and i.severity == "critical"]
 
     with running(tmp_path, "drover_agent.main", *args):
         wait_until(lambda: detail(stub).row.last_seen_ms, "the agent streams")
@@ -111,9 +111,10 @@ def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: Co
         found = told()
         events = [json.loads(text) for text in detail(stub).events_json]
     assert len(found) == 1
-    assert found[0].node == NODE and found[0].severity == "critical"
+    assert found[0].node == NODE
     assert any("drover-test" in e.text for e in found[0].evidence)
-    assert [e["code"] for e in events if e["kind"] == "xid"] == ["79"]
+    # lines of earlier runs are still in the log: they come as backlog, and alone they alarm nobody
+    assert [e["code"] for e in events if e["kind"] == "xid" and not e["backlog"]] == ["79"]
 
 
 @pytest.mark.system
