@@ -6,13 +6,14 @@ Default policy: NVIDIA's XID catalog (drover_proto/xid_table.py). Policies may r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
 from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
+from drover_collector.detectors.xid_state import Key, Open, Seen, State, Where
 from drover_collector.detectors.xid_verdicts import RECOVERY_CODE, Verdict, judge
 from drover_proto.catalog import RECOVERY_ACTIONS
 from drover_proto.events import (
@@ -23,7 +24,6 @@ from drover_proto.events import (
     Finding,
     Incident,
     IncidentKind,
-    Member,
     Severity,
     Wanted,
 )
@@ -48,42 +48,6 @@ QUIET_WARNING_MS = 3_600_000
 QUIET_INFO_MS = 600_000
 PER_KEY = 16  # bursts remembered per GPU and code
 MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
-
-Where = tuple[str, int | None]
-Key = tuple[str, int | None, int]
-
-
-@dataclass(slots=True)
-class Open:
-    """What this detector holds open on a GPU (or node): the worst code of it."""
-
-    severity: Severity
-    kind: IncidentKind
-    cause: str
-    last_ms: int
-    back_ms: int | None = None  # when the GPU was reset or answered again
-
-
-@dataclass(slots=True)
-class Seen:
-    """One line of the last minute."""
-
-    ts_ms: int
-    node: str
-    gpu: int | None
-    code: int
-    job: str | None
-    severity: Severity
-
-
-@dataclass(slots=True)
-class State:
-    bursts: dict[Key, list[list[int]]] = field(default_factory=dict)  # [first, last] of each, oldest first
-    app_faults: dict[Key, list[int]] = field(default_factory=dict)  # those that were no crash of a whole job
-    open: dict[Where, Open] = field(default_factory=dict)
-    recent: list[Seen] = field(default_factory=list)
-    pending: list[tuple[int, Event, str]] = field(default_factory=list)  # (due, event, job)
-    crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:

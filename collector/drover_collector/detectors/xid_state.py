@@ -1,0 +1,43 @@
+"""What the XID detector remembers. Bounded: see PER_KEY and MAX_KEYS in `xid.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from drover_proto.events import Event, IncidentKind, Member, Severity
+
+Where = tuple[str, int | None]
+Key = tuple[str, int | None, int]
+
+
+@dataclass(slots=True)
+class Open:
+    """What this detector holds open on a GPU (or node): the worst code of it."""
+
+    severity: Severity
+    kind: IncidentKind
+    cause: str
+    last_ms: int
+    back_ms: int | None = None  # when the GPU was reset or answered again
+
+
+@dataclass(slots=True)
+class Seen:
+    """One line of the last minute."""
+
+    ts_ms: int
+    node: str
+    gpu: int | None
+    code: int
+    job: str | None
+    severity: Severity
+
+
+@dataclass(slots=True)
+class State:
+    bursts: dict[Key, list[list[int]]] = field(default_factory=dict)  # [first, last] of each, oldest first
+    app_faults: dict[Key, list[int]] = field(default_factory=dict)  # those that were no crash of a whole job
+    open: dict[Where, Open] = field(default_factory=dict)
+    recent: list[Seen] = field(default_factory=list)
+    pending: list[tuple[int, Event, str]] = field(default_factory=list)  # (due, event, job)
+    crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
