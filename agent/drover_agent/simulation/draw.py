@@ -118,8 +118,8 @@ def _attempt(
     meets = any(job.start_s <= start - settle and start + duration + 30 <= job.end_s for job in jobs)
     if kind.needs_job and not meets:
         return None
-    if name == ("straggler", "nic") and len(group.nodes) < 2:
-        return None  # a job on one node uses no network
+    if kind.scope == "node" and name[0] == "straggler" and len(group.nodes) < 2:
+        return None  # in a job on one node all ranks are late alike, and none uses the network
     node = spec.nodes[int(rng.choice(group.nodes))]
     gpu = int(rng.integers(node.gpus)) if kind.scope == "gpu" else None
     severity = round(float(rng.uniform(*kind.severity)), 3)
