@@ -26,7 +26,6 @@ from drover_collector.ingest_writers import Limits, Writers
 from drover_collector.records import Taken, take_record
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from drover_proto import telemetry_pb2_grpc as rpc
 from drover_proto.events import Event
 
 __all__ = ["Ingest", "IngestStats", "Limits"]
@@ -37,8 +36,8 @@ PROTOCOL = 1
 MAX_NAME = 253  # of a host
 
 
-class Ingest(rpc.TelemetryServicer):
-    """The Telemetry service. Start it by registering it; end it with `close` after the server's stop.
+class Ingest:
+    """The Telemetry service. `register` it with a server; `close` it after the server's stop.
 
     Args:
         on_events: is told of events that are stored, each once, from the event loop; returns at once.
@@ -70,7 +69,7 @@ class Ingest(rpc.TelemetryServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Serve agents there. Messages come as bytes, so that one that cannot be parsed does not end its stream."""
         handler: grpc.RpcMethodHandler[bytes, pb.CollectorMessage] = grpc.stream_stream_rpc_method_handler(
-            self.Stream, request_deserializer=None, response_serializer=pb.CollectorMessage.SerializeToString
+            self._stream, request_deserializer=None, response_serializer=pb.CollectorMessage.SerializeToString
         )
         service = pb.DESCRIPTOR.services_by_name["Telemetry"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Stream": handler}),))
@@ -81,13 +80,11 @@ class Ingest(rpc.TelemetryServicer):
 
     # ---- streams
 
-    async def Stream(  # type: ignore[override]  # noqa: N802  # gRPC's name; grpc.aio also takes what writes by itself
-        self, request_iterator: AsyncIterator[bytes | pb.AgentMessage], context: Any
-    ) -> None:
+    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> None:
         """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
         session = Session(context)
         self.stats.connected += 1
-        session.reader = asyncio.create_task(self._read(session, request_iterator))
+        session.reader = asyncio.create_task(self._read(session, messages))
         try:
             await asyncio.wait({session.reader})
             if session.reader.cancelled():
@@ -102,25 +99,22 @@ class Ingest(rpc.TelemetryServicer):
             if self._sessions.get(session.node) is session:
                 del self._sessions[session.node]
 
-    async def _read(self, session: Session, messages: AsyncIterator[bytes | pb.AgentMessage]) -> None:
+    async def _read(self, session: Session, messages: AsyncIterator[bytes]) -> None:
         async for raw in messages:
-            if isinstance(raw, bytes):
-                try:
-                    message, size = pb.AgentMessage.FromString(raw), len(raw)
-                except DecodeError:
-                    self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("junk", "a message that is none of ours"))
-                    continue
-            else:
-                message, size = raw, raw.ByteSize()
+            try:
+                message = pb.AgentMessage.FromString(raw)
+            except DecodeError:
+                self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("junk", "a message that is none of ours"))
+                continue
             if session.node:
                 self.stats.last_seen[session.node] = self._now_ms()
             match message.WhichOneof("kind"):
                 case "hello":
                     await self._hello(session, message.hello)
                 case "batch":
-                    self._batch(session, message.batch, size)
+                    self._batch(session, message.batch, len(raw))
                 case "record":
-                    self._record(session, message.record, size)
+                    self._record(session, message.record, len(raw))
                 case kind:
                     self.stats.skipped[kind or "unknown"] += 1  # from a newer agent
             if not self._writers.room.is_set():

@@ -109,6 +109,7 @@ async def test_killed_between_inserts_nothing_acknowledged_is_lost_or_doubled(tm
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", COUNT, url], capture_output=True, check=True, timeout=60
     )
+    assert list((tmp_path / "store" / "inserts").rglob("*.arrow")) == []  # nothing is left of what was under way
     found = json.loads(done.stdout)
     seqs = [ts - T0 for ts in found["ts"]]
     assert len(seqs) == len(set(seqs))

@@ -7,6 +7,7 @@ directory would be read, and its `path` obeyed, so it gets a config of its own; 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import queue
 import threading
@@ -38,10 +39,19 @@ SETTINGS = {
 
 
 class Clients:
-    """A pool: each client is used by one thread at a time, and at most `CLIENTS` exist."""
+    """A pool: each client is used by one thread at a time, and at most `CLIENTS` exist.
 
-    def __init__(self, make: Callable[[], Any], on_close: Callable[[], None] = lambda: None) -> None:
+    Args:
+        files: where the embedded engine takes inserts from (clickhouse-connect's way is a file in the system's
+            temporary folder, which a kill -9 leaves there); None: a server, which takes them from the connection.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], files: Path | None = None, on_close: Callable[[], None] = lambda: None
+    ) -> None:
         self._make = make
+        self._files = files
+        self._numbers = itertools.count()
         self._on_close = on_close
         self._free: queue.LifoQueue[Any] = queue.LifoQueue()
         self._lock = threading.Lock()
@@ -79,9 +89,24 @@ class Clients:
 
     def insert(self, table: str, data: pa.Table) -> None:
         """Durable when it returns: it survives a kill -9 of this process."""
-        if data.num_rows:
-            with self.use() as client:
+        if not data.num_rows:
+            return
+        with self.use() as client:
+            if self._files is None:
                 client.insert_arrow(table, data)
+            else:
+                self._insert_file(client, table, data, self._files / f"insert-{next(self._numbers)}.arrow")
+
+    def _insert_file(self, client: Any, table: str, data: pa.Table, file: Path) -> None:
+        columns = ", ".join(f"`{name}`" for name in data.column_names)
+        try:
+            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
+                writer.write_table(data)
+            client.command(f"INSERT INTO {table} ({columns}) FROM INFILE '{_quoted(file)}' FORMAT Arrow")
+        except OSError as error:
+            raise StoreError(f"{file}: {error.strerror or error}; is the disk full?") from error
+        finally:
+            file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Waits for running statements."""
@@ -184,6 +209,7 @@ def _embedded(path: Path, database: str, wait_s: float) -> Clients:
                 chdb_options={"config-file": str(config)},
             )
 
+        _clear(path / "inserts" / database)
         with _no_stray_config(path):
             first = make("default")
         first.command(f"CREATE DATABASE IF NOT EXISTS {_name(database)} ENGINE = Atomic")
@@ -194,7 +220,7 @@ def _embedded(path: Path, database: str, wait_s: float) -> Clients:
     except StoreError:
         _release(path, database)
         raise
-    return Clients(lambda: make(database), lambda: _release(path, database))
+    return Clients(lambda: make(database), path / "inserts" / database, lambda: _release(path, database))
 
 
 def _acquire(path: Path, database: str, wait_s: float) -> None:
@@ -257,6 +283,13 @@ def _pinned_config(path: Path) -> Path:
     return config
 
 
+def _clear(folder: Path) -> None:
+    """The folder for inserts, without what a killed process left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("insert-*.arrow"):
+        left.unlink()
+
+
 @contextmanager
 def _no_stray_config(path: Path) -> Iterator[None]:
     """Out of a working directory with a `config.xml` while the engine starts: it looks there even when told another."""
@@ -275,6 +308,10 @@ def _name(database: str) -> str:
     if not database.replace("_", "").isalnum() or not database.isascii():
         raise StoreError(f"{database!r} is no name for a database; use letters, digits and '_'")
     return f"`{database}`"
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _one_line(error: Exception) -> str:
