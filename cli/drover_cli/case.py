@@ -30,6 +30,10 @@ CHUNK_BUCKETS = 60
 MAX_BUCKET_MS = 600_000
 
 
+# columns beside ts and node that say what a row describes
+KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"]}
+
+
 class CaseError(CliError):
     """A case folder that cannot be used."""
 
@@ -61,6 +65,7 @@ class Case:
     index: FleetIndex
     gpu: Samples | None
     node: Samples | None
+    link: Samples | None
     events: list[Event]
     interval_ms: int
     notes: list[str] = field(default_factory=list)
@@ -73,13 +78,13 @@ class Case:
     @property
     def span(self) -> tuple[int, int]:
         """First and last time of anything in the case."""
-        times = [s.ts_ms[k] for s in (self.gpu, self.node) if s is not None and len(s.ts_ms) for k in (0, -1)]
+        times = [s.ts_ms[k] for s in self._samples() for k in (0, -1)]
         times += [e.ts_ms for e in self.events]
         return (int(min(times)), int(max(times))) if times else (0, 0)
 
     def buckets(self) -> Iterator[Bucket]:
         """All buckets of the case in time order, gaps included (as buckets without rows)."""
-        sources = [s for s in (self.gpu, self.node) if s is not None and len(s.ts_ms)]
+        sources = self._samples()
         if not sources:
             return
         length = self.bucket_ms
@@ -91,6 +96,7 @@ class Case:
             count = min(CHUNK_BUCKETS, last + 1 - start)
             gpu, gpu_rows = _aggregate(self.gpu, start, count, length, self.index.gpu_count, refused)
             node, node_rows = _aggregate(self.node, start, count, length, self.index.node_count, refused)
+            link, _ = _aggregate(self.link, start, count, length, len(_ports(self.index)), refused)
             for i in range(count):
                 begin = (start + i) * length
                 rows = node_rows[i].copy()
@@ -104,8 +110,12 @@ class Case:
                     node_rows=rows,
                     jobs=self._jobs_at(begin + length),
                     job_names=job_names,
+                    link={name: values[i] for name, values in link.items()},
                 )
         self.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
+
+    def _samples(self) -> list[Samples]:
+        return [s for s in (self.gpu, self.node, self.link) if s is not None and len(s.ts_ms)]
 
     def _jobs_at(self, ts_ms: int) -> npt.NDArray[np.int32]:
         jobs = np.full(self.index.gpu_count, -1, np.int32)
@@ -152,11 +162,15 @@ def read_case(path: Path) -> Case:
     node = _read_samples(path / "node.parquet", Scope.NODE, index, notes)
     if gpu is None and node is None:
         raise CaseError(f"{path}: neither gpu.parquet nor node.parquet; a case needs samples to judge")
-    if (path / "link.parquet").exists():
-        notes.append("link.parquet: no detector of this version looks at links; left out")
+    link = _read_samples(path / "link.parquet", Scope.LINK, index, notes)
     events = _read_events(path / "events.jsonl", index, notes)
     interval = _interval_ms(gpu if gpu is not None else node, notes)
-    return Case(path, spec, index, gpu, node, events, interval, notes)
+    return Case(path, spec, index, gpu, node, link, events, interval, notes)
+
+
+def _ports(index: FleetIndex) -> list[tuple[str, str]]:
+    """(node, link) of all ports of the fleet, in the order that buckets have them."""
+    return [(node.name, link.link) for node in index.nodes for link in node.links]
 
 
 def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str]) -> Samples | None:
@@ -167,22 +181,15 @@ def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str])
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
-    needed = ["ts", "node", "gpu"] if scope is Scope.GPU else ["ts", "node"]
+    needed = ["ts", "node", *KEYS.get(scope, [])]
     missing = [name for name in needed if name not in table.column_names]
     if missing:
         raise CaseError(f"{path}: column {missing[0]!r} is missing; it needs {', '.join(needed)} and catalog columns")
     ts_ms = _times(path, table.column("ts"))
-    names = table.column("node").cast(pa.string()).combine_chunks()
-    numbers = pc.index_in(names, pa.array([n.name for n in index.nodes], pa.string()))
-    node = numbers.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
-    known = node >= 0
-    entity = node
-    if scope is Scope.GPU:
-        slots = table.column("gpu").cast(pa.int64()).fill_null(-1).to_numpy().astype(np.int32)
-        counts = np.diff(index.first_gpu)
-        known &= (slots >= 0) & (slots < np.where(known, counts[node], 0))
-        entity = (np.where(known, index.first_gpu[node], 0) + slots).astype(np.int32)
+    entity = _entities(table, scope, index)
+    known = entity >= 0
     if not known.all():
+        names = table.column("node").cast(pa.string())
         strangers = sorted({str(names[int(i)]) for i in np.flatnonzero(~known)[:1000]})
         notes.append(
             f"{path.name}: {int((~known).sum())} rows of things fleet.json does not list "
@@ -207,6 +214,26 @@ def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str])
     order = np.flatnonzero(known)
     order = order[np.argsort(ts_ms[order], kind="stable")]
     return Samples(ts_ms[order], entity[order], table.select(columns).take(pa.array(order)).combine_chunks())
+
+
+def _entities(table: pa.Table, scope: Scope, index: FleetIndex) -> npt.NDArray[np.int32]:
+    """What each row describes, -1 for what the fleet does not list."""
+
+    def numbers(names: pa.Array, known: list[str]) -> npt.NDArray[np.int32]:
+        found = pc.index_in(names, pa.array(known, pa.string()))
+        return np.asarray(found.fill_null(-1), np.int32)
+
+    names = table.column("node").cast(pa.string()).combine_chunks()
+    if scope is Scope.LINK:
+        ports = pc.binary_join_element_wise(names, table.column("link").cast(pa.string()).combine_chunks(), "/")
+        return numbers(ports, [f"{node}/{link}" for node, link in _ports(index)])
+    node = numbers(names, [n.name for n in index.nodes])
+    if scope is Scope.NODE:
+        return node
+    slots = table.column("gpu").cast(pa.int64()).fill_null(-1).to_numpy()
+    counts = np.diff(index.first_gpu)
+    known = (node >= 0) & (slots >= 0) & (slots < counts[node])
+    return np.where(known, index.first_gpu[node] + slots, -1).astype(np.int32)
 
 
 def _times(path: Path, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -175,7 +175,7 @@ def dump_json(spec: FleetSpec) -> str:
 
 
 def dump_toml(spec: FleetSpec) -> str:
-    """A `fleet.toml` with one entry per node. Links are left out: importers add them."""
+    """A `fleet.toml` with one entry per node."""
     lines = [f"name = {json.dumps(spec.name)}", ""]
     for node in spec.nodes:
         lines += [
@@ -183,9 +183,15 @@ def dump_toml(spec: FleetSpec) -> str:
             f"names = {json.dumps(node.name)}",
             *(f"{key} = {json.dumps(getattr(node, key))}" for key in ("rack", "leaf", "pool", "sku")),
             f"gpus = {node.gpus}",
+            *([f"links = [{', '.join(_inline(link) for link in node.links)}]"] if node.links else []),
             "",
         ]
     return "\n".join(lines)
+
+
+def _inline(link: LinkSpec) -> str:
+    given = {"link": link.link, "gpu": link.gpu, "leaf": link.leaf}
+    return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items() if value is not None) + "}"
 
 
 def _spec(path: Path, nodes: tuple[NodeSpec, ...], jobs: tuple[JobSpec, ...], name: str) -> FleetSpec:

@@ -26,7 +26,8 @@ def test_host_lists() -> None:
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:
-    spec = FleetSpec((NodeSpec("a1", "r1", "l1", "train", "H100-SXM"), NodeSpec("a2", gpus=4)), name="prod")
+    links = (LinkSpec("mlx5_0", 0, "l1"), LinkSpec("eth0"))
+    spec = FleetSpec((NodeSpec("a1", "r1", "l1", "train", "H100-SXM", 8, links), NodeSpec("a2", gpus=4)), name="prod")
     path = tmp_path / "fleet.toml"
     path.write_text(dump_toml(spec))
     assert load_toml(path) == spec
