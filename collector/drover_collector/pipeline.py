@@ -96,7 +96,7 @@ class Pipeline:
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsaved: deque[Outcome] = deque()
+        self._unsaved: deque[tuple[Outcome, Sequence[Event]]] = deque()  # with the events that were judged
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
         self.awake_ms = self.started_ms
@@ -110,6 +110,7 @@ class Pipeline:
         """
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(self._judge, self._restore)
+        self._arrived.set()  # for events that a crash left unjudged
 
     async def run(self) -> None:
         """Until cancelled; what goes wrong with one tick or event is logged and counted, and the next goes on."""
@@ -125,7 +126,7 @@ class Pipeline:
         await loop.run_in_executor(self._judge, self._save)
         await loop.run_in_executor(None, self.outbox.stop)
         self._judge.shutdown()
-        for outcome in self._unsaved:
+        for outcome, _ in self._unsaved:
             log.error("not stored at the end: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))
 
     def take_events(self, events: Sequence[Event]) -> None:
@@ -154,16 +155,19 @@ class Pipeline:
         # Those of a time when no collector ran are no silence of the nodes. The newest one goes in all the same: it
         # tells how old the rest is, so that what was healthy then is unknown now.
         heard = [b for b in buckets[:-1] if _heard(b)] + buckets[-1:]
-        events = self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
+        unjudged = self.store.unjudged_events(now_ms, MAX_EVENTS)
+        left = {e.id for e in unjudged}
+        events = [e for e in self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
         self.engine.restore(incidents, heard, sorted(events, key=lambda e: e.ts_ms))
+        self._events.extend(unjudged)
         self.newest = next((b for b in reversed(heard) if _heard(b)), None)
         self.incidents = self.engine.incidents
         self.outbox.start()
         told = self.outbox.enqueue(incidents)
         if incidents or self.newest:
             log.info(
-                "restored %d incidents, %d buckets, %d events; %d messages were not yet written",
-                len(incidents), len(heard), len(events), told,
+                "restored %d incidents, %d buckets, %d events; %d events and %d messages had been left over",
+                len(incidents), len(heard), len(events), len(unjudged), told,
             )  # fmt: skip
 
     async def _run_events(self) -> None:
@@ -224,7 +228,7 @@ class Pipeline:
         events = [self._events.popleft() for _ in range(len(self._events))]
         if events:
             now_ms = self.now_ms()
-            self._guarded(lambda: self.engine.on_events(events, now_ms))
+            self._guarded(lambda: self.engine.on_events(events, now_ms), events)
             self.ticks.troubles.pop("events", None)
 
     def judge_bucket(self, bucket: Bucket) -> None:
@@ -234,17 +238,17 @@ class Pipeline:
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1
 
-    def _guarded(self, call: Callable[[], Outcome]) -> None:
+    def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = ()) -> None:
         try:
             outcome = call()
         except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
             self._failed(error)
             return
-        if outcome.findings or outcome.incidents or outcome.decisions or outcome.health:
-            self._unsaved.append(outcome)
-        self.incidents = self.engine.incidents
+        if events or outcome.findings or outcome.incidents or outcome.decisions or outcome.health:
+            self._unsaved.append((outcome, events))
         self._tell_detectors()
         self._save()
+        self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 
     def _failed(self, error: Exception) -> None:
         self.ticks.failures += 1
@@ -268,18 +272,19 @@ class Pipeline:
         """Stores outcomes in order. One that fails stays first in line; writing one twice changes nothing."""
         try:
             while self._unsaved:
-                outcome = self._unsaved[0]
+                outcome, events = self._unsaved[0]
                 self.store.write_findings(list(outcome.findings))
                 self.store.write_incidents(list(outcome.incidents))
                 self.store.write_decisions(list(outcome.decisions))
                 self.store.write_health([dataclasses.asdict(change) for change in outcome.health])
                 self.outbox.enqueue(outcome.incidents)
+                self.store.write_judged(events)
                 self._unsaved.popleft()
             self.ticks.troubles.pop("store", None)
         except StoreError as error:
             self._store_failed(error)
             if len(self._unsaved) > MAX_UNSAVED:
-                lost = self._unsaved.popleft()
+                lost, _ = self._unsaved.popleft()
                 log.error("given up: %d incidents, %d findings", len(lost.incidents), len(lost.findings))
 
     def _store_failed(self, error: StoreError) -> None:

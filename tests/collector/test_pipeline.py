@@ -101,8 +101,8 @@ def test_an_event_becomes_a_stored_incident_at_once(store: Store, index: FleetIn
         async with running(pipeline_of(store, index, clock)) as pipeline:
             store.write_events([xid(1)])
             pipeline.take_events([xid(1)])
-            await until(lambda: bool(store.incidents("open")), "an incident is stored")
-            (incident,) = store.incidents("open")
+            await until(lambda: bool(pipeline.incidents), "an incident is told")
+            (incident,) = store.incidents("open")  # what is told is stored
             assert (incident.node, incident.gpu, incident.cause) == ("n1", 1, "xid_79")
             assert incident.severity is Severity.CRITICAL
             assert pipeline.incidents[incident.id] == incident
@@ -131,6 +131,41 @@ def test_a_restart_raises_no_second_alarm(store: Store, index: FleetIndex) -> No
             assert {i.id for i in store.incidents("all") if i.cause == "xid_79"} == {
                 i.id for i in before.values() if i.cause == "xid_79"
             }
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_a_crash_left_unjudged_is_judged_after_the_restart(store: Store, index: FleetIndex) -> None:
+    """Stored and acknowledged, then kill -9: the agent will not send it again, so nobody else would tell."""
+
+    async def scenario() -> None:
+        day = 86_400_000
+        store.write_events([xid(1), xid(2, "n2", T0 - day), xid(3, "n3", T0 - 30 * day)])
+        async with running(pipeline_of(store, index, Clock(T0 + 5000))):
+            await until(lambda: len(store.incidents("open")) == 2, "what was left over is judged")
+            assert {i.node for i in store.incidents("open")} == {"n1", "n2"}, "what is a month old alarms nobody"
+        assert store.unjudged_events(T0 + 5000, 10) == []
+        versions = {i.id: i.version for i in store.incidents("all")}
+        async with running(pipeline_of(store, index, Clock(T0 + 9000))):
+            pass
+        assert {i.id: i.version for i in store.incidents("all")} == versions, "once is enough"
+
+    asyncio.run(scenario())
+
+
+def test_events_count_as_judged_only_when_their_outcome_is_stored(
+    store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise StoreError("no space left")
+
+    async def scenario() -> None:
+        store.write_events([xid(1)])
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write_incidents", full)
+            async with running(pipeline_of(store, index, Clock(T0 + 5000))) as pipeline:
+                await until(lambda: pipeline.ticks.store_failures > 0, "the store refuses")
+        assert [e.id for e in store.unjudged_events(T0 + 5000, 10)] == [xid(1).id]
 
     asyncio.run(scenario())
 

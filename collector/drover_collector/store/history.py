@@ -7,6 +7,7 @@ from typing import Any
 
 from drover_collector.store.base import Base, during, moment
 from drover_collector.store.records import OutboxRow
+from drover_collector.store.schema import UNJUDGED_DAYS
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, from_dict, from_json
 
 
@@ -25,10 +26,18 @@ class History(Base):
             parameters["node"] = node
         if gpu is not None:
             where += f" AND gpu = {int(gpu)}"
+        return self._events(f"{where} ORDER BY ts DESC, id DESC LIMIT {int(limit)}", parameters)
+
+    def unjudged_events(self, now_ms: int, limit: int) -> list[Event]:
+        """Events of the last days that are stored, but whose outcome is not; in order of receipt."""
+        since = f"received >= {moment(now_ms - UNJUDGED_DAYS * 86_400_000)}"
+        judged = f"SELECT id FROM judged_events WHERE {since}"
+        return self._events(f"{since} AND id NOT IN ({judged}) ORDER BY received, id LIMIT {int(limit)}", {})
+
+    def _events(self, where: str, parameters: dict[str, Any]) -> list[Event]:
         found = self._clients.rows(
             f"SELECT id, {_ms('ts')} AS ts_ms, node, gpu, kind, code, message, source, backlog, count,"
-            f" {_ms('received')} AS received_ms, clock_suspect, forgeable FROM events FINAL"
-            f" WHERE {where} ORDER BY ts DESC, id DESC LIMIT {int(limit)}",
+            f" {_ms('received')} AS received_ms, clock_suspect, forgeable FROM events FINAL WHERE {where}",
             parameters,
         )
         return [from_dict(Event, row) for row in found]

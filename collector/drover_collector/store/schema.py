@@ -13,6 +13,7 @@ from drover_collector.store.errors import StoreError
 from drover_collector.store.records import clickhouse_type
 from drover_proto.catalog import Kind, Metric, Scope, of_scope
 
+UNJUDGED_DAYS = 7  # an event older than this alarms nobody any more
 EVENT_DAYS = 400  # a year and a bit: what risk and repair histories look back on
 
 
@@ -94,6 +95,11 @@ def tables(retention_days: int) -> tuple[Table, ...]:
                 Column("received", TIME), Column("clock_suspect", "Bool"), Column("forgeable", "Bool"),
             ),
             "ReplacingMergeTree", "(ts, id)", "", event_ttl,
+        ),
+        Table(
+            "judged_events",  # those whose outcome is stored; after a crash the others are judged again
+            (Column("id", "String"), Column("received", TIME)),
+            "ReplacingMergeTree", "id", "", f"toDateTime(received) + toIntervalDay({UNJUDGED_DAYS + 1})",
         ),
         Table(
             "absences",  # `closed` is the version: the end of an interval wins over a resend of its beginning

@@ -74,7 +74,7 @@ class Writes(Base):
                 "source": lambda e: e.source,
                 "backlog": lambda e: e.backlog,
                 "count": lambda e: e.count,
-                "received": lambda e: _Ms(e.ts_ms if e.received_ms is None else e.received_ms),
+                "received": _received,
                 "clock_suspect": lambda e: e.clock_suspect,
                 "forgeable": lambda e: e.forgeable,
             },
@@ -201,6 +201,10 @@ class Writes(Base):
             },
         )
 
+    def write_judged(self, events: Sequence[Event]) -> None:
+        """Events whose outcome is stored."""
+        self._insert("judged_events", events, {"id": lambda e: e.id, "received": _received})
+
     def write_lane_seqs(self, seqs: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
         """(node, spool id) -> lane -> the last sequence that is stored."""
         rows = [(node, spool, lane, seq) for (node, spool), held in seqs.items() for lane, seq in held.items()]
@@ -225,6 +229,10 @@ class Writes(Base):
             times = isinstance(held[0], _Ms)
             arrays[name] = millis([ms.value for ms in held]) if times else _array(table, name, held)
         self._clients.insert(table, pa.table(arrays))
+
+
+def _received(event: Event) -> _Ms:
+    return _Ms(event.ts_ms if event.received_ms is None else event.received_ms)
 
 
 class _Ms:
