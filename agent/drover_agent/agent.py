@@ -141,11 +141,12 @@ class Agent:
         for absence in self._absences.changes():
             self._add_record(absence.from_ms, pb.Record(absence=absence))
         if self._dictionary.changed:
+            self._uplink.hello_changed()
+        if self._dictionary.due:
             try:
                 self._dictionary.save()
             except OSError as error:
                 log.error("%s: %s", self._dictionary.path, error.strerror)
-            self._uplink.hello_changed()
         if blocks:
             self.spool.add_batch(max(ts for ts, _ in rows), blocks)
         self.spool.tidy(now_ms)

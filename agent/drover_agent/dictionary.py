@@ -24,6 +24,7 @@ Column = tuple[int, str, str]  # catalog id, storage type, name
 
 _SCOPES = {Scope.GPU: pb.GPU, Scope.NODE: pb.NODE, Scope.LINK: pb.LINK, Scope.WORKLOAD: pb.WORKLOAD}
 MAX_INDEX = 2**16 - 1  # entity indexes are uint16 on the wire
+SAVE_MS = 600_000  # the file is behind the last use of an entry by no more than about this
 
 
 @dataclass(slots=True)
@@ -44,6 +45,13 @@ class Dictionary:
     next_index: int = 0
     next_schema: int = 1
     changed: bool = False
+    _now_ms: int = 0  # of the newest use
+    _saved_ms: int = 0  # of the newest use that the file knows
+
+    @property
+    def due(self) -> bool:
+        """Whether the file should be written: it lacks an entry, or entries were used for long since."""
+        return self.changed or abs(self._now_ms - self._saved_ms) >= SAVE_MS
 
     @classmethod
     def load(cls, path: Path, oldest_batch_ms: int | None) -> Dictionary:
@@ -61,6 +69,7 @@ class Dictionary:
 
     def _fill(self, data: dict[str, object], oldest_ms: int) -> None:
         entities, schemas = data["entities"], data["schemas"]
+        oldest_ms -= 2 * SAVE_MS
         if not isinstance(entities, list) or not isinstance(schemas, list):
             raise ValueError("not a dictionary of the spool")
         for row in entities:
@@ -87,7 +96,7 @@ class Dictionary:
             ],
         }
         write_whole(self.path, json.dumps(data).encode())
-        self.changed = False
+        self.changed, self._saved_ms = False, self._now_ms
 
     def index_of(self, entity: Entity, now_ms: int) -> int:
         """The number of an entity, a new one if it has none."""
@@ -97,7 +106,8 @@ class Dictionary:
             self.entities[entity] = self.next_index
             self.next_index += 1
             self.changed = True
-        self.used_ms[entity] = now_ms
+        self.used_ms[entity] = max(now_ms, self.used_ms.get(entity, 0))
+        self._now_ms = now_ms
         return self.entities[entity]
 
     def _reuse_oldest(self) -> None:
@@ -113,7 +123,7 @@ class Dictionary:
         columns = tuple((m.id, m.type, m.name) for m in metrics)
         for number, schema in self.schemas.items():
             if schema.scope is scope and schema.columns == columns:
-                schema.used_ms = now_ms
+                schema.used_ms = max(now_ms, schema.used_ms)
                 return number, metrics
         number = self.next_schema
         self.next_schema += 1
