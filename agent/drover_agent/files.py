@@ -13,7 +13,7 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
         OSError: the old content is still there.
     """
     temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         written = 0
         while written < len(data):

@@ -10,11 +10,13 @@ out is never given out again, also when a power cut took the frames that carried
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import os
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,30 +121,48 @@ class SegmentLog:
     dropped first, and they are written as soon as the disk takes them.
     """
 
-    def __init__(self, folder: Path, prefix: str, segment_bytes: int, memory_bytes: int) -> None:
-        self._folder, self._prefix = folder, prefix
+    def __init__(
+        self,
+        folder: Path,
+        prefix: str,
+        segment_bytes: int,
+        memory_bytes: int,
+        is_held: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """`is_held`: whether a sequence need not be kept, so that dropping it is no loss."""
+        self._folder, self._prefix, self._is_held = folder, prefix, is_held
         self._segment_bytes, self._memory_bytes = segment_bytes, memory_bytes
         self.segments: list[Segment] = []  # ascending; the last one is open for appending when `_fd` is set
-        self.damaged: list[tuple[str, int]] = []  # files with damaged bytes, found at open
+        self.damaged: list[str] = []  # what was found damaged, until somebody takes it
+        self._known_damage: set[tuple[Path, int]] = set()  # records told as damaged
         self.memory: deque[Stored] = deque()
         self.memory_size = 0
-        self.overflowed = 0  # records dropped from memory so far
+        self.overflowed = 0  # records dropped from memory so far that nobody held
         self.trouble: str | None = None  # why the disk refuses, None when it does not
         self._fd: int | None = None
         self._opened_ms = 0
         self._cached: deque[Segment] = deque()
+        unreadable = 0
         for path in sorted(folder.glob(f"{prefix}-*.seg")):
             number = path.stem.removeprefix(f"{prefix}-")
             if not number.isdigit():
                 continue
-            segment, damaged = scan(path, int(number))
+            try:
+                segment, damaged = scan(path, int(number))
+            except OSError as error:
+                # Left where it is: what it holds may be read another time. Its name still says what was given out.
+                self.damaged.append(f"{path.name}: cannot be read: {error.strerror}")
+                unreadable = int(number)
+                continue
             if damaged:
-                self.damaged.append((path.name, damaged))
+                self.damaged.append(f"{path.name}: {damaged} damaged bytes skipped")
             segment.seqs, segment.offsets = None, []
             self.segments.append(segment)
         newest = self.segments[-1] if self.segments else None
         self.was_empty = newest is None
         self.next_seq = max(newest.first + RESERVED, newest.last + 1) if newest else 1
+        if unreadable:
+            self.next_seq = max(self.next_seq, unreadable + RESERVED)
         self._start_file()
         for segment in [s for s in self.segments if not s.count and s.first != self.next_seq]:
             self.drop(segment)
@@ -152,11 +172,19 @@ class SegmentLog:
         self._seal()
         path = self._folder / f"{self._prefix}-{self.next_seq:020d}.seg"
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
-            sync_folder(self._folder)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             self._refused(error)
             return False
+        try:
+            sync_folder(self._folder)
+        except OSError as error:
+            self._refused(error)
+            os.close(descriptor)
+            with contextlib.suppress(OSError):  # the next attempt may be of the same name
+                path.unlink()
+            return False
+        self._fd = descriptor
         self.segments.append(Segment(path, self.next_seq, seqs=[]))
         return True
 
@@ -191,8 +219,9 @@ class SegmentLog:
             self.memory.append(record)
             self.memory_size += len(payload)
             while self.memory_size > self._memory_bytes and len(self.memory) > 1:
-                self.memory_size -= len(self.memory.popleft().payload)
-                self.overflowed += 1
+                dropped = self.memory.popleft()
+                self.memory_size -= len(dropped.payload)
+                self.overflowed += not self._is_held(dropped.seq)
         return seq
 
     def retry(self) -> None:
@@ -249,9 +278,9 @@ class SegmentLog:
         for segment in self.segments:
             if segment.last > seq:
                 seqs = self._index(segment)
-                at = bisect.bisect_right(seqs, seq)
-                if at < len(seqs) and (found := self._read(segment, at)):
-                    return found
+                for at in range(bisect.bisect_right(seqs, seq), len(seqs)):
+                    if found := self._read(segment, at):
+                        return found
                 seq = max(seq, segment.last)
         return next((record for record in self.memory if record.seq > seq), None)
 
@@ -294,8 +323,10 @@ class SegmentLog:
             loaded, _ = scan(segment.path, segment.first)
         except OSError as error:
             log.error("cannot read %s: %s; what it held is lost", segment.path, error.strerror)
-            self.damaged.append((segment.path.name, segment.bytes))
             loaded = Segment(segment.path, segment.first, seqs=[])
+        if loaded.count < segment.count:
+            self._damaged(segment, -1, f"{segment.count - loaded.count} records cannot be read any more")
+            segment.count = loaded.count
         segment.seqs, segment.offsets = loaded.seqs, loaded.offsets
         self._cached.append(segment)
         if len(self._cached) > CACHED_INDEXES:
@@ -306,24 +337,34 @@ class SegmentLog:
     def _read(self, segment: Segment, at: int) -> Stored | None:
         ends = segment.offsets[at + 1] if at + 1 < len(segment.offsets) else segment.bytes
         begin = segment.offsets[at]
+        if (segment.path, begin) in self._known_damage:
+            return None
         try:
             with segment.path.open("rb") as file:
                 file.seek(begin)
                 data = file.read(ends - begin)
         except OSError as error:
-            log.error("cannot read %s: %s", segment.path, error.strerror)
+            self._damaged(segment, begin, f"a record at byte {begin} cannot be read: {error.strerror}")
             return None
         end = _frame_end(data, 0)
         if not end:
-            log.error("%s: a record at byte %d is damaged and skipped", segment.path, begin)
+            self._damaged(segment, begin, f"a record at byte {begin} is damaged and skipped")
             return None
         _, length, _, seq, ts_ms = FRAME.unpack_from(data)
         return Stored(seq, ts_ms, data[FRAME.size : FRAME.size + length])
+
+    def _damaged(self, segment: Segment, at: int, what: str) -> None:
+        """Tell once what became unreadable after the start."""
+        if (segment.path, at) not in self._known_damage:
+            self._known_damage.add((segment.path, at))
+            log.error("%s: %s", segment.path, what)
+            self.damaged.append(f"{segment.path.name}: {what}")
 
     def drop(self, segment: Segment) -> None:
         """Remove a closed file with all it holds."""
         assert self._fd is None or segment is not self.segments[-1]
         self.segments.remove(segment)
+        self._known_damage = {known for known in self._known_damage if known[0] != segment.path}
         if segment in self._cached:
             self._cached.remove(segment)
         try:

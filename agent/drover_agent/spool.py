@@ -20,6 +20,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from drover_agent.backfill import BackfillPlan, Range
@@ -62,13 +63,15 @@ class Spool:
         self._lock = _claim(self.folder)
         segment_bytes = min(max(config.max_bytes // 16, 2**16), 4 * 2**20)
         try:
-            self.events = SegmentLog(self.folder, "events", segment_bytes, MEMORY_BYTES)
-            self.telemetry = SegmentLog(self.folder, "telemetry", segment_bytes, MEMORY_BYTES)
+            self.events, self.telemetry = (
+                SegmentLog(self.folder, prefix, segment_bytes, MEMORY_BYTES, partial(self._is_held, prefix))
+                for prefix in ("events", "telemetry")
+            )
         except OSError as error:
             raise SpoolError(_unusable(self.folder, error)) from None
         self._losses = Losses()
         self._seen_overflow = {id(self.events): 0, id(self.telemetry): 0}
-        damaged = [f"{name}: {size} damaged bytes skipped" for log_ in self._logs for name, size in log_.damaged]
+        damaged = self._take_damage()
         self._open_identity(damaged)
         self._losses.damage = tuple(damaged)
         for line in damaged:
@@ -77,6 +80,7 @@ class Spool:
         self.held: dict[int, int] = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: self.plan.base - 1}
         self._released = self.events.next_seq - 1  # events up to here may be sent
         self._rejected: set[tuple[int, int]] = set()
+        self._hung: asyncio.Future[None] | None = None  # a sync that did not return in time
         self._rotate_at = {id(log_): now_ms + ROTATE_MS for log_ in self._logs}
 
     @property
@@ -85,9 +89,10 @@ class Spool:
 
     def _open_identity(self, damaged: list[str]) -> None:
         """Read the id and the plan. Where one of them or the log files are gone or broken, the sequences can't be
-        trusted, so the spool gets a new id; what waits in it is sent under that."""
+        trusted, so the spool gets a new id; what waits in it is sent under that. So too where no file could be begun:
+        nothing would tell the next start which sequences this run gives out."""
         self.plan = BackfillPlan()
-        fresh = self.events.was_empty or self.telemetry.was_empty
+        fresh = self.events.was_empty or self.telemetry.was_empty or self.trouble is not None
         try:
             self.id = (self.folder / "id").read_text("ascii").strip()
             self.plan = BackfillPlan.load(self.folder / "backfill.json")
@@ -121,17 +126,17 @@ class Spool:
     async def sync_events(self) -> None:
         """Let go of the events added so far: as soon as they are on disk, or when the disk does not answer in time."""
         newest = self.events.next_seq - 1
-        handle = self.events.sync_handle()
-        if handle is not None and newest > self._released:
+        hangs = self._hung is not None and not self._hung.done()  # one thread and descriptor for a hung disk
+        handle = None if hangs or newest <= self._released else self.events.sync_handle()
+        if handle is not None:
             synced = asyncio.ensure_future(asyncio.to_thread(sync_and_close, handle))
             done, _ = await asyncio.wait([synced], timeout=SYNC_LIMIT_S)
             if not done:
                 log.error("spool: the disk did not answer for %g s; events are sent before they are safe", SYNC_LIMIT_S)
                 synced.add_done_callback(lambda late: late.exception())
+                self._hung = synced
             elif error := synced.exception():
                 log.error("spool: events could not be brought to the disk: %s", error)
-        elif handle is not None:
-            os.close(handle)
         self._released = max(self._released, newest)
 
     # ---- out
@@ -183,6 +188,7 @@ class Spool:
         if any(held.get(lane, 0) > given[lane] for lane in LANES):
             log.warning("spool: the collector holds more of spool %s than was sent; using a new spool id", self.id)
             self._new_identity()
+            self._rejected.clear()  # their sequences begin again
             self.held = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: 0}
             return False
         self.held = {lane: held.get(lane, 0) for lane in LANES}
@@ -206,7 +212,8 @@ class Spool:
             log.error("spool: cannot write the backfill plan: %s; the backlog goes on in order", error.strerror)
             return
         self.plan = plan
-        log.info("spool: %d batches wait from an outage and are sent newest first", plan.next_base - plan.base)
+        waiting = sum(self.telemetry.size_between(low - 1, high)[0] for low, high in plan.ranges)
+        log.info("spool: %d batches wait from an outage and are sent newest first", waiting)
 
     def _last_before(self, ts_ms: int, seq: int) -> int:
         """The end of the run of batches from `seq` on that are not younger than `ts_ms`."""
@@ -292,6 +299,9 @@ class Spool:
             log_.size_between(low, high)[0] for low, high in self._waiting(log_, segment.first - 1, segment.last)
         )
 
+    def _is_held(self, prefix: str, seq: int) -> bool:
+        return not self._waiting(self.events if prefix == "events" else self.telemetry, seq - 1, seq)
+
     def _waiting(self, log_: SegmentLog, low: int, high: int) -> list[Range]:
         """The parts of (low, high] that nobody holds, each as (above, up to)."""
         if log_ is self.events:
@@ -326,7 +336,14 @@ class Spool:
     def take_losses(self) -> Losses | None:
         """What was lost since the last call; None for nothing."""
         losses, self._losses = self._losses, Losses()
+        losses.damage += tuple(self._take_damage())
         return losses if losses.telemetry or losses.events or losses.damage else None
+
+    def _take_damage(self) -> list[str]:
+        found = [line for log_ in self._logs for line in log_.damaged]
+        for log_ in self._logs:
+            log_.damaged.clear()
+        return found
 
     def close(self) -> None:
         self.events.close()
@@ -337,8 +354,8 @@ class Spool:
 def _claim(folder: Path) -> int:
     """Make the folder and take its lock."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise SpoolError(_unusable(folder, error)) from None
     try:

@@ -1,0 +1,226 @@
+"""The spool when disks fail, fill up or hang under a running agent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from drover_agent import files, segments
+from drover_agent import spool as spool_module
+from drover_agent.config import SpoolConfig
+from drover_agent.dictionary import Dictionary
+from drover_agent.segments import SegmentLog
+from drover_agent.sources.base import Entity
+from drover_agent.spool import Spool
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.catalog import Scope
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+
+
+def open_spool(folder: Path, now_ms: int = NOW) -> Spool:
+    return Spool(SpoolConfig(dir=str(folder)), now_ms)
+
+
+def batch(spool: Spool, ts_ms: int = NOW, size: int = 10) -> None:
+    spool.add_batch(ts_ms, [pb.Block(schema=1, rows=1, body=b"x" * size)])
+
+
+def event(spool: Spool, code: str) -> None:
+    spool.add_record(NOW, pb.Record(event=pb.Event(ts_ms=NOW, kind="xid", code=code)))
+
+
+def payloads(log: SegmentLog, after: int = 0) -> list[bytes]:
+    found = []
+    while record := log.after(after):
+        after = record.seq
+        found.append(record.payload)
+    return found
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk that takes no data while this is set; names can still be made and removed."""
+    refuses = threading.Event()
+    write = os.write
+
+    def maybe(descriptor: int, data: bytes) -> int:
+        if refuses.is_set():
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(segments.os, "write", maybe)
+    return refuses
+
+
+def test_what_a_collector_holds_is_not_told_as_lost_when_memory_is_full(
+    tmp_path: Path, refusing: threading.Event
+) -> None:
+    spool = open_spool(tmp_path)
+    refusing.set()
+    for _ in range(12):  # three times what memory takes
+        batch(spool, size=2**20)
+        spool.ack(pb.LIVE, spool.telemetry.next_seq - 1)
+    spool.tidy(NOW)
+    assert spool.take_losses() is None
+    for _ in range(12):
+        batch(spool, size=2**20)
+    spool.tidy(NOW)
+    losses = spool.take_losses()
+    assert losses and losses.telemetry == 12 - len(spool.telemetry.memory)
+    refusing.clear()
+    spool.close()
+
+
+def test_a_folder_that_cannot_be_synced_does_not_break_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SegmentLog(tmp_path, "events", 2**20, 2**20)
+    log.append(NOW, b"one")
+
+    def failing(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(segments, "sync_folder", failing)
+    log.rotate()
+    log.append(NOW, b"two")
+    log.append(NOW, b"three")
+    assert log.trouble
+    monkeypatch.setattr(segments, "sync_folder", files.sync_folder)
+    log.retry()
+    assert (log.trouble, len(log.memory)) == (None, 0)
+    log.close()
+    assert payloads(SegmentLog(tmp_path, "events", 2**20, 2**20)) == [b"one", b"two", b"three"]
+
+
+def test_a_record_damaged_under_a_running_agent_costs_itself_alone_and_is_told(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    for code in ("1", "2", "3", "4"):
+        event(spool, code)
+    path = max(tmp_path.glob("events-*.seg"))
+    whole = bytearray(path.read_bytes())
+    whole[spool.events.segments[-1].offsets[1] + segments.FRAME.size] ^= 0x5A
+    path.write_bytes(whole)
+    for _ in range(2):
+        found = payloads(spool.events)
+        assert [pb.Record.FromString(payload).event.code for payload in found] == ["1", "3", "4"]
+    losses = spool.take_losses()
+    assert losses and len(losses.damage) == 1 and path.name in losses.damage[0]
+    assert spool.take_losses() is None
+    spool.close()
+
+
+def test_records_damaged_in_a_closed_file_are_told(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    event(spool, "1")
+    event(spool, "2")
+    spool.events.rotate()
+    path = min(tmp_path.glob("events-*.seg"))
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 0x5A
+    path.write_bytes(whole)
+    assert len(payloads(spool.events)) == 1
+    losses = spool.take_losses()
+    assert losses and path.name in losses.damage[0]
+    assert spool.pending()[0] == 1
+    spool.close()
+
+
+def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    event(spool, "1")
+    given = spool.events.next_seq
+    spool.events.rotate()
+    event(spool, "2")
+    spool.close()
+    first, second = sorted(tmp_path.glob("events-*.seg"))
+    for unreadable in (first, second):
+        unreadable.unlink()
+        unreadable.mkdir()  # reading it fails, as it does on a bad sector
+    again = open_spool(tmp_path)
+    losses = again.take_losses()
+    assert losses and [first.name in losses.damage[0], second.name in losses.damage[1]] == [True, True]
+    assert again.events.next_seq > given
+    again.close()
+
+
+def test_sequences_given_out_without_a_file_are_not_given_out_again_under_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no file can be made, nothing on disk says which sequences were used."""
+    spool = open_spool(tmp_path)
+    first_id = spool.id
+    spool.close()
+    used: set[tuple[str, int]] = set()
+    opening = os.open
+
+    def read_only(path: object, flags: int, *mode: int) -> int:
+        if flags & os.O_EXCL:
+            raise OSError(28, "No space left on device")
+        return opening(path, flags, *mode)  # type: ignore[arg-type]  # handed on as it came
+
+    for _ in range(2):
+        monkeypatch.setattr(segments.os, "open", read_only)
+        spool = open_spool(tmp_path)
+        batch(spool)
+        asyncio.run(spool.sync_events())
+        found = spool.next(pb.LIVE, 0)
+        assert found
+        assert (spool.id, found[0]) not in used
+        used.add((spool.id, found[0]))
+        monkeypatch.setattr(segments.os, "open", opening)
+        os.close(spool._lock)  # killed
+    assert first_id not in {id_ for id_, _ in used}
+
+
+def test_a_disk_that_hangs_holds_one_thread_and_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, entered = threading.Event(), []
+    sync = os.fdatasync
+
+    def hanging(descriptor: int) -> None:
+        entered.append(descriptor)
+        hangs.wait(30)
+        sync(descriptor)
+
+    async def scenario() -> None:
+        spool = open_spool(tmp_path)
+        monkeypatch.setattr(segments.os, "fdatasync", hanging)
+        for code in range(8):
+            event(spool, str(code))
+            await spool.sync_events()
+            found = spool.next(pb.EVENTS, spool.events.next_seq - 2)
+            assert found and found[1].record.event.code == str(code)
+        assert len(entered) == 1
+        hangs.set()
+        monkeypatch.setattr(segments.os, "fdatasync", sync)
+        spool.close()
+
+    monkeypatch.setattr(spool_module, "SYNC_LIMIT_S", 0.02)
+    asyncio.run(scenario())
+
+
+def test_only_the_agents_user_can_look_into_the_spool(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path / "spool")
+    event(spool, "79")
+    spool.close()
+    assert stat.S_IMODE((tmp_path / "spool").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "spool").iterdir()} == {0o600}
+
+
+def test_entities_in_use_for_days_keep_their_numbers_over_a_restart(tmp_path: Path) -> None:
+    """The dictionary's file is written when it changes, which may be long before the oldest batch that waits."""
+    path, gpu = tmp_path / "dictionary.json", Entity(Scope.GPU, "SN0", 0)
+    dictionary = Dictionary.load(path, None)
+    for hour in range(100):
+        dictionary.index_of(gpu, NOW + hour * HOUR)
+        dictionary.schema_of(Scope.GPU, ["power_w"], NOW + hour * HOUR)
+        if dictionary.due:
+            dictionary.save()
+    again = Dictionary.load(path, NOW + 99 * HOUR - 1)
+    assert again.entities == {gpu: 0}
+    assert list(again.schemas) == [1]
+    assert Dictionary.load(path, NOW + 200 * HOUR).entities == {}
