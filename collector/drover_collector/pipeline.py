@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
@@ -226,10 +227,17 @@ class Pipeline:
 
     def judge_events(self) -> None:
         events = [self._events.popleft() for _ in range(len(self._events))]
+        for at_ms, group in groupby(events, self._event_due_ms):
+            self._judge_together(at_ms, list(group))
         if events:
-            now_ms = self.now_ms()
-            self._guarded(lambda: self.engine.on_events(events, now_ms), events)
             self.ticks.troubles.pop("events", None)
+
+    def _event_due_ms(self, event: Event) -> int:
+        """When an event is judged: at its receipt, as in a replay; what a crash left over, at this process's start."""
+        return self.now_ms() if event.received_ms is None else max(event.received_ms, self.started_ms)
+
+    def _judge_together(self, at_ms: int, events: list[Event]) -> None:
+        self._guarded(lambda: self.engine.on_events(events, at_ms), events)
 
     def judge_bucket(self, bucket: Bucket) -> None:
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.

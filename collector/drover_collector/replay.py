@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 
 from drover_collector.buckets import Bucket
 from drover_collector.engine import LAG_MS, Engine, Outcome
@@ -36,15 +37,22 @@ class Replay:
         while bucket is not None:
             due_ms = bucket.end_ms + LAG_MS
             while at < len(self._events) and _when(self._events[at]) <= due_ms:
-                yield engine.on_events([self._events[at]], _when(self._events[at]))
-                at += 1
+                together = self._together(at)
+                yield engine.on_events(together, _when(together[0]))
+                at += len(together)
             yield engine.on_bucket(bucket, due_ms)
             if bucket.gpu_rows.any() or bucket.node_rows.any():
                 lacking = set(engine.could_not_judge())
                 self._lacking = lacking if self._lacking is None else self._lacking & lacking
             bucket = next(self._buckets, None)
-        for event in self._events[at:]:
-            yield engine.on_events([event], _when(event))
+        while at < len(self._events):
+            together = self._together(at)
+            yield engine.on_events(together, _when(together[0]))
+            at += len(together)
+
+    def _together(self, at: int) -> list[Event]:
+        """Events of one moment, from number `at` on: the live pipeline judges them in one call too."""
+        return list(takewhile(lambda e: _when(e) == _when(self._events[at]), islice(self._events, at, None)))
 
     def could_not_judge(self) -> list[str]:
         """What no bucket of the case allowed to judge, each a sentence."""

@@ -132,7 +132,8 @@ def test_status_and_nodes_tell_the_same(demo: Demo) -> None:
 
 def test_explain_has_evidence_timeline_and_decision(demo: Demo) -> None:
     assert demo.explained["evidence"] and demo.explained["decisions"]
-    assert all(d["mode"] == "observe" and d["outcome"] == "would_act" for d in demo.explained["decisions"])
+    # of 16 nodes the guard lets one out of service; the decisions on the others are held, and stored too
+    assert all(d["mode"] == "observe" and d["outcome"] in ("would_act", "held") for d in demo.explained["decisions"])
     for word in ("evidence", "timeline", "decisions", "do:"):
         assert word in demo.explained_text
 
