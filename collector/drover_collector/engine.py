@@ -20,7 +20,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
-from drover_proto.events import WANTED_ORDER, Decision, Event, Finding, Health, Incident, Wanted
+from drover_proto.events import WANTED_ORDER, Decision, Event, Finding, Health, Incident, Member, Wanted
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
@@ -129,6 +129,14 @@ class Engine:
         self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
         self._newest_end_ms = bucket.end_ms
 
+    def _heard_ms(self, member: Member) -> int:
+        """How much time the newest bucket tells of a node or GPU; 0 when it was silent."""
+        node, slot = member
+        n, g = self.index.node_number.get(node), None if slot is None else self.index.gpu(node, slot)
+        at = 0 if n is None else int(self._node_heard_ms[n] if g is None else self._gpu_heard_ms[g])
+        newest = self._buckets.all()[-1:]
+        return newest[0].length_ms if newest and at >= newest[0].end_ms else 0
+
     def _detect(self, window: Window, now_ms: int) -> list[Finding]:
         found: list[Finding] = []
         for detector in self._detectors:
@@ -144,7 +152,7 @@ class Engine:
 
     def _judge(self, window: Window, now_ms: int) -> Outcome:
         findings = self._detect(window, now_ms)
-        changed = self._book.apply(findings, now_ms, closing=window.fresh)
+        changed = self._book.apply(findings, now_ms, closing=window.fresh, heard_ms=self._heard_ms)
         decisions = self._decide(window, now_ms)
         before, self._fold = self._fold, self._folded()
         moved = health.changes(self.index, before, self._fold, now_ms)

@@ -21,6 +21,7 @@ from drover_proto.events import (
     Finding,
     Incident,
     IncidentKind,
+    Member,
     Note,
     Severity,
     Wanted,
@@ -46,6 +47,7 @@ CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, Inciden
 
 REOPEN_MS = 600_000  # the same thing again within this long: the old incident goes on
 ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long before it
+GONE_BEFORE_MS = 60_000  # a node that goes may lose its GPUs this long before it falls silent
 JOB_HELD_MS = 600_000  # after a failure in a job, its GPUs' slowness is a consequence of it
 KEEP_CLOSED_MS = 3_600_000
 REFRESH_MS = 300_000  # an open incident without news is stored again this often, with new values
@@ -81,6 +83,7 @@ class IncidentBook:
         self._quiet_ms = quiet_ms
         self._wanted = wanted
         self.records: dict[str, Record] = {}
+        self._ticked_ms = 0  # the last call with `closing`
 
     def restore(self, incidents: Iterable[Incident]) -> None:
         """Take over what a former run left; its holds count from the last update."""
@@ -93,8 +96,15 @@ class IncidentBook:
     def open(self) -> list[Record]:
         return [record for record in self.records.values() if record.incident.closed_ms is None]
 
-    def apply(self, findings: Sequence[Finding], now_ms: int, closing: bool) -> list[str]:
-        """Take findings in; with `closing` also end what has been quiet. Returns ids of the incidents that changed."""
+    def apply(
+        self, findings: Sequence[Finding], now_ms: int, closing: bool, heard_ms: Callable[[Member], int] | None = None
+    ) -> list[str]:
+        """Take findings in; with `closing` also end what has been quiet. Returns ids of the incidents that changed.
+
+        Args:
+            heard_ms: how much time of a member the newest bucket tells of, 0 when it was silent: only such time counts
+                as quiet. None: all time does.
+        """
         changed: dict[str, None] = {}
         before = {id_: record.incident for id_, record in self.records.items()}
         for finding in sorted(findings, key=lambda f: (not f.cleared, -_width(f.scope), -ROOT[f.kind])):
@@ -102,6 +112,12 @@ class IncidentBook:
                 self._clear(finding)
             else:
                 self._take(finding, now_ms)
+        if closing and heard_ms is not None:
+            for record in self.open():
+                seen_ms = max((heard_ms(member) for member in record.incident.members), default=0)
+                unseen_ms = max(0, now_ms - self._ticked_ms - seen_ms)
+                record.holds = {name: min(now_ms, last_ms + unseen_ms) for name, last_ms in record.holds.items()}
+        self._ticked_ms = now_ms if closing else self._ticked_ms
         for record in self.open():
             self._count(record, now_ms)
             self._set_action(record, now_ms, new=record.incident.id not in before)
@@ -119,9 +135,10 @@ class IncidentBook:
         return list(changed)
 
     def _take(self, finding: Finding, now_ms: int) -> None:
-        if self._held_back(finding, now_ms):
-            return
         record = self._wider(finding) or self._same(finding, now_ms)
+        known = record is not None and record.incident.closed_ms is None
+        if not known and self._held_back(finding, now_ms):
+            return
         if record is None:
             record = self._new(finding, now_ms)
         else:
@@ -172,6 +189,14 @@ class IncidentBook:
             incident = record.incident
             if _width(incident.scope) <= _width(finding.scope) or finding.kind not in CONSEQUENCES:
                 continue
+            if not record.holds:
+                continue  # it is over in this very call: what is still so now stands for itself
+            if (
+                incident.kind is finding.kind is IncidentKind.THERMAL
+                and finding.action is Wanted.DRAIN
+                and incident.scope == "rack"
+            ):
+                continue  # hot air explains no heat sink that is bad against its own power
             covers = any(node == finding.node for node, _ in incident.members)
             node_gone = incident.scope == "node" and incident.cause in NODE_GONE
             group_fault = incident.kind is finding.kind or _heat_explains(incident.kind, finding.kind)
@@ -215,7 +240,8 @@ class IncidentBook:
 
     def _join(self, record: Record, finding: Finding, now_ms: int) -> None:
         incident = record.incident
-        record.holds[finding.detector] = now_ms
+        if _width(finding.scope) >= _width(incident.scope):
+            record.holds[finding.detector] = now_ms  # what a wider incident merely explains does not keep it open
         info = finding.severity is Severity.INFO and incident.severity is not Severity.INFO
         # What a wider incident explains is its evidence, and asks for nothing by itself.
         info = info or _width(finding.scope) < _width(incident.scope)
@@ -275,7 +301,9 @@ class IncidentBook:
             if finding.scope == "job":
                 explained = incident.severity is Severity.INFO and set(incident.members) <= set(finding.members)
             elif finding.scope == "node":
-                gone = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES
+                # What began well before is a fault of its own; it waits until the node is heard again.
+                since = finding.since_ms - GONE_BEFORE_MS
+                gone = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES and incident.since_ms >= since
                 explained = gone or (
                     finding.severity is not Severity.INFO
                     and (incident.kind is finding.kind or _heat_explains(finding.kind, incident.kind))

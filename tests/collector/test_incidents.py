@@ -252,3 +252,61 @@ def test_evidence_and_timeline_are_bounded_and_keep_their_beginning() -> None:
     assert len(incident.timeline) <= 60
     assert incident.timeline[0].text.startswith("opened")
     assert "199" in incident.timeline[-1].text
+
+
+def test_a_node_that_returns_without_a_gpu_leaves_its_silence_for_an_incident_of_that_gpu() -> None:
+    b = book()
+    silent = finding("liveness", "silent", 0, "node", gpu=None, severity="critical", action="drain")
+    give(b, 0, silent)
+    lost = finding("liveness", "gpu_lost", 60, severity="critical", action="drain")
+    give(b, 60, dataclasses.replace(silent, cleared=True, ts_ms=START_MS + 60_000), lost)
+    assert [(i.cause, i.gpu, i.action) for i in opened(b)] == [("gpu_lost", 2, Wanted.DRAIN)]
+    give(b, 120, dataclasses.replace(lost, cleared=True))
+    assert opened(b) == []
+
+
+def test_what_a_wider_incident_explains_does_not_keep_it_open() -> None:
+    b = book()
+    silent = finding("liveness", "silent", 0, "node", gpu=None, severity="critical", action="drain")
+    give(b, 0, silent)
+    give(b, 10, silent, finding("thermal", "cooling", 10))
+    assert [i.cause for i in opened(b)] == ["silent"]
+    give(b, 20, dataclasses.replace(silent, cleared=True))
+    assert opened(b) == []
+
+
+def test_a_fault_from_well_before_the_silence_stays_an_incident_of_its_own() -> None:
+    b = book()
+    give(b, 0, finding("thermal", "cooling", 0))
+    give(b, 300, finding("liveness", "silent", 300, "node", gpu=None, severity="critical"))
+    assert {i.cause for i in opened(b)} == {"cooling", "silent"}
+
+
+def test_hot_air_of_a_rack_does_not_hide_a_heat_sink_that_asks_for_a_drain() -> None:
+    b = book()
+    rack = finding("thermal", "inlet", 0, "rack", node=None, gpu=None, members=(("n00", None), ("n01", None)))
+    give(b, 0, rack)
+    give(b, 10, rack, finding("thermal", "cooling", 10, gpu=1), finding("thermal", "cooling", 10, action="drain"))
+    assert {(i.scope, i.gpu) for i in opened(b)} == {("rack", None), ("gpu", 2)}
+
+
+def test_a_failure_elsewhere_in_the_job_does_not_end_a_straggler_that_was_known_before() -> None:
+    b = book()
+    give(b, 0, finding(job="j1"))
+    give(b, 10, finding("xid", "xid_79", 10, node="n05", severity="critical", action="drain", job="j1"))
+    for n in range(2, 40):
+        give(b, n * 10, finding(at_s=n * 10, job="j1"))
+    assert {i.cause for i in opened(b)} == {"power_cap", "xid_79"}
+
+
+def test_time_in_which_nothing_was_heard_is_no_quiet_time() -> None:
+    b = book()
+    b.apply([finding("memory", "remap_failed", 0, severity="critical")], START_MS, True, lambda member: 10_000)
+    for n in range(1, 61):  # deaf for ten minutes
+        b.apply([], START_MS + n * 10_000, True, lambda member: 0)
+    assert len(opened(b)) == 1
+    b.apply([], START_MS + 3_600_000, True, lambda member: 10_000)  # the collector was away
+    assert len(opened(b)) == 1
+    for n in range(1, 31):
+        b.apply([], START_MS + 3_600_000 + n * 10_000, True, lambda member: 10_000)
+    assert opened(b) == []

@@ -10,7 +10,9 @@ import pytest
 
 from drover_collector.detectors import liveness
 from drover_collector.detectors.example import START_MS, play, small_fleet
+from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event, EventKind, Finding, Severity, Wanted
+from drover_proto.fleet import FleetSpec, NodeSpec
 
 
 def run(
@@ -161,3 +163,62 @@ def test_long_buckets_need_three_of_them() -> None:
         findings, state = liveness.detect(window, state, longer.end_ms + 7000)
         told.append((longer.start_ms, len(findings)))
     assert [count for _, count in told] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_gpus_of_a_node_that_comes_back_get_the_time_in_which_its_driver_starts() -> None:
+    slots = range(16, 24)
+    told = run(
+        40, lambda number: [2] if 4 <= number < 24 else [], gone_gpus=lambda number: slots if 4 <= number < 26 else []
+    )
+    assert {f.cause for f in told} == {"silent"}
+    stays_away = run(
+        40, lambda number: [2] if 4 <= number < 24 else [], gone_gpus=lambda number: [19] if number >= 4 else []
+    )
+    assert next((f.gpu, f.action) for f in stays_away if f.cause == "gpu_lost") == (3, Wanted.DRAIN)
+
+
+def test_a_lost_gpu_is_not_over_because_its_node_says_nothing() -> None:
+    told = run(
+        14, lambda number: [2] if number in (9, 10) else [], gone_gpus=lambda number: [19] if number >= 3 else []
+    )
+    assert {(f.cause, f.cleared) for f in told} == {("gpu_lost", False)}
+    back = run(14, lambda number: [2] if number in (9, 10) else [], gone_gpus=lambda n: [19] if 3 <= n < 11 else [])
+    assert [f.cleared for f in back if f.cause == "gpu_lost"][-1]
+
+
+def test_a_node_whose_clock_is_wrong_is_not_drained_for_samples_that_come_too_late() -> None:
+    wrong = {1: [lifecycle("clock_wrong", at_ms=20_000)]}
+    told = run(100, lambda number: [2] if number >= 2 else [], wrong)
+    assert {(f.cause, f.action) for f in told} == {("clock_wrong", Wanted.NONE), ("silent", Wanted.ADVISE)}
+    assert all("clock" in f.summary for f in told)
+
+
+def test_nodes_without_gpus_are_not_missed_where_only_gpus_were_recorded() -> None:
+    index = FleetIndex(FleetSpec((*small_fleet(4).nodes, NodeSpec("login", gpus=0))))
+    state, told = None, []
+    for window, now_ms in play(index, 12, silent=lambda number: [4]):
+        bare = dataclasses.replace(window, buckets=tuple(dataclasses.replace(b, node={}) for b in window.buckets))
+        findings, state = liveness.detect(bare, state, now_ms)
+        told += findings
+    assert told == []
+
+
+def test_nodes_that_are_still_away_when_the_collectors_trouble_ends_are_judged_from_then_on() -> None:
+    told = run(50, lambda number: range(5) if 4 <= number < 45 else [0] if number >= 45 else [])
+    assert {f.cause for f in told} == {"no_telemetry", "silent"}
+    assert {f.action for f in told} == {Wanted.NONE, Wanted.ADVISE}
+
+
+def test_a_silent_rack_that_comes_back_node_by_node_stays_one_finding_until_most_are_back() -> None:
+    away = {4: [4, 5, 6, 7], 10: [5, 6, 7], 11: [6, 7], 12: [7]}
+    told = run(
+        13, lambda number: away[max((n for n in away if n <= number), default=4)] if number >= 4 else [], nodes=12
+    )
+    assert {f.scope for f in told if not f.cleared and f.ts_ms < START_MS + 130_000} == {"rack"}
+    assert [f.node for f in told if f.scope == "node"] == ["n07"]
+
+
+def test_values_of_a_gpu_that_an_agent_called_lost_end_it_when_no_word_of_its_return_came() -> None:
+    told = run(12, events={1: [lifecycle("gpu_lost", gpu=3, at_ms=20_000)]})
+    assert told[0].cause == "gpu_lost"
+    assert told[-1].cleared

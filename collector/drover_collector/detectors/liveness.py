@@ -29,32 +29,41 @@ CLOCK_WRONG_S = 5.0  # beyond it, samples of a node fall into other buckets than
 CLOCK_HELD_MS = 600_000  # how long one report of a wrong clock is told
 MASS_SHARE = 0.5  # more of the fleet silent at once: the collector or its network is the first suspect
 MASS_NODES = 4
+GROUP_STAYS = 0.5  # a silent rack or leaf is told as one until less than this share of it is silent
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers gives one of these
 LOST = ("gpu_lost", "driver_hung", "driver_missing")
+OF_GPUS = frozenset({"gpu_lost", "gpu_missing", "driver_lost", "driver_missing"})  # over once a GPU of it answers
+ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU as lost: its word that it is back got lost
 Times = npt.NDArray[np.int64]
 Subject = tuple[str, str | None, int | None]  # scope, node or group, GPU
 
 
 @dataclass(slots=True)
 class State:
-    """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `resumed_ms`: no silence
-    counts from before it (the collector itself was deaf or away)."""
+    """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `returned_ms` [N]: when the
+    node was last heard again after a silence. `resumed_ms`: no silence counts from before it (the collector itself was
+    deaf or away)."""
 
     heard_ms: Times
     answered_ms: Times
+    returned_ms: Times
     resumed_ms: int
     newest_end_ms: int = 0
     deaf: bool = False  # nobody at all was heard in the newest bucket
+    hosts_tell: bool = False  # rows of nodes themselves were seen, not only of their GPUs
     planned: dict[str, int] = field(default_factory=dict)  # node -> when its agent was stopped on purpose
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
-    clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> last report, its text
+    clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> last report, its text; see _clocks
     told: dict[tuple[str, str, str, int | None], Finding] = field(default_factory=dict)  # what is now so
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     index = window.index
-    s = state or State(np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), window.started_ms)
+    s = state or State(
+        np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), np.zeros(index.node_count, np.int64),
+        window.started_ms,
+    )  # fmt: skip
     for event in window.events:
         if event.kind is EventKind.LIFECYCLE:
             _on_lifecycle(s, event, now_ms)
@@ -70,9 +79,26 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         new = [f for key, f in now_told.items() if key not in s.told]
         s.told |= now_told
         return new, s
-    over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for k, f in s.told.items() if k not in now_told]
-    s.told = now_told
-    return found + over, s
+    missed = [f for k, f in s.told.items() if k not in now_told]
+    kept = [replace(f, ts_ms=now_ms) for f in missed if _unproven(window, s, f)]
+    s.told = now_told | {(f.scope, f.cause, f.node or "", f.gpu): f for f in kept}
+    over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for f in missed if not _unproven(window, s, f)]
+    return [*found, *kept, *over], s
+
+
+def _unproven(window: Window, s: State, finding: Finding) -> bool:
+    """Whether a finding about GPUs still stands although nothing repeats it: none of them has answered since."""
+    index = window.index
+    n = index.node_number.get(finding.node or "")
+    if n is None or finding.cause not in OF_GPUS:
+        return False
+    gpus = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
+    if finding.gpu is not None:
+        g = index.gpu(finding.node or "", finding.gpu)
+        if g is None:
+            return False
+        gpus = slice(g, g + 1)
+    return not (s.answered_ms[gpus] >= window.newest.end_ms).any()
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -96,7 +122,7 @@ def _on_lifecycle(s: State, event: Event, now_ms: int) -> None:
     elif event.code == "driver_back":
         for key in [key for key in s.reported if key[0] == event.node and key[2].startswith("driver")]:
             del s.reported[key]
-    elif event.code == "clock_wrong":
+    elif event.code == "clock_wrong":  # told once, when it goes wrong
         s.clock_wrong[event.node] = (now_ms, event.message)
 
 
@@ -110,12 +136,18 @@ def _listen(window: Window, s: State) -> Bools:
         s.resumed_ms = bucket.start_ms  # buckets are missing or empty: it was not the nodes that were away
     s.newest_end_ms = bucket.end_ms
     s.deaf = not heard.any()
+    s.hosts_tell |= bool(bucket.node)
+    s.returned_ms[heard & (s.heard_ms < bucket.start_ms)] = bucket.start_ms
     s.heard_ms[heard] = bucket.end_ms
     core = [bucket.gpu[metric] for metric in CORE if metric in bucket.gpu]
     answers = bucket.gpu_rows > 0
     if core:
         answers = answers & ~np.isnan(np.array(core)).all(axis=0)
     s.answered_ms[answers] = bucket.end_ms
+    for node, gpu, code in [key for key in s.reported if key[2] == "gpu_lost" and key[1] is not None]:
+        g = index.gpu(node, gpu) if gpu is not None else None
+        if g is not None and answers[g] and bucket.end_ms - s.reported[node, gpu, code] >= ANSWERS_AGAIN_MS:
+            del s.reported[node, gpu, code]
     for n in [n for n, since in s.planned.items() if n in index.node_number]:
         if heard[index.node_number[n]] and bucket.start_ms > s.planned[n]:
             del s.planned[n]
@@ -128,26 +160,34 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
     never = s.heard_ms == 0
     since = np.maximum(s.heard_ms, s.resumed_ms)
     quiet_ms = np.where(heard, 0, bucket.end_ms - since)
-    expected = np.array([node.name not in s.planned for node in index.nodes], bool)
+    expected = np.array([node.name not in s.planned and (node.gpus > 0 or s.hosts_tell) for node in index.nodes], bool)
     silent = expected & (quiet_ms >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms))
     for name, stopped_ms in s.planned.items():
         n = index.node_number.get(name)
         if n is not None and quiet_ms[n] >= limit_ms:
             yield _planned(window, name, stopped_ms, now_ms)
+    was_mass = any(key[1] == "no_telemetry" for key in s.told)
+    mass = not heard.any() or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
+    if was_mass and not mass:  # the collector's own trouble ends: who is still away now is judged from now on
+        s.resumed_ms = bucket.start_ms
+        return
     if not silent.any():
         return
-    mass = not heard.any() or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
     if mass and index.node_count > 1:
         yield _mass(window, silent, heard, int(since[silent].min()), now_ms)
         return
     for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
         for code in np.unique(codes[silent]).tolist():
             inside = (codes == code) & expected
-            if names[code] and inside.sum() >= 2 and not heard[inside].any() and not inside.all():
+            # Once all were silent, the others of a group that comes back node by node are no troubles of their own.
+            told = any(k[:2] == (scope, "silent") and k[2] == names[code] for k in s.told)
+            away = not heard[inside].any() or (told and silent[inside].mean() >= GROUP_STAYS)
+            if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield _group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     for n in np.flatnonzero(silent).tolist():
-        yield _node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), now_ms)
+        clock = s.clock_wrong.get(index.nodes[n].name)
+        yield _node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), clock is not None, now_ms)
 
 
 def _planned(window: Window, node: str, stopped_ms: int, now_ms: int) -> Finding:
@@ -183,7 +223,9 @@ def _group_silent(window: Window, scope: str, name: str, inside: Bools, since_ms
     )  # fmt: skip
 
 
-def _node_silent(window: Window, n: int, never: bool, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
+def _node_silent(
+    window: Window, n: int, never: bool, since_ms: int, quiet_ms: int, clock_wrong: bool, now_ms: int
+) -> Finding:
     node = window.index.nodes[n]
     if never:
         return Finding(
@@ -193,12 +235,23 @@ def _node_silent(window: Window, n: int, never: bool, since_ms: int, quiet_ms: i
             "Check that the node is up and drover-agent runs there, or take it out of fleet.toml.",
             (Evidence("no telemetry ever in this watch", from_ms=since_ms),), _job(window, node.name),
         )  # fmt: skip
+    if clock_wrong:  # its samples carry a time that is over: they come, but too late for any bucket
+        return Finding(
+            NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
+            Severity.WARNING, 0.5, Wanted.ADVISE,
+            f"Node {node.name} cannot be watched: nothing of the present time came for {duration(quiet_ms)}, and "
+            "its clock is known to be wrong.",
+            "Mend the node's time service (chrony, NTP) first; if it stays silent then, check its power and console.",
+            (Evidence(f"no telemetry of {node.name} within its bucket's time", from_ms=since_ms),),
+            _job(window, node.name),
+        )  # fmt: skip
     long = quiet_ms >= DRAIN_AFTER_MS
     return Finding(
         NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
         Severity.CRITICAL if long else Severity.WARNING, 0.9 if long else 0.8, Wanted.DRAIN if long else Wanted.ADVISE,
         f"Node {node.name} has been silent for {duration(quiet_ms)} while other nodes report.",
-        "Check power and console of the node; if it runs, its management network or its agent is at fault.",
+        "Check power and console of the node. If it runs, its agent or management network is at fault, not the node: "
+        "jobs on it may be well.",
         (Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),), _job(window, node.name),
         lost_gpus=float(node.gpus),
     )  # fmt: skip
@@ -211,7 +264,8 @@ def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Findi
         return  # no GPU telemetry at all: could_not_judge says so
     limit_ms = max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
     never = s.answered_ms == 0
-    since = np.maximum(s.answered_ms, s.resumed_ms)
+    # Since the node came back: an agent that starts tells of the host some seconds before the driver answers.
+    since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), s.returned_ms[index.gpu_node])
     missing = heard[index.gpu_node] & (bucket.end_ms - since >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms))
     for n in np.unique(index.gpu_node[missing]).tolist():
         first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
@@ -234,7 +288,8 @@ def _no_gpu_answers(window: Window, node: str, never: bool, since_ms: int, count
         NAME, IncidentKind.LIVENESS, cause, "node", node, None, ((node, None),), now_ms, since_ms,
         Severity.WARNING if never else Severity.CRITICAL, 0.9, Wanted.ADVISE if never else Wanted.DRAIN,
         f"Node {node} {what}, while its agent reports.",
-        "Check the driver there (nvidia-smi, kernel log); drain and reboot the node if it does not answer.",
+        "Drain the node. See whether its driver answers (nvidia-smi, kernel log); if not, reboot it."
+        if not never else "Check the driver there (nvidia-smi, kernel log) and the number of GPUs in fleet.toml.",
         (Evidence(f"values of 0 of {count} GPUs", from_ms=since_ms),), _job(window, node), lost_gpus=float(count),
     )  # fmt: skip
 
@@ -280,7 +335,10 @@ def _clocks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     if offsets is not None:
         for n in np.flatnonzero(np.abs(offsets) > CLOCK_WRONG_S).tolist():
             s.clock_wrong[window.index.nodes[n].name] = (now_ms, f"it is off by {offsets[n]:+.1f} s")
-    s.clock_wrong = {k: v for k, v in s.clock_wrong.items() if now_ms - v[0] <= CLOCK_HELD_MS}
+    number = window.index.node_number
+    away = {node for node in s.clock_wrong if node in number and s.heard_ms[number[node]] < window.newest.end_ms}
+    # While a node's samples do not arrive in time, nothing says that its clock was mended.
+    s.clock_wrong = {k: v for k, v in s.clock_wrong.items() if k in away or now_ms - v[0] <= CLOCK_HELD_MS}
     for node, (ts_ms, text) in s.clock_wrong.items():
         yield Finding(
             NAME, IncidentKind.LIVENESS, "clock_wrong", "node", node, None, ((node, None),), now_ms, ts_ms,
