@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,8 +23,11 @@ T = TypeVar("T")
 
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 FRESH_S = 1.0  # answers this young are shared by all open pages
-DEADLINE_S = 5.0
+DEADLINE_S = 4.0
+RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; all others wait for none
+PROBE_DEADLINE_S = 2.0  # of that one call
 SERIES_DEADLINE_S = 15.0  # a day of a node is read from disk
+_TO_NEXT_PROBE_MS = round((PROBE_DEADLINE_S + RETRY_S) * 1000)
 
 
 class ClientError(ValueError):
@@ -85,7 +88,8 @@ class FleetClient:
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], tuple[int, Any]] = OrderedDict()
-        self._silent_since_ms: int | None = None
+        self._away: Trouble | None = None
+        self._retry_ms = 0
 
     def close(self) -> None:
         self._channel.close()
@@ -124,9 +128,14 @@ class FleetClient:
         name = (type(request).__name__, key)
         asked_ms = self._now_ms()
         with self._lock:
-            kept = self._kept.get(name)
-        if kept and 0 <= asked_ms - kept[0] < FRESH_S * 1000 and self._silent_since_ms is None:
-            return Answer(kept[1], kept[0])
+            kept, away = self._kept.get(name), self._away
+            if away is None and kept and 0 <= asked_ms - kept[0] < FRESH_S * 1000:
+                return Answer(kept[1], kept[0])
+            if away is not None:
+                if 0 < self._retry_ms - asked_ms <= _TO_NEXT_PROBE_MS:
+                    return Answer(kept[1] if kept else None, kept[0] if kept else 0, away)
+                deadline_s = min(deadline_s, PROBE_DEADLINE_S)
+                self._retry_ms = asked_ms + _TO_NEXT_PROBE_MS
         try:
             value = method(request, timeout=deadline_s)
         except grpc.RpcError as error:
@@ -134,7 +143,7 @@ class FleetClient:
             return Answer(kept[1] if kept and not trouble.not_found else None, kept[0] if kept else 0, trouble)
         received_ms = self._now_ms()
         with self._lock:
-            self._silent_since_ms = None
+            self._away = None
             self._kept[name] = (received_ms, value)
             self._kept.move_to_end(name)
             while len(self._kept) > KEPT_ANSWERS:
@@ -142,24 +151,34 @@ class FleetClient:
         return Answer(value, received_ms)
 
     def _trouble(self, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
-        code, detail = error.code(), (error.details() or "").strip()
-        who = f"collector {self.target}"
-        silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        trouble = _told(f"collector {self.target}", error, asked_ms, deadline_s)
+        code = error.code()
+        # A chart that takes too long says nothing of the collector; a number kept in its memory does.
+        late = code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s <= DEADLINE_S
         with self._lock:
-            if silent and self._silent_since_ms is None:
-                self._silent_since_ms = asked_ms
-            since_ms = self._silent_since_ms if silent and self._silent_since_ms else asked_ms
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Trouble(f"{who} does not answer", f"within {deadline_s:g} s", "see its log", since_ms)
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return Trouble(f"{who} does not answer", _short(detail), "is drover-collector running?", since_ms)
-        if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
-            return Trouble("not found", detail, "choose from the list", since_ms, not_found=True)
-        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-            return Trouble(f"{who} refuses this console", detail, "check --ca, --cert and --key", since_ms)
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return Trouble(f"{who} does not know this question", detail, "run both at one version", since_ms)
-        return Trouble(f"{who} failed to answer", f"{code.name}: {detail}", "see the collector's log", since_ms)
+            if code is grpc.StatusCode.UNAVAILABLE or late:
+                if self._away is not None:
+                    trouble = replace(trouble, since_ms=self._away.since_ms)
+                self._away = trouble
+                self._retry_ms = self._now_ms() + round(RETRY_S * 1000)
+            else:
+                self._away = None  # a refusal is an answer
+        return trouble
+
+
+def _told(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
+    code, detail = error.code(), (error.details() or "").strip()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Trouble(f"{who} does not answer", f"within {deadline_s:g} s", "see its log", asked_ms)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Trouble(f"{who} does not answer", _short(detail), "is drover-collector running?", asked_ms)
+    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+        return Trouble("not found", detail, "choose from the list", asked_ms, not_found=True)
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return Trouble(f"{who} refuses this console", detail, "check --ca, --cert and --key", asked_ms)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Trouble(f"{who} does not know this question", detail, "run both at one version", asked_ms)
+    return Trouble(f"{who} failed to answer", f"{code.name}: {detail}", "see the collector's log", asked_ms)
 
 
 def _short(detail: str) -> str:

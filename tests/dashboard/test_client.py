@@ -51,6 +51,7 @@ def test_an_old_answer_is_kept_and_the_silence_begins_at_its_first_failure(serve
         assert old.trouble.reason == "connection refused"
         assert old.trouble.advice == "is drover-collector running?"
     chosen.failure = None
+    clock.ms += 1000
     assert fleet.status().trouble is None
     chosen.failure = (grpc.StatusCode.UNAVAILABLE, "")
     clock.ms += 60_000
@@ -77,6 +78,38 @@ def test_a_hanging_collector_costs_the_deadline(served: str, chosen, monkeypatch
     answer = fleet._call(fleet._stub.GetStatus, module.pb.StatusRequest(), "status", 0.2)
     assert answer.trouble is not None
     assert answer.trouble.reason == "within 0.2 s"
+    fleet.close()
+
+
+def test_while_the_collector_hangs_one_call_asks_and_all_others_wait_for_none(served: str, chosen) -> None:
+    """Else each of a page's many questions costs its deadline, and the page stands still for half a minute."""
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    fleet.status()
+    clock.ms += 1000
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "")
+    assert fleet.status().trouble is not None
+    asked = len(chosen.calls)
+    old, none = fleet.status(), fleet.layout()
+    assert len(chosen.calls) == asked, "within the second nothing is asked"
+    assert old.value is not None
+    assert none.value is None
+    assert none.trouble == old.trouble
+    clock.ms += 1000
+    fleet.layout()
+    fleet.layout()
+    assert chosen.calls[asked:] == ["layout"]
+    fleet.close()
+
+
+def test_a_slow_chart_does_not_make_the_collector_away(served: str, chosen) -> None:
+    fleet = FleetClient(served)
+    fleet.status()
+    slow = grpc.StatusCode.DEADLINE_EXCEEDED
+    chosen.failure = (slow, "")
+    assert fleet.series(module.pb.SeriesRequest(), "chart").trouble is not None
+    chosen.failure = None
+    assert fleet.layout().trouble is None
     fleet.close()
 
 

@@ -68,7 +68,8 @@ async function poll(picture) {
     }
     draw(picture);
   }
-  if (!picture.closed) picture.timer = setTimeout(() => poll(picture), picture.data.every_s * 1000);
+  const everyS = picture.trouble ? 1 : picture.data.every_s; // what is back must be seen to be back
+  if (!picture.closed) picture.timer = setTimeout(() => poll(picture), everyS * 1000);
 }
 
 async function ask(path) {

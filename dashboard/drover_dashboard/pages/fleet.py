@@ -6,17 +6,18 @@ import streamlit as st
 
 from drover_dashboard import client, incident_rows, view
 from drover_dashboard import format as fmt
-from drover_dashboard.fleet_canvas import REFRESH_S, canvas, metrics
+from drover_dashboard.fleet_canvas import canvas, metrics
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health, Severity
 
 PICTURE_PX = 575
 LIST_PX = 615
 HEALTH = "health"
+NUMBERS_S = 2  # so soon a collector that fell silent is said to be
 QUIET_MS = 60_000  # agents send every 5 s, 30 s at most
 
 
-@st.fragment(run_every=REFRESH_S)
+@st.fragment(run_every=NUMBERS_S)
 def numbers() -> None:
     """One line about Drover itself, then the numbers that matter."""
     who = view.viewer()

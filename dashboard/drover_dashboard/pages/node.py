@@ -39,7 +39,7 @@ def choose() -> tuple[str, int]:
     return node or "", SPANS[span] * 60_000
 
 
-@st.fragment(run_every=5)
+@st.fragment(run_every=3)
 def now(name: str) -> None:
     who = view.viewer()
     answer = client.fleet().node(name)
