@@ -6,10 +6,12 @@ directory would be read, and its `path` obeyed, so it gets a config of its own; 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +28,12 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from drover_collector.store.errors import StoreError
 
 CLIENTS = 4  # queries that run at once; each holds a client of its own
+CLOSED_S = 1.0  # how often those who wait for a client look whether the store was closed
+WRITERS = 2  # inserts that run at once: clients of their own, so that slow questions never hold up what comes in
 DATABASE = "drover"
+# The embedded engine takes nothing more below this. A disk that is full to the last byte is worse than a stop: parts
+# that were merged or inserted then have been seen with empty files, which no read of their day gets past.
+KEEP_FREE_BYTES = 256 << 20
 
 SETTINGS = {
     "optimize_on_insert": 0,  # inserts are sorted, not merged: reads merge, by FINAL
@@ -39,7 +46,7 @@ SETTINGS = {
 
 
 class Clients:
-    """A pool: each client is used by one thread at a time, and at most `CLIENTS` exist.
+    """Two pools, for questions and for inserts: each client is used by one thread at a time.
 
     Args:
         files: where the embedded engine takes inserts from (clickhouse-connect's way is a file in the system's
@@ -53,25 +60,26 @@ class Clients:
         self._files = files
         self._numbers = itertools.count()
         self._on_close = on_close
-        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
-        self._lock = threading.Lock()
-        self._made: list[Any] = []
-        self._closed = False
+        self._questions = _Pool(make, CLIENTS)
+        self._inserts = _Pool(make, WRITERS)
 
     @contextmanager
-    def use(self) -> Iterator[Any]:
+    def use(self, pool: _Pool | None = None) -> Iterator[Any]:
         """A client for this thread alone.
 
         Raises:
-            StoreError: what ClickHouse refused, as one line.
+            StoreError: what ClickHouse refused, an answer that was cut off, a server that is away; as one line.
         """
-        client = self._take()
+        pool = pool or self._questions
+        client = None
         try:
+            client = pool.take()
             yield client
-        except ClickHouseError as error:
+        except (ClickHouseError, pa.ArrowException, OSError, MemoryError) as error:
             raise StoreError(f"the store refused a statement: {_one_line(error)}") from error
         finally:
-            self._free.put(client)
+            if client is not None:
+                pool.give(client)
 
     def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a query."""
@@ -91,10 +99,11 @@ class Clients:
         """Durable when it returns: it survives a kill -9 of this process."""
         if not data.num_rows:
             return
-        with self.use() as client:
+        with self.use(self._inserts) as client:
             if self._files is None:
                 client.insert_arrow(table, data)
             else:
+                _check_room(self._files)
                 self._insert_file(client, table, data, self._files / f"insert-{next(self._numbers)}.arrow")
 
     def _insert_file(self, client: Any, table: str, data: pa.Table, file: Path) -> None:
@@ -110,34 +119,65 @@ class Clients:
 
     def close(self) -> None:
         """Waits for running statements."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            made = list(self._made)
-        for _ in made:
-            self._free.get()
-        for client in made:
-            client.close()
-        self._on_close()
+        closed = [pool.close() for pool in (self._inserts, self._questions)]
+        if all(closed):
+            self._on_close()
 
-    def _take(self) -> Any:
+
+class _Pool:
+    """At most `size` clients, made when they are needed."""
+
+    def __init__(self, make: Callable[[], Any], size: int) -> None:
+        self._make = make
+        self._size = size
+        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._made = 0
+        self._closed = False
+
+    def take(self) -> Any:
         try:
             client = self._free.get_nowait()
         except queue.Empty:
             with self._lock:
-                fresh = len(self._made) < CLIENTS and not self._closed
+                fresh = self._made < self._size and not self._closed
                 if fresh:
                     client = self._make()
-                    self._made.append(client)
+                    self._made += 1
             if not fresh:
-                if self._closed:
-                    raise StoreError("the store is closed") from None
-                client = self._free.get()
+                client = self._wait()
         if self._closed:
             self._free.put(client)
             raise StoreError("the store is closed")
         return client
+
+    def _wait(self) -> Any:
+        while not self._closed:
+            with contextlib.suppress(queue.Empty):
+                return self._free.get(timeout=CLOSED_S)
+        raise StoreError("the store is closed")
+
+    def give(self, client: Any) -> None:
+        self._free.put(client)
+
+    def close(self) -> bool:
+        """Waits for running statements; False when it was closed before."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+        for _ in range(self._made):
+            self._free.get().close()
+        return True
+
+
+def _check_room(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < KEEP_FREE_BYTES:
+        raise StoreError(
+            f"{folder.parent}: {free >> 20} MB are free on its disk, {KEEP_FREE_BYTES >> 20} are needed; make room,"
+            " or lower store.retention_days"
+        )
 
 
 def connect(url: str, wait_s: float) -> Clients:
@@ -277,7 +317,12 @@ def _pinned_config(path: Path) -> Path:
     config = path / "drover-engine.xml"
     temporary = path / "tmp"
     temporary.mkdir(exist_ok=True)
-    text = f"<clickhouse><path>{escape(str(path))}/</path><tmp_path>{escape(str(temporary))}/</tmp_path></clickhouse>\n"
+    text = (
+        f"<clickhouse><path>{escape(str(path))}/</path><tmp_path>{escape(str(temporary))}/</tmp_path>"
+        "<storage_configuration><disks><default>"
+        f"<keep_free_space_bytes>{KEEP_FREE_BYTES}</keep_free_space_bytes>"
+        "</default></disks></storage_configuration></clickhouse>\n"
+    )
     if not config.exists() or config.read_text("utf-8") != text:
         config.write_text(text, "utf-8")
     return config
