@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 
+from drover_cli.arguments import address
 from drover_cli.errors import CliError, UnreachableError
 from drover_proto.fleet_pb2_grpc import FleetStub
 
@@ -17,7 +18,9 @@ DEADLINE_S = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--collector", default=DEFAULT, metavar="HOST:PORT", help=f"Fleet API (default {DEFAULT})")
+    parser.add_argument(
+        "--collector", type=address, default=DEFAULT, metavar="HOST:PORT", help=f"Fleet API (default {DEFAULT})"
+    )
     parser.add_argument("--ca", type=Path, help="CA certificate of the collector (mutual TLS)")
     parser.add_argument("--cert", type=Path, help="own certificate")
     parser.add_argument("--key", type=Path, help="own key")
@@ -50,13 +53,26 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
         channel.close()
 
 
-def _told(error: grpc.RpcError, address: str) -> CliError:
+def _told(error: grpc.RpcError, where: str) -> CliError:
     code, detail = error.code(), error.details() or ""
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return UnreachableError(
-            f"the collector at {address} does not answer ({code.name.lower()}); "
+            f"the collector at {where} does not answer ({_why(code, detail)}); "
             "is drover-collector running there? Give another address with --collector"
         )
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return CliError(f"the collector at {address} refuses: {detail or code.name}")
-    return CliError(detail or f"the collector at {address} answered {code.name}")
+        return CliError(f"the collector at {where} refuses: {detail or code.name}")
+    return CliError(detail or f"the collector at {where} answered {code.name}")
+
+
+def _why(code: grpc.StatusCode, detail: str) -> str:
+    """The reason inside gRPC's long texts."""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    lowered = detail.lower()
+    for reason in ("connection refused", "no route to host", "connection reset", "handshake failed", "timed out"):
+        if reason in lowered:
+            return reason
+    if "dns" in lowered or "name resolution" in lowered:
+        return "its name cannot be resolved"
+    return detail.splitlines()[0][:120] if detail else code.name.lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -16,8 +17,29 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, allow_nan=False), flush=True)
 
 
+ELLIPSIS = "…"
+LEAST_BESIDE = 60  # columns; a sentence that would get fewer stands below its line
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: frozenset[int] = frozenset()) -> None:
-    """A plain table on stdout; columns in `right` are right-aligned. Control characters are made harmless."""
+    """A plain table on stdout; columns in `right` are right-aligned. Control characters are made harmless.
+
+    On a terminal it keeps to the width: a last column that does not fit is cut, or stands below its line where hardly
+    anything of it would be left. Elsewhere (a pipe, a file) every line is whole.
+    """
+    if sys.stdout.isatty():
+        print("\n".join(table_lines(headers, rows, right, shutil.get_terminal_size().columns)))
+    else:
+        print("\n".join(table_lines(headers, rows, right)))
+
+
+def table_lines(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    right: frozenset[int] = frozenset(),
+    columns: int | None = None,
+) -> list[str]:
+    """The lines of a table, cut to `columns` where that is given."""
     cells = [[plain(str(cell)) for cell in row] for row in rows]
     widths = [max([len(h), *(len(row[i]) for row in cells)]) for i, h in enumerate(headers)]
 
@@ -25,10 +47,28 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], right:
         parts = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         return "  ".join(parts).rstrip()
 
-    print(line(list(headers)))
-    print("  ".join("-" * w for w in widths))
-    for row in cells:
-        print(line(row))
+    def drawn() -> list[str]:
+        return [line(list(headers)), "  ".join("-" * w for w in widths), *(line(row) for row in cells)]
+
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    if columns is None or before + widths[-1] <= columns:
+        return drawn()
+    if columns - before >= LEAST_BESIDE:
+        widths[-1] = columns - before
+        for row in cells:
+            row[-1] = cut(row[-1], widths[-1])
+        return drawn()
+    told = [row.pop() for row in cells]
+    headers = headers[:-1]
+    widths.pop()
+    lines = [cut(text, columns) for text in drawn()]
+    below = [[f"  {cut(text, columns - 2)}"] if text not in ("", "-") else [] for text in told]
+    return lines[:2] + [text for at, first in enumerate(lines[2:]) for text in (first, *below[at])]
+
+
+def cut(text: str, columns: int) -> str:
+    """`text`, or as much of it as fits with an ellipsis."""
+    return text if len(text) <= columns else text[: max(0, columns - 1)].rstrip() + ELLIPSIS
 
 
 def plain(text: str) -> str:
@@ -56,6 +96,14 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def size_text(size: int) -> str:
+    """`812 B`, `12.4 MB`, `3.1 GB`."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= step:
+            return f"{size / step:.1f} {unit}"
+    return f"{size} B"
 
 
 class Progress:

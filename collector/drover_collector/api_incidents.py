@@ -75,7 +75,7 @@ def find_incident(facts: Facts, beginning: str) -> Incident:
     if beginning in found:
         return found[beginning]
     if not found:
-        raise not_found(f"no incident {beginning!r}; `drover incidents --all` lists them")
+        raise not_found(f"no incident {beginning!r}; `drover incidents --state all` lists them")
     if len(found) > 1:
         some = ", ".join(sorted(found)[:NAMED]) + (", ..." if len(found) > NAMED else "")
         raise bad_argument(f"{beginning!r} begins {len(found)} ids: {some}; give more of it")
@@ -105,7 +105,10 @@ def _health_history(facts: Facts, incident: Incident) -> list[str]:
         for change in facts.store.health_history(node, gpu, from_ms, to_ms)
     ]
     changes.sort(key=lambda c: c["ts_ms"])
-    return [f"{iso(c['ts_ms'])} {_place(c['node'], c['gpu'])}: {c['health']}, {c['reason']}" for c in changes]
+    return [
+        f"{iso(c['ts_ms'])} {_place(c['node'], c['gpu'])}: {c['health']}" + (f", {c['reason']}" if c["reason"] else "")
+        for c in changes
+    ]
 
 
 def _events_around(facts: Facts, incident: Incident) -> list[Event]:

@@ -84,7 +84,7 @@ def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
     newest = max(decisions, key=lambda decision: decision.ts_ms)
     outcome = fmt.OUTCOMES.get(newest.outcome, newest.outcome)
     said = f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}."
-    return f"{said} Rule {newest.rule}: {who.told(newest.reason)}"
+    return f"{said} Rule {newest.rule}: {who.told(newest.reason.removeprefix(f'{newest.mode} mode: '))}"
 
 
 def _evidence(incident: Incident, who: view.Viewer) -> None:
@@ -189,7 +189,7 @@ def _history(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[
             "notifications",
             (Column("Notifications", wrap=True),),
             sent,
-            empty="Nobody was notified.",
+            empty="Nobody was notified: no webhook is set for it in the collector's settings.",
         )
     with right:
         events = [from_json(Event, text) for text in detail.events_json]

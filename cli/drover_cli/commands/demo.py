@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from drover_cli.arguments import count, finite
 from drover_cli.commands.incidents import where
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
@@ -33,8 +34,8 @@ CALL_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=32, help="nodes of 8 GPUs (default 32, at least 8)")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after so long (default: on Ctrl-C)")
+    parser.add_argument("--nodes", type=count, default=32, help="nodes of 8 GPUs (default 32, at least 8)")
+    parser.add_argument("--seconds", type=finite, default=0.0, help="end after so long (default: on Ctrl-C)")
     parser.add_argument("--no-dashboard", action="store_true", help="without the console")
     parser.add_argument("--seed", type=int, default=7, help="which fleet and which GPUs fail (default 7)")
     parser.add_argument("--faults", default="demo", metavar="demo|none|FILE", help="what to inject (default demo)")
@@ -85,6 +86,7 @@ class _Demo:
         self.seen: dict[str, tuple[Severity, str]] = {}
         self.injected: set[str] = set()
         self.told = False
+        self.away = False
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr if self.args.json else sys.stdout, flush=True)
@@ -126,7 +128,10 @@ class _Demo:
                 "the fleet streams; faults begin in the next minute" + ("" if self.args.seconds else ", Ctrl-C ends")
             )
             self._watch(stub)
-            return self._summary(stub)
+            try:
+                return self._summary(stub)
+            except grpc.RpcError as error:
+                raise ChildError(f"the collector does not answer ({error.code().name.lower()}): no summary") from None
 
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_S
@@ -145,17 +150,30 @@ class _Demo:
             while not self.args.seconds or time.monotonic() < self.started + self.args.seconds:
                 self.processes.check()
                 self._tell_injected()
-                self._tell_incidents(stub)
-                if time.monotonic() >= next_status:
-                    next_status += 10
-                    status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
-                    health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n)
-                    nodes = f"{status.nodes_reporting}/{status.nodes_expected} nodes"
-                    self._line(f"{nodes}, GPUs: {health}, {status.samples_stored:,} samples")
-                    if not self.args.seconds and not self.told and time.monotonic() > self.started + 120:
-                        self.told = True
-                        self._print_summary(self._result(stub))
+                try:
+                    self._tell_incidents(stub)
+                    if time.monotonic() >= next_status:
+                        next_status = time.monotonic() + 10
+                        self._tell_status(stub)
+                    self.away = False
+                except (
+                    grpc.RpcError
+                ) as error:  # a stopped or overloaded collector comes back; one that ended is told above
+                    if not self.away:
+                        self._line(f"the collector does not answer ({error.code().name.lower()}); going on asking")
+                    self.away = True
                 time.sleep(0.5)
+
+    def _tell_status(self, stub: FleetStub) -> None:
+        status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
+        health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n)
+        nodes = f"{status.nodes_reporting}/{status.nodes_expected} nodes"
+        self._line(f"{nodes}, GPUs: {health}, {status.samples_stored:,} samples")
+        for trouble in status.troubles:
+            self._line(f"trouble    {plain(trouble)}")
+        if not self.args.seconds and not self.told and time.monotonic() > self.started + 120:
+            self.told = True
+            self._print_summary(self._result(stub))
 
     def _line(self, text: str) -> None:
         self.say(f"{time.monotonic() - self.started:5.0f} s  {text}")

@@ -52,11 +52,15 @@ def run(args: argparse.Namespace) -> int:
     decisions = [from_json(Decision, text) for text in detail.decisions_json]
     _section(
         "decisions",
-        [f"{when(d.ts_ms)}  {d.node}: {d.wanted}, {d.outcome} ({d.mode}): {plain(d.reason)}" for d in decisions],
+        [f"{when(d.ts_ms)}  {d.wanted} {d.node}, {d.outcome.replace('_', ' ')}: {plain(d.reason)}" for d in decisions],
     )
     events = [from_json(Event, text) for text in detail.events_json]
     _section("events around it", [f"{when(e.ts_ms)}  {e.node} {e.kind} {e.code}: {plain(e.message)}" for e in events])
-    _section("notifications", [plain(text) for text in detail.notifications])
+    _section(
+        "notifications",
+        [plain(text) for text in detail.notifications]
+        or ["nobody was notified: no webhook is set for it in the collector's settings"],
+    )
     _section("health", [plain(text) for text in [detail.health, *detail.health_history] if text])
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drover_cli import client
 from drover_cli.errors import CliError
-from drover_cli.output import print_json
+from drover_cli.output import print_json, size_text
 from drover_proto import fleet_pb2 as pb
 from drover_proto.times import from_iso
 
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
     now = round(time.time() * 1000)
     request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=moment(args.until, now) if args.until else now)
+    if request.from_ms >= request.to_ms:
+        raise CliError(f"--since {args.since} is not before --until {args.until or 'now'}: nothing lies between them")
     sizes: dict[str, int] = {}
     with client.connect(args) as stub, NewFolder(args.case) as folder:
         for name, size in _receive(stub.Export(request, timeout=EXPORT_DEADLINE_S), folder):
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"case": str(args.case), "files": sizes})
     else:
-        print(f"{args.case}: " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sizes.items()))
+        print(f"{args.case}: " + ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items()))
     return 0
 
 

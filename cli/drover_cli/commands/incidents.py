@@ -6,6 +6,7 @@ import argparse
 import time
 
 from drover_cli import client
+from drover_cli.arguments import count
 from drover_cli.output import duration, print_json, print_table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, Severity, from_json
@@ -19,12 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", choices=["open", "closed", "all"], default="open", help="default: open")
     parser.add_argument("--node", default="", help="only of this node")
     parser.add_argument("--min-severity", choices=[s.value for s in Severity], default="info", help="default: info")
-    parser.add_argument("--limit", type=int, default=500, help="at most so many (default 500)")
+    parser.add_argument("--limit", type=count, default=500, help="at most so many (default 500)")
     parser.add_argument("--json", action="store_true", help="one JSON object per incident")
 
 
 def where(incident: Incident) -> str:
-    """`r01n03 GPU 5`, `r01n03`, `rack r01`, `job 812`."""
+    """`r01n03 GPU 5`, `r01n03`, `rack, 8 nodes`, `job 812`."""
+    if incident.scope == "job" and incident.job:
+        return f"job {incident.job}"
     if incident.scope in ("rack", "leaf", "job"):
         return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
     return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     for i in incidents:
         lasted = duration(((i.closed_ms or now) - i.since_ms) / 1000) + (", closed" if i.closed_ms else "")
         rows.append([i.id, i.severity, i.kind, i.cause, where(i), lasted, i.action, i.summary])
-    print_table(["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "SINCE", "WANTS", "SUMMARY"], rows)
+    print_table(["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "FOR", "WANTS", "SUMMARY"], rows)
     if reply.total > len(incidents):
         print(f"{len(incidents)} of {reply.total} shown; --limit shows more")
     return 0

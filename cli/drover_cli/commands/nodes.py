@@ -8,6 +8,7 @@ import time
 from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
+from drover_cli.arguments import count
 from drover_cli.output import ago, print_json, print_table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
     parser.add_argument("contains", nargs="?", default="", help="only nodes whose name contains this")
     parser.add_argument("--health", choices=[h.value for h in Health], default="", help="only nodes of this health")
-    parser.add_argument("--limit", type=int, default=1000, help="at most so many (default 1000)")
+    parser.add_argument("--limit", type=count, default=1000, help="at most so many (default 1000)")
     parser.add_argument("--json", action="store_true", help="one JSON object per node")
 
 
@@ -31,6 +32,9 @@ def run(args: argparse.Namespace) -> int:
         for row in reply.nodes:
             found = MessageToDict(row, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
             print_json({**found, "last_seen_ms": row.last_seen_ms})
+        return 0
+    if not reply.nodes:
+        print("no such node; `drover nodes` without a filter lists all")
         return 0
     now = round(time.time() * 1000)
     print_table(

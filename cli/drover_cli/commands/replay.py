@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with needs("collector"):
         from drover_cli.case import read_case
-        from drover_collector.policy import Policy
+        from drover_collector.policy import PRESETS, Policy
         from drover_collector.replay import Replay
     from drover_cli.commands.incidents import where
     from drover_proto.events import Incident
@@ -39,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
     from drover_proto.settings import SettingsError
 
     try:
+        if args.policy not in PRESETS and not Path(args.policy).is_file():
+            raise CliError(
+                f"policy {args.policy!r}: no such preset or file; give {', '.join(PRESETS)} or a file's path"
+            )
         policy = Policy.named(args.policy)
     except SettingsError as error:
         raise CliError(str(error)) from None

@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from drover_cli.arguments import count, finite
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
 from drover_cli.output import Progress, print_json
@@ -17,17 +18,17 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="CASE", help="folder to make")
-    parser.add_argument("--nodes", type=int, default=32, help="nodes of 8 GPUs (default 32)")
-    parser.add_argument("--hours", type=float, default=1.0, help="simulated time (default 1)")
+    parser.add_argument("--nodes", type=count, default=32, help="nodes of 8 GPUs (default 32)")
+    parser.add_argument("--hours", type=finite, default=1.0, help="simulated time (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same case (default 0)")
     parser.add_argument("--faults", metavar="FILE", help="faults as JSON (default: drawn by the seed)")
-    parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples, 1 to 600 (default 10)")
+    parser.add_argument("--interval", type=finite, default=10.0, help="seconds between samples, 1 to 600 (default 10)")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.nodes < 1 or args.hours <= 0 or not 1 <= args.interval <= 600:
-        raise CliError("--nodes must be at least 1, --hours more than 0, --interval from 1 to 600")
+    if args.hours <= 0 or not 1 <= args.interval <= 600:
+        raise CliError("--hours must be more than 0, --interval from 1 to 600")
     with needs("simulation"):
         from drover_agent.simulation.faults import FaultsError, draw_faults, load_faults
         from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
@@ -66,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
         print_json(summary)
     else:
         print(f"{args.out}: {spec.gpu_count} GPUs, {args.hours:g} h, {sink.samples:,} samples, {sink.events} events")
-        print(f"{summary['faults']} faults, {summary['hard_negatives']} hard negatives, in {summary['seconds']} s")
+        print(f"faults: {summary['faults']}, hard negatives: {summary['hard_negatives']}, in {summary['seconds']} s")
         print(f"next: drover replay {args.out} --json > found.jsonl && drover score {args.out} found.jsonl")
     return 0

@@ -8,7 +8,7 @@ import time
 from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
-from drover_cli.output import ago, plain, print_json
+from drover_cli.output import ago, plain, print_json, size_text
 from drover_proto import fleet_pb2 as pb
 
 HELP = "health of the fleet and of Drover itself in one screen"
@@ -41,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
         "lost": f"{status.gpu_hours_lost:.1f} GPU-hours to faults, {status.gpu_hours_waited:.1f} waited (24 h)",
         "newest sample": ago(status.newest_sample_ms, now),
         "last detection": f"{ago(status.newest_tick_ms, now)}, took {status.detector_seconds:.2f} s",
+        "jobs hurt": f"{status.jobs_hurt} by open incidents",
         "samples": f"{status.samples_stored:,} stored, {status.samples_per_s:,.0f}/s, "
         f"{status.batches_rejected} batches rejected",
+        "store": f"{size_text(status.store_bytes)} on disk",
         "policy": f"{status.policy}, {mode}",
     }
     for name, text in lines.items():
