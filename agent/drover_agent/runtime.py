@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from drover_agent.watchdog import Outcome, Worker
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 30.0  # between attempts to reach a driver that is not there
+RETRY_S = 30.0  # between attempts to reach a driver or a kernel log that is not there
 IDENTITY_LIMIT_S = 5.0  # the kernel log waits this long for the GPUs' addresses, so that its lines find their slots
-DELIVER_LIMIT_S = 10.0
+DELIVER_LOOK_S = 0.5  # how often a reader that waits for the agent looks whether it ends
 NO_GPU_WANTED = "hardware is set to none in the agent's settings"
 
 
@@ -121,51 +122,50 @@ class NodeRuntime:
                 self.agent.accept(self._clock.now_ms(), outcome.reading)
 
     async def _run_kmsg(self) -> None:
-        """Read the kernel log in a thread of its own; without it the agent goes on and says so."""
+        """Read the kernel log in a thread of its own; without it the agent goes on, says so and tries again."""
         await self._gpus_known()
         loop = asyncio.get_running_loop()
         path = Path(self.config.kmsg_path)
-        ended: asyncio.Future[OSError | None] = loop.create_future()
-
-        def deliver(events: list[NodeEvent]) -> None:
-            """Hand over and wait, so that the reader's place is never ahead of the spool."""
-            accepted: Future[None] = Future()
-
-            def accept() -> None:
-                self.agent.accept(self._clock.now_ms(), Reading(events=events))
-                accepted.set_result(None)
-
-            loop.call_soon_threadsafe(accept)
-            accepted.result(DELIVER_LIMIT_S)
-
-        def end(error: OSError | None) -> None:
-            if not ended.done():
-                ended.set_result(error)
-
-        def work() -> None:
-            error = None
-            try:
-                reader.run()
-            except OSError as caught:
-                error = caught
-            except (RuntimeError, TimeoutError):  # the loop is closed or stuck: the agent is ending
-                log.debug("the kernel log's reader ended with the agent")
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(end, error)
-
         reader = KmsgReader(
             path,
             boot_id(Path(self.config.proc_root)),
             self.agent.spool.folder / "kmsg.json",
             self.slot_of,
-            deliver,
+            lambda events: self._hand_over(loop, events),
             accept_user_facility=self.config.kmsg_accept_user_facility,
         )
         self._kmsg = reader
-        threading.Thread(target=work, name="kmsg", daemon=True).start()
-        if error := await ended:
-            log.error("%s: %s; there will be no events from the kernel log", path, error.strerror)
-            self.agent.tell("kmsg_unreadable", f"{path}: {error.strerror}; give the agent CAP_SYSLOG")
+        told = ""
+        while not reader.stopped:
+            ended: asyncio.Future[Exception | None] = loop.create_future()
+            threading.Thread(target=_read_log, args=(reader, loop, ended), name="kmsg", daemon=True).start()
+            if error := await ended:
+                text = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+                if isinstance(error, PermissionError):
+                    text += "; give the agent CAP_SYSLOG"
+                if text != told:
+                    told = text
+                    log.error("%s: %s; no events come from the kernel log", path, text, exc_info=_unforeseen(error))
+                    self.agent.tell("kmsg_unreadable", f"{path}: {text}")
+                await self._clock.sleep(RETRY_S)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, events: list[NodeEvent]) -> None:
+        """Give events of the reader's thread to the agent and wait, so that the reader's place is never ahead of the
+        spool: however long, for the loop stands still when the machine was paused or its disk hangs."""
+        accepted: Future[None] = Future()
+
+        def accept() -> None:
+            try:
+                self.agent.accept(self._clock.now_ms(), Reading(events=events))
+                accepted.set_result(None)
+            except Exception as error:  # noqa: BLE001  # the reader's thread tells it
+                accepted.set_exception(error)
+
+        loop.call_soon_threadsafe(accept)
+        while self._kmsg and not self._kmsg.stopped:
+            if accepted in wait([accepted], DELIVER_LOOK_S).done:
+                return accepted.result()
+        raise InterruptedError("the agent ends")
 
     async def _gpus_known(self) -> None:
         """Return when every GPU has told its address, or after IDENTITY_LIMIT_S."""
@@ -184,3 +184,24 @@ class NodeRuntime:
             if (pci and normal_pci(entity.pci) == pci) or (uuid and entity.uuid == uuid):
                 return entity.gpu
         return None
+
+
+def _read_log(reader: KmsgReader, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[Exception | None]) -> None:
+    """The work of the kernel log's thread; how it ended is the result of `ended`."""
+    error: Exception | None = None
+    try:
+        reader.run()
+    except Exception as caught:  # noqa: BLE001  # told by who waits for `ended`
+        error = caught
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+        loop.call_soon_threadsafe(end)
+
+
+def _unforeseen(error: Exception) -> Exception | None:
+    """What deserves a traceback."""
+    return None if isinstance(error, OSError) else error

@@ -240,3 +240,12 @@ def test_a_line_written_to_the_real_kernel_log(tmp_path: Path) -> None:
         wait_until(lambda: any(mark in event.message for event in found.events))
     event = next(event for event in found.events if mark in event.message)
     assert (event.code, event.gpu, event.forgeable, event.backlog) == ("79", 0, True, False)
+
+
+def test_a_live_line_is_told_with_the_time_now_though_the_kernels_clock_lags(path: Path) -> None:
+    """The log's clock is not disciplined: after weeks of uptime it is a minute off the one it is compared with."""
+    with reading(path) as found:
+        wait_until(lambda: not found.reader._backlog, "the end of the backlog")
+        add(path, xid_line(1, 79, us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000 - 60_000_000))
+        wait_until(lambda: found.events, "the line")
+    assert time.time() * 1000 - found.events[0].ts_ms < 20_000

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 RECORD_BYTES = 16_384  # the kernel refuses smaller reads than a record, and caps records below this
 WAIT_S = 0.5
 SAVE_S = 5.0
-LIVE_US = 5_000_000  # a line younger than this happened now
+LIVE_US = 5_000_000  # a line of the backlog younger than this happened now
 BATCH = 500  # records read before their events are told
 
 SlotOf = Callable[[str, str], int | None]  # (PCI address as `normal_pci` writes it, UUID or "") -> GPU slot
@@ -82,8 +82,12 @@ class KmsgReader:
         """End `run` within WAIT_S; safe in any thread."""
         self._stopped.set()
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
     def run(self) -> None:
-        """Read until `stop`.
+        """Read until `stop`; may be called again after an error.
 
         Raises:
             OSError: the log cannot be opened or read.
@@ -142,7 +146,9 @@ class KmsgReader:
             return
         self._last = record.seq
         age_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000 - record.us
-        ts_ms = time.time_ns() // 1_000_000 - (age_us // 1000 if age_us > LIVE_US else 0)
+        # Lines are timed by a clock that nothing corrects: minutes off after weeks. Only old lines are reckoned by it.
+        reckoned = self._backlog and age_us > LIVE_US
+        ts_ms = time.time_ns() // 1_000_000 - (age_us // 1000 if reckoned else 0)
         gap = record.seq - known - 1 if known is not None else 0
         if self._lost_before_next or gap > 0:
             self._lost_before_next = False
