@@ -155,3 +155,28 @@ def test_the_real_machine_can_be_read() -> None:
     reading = host.read(T)
     assert values(reading)["memory_total_bytes"] > 1e8
     assert reading.inventory["kernel"]
+
+
+def test_a_port_that_comes_or_goes_is_no_traffic(node: Path) -> None:
+    """A pod's interface, or a port handed back by one with all that it ever counted."""
+    host = source(node)
+    head = "a\nb\n  eth0: {} 0 0 0 0 0 0 0 {} 0\n"
+    veth = "  veth1: 5000000000000 0 0 0 0 0 0 0 5000000000000 0\n"
+    write(node, "proc/net/dev", head.format(1000, 1000))
+    host.read(T)
+    write(node, "proc/net/dev", head.format(1500, 1100) + veth)
+    row = values(host.read(T + 1_000))
+    assert (row["net_rx_bytes_per_s"], row["net_tx_bytes_per_s"]) == (500, 100)
+    write(node, "proc/net/dev", head.format(1700, 1100))
+    row = values(host.read(T + 2_000))
+    assert (row["net_rx_bytes_per_s"], row["net_tx_bytes_per_s"]) == (200, 0)
+
+
+def test_a_node_without_disks_has_no_disk_traffic_rather_than_none(node: Path) -> None:
+    write(node, "proc/diskstats", " 9 0 md0 1 0 99999 0 1 0 99999 0 0 0 0\n")
+    host = source(node)
+    host.read(T)
+    reading = host.read(T + 1_000)
+    assert {name: why for _, name, why in reading.absent if name.startswith("disk_")} == dict.fromkeys(
+        ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), Absent.UNSUPPORTED
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -37,6 +37,7 @@ class HostSource:
         self._proc, self._sys, self._root = proc, sys, root
         self._process = psutil.Process()
         self._before: dict[str, tuple[float, int]] = {}  # counter -> (value, ts_ms) at the last reading
+        self._counts: dict[str, tuple[Mapping[str, int], int]] = {}  # counter -> (device -> value, ts_ms) likewise
         self._slow_done = -1
         self._inventory_told = False
         # metrics -> how to read them; each fails by itself
@@ -86,6 +87,20 @@ class HostSource:
             return None
         return (value - before[0]) / ((now_ms - before[1]) / 1000)
 
+    def _rates(self, key: str, counts: Mapping[str, int], now_ms: int) -> float | None:
+        """The sum of the rates of all devices that were there before and did not begin again: the total of their
+        counters would jump whenever one comes or goes. None when there is none such.
+
+        Raises:
+            MissingError: there is no device at all.
+        """
+        if not counts:
+            raise MissingError
+        before, since_ms = self._counts.get(key, ({}, now_ms))
+        self._counts[key] = counts, now_ms
+        grown = [count - before[name] for name, count in counts.items() if count >= before.get(name, count + 1)]
+        return sum(grown) / ((now_ms - since_ms) / 1000) if grown and now_ms > since_ms else None
+
     def _cpu(self, now_ms: int) -> Values:
         user_to_steal = [int(x) for x in _text(self._proc / "stat").split("\n", 1)[0].split()[1:9]]
         idle = user_to_steal[3] + user_to_steal[4]
@@ -107,28 +122,29 @@ class HostSource:
 
     def _disks(self, now_ms: int) -> Values:
         """Whole disks only: partitions, RAID and device mapper would count the same bytes again."""
-        read = written = 0
+        read: dict[str, int] = {}
+        written: dict[str, int] = {}
         for line in _text(self._proc / "diskstats").splitlines():
             columns = line.split()
             if (self._sys / "block" / columns[2].replace("/", "!") / "device").exists():
-                read += int(columns[5]) * SECTOR
-                written += int(columns[9]) * SECTOR
+                read[columns[2]] = int(columns[5]) * SECTOR
+                written[columns[2]] = int(columns[9]) * SECTOR
         return _present(
-            disk_read_bytes_per_s=self._rate("disk read", read, now_ms),
-            disk_write_bytes_per_s=self._rate("disk write", written, now_ms),
+            disk_read_bytes_per_s=self._rates("disk read", read, now_ms),
+            disk_write_bytes_per_s=self._rates("disk write", written, now_ms),
         )
 
     def _network(self, now_ms: int) -> Values:
-        received = sent = 0
+        received: dict[str, int] = {}
+        sent: dict[str, int] = {}
         for line in _text(self._proc / "net/dev").splitlines()[2:]:
             name, _, rest = line.partition(":")
             if name.strip() != "lo":
                 columns = rest.split()
-                received += int(columns[0])
-                sent += int(columns[8])
+                received[name], sent[name] = int(columns[0]), int(columns[8])
         return _present(
-            net_rx_bytes_per_s=self._rate("net received", received, now_ms),
-            net_tx_bytes_per_s=self._rate("net sent", sent, now_ms),
+            net_rx_bytes_per_s=self._rates("net received", received, now_ms),
+            net_tx_bytes_per_s=self._rates("net sent", sent, now_ms),
         )
 
     def _self(self, now_ms: int) -> Values:
