@@ -56,13 +56,12 @@ class Absences:
         self._ended.append(_absence(key, reason, from_ms, ts_ms))
 
     def changes(self) -> list[pb.Absence]:
-        """What began or ended since the last call."""
+        """What began or ended since the last call. `save` when it is in the spool: better told twice than never."""
         if not self._began and not self._ended:
             return []
         told = [*self._ended, *(_absence(key, *self._open[key]) for key in self._began)]
         self._ended.clear()
         self._began.clear()
-        self.save()
         return told
 
     def save(self) -> None:

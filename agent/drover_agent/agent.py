@@ -138,8 +138,10 @@ class Agent:
             self._absences.present(entity, rows.get((ts_ms, entity), {}).keys() - {name for name, _ in away}, ts_ms)
             for name, reason in away:
                 self._absences.missing(entity, name, reason, ts_ms)
-        for absence in self._absences.changes():
-            self._add_record(absence.from_ms, pb.Record(absence=absence))
+        if changes := self._absences.changes():
+            for absence in changes:
+                self._add_record(absence.from_ms, pb.Record(absence=absence))
+            self._absences.save()
         if self._dictionary.changed:
             self._uplink.hello_changed()
         if self._dictionary.due:
@@ -213,7 +215,7 @@ class Agent:
 
     def _report(self, now_ms: int) -> None:
         """Tell what was lost, refused or is in trouble."""
-        if now_ms < self._next_report_ms:
+        if 0 < self._next_report_ms - now_ms <= REPORT_MS:  # more than that: the clock was set back
             return
         if losses := self.spool.take_losses():
             self._next_report_ms = now_ms + REPORT_MS
@@ -254,8 +256,9 @@ class Agent:
 
     def rejected(self, lane: int, seq: int, reason: str) -> None:
         known = reason if reason in self._refused or len(self._refused) < 20 else "other reasons"
+        if known not in self._refused:  # once per report, or a refused backlog fills the log
+            log.warning("the collector refused %s %d: %s", pb.Lane.Name(pb.Lane.ValueType(lane)), seq, reason)
         self._refused[known] = self._refused.get(known, 0) + 1
-        log.warning("the collector refused %s %d: %s", pb.Lane.Name(pb.Lane.ValueType(lane)), seq, reason)
 
     # ---- life
 

@@ -67,7 +67,8 @@ class Uplink:
         self._work = asyncio.Event()
         self._hello_due = False
         self._pause_until = 0.0
-        self._trouble = ""
+        self._trouble: dict[str, str] = {}  # address -> what was logged of it last
+        self._progress = 0  # acknowledgements taken
         self.connected_to: str | None = None
         self.offset_s: float | None = None  # node clock minus the collector's, at the last exchange
         self.streams = 0  # streams that got a Welcome
@@ -84,7 +85,7 @@ class Uplink:
         addresses = self._config.collectors
         at = 0
         while True:
-            before = self.streams
+            before, began = self._progress, self._clock.monotonic()
             try:
                 await self._stream(addresses[at % len(addresses)])
             except FAILURES as error:
@@ -97,7 +98,9 @@ class Uplink:
             self.connected_to = None
             if _is_cancelled():  # grpc turned the cancellation into an error of the stream
                 raise asyncio.CancelledError
-            attempt = 0 if self.streams > before else attempt + 1
+            # A Welcome alone is no success: a collector that cannot store would be asked by all agents every second.
+            lasted = self._clock.monotonic() - began
+            attempt = 0 if self._progress > before or lasted > LONGEST_PAUSE_S else attempt + 1
             at += 1
             # All addresses are tried before the pause grows.
             rounds = attempt // len(addresses)
@@ -110,9 +113,9 @@ class Uplink:
             text = f"{address}: {error.code().name.lower().replace('_', ' ')}: {error.details()}"
         else:
             text = f"{address}: {error}"
-        if text != self._trouble:
+        if text != self._trouble.get(address):
             log.warning("no collector: %s; data is kept in the spool", text)
-        self._trouble = text
+        self._trouble[address] = text
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         tls = self._config.tls
@@ -132,7 +135,7 @@ class Uplink:
                 self.streams += 1
                 self._pause_until = 0.0
                 self.connected_to = address
-                self._trouble = ""
+                self._trouble.clear()
                 log.info("connected to collector %s at %s", welcome.collector or "?", address)
                 await self._exchange(call)
             finally:
@@ -213,6 +216,7 @@ class Uplink:
                 raise StreamEndedError(await _why(call))
             kind = message.WhichOneof("kind")
             if kind == "ack":
+                self._progress += 1
                 self.offset_s = (self._clock.now_ms() - message.ack.ts_ms) / 1000
                 for refused in message.ack.rejected:
                     self._spool.reject(refused.lane, refused.seq)

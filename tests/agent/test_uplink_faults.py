@@ -1,0 +1,130 @@
+"""The uplink and the agent around it when collectors and clocks misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from drover_agent.absences import Absences
+from drover_agent.agent import Agent
+from drover_agent.clock import SystemClock
+from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.sources.base import Entity
+from drover_agent.uplink import Uplink
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.catalog import Absent, Scope
+from testbed.telemetry_server import TelemetryServer, play
+from testbed.waiting import until
+
+DAY_MS = 86_400_000
+
+
+class PausesNoted(SystemClock):
+    """The machine's clock, on which pauses take no time and are noted; its wall clock can be moved."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self.moved_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.moved_ms
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
+
+
+def settings(folder: Path, *addresses: str) -> AgentConfig:
+    return AgentConfig(node="n1", collectors=addresses, spool=SpoolConfig(dir=str(folder / "spool")))
+
+
+@contextlib.asynccontextmanager
+async def uplink(config: AgentConfig, clock: PausesNoted):  # type: ignore[no-untyped-def]  # a generator of nothing
+    agent = Agent(config, "n1")
+    agent.tell("agent_started", "for something to send")
+    await agent.spool.sync_events()
+    task = asyncio.create_task(Uplink(config, agent.spool, agent, clock).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        agent.spool.close()
+
+
+def test_a_collector_that_welcomes_and_takes_nothing_is_asked_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+
+    async def scenario() -> None:
+        clock = PausesNoted()
+        server = TelemetryServer(instead_of_welcome=pb.CollectorMessage(welcome=pb.Welcome(protocol=1)))
+        async with uplink(settings(tmp_path, await server.start()), clock):
+            await until(lambda: len(clock.pauses) >= 8, "eight attempts")
+        assert clock.pauses[7] > 20
+        assert clock.pauses == sorted(clock.pauses)
+
+    play(scenario())
+
+
+def test_the_same_trouble_of_two_collectors_is_logged_once_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        clock, gone = PausesNoted(), [TelemetryServer(), TelemetryServer()]
+        addresses = [await server.start() for server in gone]
+        for server in gone:
+            await server.stop()
+        async with uplink(settings(tmp_path, *addresses), clock):
+            await until(lambda: len(clock.pauses) >= 8, "eight attempts")
+
+    with caplog.at_level(logging.WARNING, "drover_agent.uplink"):
+        play(scenario())
+    assert len(caplog.messages) == 2
+
+
+def test_a_clock_that_is_set_back_does_not_silence_reports(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = PausesNoted()
+        agent = Agent(settings(tmp_path, "127.0.0.1:1"), "n1", clock=clock)
+        clock.moved_ms = 365 * DAY_MS
+        for moved_ms in (365 * DAY_MS, 0):
+            clock.moved_ms = moved_ms
+            agent.rejected(pb.LIVE, 1, "impossible")
+            agent.flush()
+        assert agent.spool.events.next_seq - 1 == 2
+        agent.spool.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_backlog_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        agent = Agent(settings(tmp_path, "127.0.0.1:1"), "n1")
+        for seq in range(1, 1001):
+            agent.rejected(pb.BACKFILL, seq, "unknown node n1")
+        agent.spool.close()
+
+    asyncio.run(scenario())
+    assert len(caplog.messages) == 1
+
+
+def test_an_absence_that_was_not_kept_before_the_end_is_told_by_the_next_run(tmp_path: Path) -> None:
+    path, gpu = tmp_path / "absences.json", Entity(Scope.GPU, "SN0", 0)
+    killed = Absences(path)
+    killed.missing(gpu, "power_w", Absent.LOST, 1)
+    assert len(killed.changes()) == 1  # and the power goes before the records of it are written
+    again = Absences(path)
+    again.missing(gpu, "power_w", Absent.LOST, 2)
+    assert len(again.changes()) == 1
+    again.save()
+    third = Absences(path)
+    third.missing(gpu, "power_w", Absent.LOST, 3)
+    assert third.changes() == []
