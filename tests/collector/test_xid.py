@@ -202,3 +202,63 @@ def test_old_bursts_are_forgotten() -> None:
     feed.tick(START_MS + 30 * HOUR)
     assert feed.state is not None
     assert feed.state.bursts == {}
+
+
+def ticks(feed: Feed, start_ms: int, minutes: int, **columns: float) -> list[Finding]:
+    """Buckets of `minutes`, in which GPU 2 of n01 has these values."""
+    told = []
+    for n in range(minutes * 6):
+        now_ms = START_MS + start_ms + n * 10_000
+        bucket = training_bucket(INDEX, 0, start_ms=now_ms)
+        for name, value in columns.items():
+            bucket.gpu[name] = np.zeros(INDEX.gpu_count)  # type: ignore[index]  # a bucket of our own
+            bucket.gpu[name][10] = value
+        found, feed.state = xid.detect(Window(INDEX, (bucket,), True, (), START_MS), feed.state, now_ms + 10_000)
+        told += found
+    return told
+
+
+def test_an_agent_that_starts_again_does_not_prove_that_the_gpu_was_reset() -> None:
+    feed = Feed()
+    feed.events(line(95))
+    feed.events(lifecycle("agent_started", MINUTE, gpu=None))
+    assert ticks(feed, 2 * MINUTE, 30) == []
+
+
+def test_a_driver_loaded_anew_is_proof_of_a_reset() -> None:
+    feed = Feed()
+    feed.events(line(95))
+    assert ticks(feed, MINUTE, 15, energy_j=5e8) == []
+    assert [f.cleared for f in ticks(feed, 16 * MINUTE, 12, energy_j=1e3)] == [True]
+
+
+def test_a_gpu_that_was_away_while_its_node_spoke_is_back_when_it_answers() -> None:
+    feed = Feed()
+    feed.events(line(95))
+    away = training_bucket(INDEX, 1)
+    away.gpu_rows[10] = 0
+    _, feed.state = xid.detect(Window(INDEX, (away,), True, (), START_MS), feed.state, START_MS + 20_000)
+    assert [f.cleared for f in ticks(feed, MINUTE, 12)] == [True]
+
+
+def test_a_driver_that_asks_for_nothing_any_more_ends_what_it_asked_for() -> None:
+    feed = Feed()
+    assert {f.action for f in ticks(feed, 0, 2, recovery_action=1)} == {Wanted.DRAIN}
+    assert [f.cleared for f in ticks(feed, 2 * MINUTE, 12, recovery_action=0)] == [True]
+
+
+def test_what_the_driver_asks_for_is_rated_as_its_xid_154_is_and_unknown_numbers_drain_nothing() -> None:
+    for number in (3, 200):  # drain P2P, and one of a newer driver
+        found = ticks(Feed(), 0, 1, recovery_action=number)
+        assert {(f.severity, f.action) for f in found} == {(Severity.WARNING, Wanted.WATCH)}
+
+
+def test_advice_says_first_what_the_verdict_asks_for() -> None:
+    for code in range(1, 200):
+        (found, *_) = Feed(job=None).events(line(code)) or [None]
+        if found is None:
+            continue
+        drains = found.advice.startswith("Drain the node")
+        assert drains == (found.action is Wanted.DRAIN), (code, found.advice)
+        if found.severity is Severity.WARNING:
+            assert "Nothing to do" not in found.advice.split(".")[0], code

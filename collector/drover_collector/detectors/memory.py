@@ -125,13 +125,13 @@ def _storms(window: Window, s: State, standing: set[tuple[str, int]], now_ms: in
         standing.add(("storm", g))
         since = s.since_ms.setdefault(("storm", g), window.buckets[-STORM_BUCKETS].start_ms)
         evidence = Evidence(
-            f"{rate[g]:,.0f} corrected HBM errors a second", "ecc_dram_corrected", float(rate[g]), 0.0, from_ms=since,
+            f"{rate[g]:,.0f} corrected HBM errors a second", "ecc_dram_corrected", from_ms=since,
             to_ms=window.newest.end_ms,
         )  # fmt: skip
         yield Finding(
             NAME, IncidentKind.MEMORY, "ecc_storm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING,
             0.85, Wanted.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors a second.",
-            "Data are still right, but memory that errs so often is slow and wears out: test it, and plan a reset.",
+            "Its data are still right. Run a memory test when the node is free, and replace the GPU if it goes on.",
             (evidence,), window.job_of(g),
         )  # fmt: skip
 
@@ -143,7 +143,7 @@ def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms:
     return Finding(
         NAME, IncidentKind.MEMORY, "uncorrected_errors", "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms,
         Severity.WARNING, 0.85, Wanted.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",
-        "The program that used it has probably ended. Test the GPU's memory before the next long job.",
+        "The program that used it has probably ended. Run a memory test on the GPU before its next long job.",
         (evidence,), window.job_of(g),
     )  # fmt: skip
 

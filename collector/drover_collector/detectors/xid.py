@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from drover_collector.detectors import xid_back
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
 from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
@@ -64,7 +65,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     for event in window.events:
         if event.kind in (EventKind.XID, EventKind.SXID):
             found += _on_error(window, s, event, now_ms)
-        elif event.kind is EventKind.LIFECYCLE and event.code in ("gpu_back", "agent_started", "driver_back"):
+        elif event.kind is EventKind.LIFECYCLE and event.code in ("gpu_back", "driver_back"):
             for (node, gpu), held in s.open.items():
                 if node == event.node and (event.code != "gpu_back" or gpu == event.gpu):
                     held.back_ms = now_ms
@@ -72,6 +73,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     found += _due(s, now_ms)
     if window.fresh:
         found += _asked_by_driver(window, s, now_ms)
+        xid_back.watch(window, s.open, now_ms)
         found += _ended(window, s, now_ms)
         _forget(s, now_ms)
     return found, s
@@ -120,6 +122,7 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
     held = s.open.get((event.node, event.gpu))
     if held is not None:
         held.last_ms, held.back_ms = max(held.last_ms, ts_ms), None
+        held.proven.clear()
     if same_burst and not verdict.app and held is not None and _rank(held.severity) >= _rank(verdict.severity):
         s.recent.append(Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
         return []  # a burst is one observation; its worst line has been told
@@ -178,9 +181,14 @@ def _hardware_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: s
     if times > 1:
         evidence.append(Evidence(f"{times} bursts of XID {verdict.code} on this GPU within 24 h"))
     if verdict.severity is Severity.CRITICAL and times >= FATAL_BURSTS:
-        verdict = replace(verdict, advice="Resets do not mend it: take the GPU out for repair or replacement.")
+        verdict = replace(
+            verdict,
+            advice="Drain the node and have the GPU repaired or replaced: it came so often that resets do not mend it.",
+        )
     elif verdict.severity is Severity.WARNING and times >= APP_REPEATS and verdict.known:
-        verdict = replace(verdict, action=Wanted.PROBE, advice=f"It repeats: run diagnostics. {verdict.advice}")
+        verdict = replace(
+            verdict, action=Wanted.PROBE, advice=f"It repeats: run diagnostics on the GPU. {verdict.advice}"
+        )
     return _opened(s, event, verdict, ts_ms, job, tuple(evidence))
 
 
@@ -287,11 +295,16 @@ def _asked_by_driver(window: Window, s: State, now_ms: int) -> list[Finding]:
             held.last_ms = now_ms
             continue
         number = int(asked[g])
-        words = RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) else f"action {number}"
+        known = number < len(RECOVERY_ACTIONS)
+        words = RECOVERY_ACTIONS[number] if known else f"do action {number}, which Drover does not know"
+        serious = (
+            known and RECOVERY_ACTIONS[number] != "drain P2P"
+        )  # as xids.RECOVERY_SEVERITY rates the same in XID 154
         event = Event("", window.newest.start_ms, node, gpu, EventKind.XID, str(RECOVERY_CODE), "")
         verdict = Verdict(
-            RECOVERY_CODE, IncidentKind.XID, "recovery_action", Severity.CRITICAL, Wanted.DRAIN, 0.95,
-            f"The driver asks to {words}.", f"Do what the driver asks for: {words}.",
+            RECOVERY_CODE, IncidentKind.XID, "recovery_action", Severity.CRITICAL if serious else Severity.WARNING,
+            Wanted.DRAIN if serious else Wanted.WATCH, 0.95, f"The driver asks to {words}.",
+            f"{'Drain the node, then do' if serious else 'Do'} what the driver asks for: {words}.",
         )  # fmt: skip
         evidence = (Evidence(f"the driver's recovery action is: {words}", "recovery_action", float(number), 0.0),)
         found.append(
@@ -312,7 +325,7 @@ def _ended(window: Window, s: State, now_ms: int) -> list[Finding]:
         )
         since = held.last_ms
         if held.severity is Severity.CRITICAL:
-            if held.back_ms is None or not _answers(window, where):
+            if held.back_ms is None or not xid_back.answers(window, where):
                 continue
             since = max(since, held.back_ms)
         if now_ms - since < quiet_ms:
@@ -337,21 +350,6 @@ def _ended(window: Window, s: State, now_ms: int) -> list[Finding]:
             )
         )  # fmt: skip
     return found
-
-
-def _answers(window: Window, where: Where) -> bool:
-    node, gpu = where
-    if gpu is None:
-        n = window.index.node_number.get(node)
-        return n is not None and bool(window.newest.node_rows[n])
-    g = window.index.gpu(node, gpu)
-    return (
-        g is not None
-        and bool(window.newest.gpu_rows[g])
-        and not np.isnan(
-            window.newest.gpu.get("gpu_temp_c", window.newest.gpu.get("power_w", np.full(g + 1, np.nan)))[g]
-        )
-    )
 
 
 def _bursts_today(s: State, key: Key, ts_ms: int) -> int:

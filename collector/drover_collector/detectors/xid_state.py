@@ -19,6 +19,10 @@ class Open:
     cause: str
     last_ms: int
     back_ms: int | None = None  # when the GPU was reset or answered again
+    proven: set[int] = field(default_factory=set)  # GPUs that were reset since, of a node's
+    gone: set[int] = field(default_factory=set)  # GPUs that gave nothing while their node did
+    energy_j: dict[int, float] = field(default_factory=dict)  # GPU -> newest value
+    asked: dict[int, float] = field(default_factory=dict)  # GPU -> what its driver asked for
 
 
 @dataclass(slots=True)

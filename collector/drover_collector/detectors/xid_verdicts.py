@@ -23,6 +23,28 @@ RECOVERY_CODE = 154
 _KINDS = {XidCategory.MEMORY: IncidentKind.MEMORY, XidCategory.NVLINK: IncidentKind.LINK}
 
 
+# A fatal code asks for a drain, hence its advice begins with that; the tables' words speak of the GPU alone.
+_FATAL_ADVICE = {
+    XidAction.RESET_GPU: "Drain the node, then reset the GPU; let nothing else run on it before.",
+    XidAction.RESTART_NODE: "Drain the node, then reboot it; cut its power when the GPU stays away.",
+    XidAction.RESTART_VM: "Drain the node, then restart the virtual machine that holds the GPU.",
+    XidAction.WORKFLOW_XID_48: "Drain the node, then reset the GPU; run diagnostics when it comes again.",
+    XidAction.WORKFLOW_NVLINK: "Drain the node, then reset the GPU; if it comes again, check its seat and its links.",
+    XidAction.UNKNOWN: "Drain the node, then ask the hardware vendor: NVIDIA names no action for this code.",
+}
+
+
+def advice_for(severity: Severity, action: XidAction) -> str:
+    """What to do first, in words that fit what the verdict asks for."""
+    if severity is Severity.CRITICAL:
+        return _FATAL_ADVICE.get(action, f"Drain the node. {ADVICE[action]}")
+    if severity is Severity.WARNING and action is XidAction.IGNORE:
+        return "It needs nothing by itself; see whether other errors follow on this GPU."
+    if severity is Severity.WARNING and action is XidAction.UNKNOWN:
+        return "NVIDIA names no action for this code: watch the GPU, and ask the hardware vendor when it comes again."
+    return ADVICE[action]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One line, judged alone. `app`: the program that ran is the first suspect; `recovered`: the GPU is well again."""
@@ -55,7 +77,8 @@ def judge(event: Event) -> Verdict | None:
             "Look the code up in NVIDIA's XID catalog, and watch the GPU until then.", known=False,
         )  # fmt: skip
     kind = _KINDS.get(row.category, IncidentKind.XID)
-    severity, action, advice, meaning = row.severity, row.action, ADVICE[row.action], row.meaning
+    severity, action, meaning = row.severity, row.action, row.meaning
+    advice = advice_for(severity, action)
     if code in NVLINK5_CODES:
         decoded = xids_nvlink5.decode(code, event.message)
         if decoded is not None:
@@ -65,19 +88,25 @@ def judge(event: Event) -> Verdict | None:
                     f"{meaning} It was injected on purpose, by a test.", "Nothing to do.",
                 )  # fmt: skip
             severity, action = decoded.severity, decoded.action
-            advice = f"{ADVICE[decoded.action]} {ADVICE[decoded.followup]}"
+            advice = advice_for(severity, action)
+            if decoded.followup not in (action, XidAction.IGNORE):
+                advice += f" {ADVICE[decoded.followup]}"
             link = "" if decoded.link is None else f", link {decoded.link}"
             reason = f": {decoded.reason}" if decoded.reason else ""
             meaning = f"{meaning} {decoded.unit}{link}{reason}."
         elif (line := xids_nvlink5.parse(event.message)) is not None and line.fatal and not line.injected:
             severity, action = Severity.CRITICAL, XidAction.RESET_GPU
-            advice = ADVICE[XidAction.RESET_GPU]
+            advice = advice_for(severity, action)
             meaning = f"{meaning} The driver calls it fatal; its registers stand in no table."
     if code == RECOVERY_CODE:
         wanted = recovery_action_from_message(event.message)
         if wanted is not None:
             severity = RECOVERY_SEVERITY.get(wanted, Severity.WARNING)
-            advice = "Nothing to do." if wanted == RecoveryAction.NONE else f"Do what the driver asks for: {wanted}."
+            advice = f"Do what the driver asks for: {wanted}."
+            if wanted == RecoveryAction.NONE:
+                advice = "Nothing to do."
+            elif severity is Severity.CRITICAL:
+                advice = f"Drain the node, then do what the driver asks for: {wanted}."
             meaning = f"{meaning} It now asks for: {wanted}."
             return Verdict(
                 code, kind, f"xid_{code}", severity, _action(severity, XidAction.FOLLOW_XID_154), 0.95, meaning, advice,
