@@ -80,15 +80,15 @@ GPU_ROWS: tuple[Row, ...] = (
 )
 
 NODE_ROWS: tuple[Row, ...] = (
-    (101, "cpu_util_ratio", "ratio", "gauge", "H", 1e-4, 0, 1, "CPU utilisation", "share of CPU time not idle, over all cores", {"host": ("psutil.cpu_times", 1.0)}),
+    (101, "cpu_util_ratio", "ratio", "gauge", "H", 1e-4, 0, 1, "CPU utilisation", "share of CPU time not idle, over all cores", {"host": ("/proc/stat cpu", 1.0)}),
     (102, "load1", "count", "gauge", "I", 0.01, 0, 1e6, "load", "runnable and blocked tasks, 1 minute average", {"host": ("/proc/loadavg", 1.0)}),
-    (103, "memory_available_bytes", "B", "gauge", "Q", 1, 0, 1e15, "memory available", "memory that can be given without swapping", {"host": ("psutil.virtual_memory.available", 1.0)}),
-    (104, "memory_total_bytes", "B", "gauge", "Q", 1, 0, 1e15, "memory", "memory in all", {"host": ("psutil.virtual_memory.total", 1.0)}),
-    (105, "disk_read_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "disk read", "read from local disks", {"host": ("psutil.disk_io_counters.read_bytes", 1.0)}),
-    (106, "disk_write_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "disk write", "written to local disks", {"host": ("psutil.disk_io_counters.write_bytes", 1.0)}),
+    (103, "memory_available_bytes", "B", "gauge", "Q", 1, 0, 1e15, "memory available", "memory that can be given without swapping", {"host": ("/proc/meminfo MemAvailable, kB", 1024.0)}),
+    (104, "memory_total_bytes", "B", "gauge", "Q", 1, 0, 1e15, "memory", "memory in all", {"host": ("/proc/meminfo MemTotal, kB", 1024.0)}),
+    (105, "disk_read_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "disk read", "read from local disks", {"host": ("/proc/diskstats sectors read, whole disks", 512.0)}),
+    (106, "disk_write_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "disk write", "written to local disks", {"host": ("/proc/diskstats sectors written, whole disks", 512.0)}),
     (107, "root_used_ratio", "ratio", "gauge", "H", 1e-4, 0, 1, "root disk used", "share of the root file system in use", {"host": ("statvfs(/)", 1.0)}),
-    (108, "net_rx_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "network received", "received on all interfaces but loopback", {"host": ("psutil.net_io_counters.bytes_recv", 1.0)}),
-    (109, "net_tx_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "network sent", "sent on all interfaces but loopback", {"host": ("psutil.net_io_counters.bytes_sent", 1.0)}),
+    (108, "net_rx_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "network received", "received on all interfaces but loopback", {"host": ("/proc/net/dev receive bytes", 1.0)}),
+    (109, "net_tx_bytes_per_s", "B/s", "gauge", "Q", 1, 0, 1e13, "network sent", "sent on all interfaces but loopback", {"host": ("/proc/net/dev transmit bytes", 1.0)}),
     (110, "inlet_temp_c", "degC", "gauge", "h", 0.1, -60, 150, "inlet temperature", "air or coolant entering the node", {"host": ("hwmon inlet sensor, millidegrees", 1e-3)}),
     (111, "clock_offset_s", "s", "gauge", "q", 1e-6, -4e9, 4e9, "clock offset", "node clock minus the collector's, at the last exchange", {"uplink": ("Welcome/Ack collector_ts_ms", 1e-3)}),
     (112, "pcie_aer_correctable", "count", "counter", "Q", 1, 0, COUNT, "PCIe AER corrected", "PCIe errors corrected, all devices", {"sysfs": ("aer_dev_correctable TOTAL_ERR_COR", 1.0)}),
