@@ -6,7 +6,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from drover_agent.absences import Absences
@@ -17,6 +16,7 @@ from drover_agent.merge import HOLD_MS, EventMerger
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.spool import Spool
 from drover_agent.uplink import PROTOCOL, Uplink
+from drover_proto import VERSION
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import BlockBuilder
 from drover_proto.catalog import BY_NAME, Absent, Metric, Scope
@@ -24,7 +24,6 @@ from drover_proto.events import EventKind
 
 log = logging.getLogger(__name__)
 
-VERSION = version("drover")
 GOODBYE_S = 2.0  # for the last words to be delivered at a stop
 MAX_ROWS = 4_000  # rows kept for one batch; a batch leaves early at this size
 LATE_WINDOWS = 2  # rows older than this many batches come from a clock that was set back, not from a slow source

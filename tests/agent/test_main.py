@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig
+from drover_proto import VERSION
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.settings import sample
 from testbed.nvml import FakeNvml
@@ -186,3 +188,15 @@ def test_simulated_hardware_streams_gpus(tmp_path: Path) -> None:
         assert server.broken == []
 
     play(scenario())
+
+
+def test_the_version_an_agent_tells_is_the_installed_one() -> None:
+    assert importlib.metadata.version("drover") == VERSION
+
+
+def test_an_agent_loads_no_module_that_only_costs_memory() -> None:
+    script = "import sys, drover_agent.main; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert not {"importlib.metadata", "email.message", "numpy", "drover_agent.simulation"} & set(loaded.split())
