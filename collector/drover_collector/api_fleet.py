@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import time
 from collections import Counter
 
 import numpy as np
@@ -13,9 +14,12 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HEALTHS
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, Metric, Scope
+from drover_proto.times import iso
 
 NEWEST_MS = 60_000  # a value older than this is not what a GPU does now
 SHOWN_UNKNOWN = 100
+STUCK_S = 30  # an insert takes milliseconds, on a busy disk seconds
+UNJUDGED_MS = 90_000  # a bucket is judged every 10 s; after a pause of this process three are left out
 
 
 def get_status(facts: Facts) -> pb.Status:
@@ -52,11 +56,23 @@ def get_status(facts: Facts) -> pb.Status:
 
 def troubles(facts: Facts) -> list[str]:
     """Troubles of Drover itself, each a sentence."""
-    found = facts.pipeline.troubles()
-    if facts.stats.trouble:
-        found.append(f"Data of agents waits, in memory and in their spools: {facts.stats.trouble}.")
-    if facts.stats.unknown_metrics:
-        found.append(f"Agents send metrics not known here: {', '.join(sorted(facts.stats.unknown_metrics)[:5])}.")
+    stats, pipeline = facts.stats, facts.pipeline
+    found = pipeline.troubles()
+    if stats.trouble:
+        found.append(f"Data of agents waits, in memory and in their spools: {stats.trouble}.")
+    for what, since in stats.writing.copy().items():
+        seconds = int(time.monotonic() - since)
+        if seconds >= STUCK_S:
+            found.append(f"The store has not come back for {seconds} s from taking {what}; is its disk well?")
+    if stats.defects:
+        found.append(
+            f"Taking data in failed {stats.defects} times, last with {stats.defect}; see the log, and report it."
+        )
+    judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.started_ms)
+    if facts.now_ms() - judged_ms > UNJUDGED_MS:
+        found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")
+    if stats.unknown_metrics:
+        found.append(f"Agents send metrics not known here: {', '.join(sorted(stats.unknown_metrics)[:5])}.")
     return found
 
 

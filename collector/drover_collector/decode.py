@@ -22,6 +22,8 @@ from drover_proto.times import iso
 FUTURE_MS = 24 * 3_600_000  # a clock that far ahead is wrong; its samples would hide all true ones
 MAX_COLUMNS = 4096
 MAX_ENTITIES = 65_536  # indexes are uint16
+MAX_SCHEMAS = 256
+MAX_BLOCKS = 4096  # of one batch
 MAX_KEY = 256
 
 _SCOPES = {pb.GPU: Scope.GPU, pb.NODE: Scope.NODE, pb.LINK: Scope.LINK, pb.WORKLOAD: Scope.WORKLOAD}
@@ -82,9 +84,9 @@ def read_hello(hello: pb.Hello) -> Dictionary:
     found = Dictionary(
         hello.node, {}, np.zeros(size, np.uint64), np.zeros(size, np.uint8), np.zeros(size, np.bool_), {}, {}, []
     )
-    for entity in hello.entities:
+    for entity in hello.entities[:MAX_ENTITIES]:
         _take_entity(found, entity)
-    for schema in hello.schemas:
+    for schema in hello.schemas[:MAX_SCHEMAS]:
         found.layouts[schema.id] = _layout(schema, found.ignored)
     return found
 
@@ -100,6 +102,8 @@ def _take_entity(found: Dictionary, entity: pb.Entity) -> None:
         found.refused[entity.index] = f"{entity.key!r} has a scope that this collector does not know"
     elif not 0 < len(entity.key) <= MAX_KEY:
         found.refused[entity.index] = f"its key has {len(entity.key)} characters; 1 to {MAX_KEY} are right"
+    elif max(map(len, (entity.uuid, entity.serial, entity.pci, entity.model, entity.mig, entity.link))) > MAX_KEY:
+        found.refused[entity.index] = f"a text of {entity.key!r} has more than {MAX_KEY} characters"
     elif scope is Scope.GPU and entity.gpu > 255:
         found.refused[entity.index] = f"GPU {entity.key!r} is in slot {entity.gpu}; 0 to 255 are right"
     else:
@@ -135,7 +139,7 @@ def _layout(schema: pb.Schema, ignored: list[str]) -> Layout | Refusal:
             return Refusal("bad schema", f"{where}: {column.name!r} has type {column.type!r}, which is none")
         metric = BY_ID.get(column.metric)
         if metric is None:
-            ignored.append(column.name or f"metric {column.metric}")
+            ignored.append(column.name[:MAX_KEY] or f"metric {column.metric}")
             names.append(None)
             continue
         if metric.scope is not scope or metric.type != column.type:
@@ -213,6 +217,8 @@ def decode(batches: Sequence[tuple[Dictionary, pb.Batch]], oldest_ms: int, now_m
 
 
 def _collect(groups: dict[Layout, _Group], number: int, dictionary: Dictionary, batch: pb.Batch) -> Refusal | None:
+    if len(batch.blocks) > MAX_BLOCKS:
+        return Refusal("bad size", f"a batch of {len(batch.blocks)} blocks; up to {MAX_BLOCKS} are right")
     checked: list[tuple[Layout, pb.Block]] = []
     for block in batch.blocks:
         layout = dictionary.layouts.get(block.schema)

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 MAX_NAME = 253  # of a host
+MAX_VERSION = 64
+MAX_IGNORED = 1000  # unknown metrics that are named in logs, in the Welcome and in Status
 
 
 class Ingest:
@@ -85,16 +87,22 @@ class Ingest:
         session = Session(context)
         self.stats.connected += 1
         session.reader = asyncio.create_task(self._read(session, messages))
+        sender = asyncio.create_task(session.send_acks())
+        greeting = asyncio.get_running_loop().call_later(self._limits.hello_s, session.miss_hello, self._limits.hello_s)
         try:
-            await asyncio.wait({session.reader})
-            if session.reader.cancelled():
-                await context.abort(grpc.StatusCode.ABORTED, session.end or "the collector ended the stream")
+            await asyncio.wait({session.reader, sender}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done() and not sender.cancelled():
+                sender.result()  # it ends by an error only
+            if session.end is not None or session.reader.cancelled():
+                raise session.end or EndError(grpc.StatusCode.ABORTED, "the collector ended the stream")
             session.reader.result()
             await session.settled()  # the agent may have said its last, and wait for the Ack
         except EndError as error:
             await context.abort(error.code, str(error))
         finally:
+            greeting.cancel()
             session.reader.cancel()
+            sender.cancel()
             self.stats.connected -= 1
             if self._sessions.get(session.node) is session:
                 del self._sessions[session.node]
@@ -110,7 +118,7 @@ class Ingest:
                 self.stats.last_seen[session.node] = self._now_ms()
             match message.WhichOneof("kind"):
                 case "hello":
-                    await self._hello(session, message.hello)
+                    await self._hello(session, message.hello, len(raw))
                 case "batch":
                     self._batch(session, message.batch, len(raw))
                 case "record":
@@ -120,14 +128,19 @@ class Ingest:
             if not self._writers.room.is_set():
                 await self._hold_back(session)
 
-    async def _hello(self, session: Session, hello: pb.Hello) -> None:
+    async def _hello(self, session: Session, hello: pb.Hello, size: int) -> None:
         """Who it is, what its numbers mean; answers with what is held of it."""
+        if size > self._limits.hello_bytes:
+            raise EndError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a Hello of {size} bytes; up to {self._limits.hello_bytes} are right",
+            )
         if hello.protocol != PROTOCOL:
             raise EndError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this collector speaks protocol {PROTOCOL}, the agent {hello.protocol}; update the older",
             )
-        if not hello.node or len(hello.node) > MAX_NAME or "/" in hello.node + hello.spool_id or not hello.spool_id:
+        if not (_is_name(hello.node) and _is_name(hello.spool_id)):
             raise EndError(
                 grpc.StatusCode.INVALID_ARGUMENT, f"{hello.node!r} with spool {hello.spool_id!r} is no node of ours"
             )
@@ -138,11 +151,18 @@ class Ingest:
                 "another node", f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream a node"
             )
             return
+        unknown = hello.node not in self._index.node_number and hello.node not in self.stats.unknown_nodes
+        if unknown and len(self.stats.unknown_nodes) >= self._limits.unknown_nodes:
+            raise EndError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"fleet.toml has no node {hello.node!r}, nor {self._limits.unknown_nodes} others that report; add it",
+            )
         now_ms = self._now_ms()
         if not session.node:
             self._take_over(session, hello.node)
         session.spool, session.hello_ms, session.clock_offset_ms = hello.spool_id, hello.ts_ms, now_ms - hello.ts_ms
         session.dictionary = read_hello(hello)
+        session.hello_bytes = size
         self._note_hello(session, hello, now_ms)
         inventory = dict(hello.inventory)
         if inventory and self._inventories.get(hello.node) != inventory:
@@ -154,7 +174,7 @@ class Ingest:
             ts_ms=self._now_ms(),
             collector=socket.gethostname(),
             protocol=PROTOCOL,
-            ignored=sorted(set(session.dictionary.ignored)),
+            ignored=sorted(set(session.dictionary.ignored))[:MAX_IGNORED],
         )
         await session.send(pb.CollectorMessage(welcome=welcome))
 
@@ -170,23 +190,24 @@ class Ingest:
     def _take_over(self, session: Session, node: str) -> None:
         """The newer stream of a node wins: the older may be the half-open rest of a lost connection."""
         older = self._sessions.get(node)
-        if older is not None and older.reader is not None:
+        if older is not None:
             self.stats.replaced += 1
             log.warning("%s: a second stream has come; the older one is ended", node)
-            older.end = f"a newer stream speaks for node {node!r}; are two agents running on it?"
-            older.reader.cancel()
+            why = f"a newer stream speaks for node {node!r}; are two agents running on it?"
+            older.stop(EndError(grpc.StatusCode.ABORTED, why))
         session.node = node
         self._sessions[node] = session
 
     def _note_hello(self, session: Session, hello: pb.Hello, now_ms: int) -> None:
         stats, node = self.stats, hello.node
         stats.last_seen[node] = now_ms
-        stats.agent_versions[node] = hello.agent_version
+        stats.agent_versions[node] = hello.agent_version[:MAX_VERSION]
         if node not in self._index.node_number and node not in stats.unknown_nodes:
             stats.unknown_nodes = stats.unknown_nodes | {node}
             log.warning("%s reports, but fleet.toml does not have it; its data is kept, not judged: add it there", node)
         assert session.dictionary is not None
-        for name in sorted(set(session.dictionary.ignored) - stats.unknown_metrics):
+        fresh = sorted(set(session.dictionary.ignored) - stats.unknown_metrics)
+        for name in fresh[: max(0, MAX_IGNORED - len(stats.unknown_metrics))]:
             stats.unknown_metrics = stats.unknown_metrics | {name}
             log.warning("%s: metric %r is not known here and is left out; update the collector", node, name)
 
@@ -203,6 +224,8 @@ class Ingest:
             taken = session.dictionary, batch
         elif refusal is not None:
             self._refuse(session, batch.lane, batch.seq, refusal)
+        if taken is not None:
+            size, session.hello_bytes = size + session.hello_bytes, 0  # what waits holds its dictionary too
         self._writers.put(Waiting(session, session.key, batch.lane, batch.seq, size, batch=taken))
 
     def _record(self, session: Session, record: pb.Record, size: int) -> None:
@@ -237,4 +260,9 @@ class Ingest:
         self.stats.rejected[refusal.code] += 1
         if (node, refusal.code) not in self._logged:
             self._logged.add((node, refusal.code))
-            log.warning("%s: refused: %s", node, refusal.text)
+            log.warning("%s: refused: %s", node, refusal.text[:500])
+
+
+def _is_name(text: str) -> bool:
+    """Of a node or spool: it becomes part of ids, which are split at slashes, and of lines that people read."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable() and not set(text) & {"/", " "}

@@ -17,6 +17,8 @@ from drover_proto import telemetry_pb2 as pb
 log = logging.getLogger(__name__)
 
 LANES = (pb.EVENTS, pb.LIVE, pb.BACKFILL)
+SEND_S = 30.0  # how long an agent may leave an answer unread; its stream ends then
+MAX_REFUSALS = 1000  # told with one Ack
 
 
 class EndError(Exception):
@@ -28,7 +30,11 @@ class EndError(Exception):
 
 
 class Session:
-    """State of a stream. Used in the event loop only."""
+    """State of a stream. Used in the event loop only.
+
+    Acks are sent by a task of the stream's own: an agent that does not read keeps nobody else waiting. They say how
+    far all is durable, so the newest stands for those before it.
+    """
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -38,9 +44,12 @@ class Session:
         self.no_dictionary = Refusal("no hello", "the stream did not begin with a Hello")
         self.hello_ms = 0  # the agent's clock at Hello
         self.clock_offset_ms = 0  # the collector's clock minus that
+        self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
         self.reader: asyncio.Task[None] | None = None
-        self.end: str | None = None  # why we end this stream
+        self.end: EndError | None = None  # why we end this stream
         self.waiting = 0  # messages not acknowledged yet
+        self._ack: pb.Ack | None = None  # to be sent
+        self._due = asyncio.Event()
         self._settled = asyncio.Event()
         self._refusals: list[pb.Rejection] = []  # for the next Ack
         self._writing = asyncio.Lock()
@@ -52,29 +61,59 @@ class Session:
 
     def refuse(self, lane: pb.Lane.ValueType, seq: int, refusal: Refusal) -> None:
         """To be told with the next Ack."""
-        self._refusals.append(pb.Rejection(lane=lane, seq=seq, reason=refusal.text[:500]))
+        if len(self._refusals) < MAX_REFUSALS:  # the Ack alone makes the agent drop it too
+            self._refusals.append(pb.Rejection(lane=lane, seq=seq, reason=refusal.text[:500]))
 
-    async def acknowledge(self, held: Mapping[int, int], done: int, now_ms: int) -> None:
-        """Tell what is durable; `done` more messages need no more waiting."""
-        refused, self._refusals = self._refusals, []
-        await self.send(pb.CollectorMessage(ack=pb.Ack(held=lane_seqs(held), rejected=refused, ts_ms=now_ms)))
+    def acknowledge(self, held: Mapping[int, int], done: int, now_ms: int) -> None:
+        """What is durable, to be sent; `done` more messages need no more waiting."""
+        self._ack = pb.Ack(held=lane_seqs(held), ts_ms=now_ms)
         self.waiting -= done
-        if not self.waiting:
-            self._settled.set()
+        self._due.set()
+
+    def give_up(self, done: int) -> None:
+        """`done` messages will not be acknowledged: the agent sends them again."""
+        self.waiting -= done
+        self._due.set()
+
+    async def send_acks(self) -> None:
+        """Until cancelled, or until the agent does not take them any more."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if self._ack is not None:
+                ack, self._ack = self._ack, None
+                refused, self._refusals = self._refusals, []
+                ack.rejected.extend(refused)
+                await self.send(pb.CollectorMessage(ack=ack))
+            if not self.waiting and self._ack is None:
+                self._settled.set()
 
     async def settled(self) -> None:
         """Returns when all that came is acknowledged."""
-        while self.waiting:
+        while self.waiting or self._ack is not None:
             self._settled.clear()
             await self._settled.wait()
 
+    def stop(self, why: EndError) -> None:
+        """End the stream."""
+        self.end = self.end or why
+        if self.reader is not None:
+            self.reader.cancel()
+
+    def miss_hello(self, within_s: float) -> None:
+        """End a stream that has not said who it is."""
+        if not self.node:
+            self.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello came within {within_s:g} s"))
+
     async def send(self, message: pb.CollectorMessage) -> None:
         """A stream that has ended meanwhile gets nothing; its agent will ask again."""
-        async with self._writing:
-            try:
+        try:
+            async with asyncio.timeout(SEND_S), self._writing:
                 await self.context.write(message)
-            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-                log.debug("%s: not told: %s", self.node, error)
+        except TimeoutError:
+            self.stop(EndError(grpc.StatusCode.ABORTED, f"the agent did not take an answer for {SEND_S:g} s"))
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            log.debug("%s: not told: %s", self.node, error)
 
 
 @dataclass(slots=True)

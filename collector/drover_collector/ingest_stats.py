@@ -28,8 +28,16 @@ class IngestStats:
     waiting_bytes: int = 0  # taken in and not yet stored
     write_seconds: float = 0.0  # of the newest write
     store_failures: int = 0
-    trouble: str = ""  # why the store does not take data now
+    troubles: dict[str, str] = field(default_factory=dict)  # what is not stored now -> why
+    writing: dict[str, float] = field(default_factory=dict)  # what is being stored -> since when, monotonic seconds
+    defects: int = 0  # failures of our own while taking data in
+    defect: str = ""  # the newest of them
 
     @property
     def rejected_total(self) -> int:
         return sum(self.rejected.values())
+
+    @property
+    def trouble(self) -> str:
+        """Why the store does not take data now; empty when it does."""
+        return next(iter(self.troubles.copy().values()), "")

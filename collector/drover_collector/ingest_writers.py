@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 DAY_MS = 86_400_000
+SPOOLS = 16  # of one node, whose positions are kept in memory
+TELEMETRY, RECORDS, POSITIONS = "telemetry", "records", "lane positions"  # what is written, in logs and troubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class Limits:
     batch_bytes: int = 8 << 20  # of one batch
     retry_s: float = 1.0  # after the store has failed
     backoff_ms: int = 2_000  # what agents are asked to wait when too much waits here
+    hello_s: float = 30.0  # a stream that has not said by then who it is ends
+    hello_bytes: int = 4 << 20  # of one Hello; 16 GPUs take 5 kB
+    unknown_nodes: int = 10_000  # nodes that are not in the fleet file
     seqs_every_s: float = 5.0  # how often lane positions are noted; resends after a crash collapse anyway
 
 
@@ -70,6 +76,9 @@ class Writers:
         self.held = store.read_lane_seqs()
         self.room = asyncio.Event()
         self.room.set()
+        self._spools: dict[str, list[tuple[str, str]]] = {}  # of each node, in the order in which they came
+        for key in self.held:
+            self._spools.setdefault(key[0], []).append(key)
         self._unsaved: set[tuple[str, str]] = set()  # whose position is not noted yet
         self._saved_at = time.monotonic()
         self._inventories: dict[str, tuple[str, int, dict[str, str]]] = {}
@@ -110,28 +119,43 @@ class Writers:
 
     def _start(self) -> None:
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._write_telemetry()), asyncio.create_task(self._write_records())]
+            turns = {TELEMETRY: self._write_telemetry, RECORDS: self._write_records}
+            self._tasks = [asyncio.create_task(self._keep_on(name, turn)) for name, turn in turns.items()]
+
+    async def _keep_on(self, name: str, turn: Callable[[], Awaitable[bool]]) -> None:
+        """Turn after turn until one says that it was the last. A defect of ours costs a turn, and is told."""
+        while True:
+            try:
+                if await turn():
+                    return
+            except _GivenUpError:
+                return
+            except Exception as error:  # noqa: BLE001  # this task must not die; _defect logs it with its traceback
+                self._defect(name, error)
+                await asyncio.sleep(self._limits.retry_s)
+
+    def _defect(self, name: str, error: Exception) -> None:
+        self._stats.defects += 1
+        self._stats.defect = f"{name}: {type(error).__name__}"
+        log.error("%s could not be taken in", name, exc_info=error)
 
     # ---- telemetry
 
-    async def _write_telemetry(self) -> None:
-        while True:
-            await self._telemetry_came.wait()
-            if not self._telemetry:
-                if self._closing:
-                    return
-                self._telemetry_came.clear()
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), self._limits.flush_s)
-            work = self._next_insert()
-            try:
-                stored = await self._store_each(self._store_batches, [w for w in work if w.batch is not None])
-            except _GivenUpError:
-                return
-            for part, decoded in stored:
+    async def _write_telemetry(self) -> bool:
+        await self._telemetry_came.wait()
+        if not self._telemetry:
+            self._telemetry_came.clear()
+            return self._closing
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._full.wait(), self._limits.flush_s)
+        work = self._next_insert()
+        with self._released(work):
+            batches = [waiting for waiting in work if waiting.batch is not None]
+            for part, decoded in await self._store_each(TELEMETRY, self._store_batches, batches):
                 self._note_decoded(part, decoded)
-            await self._acknowledge(work)
+            self._mark_held(work)
+        await self._note_seqs_in_time()
+        return False
 
     def _next_insert(self) -> list[Waiting]:
         size = count = 0
@@ -167,29 +191,25 @@ class Writers:
 
     # ---- records
 
-    async def _write_records(self) -> None:
-        while True:
-            await self._records_came.wait()
-            work, self._records = self._records, []
-            inventories, self._inventories = list(self._inventories.values()), {}
-            if not work and not inventories:
-                if self._closing:
-                    return
-                self._records_came.clear()
-                continue
-            new: dict[tuple[tuple[str, str], int], Waiting] = {}
-            for waiting in work:  # the same one may have come on two streams
-                if waiting.record is not None and waiting.seq > self.held.get(waiting.key, {}).get(pb.EVENTS, 0):
-                    new[waiting.key, waiting.seq] = waiting
-            try:
-                stored = await self._store_each(self._store_records, list(new.values()))
-                if inventories:
-                    await self._until_stored(self._store.write_inventories, inventories)
-            except _GivenUpError:
-                return
-            for part, _ in stored:
+    async def _write_records(self) -> bool:
+        await self._records_came.wait()
+        work, self._records = self._records, []
+        if not work and not self._inventories:
+            self._records_came.clear()
+            return self._closing
+        new: dict[tuple[tuple[str, str], int], Waiting] = {}
+        for waiting in work:  # the same one may have come on two streams
+            if waiting.record is not None and waiting.seq > self.held.get(waiting.key, {}).get(pb.EVENTS, 0):
+                new[waiting.key, waiting.seq] = waiting
+        with self._released(work):
+            for part, _ in await self._store_each(RECORDS, self._store_records, list(new.values())):
                 self._hand_on([w.record for w in part if w.record is not None])
-            await self._acknowledge(work)
+            self._mark_held(work)
+        inventories, self._inventories = list(self._inventories.values()), {}
+        if inventories:
+            await self._until_stored(RECORDS, self._store.write_inventories, inventories)
+        await self._note_seqs_in_time()
+        return False
 
     def _store_records(self, work: Sequence[Waiting]) -> None:
         taken = [waiting.record for waiting in work if waiting.record is not None]
@@ -210,7 +230,7 @@ class Writers:
     # ---- both
 
     async def _store_each(
-        self, call: Callable[[Sequence[Waiting]], R], work: list[Waiting]
+        self, name: str, call: Callable[[Sequence[Waiting]], R], work: list[Waiting]
     ) -> list[tuple[list[Waiting], R]]:
         """(part of the work, what storing it gave). What makes `call` fail is found, and refused alone.
 
@@ -220,46 +240,73 @@ class Writers:
         if not work:
             return []
         try:
-            return [(work, await self._until_stored(call, work))]
+            return [(work, await self._until_stored(name, call, work))]
         except _GivenUpError:
             raise
-        except Exception as error:
-            log.exception("%d messages could not be taken in", len(work))
+        except Exception as error:  # noqa: BLE001  # _defect logs it with its traceback
+            self._defect(name, error)
             if len(work) == 1:
                 one = work[0]
                 text = f"this collector failed on it ({type(error).__name__}); its log says how"
                 self._refuse(one.session, one.lane, one.seq, Refusal("collector error", text))
                 return []
-            return [result for one in work for result in await self._store_each(call, [one])]
+            return [result for one in work for result in await self._store_each(name, call, [one])]
 
-    async def _until_stored(self, call: Callable[[Sequence[T]], R], work: list[T]) -> R:
+    async def _until_stored(self, name: str, call: Callable[[Sequence[T]], R], work: list[T]) -> R:
         while True:
-            started = time.monotonic()
+            started = self._stats.writing[name] = time.monotonic()
             try:
                 result = await asyncio.to_thread(call, work)
             except StoreError as error:
-                self.trouble(error)
+                self._trouble(name, error)
                 if self._closing:
                     raise _GivenUpError from error
                 await asyncio.sleep(self._limits.retry_s)
             else:
                 self._stats.write_seconds = time.monotonic() - started
-                self._stats.trouble = ""
+                self._stats.troubles.pop(name, None)
                 return result
+            finally:
+                self._stats.writing.pop(name, None)
 
-    async def _acknowledge(self, work: Sequence[Waiting]) -> None:
-        """What is durable now, or refused; and make room."""
-        done: dict[Session, int] = {}
+    def _mark_held(self, work: Sequence[Waiting]) -> None:
+        """These are durable now, or refused."""
         for waiting in work:
             if waiting.key[0]:
-                held = self.held.setdefault(waiting.key, {})
+                held = self.held.get(waiting.key)
+                if held is None:
+                    held = self.held[waiting.key] = {}
+                    self._forget_spools(waiting.key)
                 held[waiting.lane] = max(held.get(waiting.lane, 0), waiting.seq)
                 self._unsaved.add(waiting.key)
-            done[waiting.session] = done.get(waiting.session, 0) + 1
-        self._grow(-sum(waiting.size for waiting in work))
-        now_ms = self._now_ms()
-        for session, count in done.items():
-            await session.acknowledge(self.held.get((session.node, session.spool), {}), count, now_ms)
+
+    def _forget_spools(self, newest: tuple[str, str]) -> None:
+        """An agent that makes spool after spool is remembered by its newest ones; a resend changes no answer."""
+        spools = self._spools.setdefault(newest[0], [])
+        spools.append(newest)
+        if len(spools) > SPOOLS:
+            oldest = spools.pop(0)
+            self.held.pop(oldest, None)
+            self._unsaved.discard(oldest)
+
+    @contextlib.contextmanager
+    def _released(self, work: Sequence[Waiting]) -> Iterator[None]:
+        """Makes room in the end, whatever happens: acknowledges, or else leaves it to the agents to send again."""
+        done = Counter(waiting.session for waiting in work)
+        acknowledged = False
+        try:
+            yield
+            acknowledged = True
+        finally:
+            self._grow(-sum(waiting.size for waiting in work))
+            now_ms = self._now_ms()
+            for session, count in done.items():
+                if acknowledged:
+                    session.acknowledge(self.held.get((session.node, session.spool), {}), count, now_ms)
+                else:
+                    session.give_up(count)
+
+    async def _note_seqs_in_time(self) -> None:
         if time.monotonic() - self._saved_at >= self._limits.seqs_every_s:
             await self._note_seqs()
 
@@ -267,17 +314,21 @@ class Writers:
         self._saved_at = time.monotonic()
         keys, self._unsaved = self._unsaved, set()
         try:
-            await asyncio.to_thread(self._store.write_lane_seqs, {key: dict(self.held[key]) for key in keys})
+            await asyncio.to_thread(
+                self._store.write_lane_seqs, {key: dict(self.held[key]) for key in keys if key in self.held}
+            )
         except StoreError as error:
-            self._unsaved |= keys
-            self.trouble(error)
+            self._unsaved |= keys & self.held.keys()
+            self._trouble(POSITIONS, error)
+        else:
+            self._stats.troubles.pop(POSITIONS, None)
 
-    def trouble(self, error: StoreError) -> None:
+    def _trouble(self, name: str, error: StoreError) -> None:
         """Count a failure of the store, and log it once until it changes."""
         self._stats.store_failures += 1
-        if self._stats.trouble != str(error):
-            log.error("not stored, tried again until it is: %s", error)
-        self._stats.trouble = str(error)
+        if self._stats.troubles.get(name) != str(error):
+            log.error("%s not stored, tried again until it is: %s", name, error)
+        self._stats.troubles[name] = str(error)
 
     def _grow(self, size: int) -> None:
         self._stats.waiting_bytes += size

@@ -2,113 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
 
-from drover_collector.config import IngestConfig
-from drover_collector.ingest import Ingest, Limits
+from drover_collector.ingest import Limits
 from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Event, EventKind, Holding
 from testbed.fleets import T0, batch, block, hello, index_of
+from testbed.ingest import BACKFILL, EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop
 from testbed.waiting import until
-
-LIVE, BACKFILL, EVENTS = pb.LIVE, pb.BACKFILL, pb.EVENTS
-QUICK = Limits(flush_s=0.01, retry_s=0.01)
-
-
-@dataclass
-class Collector:
-    """A collector's ingest on a port of its own."""
-
-    store: Store
-    limits: Limits = QUICK
-    now_ms: int = T0 + 2000
-    events: list[Event] = field(default_factory=list)
-
-    async def __aenter__(self) -> Collector:
-        self.ingest = Ingest(
-            self.store, index_of(), IngestConfig(), self.events.extend, limits=self.limits, now_ms=lambda: self.now_ms
-        )
-        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        self.ingest.register(self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
-        await self.server.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.server.stop(0)
-        await self.ingest.close()
-
-    @contextlib.asynccontextmanager
-    async def agent(self, message: pb.Hello | None = None) -> AsyncIterator[Agent]:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            call = channel.stream_stream(
-                "/drover.telemetry.v1.Telemetry/Stream", response_deserializer=pb.CollectorMessage.FromString
-            )()
-            agent = Agent(call)
-            if message is not None:
-                await agent.send(hello=message)
-                await agent.read("welcome")
-            yield agent
-            call.cancel()
-
-
-class Agent:
-    """The other end of a stream, bytes and all."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.welcome = pb.Welcome()
-        self.held: dict[int, int] = {}
-        self.rejected: dict[tuple[int, int], str] = {}
-        self.backoffs = 0
-
-    async def send(self, **fields: Any) -> None:
-        await self.call.write(pb.AgentMessage(**fields).SerializeToString())
-
-    async def read(self, kind: str = "") -> pb.CollectorMessage:
-        """The next message, or the next of a kind."""
-        while True:
-            message = await asyncio.wait_for(self.call.read(), 20)
-            assert isinstance(message, pb.CollectorMessage), f"{await self.call.code()}: {await self.call.details()}"
-            match message.WhichOneof("kind"):
-                case "welcome":
-                    self.welcome = message.welcome
-                    self.held = {h.lane: h.seq for h in message.welcome.held}
-                case "ack":
-                    self.held = {h.lane: h.seq for h in message.ack.held}
-                    self.rejected |= {(r.lane, r.seq): r.reason for r in message.ack.rejected}
-                case "backoff":
-                    self.backoffs += 1
-            if kind in ("", message.WhichOneof("kind")):
-                return message
-
-    async def until_held(self, lane: int, seq: int) -> None:
-        while self.held.get(lane, 0) < seq:
-            await self.read()
-
-    async def ended(self) -> tuple[grpc.StatusCode, str]:
-        with contextlib.suppress(grpc.RpcError):  # grpc.aio raises what code and details also tell
-            while isinstance(await asyncio.wait_for(self.call.read(), 20), pb.CollectorMessage):
-                pass
-        return await self.call.code(), await self.call.details()
-
-
-def event(seq: int, ts_ms: int = T0 + 1000, **fields: Any) -> pb.Record:
-    told = {"kind": "xid", "code": "79", "message": "fallen off the bus", "source": "kmsg", "count": 1} | fields
-    return pb.Record(seq=seq, event=pb.Event(ts_ms=ts_ms, **told))
-
-
-GOOD = block([(T0, 1, (300.0, 50.0)), (T0 + 1000, 1, (310.0, None))])
 
 
 @in_loop

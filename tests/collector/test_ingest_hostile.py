@@ -1,0 +1,239 @@
+"""Agents that are broken or hostile, and defects of our own: what they cost, and that nobody else pays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from drover_collector import ingest_session
+from drover_collector.decode import MAX_BLOCKS
+from drover_collector.ingest import Limits
+from drover_collector.ingest_writers import SPOOLS
+from drover_collector.store import Store
+from drover_proto import telemetry_pb2 as pb
+from testbed.fleets import T0, batch, block, hello, index_of
+from testbed.ingest import EVENTS, GOOD, LIVE, QUICK, Collector, event
+from testbed.loop import in_loop
+from testbed.waiting import until
+
+
+def named(node: str) -> pb.Hello:
+    message = hello()
+    message.node = node
+    return message
+
+
+@in_loop
+async def test_an_agent_that_reads_nothing_keeps_nobody_waiting(store: Store) -> None:
+    wordy = hello("n0")
+    wordy.schemas.add(id=2, scope=pb.GPU).columns.add(metric=1, type="?", name="x" * 1000)
+    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535))
+    async with Collector(store) as collector, collector.agent(wordy, small) as mute:
+        for seq in range(1, 2000):  # each is refused with a long sentence that the agent leaves in the connection
+            await mute.send(batch=batch(seq, pb.Block(schema=2, rows=1)))
+            if seq % 100 == 0:
+                await until(lambda: collector.ingest.stats.waiting_bytes == 0)
+        async with collector.agent(hello("n1")) as other:
+            await other.send(batch=batch(1, GOOD))
+            await other.send(record=event(1))
+            await other.until_held(LIVE, 1)
+            await other.until_held(EVENTS, 1)
+        await until(lambda: collector.ingest.stats.connected == 1)
+    await until(lambda: collector.ingest.stats.connected == 0)
+
+
+@in_loop
+async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_session, "SEND_S", 0.05)
+    written = asyncio.Event()
+
+    class Mute:
+        async def write(self, _message: object) -> None:
+            written.set()
+            await asyncio.Event().wait()
+
+    session = ingest_session.Session(Mute())
+    session.reader = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]  # any task will do
+    session.waiting = 1
+    sender = asyncio.create_task(session.send_acks())
+    session.acknowledge({LIVE: 1}, 1, T0)
+    await asyncio.wait_for(written.wait(), 20)
+    await asyncio.wait_for(asyncio.wait({session.reader}), 20)
+    assert session.reader.cancelled()
+    assert session.end is not None
+    assert "did not take an answer" in str(session.end)
+    sender.cancel()
+
+
+@in_loop
+async def test_a_stream_without_a_hello_ends(store: Store) -> None:
+    async with Collector(store, Limits(hello_s=0.05)) as collector, collector.agent() as agent:
+        code, details = await agent.ended()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert details == "no Hello came within 0.05 s"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"node": "n0\nERROR all is lost"},
+        {"node": "n\x00"},
+        {"node": "n 0"},
+        {"spool_id": "s" * 300},
+        {"inventory": {"x": "y" * 20_000}},
+    ],
+)
+@in_loop
+async def test_hellos_of_nobody(store: Store, fields: dict[str, Any]) -> None:
+    message = hello()
+    message.MergeFrom(pb.Hello(**fields))
+    async with Collector(store, Limits(hello_bytes=10_000)) as collector, collector.agent() as agent:
+        await agent.send(hello=message)
+        code, _ = await agent.ended()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert collector.ingest.stats.last_seen == {}
+
+
+@in_loop
+async def test_nodes_that_nobody_knows_are_bounded(store: Store) -> None:
+    async with Collector(store, Limits(unknown_nodes=2)) as collector:
+        for name in ("x1", "x2"):
+            async with collector.agent(named(name)):
+                pass
+        async with collector.agent() as third:
+            await third.send(hello=named("x3"))
+            code, details = await third.ended()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "fleet.toml has no node 'x3'" in details
+        async with collector.agent(named("x2")), collector.agent(hello("n0")):
+            pass
+        assert collector.ingest.stats.unknown_nodes == {"x1", "x2"}
+
+
+@in_loop
+async def test_metrics_that_nobody_knows_are_bounded(store: Store) -> None:
+    message = hello()
+    for number in range(3000):
+        message.schemas[0].columns.add(metric=60_000, type="B", name=f"u{number}" + "x" * 300)
+    async with Collector(store) as collector, collector.agent(message) as agent:
+        assert len(agent.welcome.ignored) == 1000
+        assert len(collector.ingest.stats.unknown_metrics) == 1000
+        assert max(map(len, collector.ingest.stats.unknown_metrics)) == 256
+
+
+@in_loop
+async def test_a_batch_of_countless_blocks_is_refused(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, *[pb.Block(schema=1)] * (MAX_BLOCKS + 1)))
+        await agent.send(batch=batch(2, GOOD))
+        await agent.until_held(LIVE, 2)
+        assert "up to 4096 are right" in agent.rejected[LIVE, 1]
+
+
+@in_loop
+async def test_what_waits_counts_with_the_hello_that_it_needs(store: Store) -> None:
+    """A Hello before every batch would otherwise fill the memory with dictionaries that nobody counts."""
+    async with Collector(store, Limits(flush_s=30)) as collector, collector.agent(hello()) as agent:
+        big = hello(inventory={"x": "y" * 50_000})
+        for seq in range(1, 4):
+            await agent.send(hello=big)
+            await agent.send(batch=batch(seq, GOOD))
+        await until(lambda: collector.ingest.stats.waiting_bytes > 150_000)
+        assert collector.ingest.stats.waiting_bytes < 160_000
+
+
+@in_loop
+async def test_spool_after_spool_is_forgotten(store: Store) -> None:
+    async with Collector(store) as collector:
+        for number in range(SPOOLS + 5):
+            async with collector.agent(hello(spool=f"s{number}")) as agent:
+                await agent.send(batch=batch(1, GOOD))
+                await agent.until_held(LIVE, 1)
+        assert list(collector.ingest._writers.held) == [("n0", f"s{n}") for n in range(5, SPOOLS + 5)]
+
+
+@in_loop
+async def test_a_schema_told_anew_under_the_same_number(store: Store) -> None:
+    async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, block([(T0, 1, (300.0, 50.0))])))
+        await agent.send(hello=hello(metrics=("gpu_temp_c", "power_w")))
+        await agent.send(batch=batch(2, block([(T0, 2, (51.0, 301.0))], metrics=("gpu_temp_c", "power_w"))))
+        await agent.until_held(LIVE, 2)
+        found = store.bucket(index_of(), T0)
+        assert found.gpu["power_w"][:2].tolist() == [300.0, 301.0]
+        assert found.gpu["gpu_temp_c"][:2].tolist() == [50.0, 51.0]
+
+
+@pytest.mark.parametrize("where", ["_mark_held", "_note_decoded", "_note_seqs", "_hand_on"])
+@in_loop
+async def test_a_defect_of_ours_ends_no_writer_and_is_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    limits = Limits(flush_s=0.01, retry_s=0.01, seqs_every_s=0)
+    async with Collector(store, limits) as collector:
+        writers = collector.ingest._writers
+        right = getattr(writers, where)
+        with monkeypatch.context() as patched:
+
+            def wrong(*_: Any) -> Any:
+                raise RuntimeError("a defect")
+
+            patched.setattr(writers, where, wrong)
+            async with collector.agent(hello()) as agent:
+                await agent.send(batch=batch(1, GOOD))
+                await agent.send(record=event(1))
+                await until(lambda: collector.ingest.stats.defects > 0)
+                await until(lambda: collector.ingest.stats.waiting_bytes == 0)
+        assert getattr(writers, where) == right
+        assert collector.ingest.stats.defect.endswith(": RuntimeError")
+        async with collector.agent(hello()) as agent:  # as an agent does that gets no Ack
+            await agent.send(batch=batch(1, GOOD))
+            await agent.send(record=event(1))
+            await agent.until_held(LIVE, 1)
+            await agent.until_held(EVENTS, 1)
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+
+
+@in_loop
+async def test_a_store_that_hangs_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    write = store.write_samples
+
+    def stuck(samples: Any) -> None:
+        free.wait(20)
+        write(samples)
+
+    monkeypatch.setattr(store, "write_samples", stuck)
+    async with Collector(store) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, GOOD))
+        await until(lambda: "telemetry" in collector.ingest.stats.writing)
+        await agent.send(record=event(1))
+        await agent.until_held(EVENTS, 1)
+        free.set()
+        await agent.until_held(LIVE, 1)
+        assert collector.ingest.stats.writing == {}
+
+
+@in_loop
+async def test_a_trouble_of_one_writer_is_not_hidden_by_the_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drover_collector.store import StoreError
+
+    def full(_samples: Any) -> None:
+        raise StoreError("no space left on device")
+
+    async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write_samples", full)
+            await agent.send(batch=batch(1, GOOD))
+            await until(lambda: collector.ingest.stats.trouble != "")
+            await agent.send(record=event(1))
+            await agent.until_held(EVENTS, 1)
+            assert collector.ingest.stats.troubles == {"telemetry": "no space left on device"}
+        await agent.until_held(LIVE, 1)
+        assert collector.ingest.stats.troubles == {}
