@@ -19,7 +19,7 @@ ACTIONS: dict[Wanted, str] = {
     Wanted.NONE: "nothing to do",
     Wanted.WATCH: "watch",
     Wanted.ADVISE: "look into it",
-    Wanted.PROBE: "probe",
+    Wanted.PROBE: "test it",
     Wanted.DRAIN: "drain the node",
     Wanted.ISOLATE: "isolate the node",
 }

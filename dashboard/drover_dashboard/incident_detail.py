@@ -57,7 +57,9 @@ def _state(incident: Incident, who: view.Viewer) -> str:
     if incident.closed_ms is None:
         return f"open, {who.since(incident.since_ms)}"
     lasted = fmt.duration(incident.closed_ms - incident.since_ms)
-    return f"closed {who.clock(incident.closed_ms)}, lasted {lasted} from {who.clock(incident.since_ms)}"
+    return (
+        f"closed {who.clock(incident.closed_ms)}, lasted {lasted} from {who.clock(incident.since_ms)} {who.zone_name()}"
+    )
 
 
 def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> list[tuple[str, Cell]]:

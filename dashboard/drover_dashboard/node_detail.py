@@ -84,7 +84,7 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
 
 def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
     seen_ms = row.last_seen_ms
-    seen = f"last heard {who.clock(seen_ms)} ({who.ago(seen_ms)} ago)" if seen_ms else "never heard"
+    seen = f"last heard {who.clock(seen_ms)} {who.zone_name()} ({who.ago(seen_ms)} ago)" if seen_ms else "never heard"
     named = (("rack ", row.rack), ("leaf ", row.leaf), ("pool ", row.pool), ("", row.sku))
     place = " · ".join(name + value for name, value in named if value)
     jobs = f"job {', '.join(row.jobs)}" if row.jobs else "no job"

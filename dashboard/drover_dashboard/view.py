@@ -35,8 +35,8 @@ class Viewer:
         return fmt.duration(self.now_ms - ts_ms)
 
     def since(self, ts_ms: int) -> str:
-        """`since 03:12:09 (14 min)`."""
-        return f"since {self.clock(ts_ms)} ({self.ago(ts_ms)})"
+        """`since 03:12:09 CET (14 min)`."""
+        return f"since {self.clock(ts_ms)} {self.zone_name()} ({self.ago(ts_ms)})"
 
     def told(self, text: str) -> str:
         """A sentence of the collector with its times as the viewer's clock and units as elsewhere on the page."""

@@ -148,3 +148,23 @@ def test_an_exported_live_run_replays_to_the_same_incidents(demo: Demo) -> None:
     kept = lines((demo.folder / "exported/incidents.jsonl").read_text())
     replayed = lines(drover("replay", str(demo.folder / "exported"), "--json"))
     assert told(replayed) == told(kept)
+
+
+def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
+    """SIGTERM comes from `timeout`, service managers and closing terminals; Ctrl-C is not the only end."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "drover_cli.main", "demo", "--nodes", "8", "--no-dashboard",
+         "--dir", str(tmp_path / "d")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    told = ""
+    for line in child.stdout:
+        told += line
+        if "command line:" in line:
+            break
+    address = told.rsplit("--collector ", 1)[1].strip()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 130, told
+    drover("status", "--collector", address, code=3)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -51,11 +52,16 @@ def run(args: argparse.Namespace) -> int:
     with needs("collector,dashboard,simulation"):
         for module in ("drover_collector.main", "drover_agent.simulation.run", "streamlit"):
             import_module(module)
+    signal.signal(signal.SIGTERM, _interrupt)  # else the children, in sessions of their own, would outlive us
     with _folder(args.dir) as folder, Processes(folder) as processes:
         try:
             return _Demo(args, folder, processes).run()
         except ChildError as error:
             raise CliError(str(error)) from None
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

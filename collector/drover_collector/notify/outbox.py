@@ -257,7 +257,7 @@ class _Courier(threading.Thread):
             next_ms = now_ms + round(self._delays_s[attempts - 1] * 1000)
             row = dataclasses.replace(row, attempts=attempts, next_ms=next_ms, detail=f"failed: {detail}")
         if not delivered:
-            self.trouble = f"Webhook {self.webhook.name} does not take messages: {detail}."
+            self.trouble = f"Webhook {self.webhook.name} does not take messages: {detail.rstrip('?.')}."
             log.warning("webhook %s: message %s, try %d: %s", self.webhook.name, row.id, attempts, detail)
         with self._changed:
             if self._abandoned:
@@ -268,5 +268,5 @@ class _Courier(threading.Thread):
                 self._rows.pop(row.id, None)
             try:
                 self._store.write_outbox(row)
-            except StoreError as error:  # it goes again after a restart, with the same id, by which receivers know it
+            except Exception as error:  # noqa: BLE001  # it goes again after a restart, with the same id, by which receivers know it
                 log.warning("webhook %s: message %s: outcome not stored: %s", self.webhook.name, row.id, error)

@@ -30,9 +30,9 @@ def numbers() -> None:
         view.notice(f"own_{number}", "trouble", text)
     if status.unknown_nodes:
         names = ", ".join(status.unknown_nodes[:5])
-        view.notice(
-            "strangers", "trouble", f"{len(status.unknown_nodes)} nodes report that fleet.toml does not name: {names}"
-        )
+        more = ", ..." if len(status.unknown_nodes) > 5 else ""
+        mend = "add them there or stop their agents"
+        view.notice("strangers", "trouble", f"Reporting, but not in fleet.toml: {names}{more}; {mend}")
     if status.newest_sample_ms and (quiet_ms := status.ts_ms - status.newest_sample_ms) > QUIET_MS:
         mend = "are the agents running, and do they reach the collector?"
         view.notice("quiet", "trouble", f"No telemetry for {fmt.duration(quiet_ms)}: {mend}")
@@ -76,11 +76,11 @@ def _tiles(status: pb.Status) -> None:
         (":blue[:material/logout:] Out of service", away, "draining to repair"),
         (":red[:material/warning:] Open incidents", total, by_severity or "none"),
         (
-            "GPU-hours lost, 24 h",
+            "GPU-hours lost",
             fmt.hours(status.gpu_hours_lost),
-            f"waited: {fmt.hours(status.gpu_hours_waited)}",
+            f"24 h; waited {fmt.hours(status.gpu_hours_waited)}",
         ),
-        ("Jobs hurt", status.jobs_hurt, "by open incidents"),
+        ("Jobs hurt", status.jobs_hurt, "now"),
     )
     for column, (label, value, context) in zip(st.columns(len(tiles), gap="small"), tiles, strict=True):
         shown = value if isinstance(value, str) else fmt.number(value)
