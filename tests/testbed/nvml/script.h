@@ -31,7 +31,7 @@ static const struct { int code; const char *name, *text; } CODES[] = {
 /* ---- the script ---- */
 
 #define SLOTS 64
-#define TABLE 65536 /* entries; a power of two, well above 64 GPUs with 150 statements each */
+#define TABLE 16384 /* entries; a power of two above 64 GPUs with 150 statements each; it counts as agent memory */
 #define XIDS 4096
 typedef struct { char verb; short gpu; char key[76]; char value[92]; } Entry;
 static struct { unsigned long seq; int gpu; u64 code; } xids[XIDS];
@@ -110,8 +110,8 @@ static void reload(void) {
     seen_size = now.st_size;
     seen_inode = now.st_ino;
     seen_time = now.st_mtim;
-    if (!table) table = calloc(TABLE, sizeof *table);
-    memset(table, 0, TABLE * sizeof *table);
+    if (table) memset(table, 0, TABLE * sizeof *table);
+    else table = calloc(TABLE, sizeof *table);
     n_xids = 0;
     char line[512];
     while (fgets(line, sizeof line, file)) parse(line);
