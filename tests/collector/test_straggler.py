@@ -12,7 +12,9 @@ from drover_agent.simulation.faults import Fault
 from drover_collector.detectors import straggler
 from drover_collector.detectors.example import START_MS, play, small_fleet
 from drover_collector.detectors.window import Buckets, Window
+from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Finding, Severity, Wanted
+from drover_proto.fleet import FleetSpec, LinkSpec
 from testbed.simulated_buckets import Recording, record
 
 Columns = dict[str, np.ndarray]
@@ -208,3 +210,110 @@ def _detect(recording: Recording) -> list[Finding]:
         findings, state = straggler.detect(window, state, bucket.end_ms + 7000)
         told += findings
     return told
+
+
+def sleeps(gpu: Columns, which: np.ndarray | int) -> None:
+    """Held by the job, given no work: clocks, links and utilisation of an idle GPU."""
+    for metric, value in (
+        ("gpu_util_ratio", 0.0), ("sm_active_ratio", 0.0), ("tensor_active_ratio", 0.0), ("dram_active_ratio", 0.0),
+        ("power_w", 75.0), ("sm_clock_mhz", 345.0), ("pcie_generation", 1.0), ("clock_event_reasons", 1.0),
+    ):  # fmt: skip
+        gpu[metric][which] = value
+
+
+@pytest.mark.parametrize("which", [SLOW, np.arange(8, 16)], ids=["a GPU", "a node"])
+def test_what_a_job_holds_and_does_not_use_is_no_straggler(which: np.ndarray | int) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        sleeps(gpu, which)
+        node.clear()  # only gpu.parquet: no CPU to tell a late host by
+
+    assert run(change) == []
+
+
+def test_a_lightly_loaded_node_is_not_late() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("gpu_util_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+            gpu[metric][8:16] *= 0.6
+        node.clear()
+
+    assert run(change) == []
+
+
+def test_a_heavier_rank_at_full_power_is_no_slow_clock_where_no_reasons_are_read() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("clock_event_reasons", "throttle_power_us"):
+            del gpu[metric]
+        gpu["power_w"][SLOW] = 699
+        waits(gpu, 1.2)
+        gpu["sm_clock_mhz"][SLOW] *= 0.9
+
+    assert run(change) == []
+
+
+def test_a_capped_node_of_a_large_job_is_one_finding_of_the_node() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            waits(gpu, 1.2)
+            gpu["power_limit_w"][8:16] = gpu["power_w"][8:16] = 480
+            gpu["sm_clock_mhz"][8:16] /= 1.2
+            for metric in ("sm_active_ratio", "tensor_active_ratio"):
+                gpu[metric][8:16] = gpu[metric][SLOW]
+
+    told = run(change)
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {("node", "n01", None, "power_cap")}
+    assert "8 of its 8 GPUs" in told[0].summary
+
+
+def test_a_lower_pcie_generation_is_what_the_summary_says() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            gpu["pcie_generation"][SLOW] = 3
+            gpu["gpu_util_ratio"][SLOW] = 0.8
+
+    told = run(change)
+    assert {f.cause for f in told} == {"pcie"}
+    assert "generation 3 while 63 peers of job 812 have 5" in told[0].summary
+
+
+def test_what_was_seen_in_one_job_is_no_beginning_in_the_next() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number in (4, 8):  # the last bucket of one job, and the first that counts of the next
+            gpu["pcie_width"][SLOW], gpu["gpu_util_ratio"][SLOW] = 4, 0.8
+
+    assert run(change, jobs=lambda number: np.full(64, 0 if number < 5 else 1, np.int32)) == []
+
+
+def ports(rates: dict[str, float], slow: str = "") -> list[Finding]:
+    """Every node of 8 has these ports; port `slow` of n01 runs at half its rate."""
+    links = tuple(LinkSpec(name, 0 if name.startswith("ib") else None) for name in rates)
+    index = FleetIndex(FleetSpec(tuple(dataclasses.replace(n, links=links) for n in small_fleet().nodes)))
+    state, told = None, []
+    for window, now_ms in play(index, 6):
+        values = np.array([rates[name] / (2 if (n, name) == (1, slow) else 1) for n in range(8) for name in rates])
+        held = tuple(dataclasses.replace(b, link={"rate_gbps": values}) for b in window.buckets)
+        findings, state = straggler.detect(dataclasses.replace(window, buckets=held), state, now_ms)
+        told += findings
+    return told
+
+
+def test_a_port_for_management_is_compared_with_its_like() -> None:
+    rates = {"ib0": 400.0, "ib1": 400.0, "eth0": 25.0}
+    assert ports(rates) == []
+    assert {(f.node, f.cause) for f in ports(rates, "ib1")} == {("n01", "nic")}
+    assert "25 Gb/s" in ports(rates, "eth0")[0].summary
+
+
+def test_boards_that_the_fleet_file_does_not_name_are_told_by_their_memory_clock() -> None:
+    spec = FleetSpec(tuple(dataclasses.replace(n, sku="") for n in small_fleet(12).nodes))
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["memory_clock_mhz"][:8] = 1593
+        gpu["sm_clock_mhz"][:8] = 1410
+        for metric in ("sm_active_ratio", "tensor_active_ratio"):
+            gpu[metric][:8] *= 1.3
+
+    state, told = None, []
+    for window, now_ms in play(FleetIndex(spec), 10, change):
+        findings, state = straggler.detect(window, state, now_ms)
+        told += findings
+    assert told == []

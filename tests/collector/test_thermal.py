@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,9 @@ from drover_agent.simulation.faults import Fault
 from drover_collector.detectors import thermal
 from drover_collector.detectors.example import play, small_fleet
 from drover_collector.detectors.window import Buckets, Window
+from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Finding, Severity, Wanted
+from drover_proto.fleet import FleetSpec
 from testbed.simulated_buckets import Recording, record
 
 Columns = dict[str, np.ndarray]
@@ -133,3 +136,62 @@ def _detect(recording: Recording) -> list[Finding]:
         findings, state = thermal.detect(window, state, bucket.end_ms + 7000)
         told += findings
     return told
+
+
+def test_racks_without_inlet_sensors_are_compared_within_themselves() -> None:
+    def warm(number: int, gpu: Columns, node: Columns) -> None:
+        node.clear()
+        gpu["gpu_temp_c"][:32] += 16  # a warm aisle, by design
+
+    def warm_and_bad(number: int, gpu: Columns, node: Columns) -> None:
+        heat(gpu, slice(21, 22), 1.9)
+        warm(number, gpu, node)
+
+    assert run(warm, nodes=16) == []
+    assert {(f.node, f.gpu) for f in run(warm_and_bad, nodes=16)} == {("n02", 5)}
+
+
+def test_boards_that_the_fleet_file_does_not_name_are_not_held_against_others() -> None:
+    spec = FleetSpec(tuple(dataclasses.replace(n, sku="") for n in small_fleet(12).nodes))
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["memory_clock_mhz"][:32] = 1593
+        heat(gpu, slice(0, 32), 1.5)
+
+    for drop in ((), ("memory_clock_mhz",)):
+        state = None
+        for window, now_ms in play(FleetIndex(spec), 10, change):
+            held = tuple(
+                dataclasses.replace(b, gpu={k: v for k, v in b.gpu.items() if k not in drop}) for b in window.buckets
+            )
+            findings, state = thermal.detect(dataclasses.replace(window, buckets=held), state, now_ms)
+            assert findings == []
+
+
+def test_inlets_that_are_read_less_often_than_gpus_count_in_between() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["gpu_temp_c"][:32] += 14  # a warm aisle that its sensors explain
+        node["inlet_temp_c"][:4] += 14
+        node["inlet_temp_c"][np.arange(16) % 3 != number % 3] = np.nan
+
+    assert [f for f in run(change, count=20, nodes=16) if f.scope != "rack"] == []
+
+
+def test_a_counter_of_another_unit_says_nothing() -> None:
+    def nanoseconds(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["throttle_thermal_sw_us"][:] = number * 0.01 * 1e10  # 1 % of the time
+
+    assert run(nanoseconds) == []
+
+
+def test_no_value_stands_under_a_metric_of_another_unit_and_advice_fits_the_action() -> None:
+    def slowed(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            heat(gpu, slice(21, 22), 1.6)
+            gpu["throttle_thermal_hw_us"][21] = number * 4e6
+
+    told = run(slowed)
+    held = [e for f in told for e in f.evidence if (e.metric or "").startswith("throttle")]
+    assert {(e.metric, e.value) for e in held} == {("throttle_thermal_hw_us", None)}
+    for finding in told:
+        assert finding.advice.startswith("Drain the node") == (finding.action is Wanted.DRAIN)

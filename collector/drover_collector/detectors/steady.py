@@ -12,6 +12,9 @@ from drover_collector.detectors.robust import Bools, Groups, group_medians
 from drover_collector.detectors.window import Window
 
 BUSY_UTIL = 0.5  # of time with a kernel: below it a job's GPUs are loading, saving or idle, and say nothing
+IDLE_UTIL = 0.2  # a GPU below it has no part in the work: it is idle, not slow, and its links sleep
+COUNTER_SLACK = 2.1  # samples 1 to 2 intervals apart; a counter that grows faster than this has another unit
+BOARD_STEP = 1.1  # memory clocks of different boards differ by more
 POWER_STEADY = 0.12  # power of the whole group moved more than this against the last bucket: a start, stop or save
 
 Ints = npt.NDArray[np.int64]
@@ -36,15 +39,30 @@ class JobAges:
         self.names = names.tolist()
 
 
+def boards(window: Window) -> Groups:
+    """What kind of board each node has, int64 [N]: its SKU; where fleet.toml names none, one number per memory clock
+    (the median of the node's GPUs, which is a constant of the board); -1 where that is not known either."""
+    index = window.index
+    unnamed = np.array([name == "" for name in index.skus], bool)[index.sku]
+    sku = index.sku.astype(np.int64)
+    if not unnamed.any():
+        return sku
+    clocks, _ = group_medians(column(window, "memory_clock_mhz"), index.gpu_node.astype(np.int64), index.node_count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.round(np.log(clocks) / np.log(BOARD_STEP))
+    by_clock = np.where(np.isfinite(steps), len(index.skus) + np.nan_to_num(steps, posinf=0, neginf=0), -1)
+    return np.where(unnamed, by_clock.astype(np.int64), sku)
+
+
 def job_groups(window: Window) -> Groups:
-    """Group of each GPU: its job and SKU, int64 [G], -1 without a job."""
+    """Group of each GPU: its job and board, int64 [G], -1 without a job."""
     jobs = window.newest.jobs.astype(np.int64)
-    sku = window.index.sku[window.index.gpu_node].astype(np.int64)
-    return np.where(jobs >= 0, jobs * max(1, len(window.index.skus)) + sku, -1)
+    of_node = boards(window) + 1
+    return np.where(jobs >= 0, jobs * (int(of_node.max(initial=0)) + 1) + of_node[window.index.gpu_node], -1)
 
 
 def working(window: Window, groups: Groups) -> Bools:
-    """GPUs whose group works steadily: most of the group is busy, and its power is that of the last bucket."""
+    """GPUs that work in a group that works steadily: most of it is busy, and its power is that of the last bucket."""
     bucket = window.newest
     count = int(groups.max(initial=-1)) + 1
     inside = groups >= 0
@@ -59,7 +77,8 @@ def working(window: Window, groups: Groups) -> Bools:
         before, _ = group_medians(power[-2], groups, count)
         with np.errstate(invalid="ignore", divide="ignore"):
             good &= ~(np.abs(now / before - 1) > POWER_STEADY)
-    return inside & np.where(inside, good[groups] if count else False, False)
+    idle = np.zeros(len(groups), bool) if util is None else util < IDLE_UTIL
+    return np.asarray(inside & ~idle & np.where(inside, good[groups] if count else False, False))
 
 
 def counter_share(window: Window, metric: str) -> Floats:
@@ -69,7 +88,8 @@ def counter_share(window: Window, metric: str) -> Floats:
         return np.full(window.index.gpu_count, np.nan)
     elapsed_us = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) * 1000
     grown = values[-1] - values[-2]
-    grown[grown < 0] = np.nan  # the driver was loaded anew
+    # Less: the driver was loaded anew. More than time allows: it is not in microseconds, and says nothing.
+    grown[(grown < 0) | (grown > COUNTER_SLACK * elapsed_us)] = np.nan
     return np.asarray(np.clip(grown / elapsed_us, 0, 1))
 
 

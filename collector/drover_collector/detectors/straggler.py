@@ -18,7 +18,16 @@ import numpy as np
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.robust import Bools, Groups, peer_medians, peers, share
-from drover_collector.detectors.steady import Ints, JobAges, column, counter_share, has_bits, job_groups, working
+from drover_collector.detectors.steady import (
+    Ints,
+    JobAges,
+    boards,
+    column,
+    counter_share,
+    has_bits,
+    job_groups,
+    working,
+)
 from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
@@ -43,6 +52,10 @@ SIGMAS = 5.0  # and this many robust deviations from the peers
 SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
 DUTY_SHARE = 0.3  # of the duty that the lower clock must have brought: 1 / ratio - 1, less what is no compute
 LONE_SHARE = 0.1  # of the group: more outliers than this are a part of the job that works otherwise, by design
+LONE_OF_NODES = 4  # what a GPU reports of itself may hit all GPUs of one node: a power brake, a cap, a fan
+NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: told once, of the node
+AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor throttle times are read
+SAME_WORK = 0.9  # of the peers' duty: a host that is late does not make the work less
 LIMIT_RATIO = 0.97  # power limit against the peers'
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
 BANDWIDTH_RATIO = 0.90  # traffic against the peers' where the path is known to be slower
@@ -83,6 +96,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if not window.fresh:
         return [], s
     s.ages.advance(window)
+    for streak in s.streaks.values():
+        streak[s.ages.buckets == 0] = 0  # another job: what was seen in the last one is no beginning
     groups = job_groups(window)
     settle = SETTLE_BUCKETS if window.newest.length_ms <= LONG_BUCKET_MS else 1
     judged = working(window, groups) & (s.ages.buckets >= settle)
@@ -141,13 +156,23 @@ class _Look:
         values = counter_share(self.window, metric)
         return np.asarray(np.nan_to_num(values) - np.nan_to_num(peer_medians(values, self.groups)))
 
-    def lone(self, flags: Bools) -> Bools:
-        """Those that are few enough in their group, or all on one node of a job of many."""
+    def lone(self, flags: Bools, of_node: bool = False) -> Bools:
+        """Those that are few enough in their group; `of_node`: or all on one node of at least LONE_OF_NODES."""
         flags = flags & self.judged
         few = np.nan_to_num(share(flags, self.judged, self.groups)) <= np.maximum(
             LONE_SHARE, 1.0 / np.maximum(self.size[self.groups], 1)
         )
-        return flags & few
+        return flags & (few | self._one_node(flags)) if of_node else flags & few
+
+    def _one_node(self, flags: Bools) -> Bools:
+        """Of groups on many nodes, those whose flagged GPUs all sit on one."""
+        nodes = self.window.index.gpu_node
+        result = np.zeros(len(flags), bool)
+        for group in np.unique(self.groups[flags]).tolist():
+            inside = self.groups == group
+            if len(np.unique(nodes[inside & flags])) == 1 and len(np.unique(nodes[inside])) >= LONE_OF_NODES:
+                result |= inside
+        return result
 
 
 def _candidates(look: _Look, s: State) -> dict[str, Bools]:
@@ -161,9 +186,11 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
     waited = duty >= 1 + gain
     explained_slow = look.big_enough & far & (ratio <= CLOCK_EXPLAINED) & (waited | ~look.has_duty)
     learnt = (s.learnt >= LEARN_BUCKETS) & (ratio / s.usual_clock <= CLOCK_LEARNT)
-    full_power = has_bits(window, POWER_CAP_BITS) | (
-        np.nan_to_num(counter_share(window, "throttle_power_us")) >= THROTTLED_SHARE
-    )
+    held = counter_share(window, "throttle_power_us")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_limit = column(window, "power_w") / column(window, "power_limit_w")
+    full_power = has_bits(window, POWER_CAP_BITS) | (held >= THROTTLED_SHARE) | (of_limit >= AT_LIMIT)
+    full_power |= _unknown(column(window, "clock_event_reasons"), held, of_limit)
     unexplained = np.where(full_power, ratio <= CLOCK_AT_FULL_POWER, (ratio <= CLOCK_UNEXPLAINED) | learnt)
     unexplained_slow = look.big_enough & far & waited & unexplained
 
@@ -176,15 +203,16 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
         (limit <= LIMIT_RATIO) | brake | (has_bits(window, BRAKE_BITS) & ~_common(look, has_bits(window, BRAKE_BITS)))
     )
     setting = has_bits(window, SETTING_BITS) & ~_common(look, has_bits(window, SETTING_BITS))
-    thermal = look.lone(explained_slow & heat)
-    power = look.lone(explained_slow & capped & ~heat)
+    thermal = look.lone(explained_slow & heat, of_node=True)
+    power = look.lone(explained_slow & capped & ~heat, of_node=True)
     clock = look.lone(((explained_slow & setting) | unexplained_slow) & ~heat & ~capped)
     slow_clock = thermal | power | clock
 
     sm_waited = look.sm >= WAITED_RATIO
     dram = look.ratio("dram_active_ratio")
     memory_clock = look.ratio("memory_clock_mhz")
-    dram_learnt = (s.learnt >= LEARN_BUCKETS) & (dram / s.usual_dram <= MEMORY_LEARNT_RATIO)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        dram_learnt = (s.learnt >= LEARN_BUCKETS) & (dram / s.usual_dram <= MEMORY_LEARNT_RATIO)
     hbm = look.lone(
         ((memory_clock <= MEMORY_CLOCK_RATIO) & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)))
         | ((dram <= MEMORY_LEARNT_RATIO) & dram_learnt & sm_waited & ~slow_clock)
@@ -198,7 +226,7 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
     nvlink_less = np.fmin(look.ratio("nvlink_rx_bytes_per_s"), look.ratio("nvlink_tx_bytes_per_s"))
     slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, look.sm)
     nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & slower)
-    host = _hosts(look, gaps & ~pcie)
+    host = _hosts(look, gaps & ~pcie & ~(duty < SAME_WORK))
     return {
         "thermal": thermal, "power_cap": power, "clock": clock, "hbm": hbm & ~slow_clock, "pcie": pcie,
         "nvlink": nvlink, "host": host,
@@ -256,13 +284,13 @@ def _findings(look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
             standing.add((cause, g))
             run = min(int(s.streaks[cause][g]), len(window.buckets))
             s.since_ms.setdefault((cause, g), window.buckets[-run].start_ms)
-        if cause == "host":
-            for n in np.unique(window.index.gpu_node[flagged]).tolist() if flagged else []:
-                gpus = [g for g in flagged if window.index.gpu_node[g] == n]
+        for n in np.unique(window.index.gpu_node[flagged]).tolist() if flagged else []:
+            gpus = [g for g in flagged if window.index.gpu_node[g] == n]
+            if cause == "host" or len(gpus) > max(1, NODE_SHARE * window.index.nodes[n].gpus):
                 yield node_finding(window, n, gpus, _slow(look, s, cause, gpus[0]), now_ms)
-            continue
-        for g in flagged:
-            yield finding(window, g, _slow(look, s, cause, g), now_ms)
+                continue
+            for g in gpus:
+                yield finding(window, g, _slow(look, s, cause, g), now_ms)
     for key in [key for key in s.since_ms if key not in standing and look.judged[key[1]]]:
         del s.since_ms[key]
 
@@ -281,21 +309,27 @@ def _slow(look: _Look, s: State, cause: str, g: int) -> Slow:
 
 
 def _nics(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
-    """Ports that run below the rate of the others on nodes of the same SKU."""
+    """Ports that run below the rate of the same ports on nodes with the same boards."""
     rates = window.newest.link.get("rate_gbps")
     ports = [(n, link) for n, node in enumerate(window.index.nodes) for link in node.links]
     if rates is None or len(ports) != len(rates) or not len(rates):
         return
-    sku = np.array([window.index.sku[n] for n, _ in ports], np.int64)
-    usual = peers(rates, sku)
+    # Ports of one name serve one purpose; a port for storage or management may be slower by design.
+    names = {name: number for number, name in enumerate(dict.fromkeys(link.link for _, link in ports))}
+    board = boards(window) + 1
+    usual = peers(rates, np.array([board[n] * len(names) + names[link.link] for n, link in ports], np.int64))
+    computing = np.array([board[n] if link.gpu is not None else -1 for n, link in ports], np.int64)
+    others = peers(rates, computing)
+    few = usual.count < MIN_PEERS  # a small fleet: all ports that serve a GPU
+    median, count = np.where(few, others.median, usual.median), np.where(few, others.count, usual.count)
     with np.errstate(invalid="ignore"):
-        slow = (rates <= NIC_RATE_RATIO * usual.median) & (rates > 0) & (usual.count >= MIN_PEERS)
+        slow = (rates <= NIC_RATE_RATIO * median) & (rates > 0) & (count >= MIN_PEERS)
     s.nic_streak = {k: s.nic_streak.get(k, 0) + 1 for k in np.flatnonzero(slow).tolist()}
     s.nic_since_ms = {k: s.nic_since_ms.get(k, window.newest.start_ms) for k in s.nic_streak}
     for k, streak in s.nic_streak.items():
         n, link = ports[k]
         if streak >= PERSIST:
-            values = float(rates[k]), float(usual.median[k]), int(usual.count[k]) - 1
+            values = float(rates[k]), float(median[k]), int(count[k]) - 1
             yield nic_finding(window, n, link.link, values, s.nic_since_ms[k], now_ms)
 
 

@@ -16,40 +16,46 @@ from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wante
 
 NAME = "straggler"
 
-# cause -> (what it does, why, what to do, the metrics that show it, the first one in the sentence)
-CAUSES: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
+# What a GPU does by a metric, before the metric's value.
+_DOES: Mapping[str, str] = {
+    "sm_clock_mhz": "runs its SMs at", "memory_clock_mhz": "runs its HBM at", "dram_active_ratio": "moves HBM data for",
+    "pcie_width": "has a PCIe link of", "pcie_generation": "has a PCIe link of generation",
+    "nvlink_active_links": "has this many NVLinks up:", "gpu_util_ratio": "has a kernel running for",
+}  # fmt: skip
+# cause -> (why, what to do, the metrics that show it: the first that is below the peers' stands in the sentence)
+CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "thermal": (
-        "runs its SMs at", "heat holds it down",
+        "heat holds it down",
         "See the cooling of this GPU; let a probe confirm, then drain the node when its work is done.",
         ("sm_clock_mhz", "gpu_temp_c", "thermal_margin_c", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "power_cap": (
-        "runs its SMs at", "its power is capped below its peers'",
+        "its power is capped below its peers'",
         "Set the power limit back (nvidia-smi -pl), or look at the node's power supplies if nobody set it.",
         ("sm_clock_mhz", "power_limit_w", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "clock": (
-        "runs its SMs at", "neither heat nor a power cap explains it",
+        "neither heat nor a power cap explains it",
         "Reset its clock settings (nvidia-smi -rgc -rac); let a probe confirm it, and drain the node if it stays slow.",
         ("sm_clock_mhz", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "hbm": (
-        "moves its memory at", "its HBM is slower than its peers'",
+        "its HBM is slower than its peers'",
         "Let a memory-bandwidth probe confirm it; check remapped rows and ECC counters, then drain the node.",
-        ("dram_active_ratio", "memory_clock_mhz", "sm_active_ratio", "tensor_active_ratio"),
+        ("memory_clock_mhz", "dram_active_ratio", "sm_active_ratio", "tensor_active_ratio"),
     ),
     "pcie": (
-        "has a PCIe link of", "it trained with fewer lanes or a lower generation than its peers",
-        "Drain the node when its work is done; reseat the GPU or its riser, and reboot to train the link again.",
+        "it trained with fewer lanes or a lower generation than its peers",
+        "Let a PCIe probe confirm it; then drain the node, reseat the GPU or its riser, and reboot to train it again.",
         ("pcie_width", "pcie_generation", "gpu_util_ratio", "pcie_rx_bytes_per_s", "pcie_replays"),
     ),
     "nvlink": (
-        "has NVLinks up:", "it lost NVLinks that its peers have",
-        "Drain the node when its work is done; reset the GPU and the fabric, and check for XID 74.",
+        "it lost NVLinks that its peers have",
+        "Look for XID 74 on it and let a probe confirm it; then drain the node, and reset the GPU and the fabric.",
         ("nvlink_active_links", "nvlink_tx_bytes_per_s", "nvlink_crc_errors", "sm_active_ratio"),
     ),
     "host": (
-        "keeps its GPUs busy for", "its host is late with work for them",
+        "its host is late with work for its GPUs",
         "Look at the node's CPUs: a stray process, a wrong governor, or a NUMA or memory fault.",
         ("gpu_util_ratio", "sm_active_ratio", "power_w"),
     ),
@@ -77,23 +83,26 @@ def finding(window: Window, g: int, slow: Slow, now_ms: int) -> Finding:
 def node_finding(window: Window, n: int, gpus: list[int], slow: Slow, now_ms: int) -> Finding:
     """A node whose host keeps its GPUs waiting. `gpus`: those that show it, the first stands for them."""
     node = window.index.nodes[n].name
-    return _finding(window, gpus[0], slow, now_ms, "node", node, None, place(node, None))
+    where = f"{place(node, None)} ({len(gpus)} of its {window.index.nodes[n].gpus} GPUs)"
+    return _finding(window, gpus[0], slow, now_ms, "node", node, None, where[0].upper() + where[1:])
 
 
 def _finding(
     window: Window, g: int, slow: Slow, now_ms: int, scope: str, node: str, gpu: int | None, where: str
 ) -> Finding:
-    does, why, advice, metrics = CAUSES[slow.cause]
+    why, advice, metrics = CAUSES[slow.cause]
     job = window.job_of(g)
     evidence = evidence_of(window, g, slow, metrics)
-    first = next((item for item in evidence if item.metric == metrics[0]), None)
     told = "is slower than its peers"
-    if first is not None and first.value is not None and first.expected is not None:
-        metric = BY_NAME[metrics[0]]
-        told = (
-            f"{does} {describe(metric, first.value)} while {first.peers} peers of job {job} "
-            f"have {describe(metric, first.expected)}"
-        )
+    for item in evidence:
+        name = item.metric or ""
+        if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
+            metric = BY_NAME[name]
+            told = (
+                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of job {job} "
+                f"have {describe(metric, item.expected)}"
+            )
+            break
     waits = f"; peers wait about {slow.waiting:.0%} of each step" if slow.waiting >= 0.01 else ""
     return Finding(
         NAME, IncidentKind.STRAGGLER, slow.cause, scope, node, gpu, ((node, gpu),), now_ms, slow.since_ms,

@@ -15,7 +15,7 @@ import numpy as np
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.robust import Bools, group_medians, peers
-from drover_collector.detectors.steady import Ints, column, counter_share
+from drover_collector.detectors.steady import Ints, boards, column, counter_share
 from drover_collector.detectors.texts import listing, place
 from drover_collector.detectors.window import Window
 from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
@@ -36,9 +36,11 @@ POWER_STEADY = 0.10  # within this while the core follows power with a time cons
 STEADY_BUCKETS = 3  # to compare with peers, which had the same load
 SETTLED_BUCKETS = 6  # to compare with its own past, which had another
 SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
+HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
 PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
-DEFAULT_INLET_C = 25.0  # where no inlet sensor is read, peers of the same rack share the error
+DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: peers are then those of the rack, which share the error
+INLET_HELD_MS = 600_000  # an inlet that is read less often than GPUs counts this long
 RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
 RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks together
 RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
@@ -54,6 +56,8 @@ class State:
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     streak_bad: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
+    inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
+    inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
     rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_since_ms: dict[int, int] = field(default_factory=dict)
@@ -67,6 +71,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)
         s.streak_bad = np.zeros(index.gpu_count, np.int64)
+        s.inlet = np.full(index.node_count, np.nan)
+        s.inlet_ms = np.zeros(index.node_count, np.int64)
         s.rack_past = np.full(len(index.racks), np.nan)
         s.rack_streak = np.zeros(len(index.racks), np.int64)
     if not window.fresh:
@@ -88,12 +94,32 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-def _resistance(window: Window) -> tuple[Floats, Bools, Bools]:
+def _inlets(window: Window, s: State) -> Floats:
+    """degC of each node's inlet, float64 [N]; NaN where no sensor was read lately."""
+    now = window.newest.node.get("inlet_temp_c")
+    if now is not None:
+        known = ~np.isnan(now)
+        s.inlet[known], s.inlet_ms[known] = now[known], window.newest.end_ms
+    return np.where(window.newest.end_ms - s.inlet_ms <= INLET_HELD_MS, s.inlet, np.nan)
+
+
+def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
+    """Board and place of each GPU, int64 [G]: only GPUs of the same board and place compare.
+
+    All inlets that are known make one place. Without an inlet, or where the board is not known, the rack is the place;
+    without a rack the node.
+    """
+    index, board = window.index, boards(window)
+    racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
+    apart = np.where(racked, 1 + index.rack, 1 + len(index.racks) + np.arange(index.node_count))
+    place = np.where(~np.isnan(inlets) & (board >= 0), 0, apart).astype(np.int64)
+    return (board + 1)[index.gpu_node], place[index.gpu_node]
+
+
+def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools]:
     """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS."""
     power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
-    inlets = window.newest.node.get("inlet_temp_c")
-    inlet = np.full(window.index.node_count, np.nan) if inlets is None else inlets
-    inlet = np.where(np.isnan(inlet), DEFAULT_INLET_C if np.isnan(inlet).all() else np.nanmedian(inlet), inlet)
+    inlet = np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)
     limit = column(window, "power_limit_w")
     with np.errstate(invalid="ignore", divide="ignore"):
         resistance = (temp - inlet[window.index.gpu_node]) / power[-1]
@@ -107,12 +133,14 @@ def _resistance(window: Window) -> tuple[Floats, Bools, Bools]:
 
 def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
     index = window.index
-    resistance, steady, settled = _resistance(window)
-    sku = index.sku[index.gpu_node].astype(np.int64)
+    inlets = _inlets(window, s)
+    resistance, steady, settled = _resistance(window, inlets)
+    board, place_of = _places(window, inlets)
+    alike = np.unique(board * (int(place_of.max(initial=0)) + 1) + place_of, return_inverse=True)[1].astype(np.int64)
     # Peers sit in the same slot: boards behind others get warmer air by design.
-    slots = np.where(steady, sku * 256 + index.gpu_slot, -1)
+    slots = np.where(steady, alike * 256 + index.gpu_slot, -1)
     usual = peers(np.where(steady, resistance, np.nan), slots)
-    whole = peers(np.where(steady, resistance, np.nan), np.where(steady, sku, -1))
+    whole = peers(np.where(steady, resistance, np.nan), np.where(steady, alike, -1))
     few = usual.count < 4
     expected = np.where(few, whole.median, usual.median)
     count = np.where(few, whole.count, usual.count)
@@ -128,7 +156,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
     s.learnt = np.where(learn, s.learnt + 1, s.learnt)
 
-    held = np.fmax(counter_share(window, "throttle_thermal_sw_us"), counter_share(window, "throttle_thermal_hw_us"))
+    held = np.fmax(*(counter_share(window, name) for name in HELD_BY_HEAT))
     margin = column(window, "thermal_margin_c")
     slowed = (np.nan_to_num(held) >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
     s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady, 0, s.streak_bad * slowed))
@@ -183,7 +211,8 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
         result.append(Evidence(text, "thermal_margin_c", float(facts.margin[g]), 0.0, **span))
     if np.nan_to_num(facts.held[g]) > 0:
         text = f"held down by heat for {facts.held[g]:.0%} of the time"
-        result.append(Evidence(text, "throttle_thermal_sw_us", float(facts.held[g]), 0.0, **span))
+        sw, hw = (np.nan_to_num(counter_share(window, name)[g]) for name in HELD_BY_HEAT)
+        result.append(Evidence(text, HELD_BY_HEAT[1 if hw > sw else 0], **span))  # a share: not the counter's unit
     return tuple(result)
 
 
@@ -200,7 +229,9 @@ def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, no
         NAME, IncidentKind.THERMAL, "cooling", "gpu", node, gpu, ((node, gpu),), now_ms, s.since_ms[g],
         Severity.CRITICAL if critical else Severity.WARNING, 0.95 if sure else 0.8,
         Wanted.DRAIN if critical or sure else Wanted.ADVISE, f"{place(node, gpu)} {what}.",
-        "Drain the node when its work is done; check heat sink, air baffles and coolant flow of this GPU.",
+        "Drain the node when its work is done, then check heat sink, air baffles and coolant flow of this GPU."
+        if critical or sure
+        else "Give the node no new long job; check this GPU's heat sink, air baffles and coolant flow when it is free.",
         evidence, window.job_of(g), lost_gpus=float(np.nan_to_num(facts.held[g])) if slow else None,
     )  # fmt: skip
 
@@ -211,20 +242,25 @@ def _node_finding(
     node = window.index.nodes[n].name
     worst = max(gpus, key=lambda g: np.nan_to_num(facts.resistance[g]))
     slow = [g for g in gpus if s.streak_slow[g] >= PERSIST]
-    what = "cool badly" if poor else "run into their temperature limits"
+    one = len(gpus) == 1
+    rest = "all GPUs there are too warm" if len(gpus) > 1 else "the others there are too warm as well"
+    what = f"cool{'s' * one} badly" if poor else "runs into its temperature limit" if one else "run into their limits"
     return Finding(
         NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms,
         min(s.since_ms[g] for g in gpus),
         Severity.WARNING, 0.95 if poor and slow else 0.85, Wanted.DRAIN if poor and slow else Wanted.ADVISE,
-        f"{_gpus_of(gpus)} of node {node} {what}: its fans or coolant flow, not one heat sink.",
-        "Check fan speeds and coolant flow in the BMC; drain the node when its work is done.",
+        f"{_gpus_of(window, n, gpus)} of node {node} {what}: fans or coolant flow, for {rest}.",
+        "Check fan speeds and coolant flow in the BMC now; "
+        + ("drain the node when its work is done." if poor and slow else "give the node no new long job until then."),
         _evidence(window, worst, s.since_ms[worst], facts), window.job_of(worst),
         lost_gpus=float(np.nan_to_num(facts.held[slow]).sum()) if slow else None,
     )  # fmt: skip
 
 
-def _gpus_of(gpus: list[int]) -> str:
-    return "All GPUs" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+def _gpus_of(window: Window, n: int, gpus: list[int]) -> str:
+    if len(gpus) == window.index.nodes[n].gpus > 1:
+        return "All GPUs"
+    return f"GPU {window.index.gpu_slot[gpus[0]]}" if len(gpus) == 1 else f"{len(gpus)} GPUs"
 
 
 def _racks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
