@@ -6,11 +6,16 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import ssl
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+# Else its core prints lines of its own beside ours, such as for an occupied port. It reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
@@ -33,10 +38,15 @@ log = logging.getLogger("drover_collector")
 
 STORE_WAIT_S = 5.0  # a predecessor that is being stopped needs a moment to let go of the store
 GRACE_S = 3.0  # for calls under way at a stop
-MESSAGE_BYTES = 64 << 20  # one message of an agent; a batch of 30 s of a 16-GPU node is below 1 MB
+STOP_S = 60.0  # for a whole stop; a store that hangs must not hold it up for ever
+MESSAGE_BYTES = 17 << 20  # a little over what agents send at most; a batch of 30 s of a 16-GPU node is below 1 MB
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the agents
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # A peer that lost its power never says so; and one that pings while we have nothing to say is no nuisance.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
 
@@ -94,7 +104,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, _stop, stopping)
     index = FleetIndex(spec)
     store = await asyncio.to_thread(
         Store.open, config.store.url, wait_s=STORE_WAIT_S, retention_days=config.store.retention_days
@@ -110,6 +120,20 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     finally:
         await asyncio.to_thread(store.close)
     log.info("stopped")
+
+
+def _stop(stopping: asyncio.Event) -> None:
+    if not stopping.is_set():
+        stopping.set()
+        overdue = threading.Timer(STOP_S, _leave)
+        overdue.daemon = True
+        overdue.start()
+
+
+def _leave() -> None:
+    log.error("not stopped within %g s; leaving as I am: agents send again what was not acknowledged", STOP_S)
+    logging.shutdown()
+    os._exit(1)  # threads that hang in the store would keep the process for ever
 
 
 async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -62,6 +62,7 @@ class Ticks:
     skipped: int = 0  # buckets left out: too far behind
     failures: int = 0  # calls into the engine that raised
     store_failures: int = 0
+    lost_outcomes: int = 0  # that the store did not take
     lost_events: int = 0  # of which the engine was not told: too many at once
     troubles: dict[str, str] = field(default_factory=dict)  # by subject, each a sentence
 
@@ -116,9 +117,8 @@ class Pipeline:
     async def run(self) -> None:
         """Until cancelled; what goes wrong with one tick or event is logged and counted, and the next goes on."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._run_heartbeat())
-            group.create_task(self._run_events())
-            group.create_task(self._run_buckets())
+            for work in (self._run_heartbeat, self._run_events, self._run_buckets):
+                group.create_task(self._keep_on(work))
 
     async def stop(self) -> None:
         """Judges the events that wait, stores what is unsaved, ends deliveries. The store stays open."""
@@ -171,6 +171,14 @@ class Pipeline:
                 len(incidents), len(heard), len(events), len(unjudged), told,
             )  # fmt: skip
 
+    async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001  # a defect must neither end detection nor go unseen
+                self._failed(error)
+                await asyncio.sleep(self._wake_s)
+
     async def _run_events(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -194,8 +202,10 @@ class Pipeline:
                 await asyncio.sleep(min(self._wake_s, (due_ms - now_ms) / 1000))
                 continue
             self.busy = True
-            await self._tick(now_ms, due_ms)
-            self.busy = False
+            try:
+                await self._tick(now_ms, due_ms)
+            finally:
+                self.busy = False
 
     async def _tick(self, now_ms: int, due_ms: int) -> None:
         behind = (now_ms - due_ms) // BUCKET_MS
@@ -292,8 +302,19 @@ class Pipeline:
         except StoreError as error:
             self._store_failed(error)
             if len(self._unsaved) > MAX_UNSAVED:
-                lost, _ = self._unsaved.popleft()
-                log.error("given up: %d incidents, %d findings", len(lost.incidents), len(lost.findings))
+                self._give_up_oldest()
+        except Exception as error:  # noqa: BLE001  # a defect: it would fail for ever, and keep back all after it
+            self._failed(error)
+            self._give_up_oldest()
+
+    def _give_up_oldest(self) -> None:
+        lost, _ = self._unsaved.popleft()
+        self.ticks.lost_outcomes += 1
+        self.ticks.troubles["outcomes"] = (
+            f"{self.ticks.lost_outcomes} results of detection could not be stored, last at {iso(self.now_ms())};"
+            " see the collector's log."
+        )
+        log.error("given up: %d incidents, %d findings", len(lost.incidents), len(lost.findings))
 
     def _store_failed(self, error: StoreError) -> None:
         self.ticks.store_failures += 1

@@ -152,6 +152,32 @@ def test_an_occupied_port_and_a_store_opened_twice(tmp_path: Path) -> None:
         assert running.stop(signal.SIGINT) == 0
 
 
+HANGING = """
+import sys, threading
+from drover_collector import main
+from drover_collector.store import Store
+main.STOP_S = 0.5
+Store.close = lambda self: threading.Event().wait()
+sys.exit(main.main(["run", "--config", sys.argv[1]]))
+"""
+
+
+def test_a_store_that_hangs_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, str(write(tmp_path))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("drover-collector is ready: ")
+            process.terminate()
+            assert process.wait(30) == 1
+            assert process.stderr is not None
+            assert "not stopped within 0.5 s" in process.stderr.read()
+        finally:
+            process.kill()
+
+
 def test_an_event_becomes_an_incident_that_survives_a_kill(tmp_path: Path) -> None:
     config = write(tmp_path)
     with collector(config) as running:
@@ -203,8 +229,9 @@ def _fails(config: Path) -> tuple[int, str]:
         [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)],
         capture_output=True, text=True, timeout=START_S, cwd=config.parent,
     )  # fmt: skip
-    lines = [line for line in done.stderr.splitlines() if line.startswith("drover-collector: ")]
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("drover-collector: ")
     return done.returncode, lines[0]
 
 

@@ -297,6 +297,52 @@ def test_what_the_store_refuses_is_written_at_the_next_tick(store: Store, index:
     asyncio.run(scenario())
 
 
+def test_an_outcome_that_cannot_be_stored_keeps_back_no_other(
+    store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        clock = Clock(T0)
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            with monkeypatch.context() as patched:
+
+                def wrong(_incidents: object) -> int:
+                    raise KeyError("a bug")
+
+                patched.setattr(pipeline.outbox, "enqueue", wrong)
+                pipeline.take_events([xid(1)])
+                await until(lambda: pipeline.ticks.lost_outcomes == 1, "given up")
+            assert any("could not be stored" in text for text in pipeline.troubles())
+            pipeline.take_events([xid(2, "n2")])
+            await until(lambda: len(store.incidents()) == 2, "the next is stored")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("where", ["_notice_pause", "judge_events", "_tick"])
+def test_a_defect_ends_no_task(store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    async def scenario() -> None:
+        clock = Clock(T0 + BUCKET_MS + LAG_MS)
+        pipeline = pipeline_of(store, index, clock)
+        pipeline.next_ms = T0
+        async with running(pipeline):
+            with monkeypatch.context() as patched:
+
+                def wrong(*_: object) -> None:
+                    raise KeyError("a bug")
+
+                patched.setattr(pipeline, where, wrong)
+                pipeline.take_events([xid(1)])
+                await until(lambda: pipeline.ticks.failures > 0, "it failed")
+                assert any("KeyError" in text for text in pipeline.troubles())
+            clock.now_ms += 1000
+            pipeline.take_events([xid(2, "n2")])
+            await until(lambda: len(store.incidents()) >= 1, "events are judged")
+            await until(lambda: pipeline.next_ms > T0, "buckets are looked at")
+            await until(lambda: pipeline.awake_ms == clock.now_ms, "the heart beats")
+
+    asyncio.run(scenario())
+
+
 def test_a_flood_of_events_is_bounded_and_said(store: Store, index: FleetIndex) -> None:
     pipeline = pipeline_of(store, index, Clock())
     pipeline.take_events([xid(1)] * (MAX_EVENTS + 5))

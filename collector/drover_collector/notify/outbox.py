@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from drover_collector.notify.webhook import Webhook, message
-from drover_collector.store import OutboxRow, Store, StoreError
+from drover_collector.store import OutboxRow, Store
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Incident, Severity, Wanted, stronger, worse
 from drover_proto.times import iso
 
@@ -268,5 +268,5 @@ class _Courier(threading.Thread):
                 self._rows.pop(row.id, None)
             try:
                 self._store.write_outbox(row)
-            except Exception as error:  # noqa: BLE001  # it goes again after a restart, with the same id, by which receivers know it
+            except Exception as error:  # noqa: BLE001  # again after a restart, by the id that receivers know
                 log.warning("webhook %s: message %s: outcome not stored: %s", self.webhook.name, row.id, error)
