@@ -73,6 +73,8 @@ def _why(code: grpc.StatusCode, detail: str) -> str:
     for reason in ("connection refused", "no route to host", "connection reset", "handshake failed", "timed out"):
         if reason in lowered:
             return reason
+    if "socket closed" in lowered:
+        return "it closed the connection; does it want --ca, --cert and --key?"
     if "dns" in lowered or "name resolution" in lowered:
         return "its name cannot be resolved"
     return detail.splitlines()[0][:120] if detail else code.name.lower()
