@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import re
 import socket
 import tomllib
 from collections.abc import Sequence
@@ -96,10 +96,37 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
         if len(missing) < len(tls):
             raise SettingsError(f"{name}: tls.{missing[0]}: missing; give all of tls.ca, tls.cert, tls.key or none")
     else:
-        for key, value in tls.items():
-            if not os.access(value, os.R_OK):
-                raise SettingsError(f"{name}: tls.{key}: cannot read {value}; check the path and its permissions")
+        try:
+            read_tls(config.tls)
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from None
     return config
+
+
+def read_tls(tls: TlsConfig) -> tuple[bytes, bytes, bytes] | None:
+    """The content of ca, cert and key; None for plain connections.
+
+    Raises:
+        SettingsError: a file cannot be read, or holds something else; gRPC would say only that no handshake came about.
+    """
+    if not (tls.ca and tls.cert and tls.key):
+        return None
+    found = []
+    for key, path, holds in (
+        ("ca", tls.ca, "CERTIFICATE"),
+        ("cert", tls.cert, "CERTIFICATE"),
+        ("key", tls.key, "PRIVATE KEY"),
+    ):
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise SettingsError(
+                f"tls.{key}: cannot read {path}: {error.strerror}; check the path and its permissions"
+            ) from None
+        if not re.search(rb"-----BEGIN [A-Z ]*" + holds.encode() + rb"-----", data):
+            raise SettingsError(f"tls.{key}: {path} holds no {holds} in PEM form; check which file it is")
+        found.append(data)
+    return found[0], found[1], found[2]
 
 
 def _override(item: str) -> tuple[str, Any]:

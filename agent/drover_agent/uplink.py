@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
 from drover_agent.clock import Clock
-from drover_agent.config import AgentConfig
+from drover_agent.config import AgentConfig, read_tls
 from drover_agent.spool import LANES, Spool
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
@@ -118,11 +117,10 @@ class Uplink:
         self._trouble[address] = text
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        tls = self._config.tls
-        if not (tls.ca and tls.cert and tls.key):
+        files = read_tls(self._config.tls)  # at every attempt, so that renewed certificates need no restart
+        if files is None:
             return grpc.aio.insecure_channel(address, options=OPTIONS)
-        # Read at every attempt, so that renewed certificates need no restart.
-        ca, cert, key = (Path(name).read_bytes() for name in (tls.ca, tls.cert, tls.key))
+        ca, cert, key = files
         return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=OPTIONS)
 
     async def _stream(self, address: str) -> None:

@@ -73,3 +73,25 @@ def test_a_missing_file_and_a_bad_override() -> None:
 
 def test_settings_can_be_loaded_without_a_file() -> None:
     assert load(AgentConfig, None, tomllib.loads("interval_s = 5")).interval_s == 5
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("cert", "tls.cert: {} holds no CERTIFICATE in PEM form; check which file it is"),
+        ("key", "tls.key: {} holds no PRIVATE KEY in PEM form; check which file it is"),
+    ],
+)
+def test_a_file_that_is_no_certificate_or_key_is_named(tmp_path: Path, broken: str, message: str) -> None:
+    """Most often the two are swapped; gRPC would say only that no handshake could be created."""
+    for name, holds in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
+        found = {"cert": "EC PRIVATE KEY", "key": "CERTIFICATE"}[name] if name == broken else holds
+        (tmp_path / name).write_text(f"-----BEGIN {found}-----\nAA==\n-----END {found}-----\n")
+    overrides = [f"tls.{name}={tmp_path / name}" for name in ("ca", "cert", "key")]
+    with pytest.raises(SettingsError) as caught:
+        load_config(None, overrides)
+    assert str(caught.value) == f"settings: {message.format(tmp_path / broken)}"
+    (tmp_path / broken).unlink()
+    (tmp_path / broken).mkdir()
+    with pytest.raises(SettingsError, match=f"tls.{broken}: cannot read .*: Is a directory; check the path"):
+        load_config(None, overrides)
