@@ -90,7 +90,8 @@ class Policy:
     @staticmethod
     def named(text: str) -> Policy:
         """A preset's name or a file's path, as commands and configs take it; see `load`."""
-        return Policy.load(None, text) if text in PRESETS else Policy.load(Path(text))
+        looks_like_a_file = "/" in text or text.endswith(".toml") or Path(text).exists()
+        return Policy.load(Path(text)) if looks_like_a_file and text not in PRESETS else Policy.load(None, text)
 
     def wanted(self, incident: Incident, asked: Wanted) -> tuple[Wanted, str]:
         """What is wanted for `incident`, and the name of the rule that says so.

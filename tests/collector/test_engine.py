@@ -192,3 +192,22 @@ def test_health_codes_have_one_entry_per_node_and_gpu() -> None:
     nodes, gpus = engine().health_codes
     assert (nodes.shape, gpus.shape) == ((12,), (96,))
     assert nodes.dtype == np.int8
+
+
+def test_two_faults_on_one_node_are_two_incidents_and_a_silence_swallows_neither() -> None:
+    def hot(number: int, gpu: dict[str, Any], _node: dict[str, Any]) -> None:
+        if number >= 3:
+            gpu["gpu_temp_c"][8 + 5] = 26 + 0.09 * gpu["power_w"][8 + 5]
+
+    subject, told = engine(), []
+    for number in range(60):
+        bucket = training_bucket(INDEX, number, hot, silent=[1] if 30 <= number < 40 else [])
+        if number >= 15:
+            bucket.gpu_rows[8 + 3] = 0
+        told += subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
+        if number == 14:
+            told += subject.on_events([xid(79, gpu=3, at_ms=150_000)], START_MS + 157_500).incidents
+    found = newest(told).values()
+    assert {(i.gpu, i.cause, i.closed_ms is None) for i in found} == {
+        (5, "cooling", True), (3, "xid_79", True), (None, "silent", False),
+    }  # fmt: skip

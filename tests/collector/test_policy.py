@@ -109,3 +109,8 @@ def test_a_name_that_is_no_preset_and_a_file_that_is_missing(tmp_path: Path) -> 
 
 def test_the_code_of_a_cause() -> None:
     assert [xid_of(c) for c in ("xid_79", "xid_31_repeated", "sxid_79", "silent")] == [79, 31, None, None]
+
+
+def test_a_misspelt_preset_is_answered_with_the_presets() -> None:
+    with pytest.raises(SettingsError, match="'nvida': no such preset; use nvidia, strict, cautious or the path"):
+        Policy.named("nvida")
