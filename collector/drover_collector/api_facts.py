@@ -28,6 +28,7 @@ SHORT_S = 1.0  # pictures
 LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
 DAY_MS = 86_400_000
 RECENT_MS = 7 * DAY_MS
+AHEAD_MS = 30_000  # how far a node's clock may be ahead of ours
 REPORTING_MS = 30_000  # a node whose newest data came longer ago is not reporting: six batches of an agent
 
 # The worst first. Nobody knows how an unknown one is, so it stands before those that are being dealt with.
@@ -98,6 +99,8 @@ class Facts:
 
         def make() -> npt.NDArray[np.int64]:
             stored = self.once("stored last seen", LONG_S, lambda: self.store.last_seen(self.index))
+            # A sample of the future tells of a wrong clock: counted, a node that fell silent would seem to report.
+            stored = np.where(stored > self.now_ms() + AHEAD_MS, 0, stored)
             heard = self.stats.last_seen
             return np.maximum(stored, np.array([heard.get(n.name, 0) for n in self.index.nodes], np.int64))
 

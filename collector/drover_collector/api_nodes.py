@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.api_facts import DAY_MS, HEALTH_ORDER, RECENT_MS, Facts, bad_argument
+from drover_collector.buckets import Bucket
 from drover_collector.health import HEALTHS
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Kind, Scope, of_scope
@@ -22,6 +23,7 @@ EXACT_PEERS = 256  # in larger groups a GPU's own value does not move the median
 NOT_REPORTED = "not reported"  # neither a value nor a reason came from the agent
 
 Newest = Mapping[str, tuple[float, int]]
+Reasons = Mapping[str, tuple[str, int]]
 
 
 def list_nodes(facts: Facts, request: pb.ListNodesRequest) -> pb.NodeList:
@@ -132,25 +134,35 @@ def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
     )
 
 
-def _reasons(absences: Iterable[Absence]) -> dict[tuple[int | None, str | None], dict[str, str]]:
-    """(slot, link) -> metric -> why it is absent."""
-    found: dict[tuple[int | None, str | None], dict[str, str]] = {}
-    for absence in absences:
-        found.setdefault((absence.gpu, absence.link or None), {})[absence.metric] = absence.reason
+def _reasons(absences: Iterable[Absence]) -> Mapping[tuple[int | None, str | None], Reasons]:
+    """(slot, link) -> metric -> (why it is absent, since when)."""
+    found: dict[tuple[int | None, str | None], dict[str, tuple[str, int]]] = {}
+    for absence in sorted(absences, key=lambda a: a.from_ms):
+        found.setdefault((absence.gpu, absence.link or None), {})[absence.metric] = absence.reason, absence.from_ms
     return found
 
 
-def _values(scope: Scope, newest: Newest, reasons: Mapping[str, str], lacking: str) -> list[pb.Value]:
-    """Every metric of a scope: its newest value, or why there is none. A reason that stands outweighs an old value."""
+def _values(scope: Scope, newest: Newest, reasons: Reasons, lacking: str) -> list[pb.Value]:
+    """Every metric of a scope: its newest value, or why there is none.
+
+    A reason outweighs a value that is older than it. A value that is newer shows that the reason has passed, though
+    nobody said so: the agent may have lost its memory of it.
+    """
     values = []
     for metric in of_scope(scope):
-        if metric.name in newest and metric.name not in reasons:
-            value, ts_ms = newest[metric.name]
+        value, ts_ms = newest.get(metric.name, (0.0, 0))
+        reason, since_ms = reasons.get(metric.name, (lacking, -1))
+        if metric.name in newest and ts_ms > since_ms:
             values.append(pb.Value(metric=metric.name, present=True, value=value, ts_ms=ts_ms))
         else:
-            ts_ms = newest[metric.name][1] if metric.name in newest else 0
-            values.append(pb.Value(metric=metric.name, ts_ms=ts_ms, reason=reasons.get(metric.name, lacking)))
+            values.append(pb.Value(metric=metric.name, ts_ms=ts_ms, reason=reason))
     return values
+
+
+def newest_bucket(facts: Facts) -> Bucket | None:
+    """What peers did lately; None when nothing was judged lately, for then it is no measure."""
+    bucket = facts.pipeline.newest
+    return bucket if bucket is not None and bucket.end_ms > facts.now_ms() - SILENT_MS else None
 
 
 class GpuMedians:
@@ -167,7 +179,7 @@ class GpuMedians:
 
     def of(self, metric: str, gpu: int) -> tuple[float, int]:
         """(median, peers) without the GPU itself; (0, 0) when no peer has a value."""
-        bucket = self._facts.pipeline.newest
+        bucket = newest_bucket(self._facts)
         if bucket is None or metric not in bucket.gpu:
             return 0.0, 0
         key, members = self.group(gpu)
@@ -195,7 +207,7 @@ def gpu_group(
 
 def _node_median(facts: Facts, metric: str, n: int) -> tuple[float, int]:
     """(median, peers) of a node metric over the other nodes of its SKU."""
-    bucket = facts.pipeline.newest
+    bucket = newest_bucket(facts)
     if bucket is None or metric not in bucket.node:
         return 0.0, 0
     peers = np.flatnonzero(facts.index.sku == facts.index.sku[n])

@@ -14,6 +14,7 @@ TARGETS_MAX = 64
 METRICS_MAX = 16
 POINTS = 1000
 POINTS_MAX = 10_000
+VALUES_MAX = 800_000  # of one answer, in 4 bytes each: a client's default limit is 4 MiB a message
 SPAN_MS = 3_600_000  # when from_ms is not given
 SPAN_MAX_MS = 400 * DAY_MS
 
@@ -23,10 +24,11 @@ def query_series(facts: Facts, request: pb.SeriesRequest) -> pb.SeriesReply:
     targets = [_target(facts, scope, target) for target in request.targets]
     to_ms = request.to_ms or facts.now_ms()
     from_ms = request.from_ms or to_ms - SPAN_MS
-    if not 0 < to_ms - from_ms <= SPAN_MAX_MS:
+    if from_ms < 0 or not 0 < to_ms - from_ms <= SPAN_MAX_MS:
         raise bad_argument(f"from_ms {from_ms} to to_ms {to_ms}: give a span of more than 0 and at most 400 days")
-    points = min(request.max_points or POINTS, POINTS_MAX)
     metrics = list(dict.fromkeys(request.metrics))
+    most = min(POINTS_MAX, VALUES_MAX // (len(targets) * len(metrics)))
+    points = max(2, min(request.max_points or POINTS, most))
     step_ms, ts_ms, found = facts.store.series(scope, targets, metrics, from_ms, to_ms, points)
     reply = pb.SeriesReply(step_ms=step_ms, ts_ms=ts_ms.astype("<i8").tobytes())
     for node, gpu, link in targets:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -283,6 +284,75 @@ def test_series_with_gaps_and_peers(against: Against) -> None:
     against(check)
 
 
+def test_an_answer_fits_into_a_message(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        wide = pb.SeriesRequest(
+            scope="gpu", from_ms=T0, to_ms=T0 + 86_400_000, max_points=10_000,
+            targets=[pb.SeriesTarget(node=f"n{n}", gpu=g) for n in range(4) for g in range(2)] * 8,
+            metrics=["power_w", "gpu_temp_c", "gpu_util_ratio", "sm_clock_mhz", "memory_temp_c"],
+        )  # fmt: skip
+        reply = await fleet.stub.QuerySeries(wide)
+        assert reply.ByteSize() < 4 << 20
+        wide.max_points = 1
+        assert len(np.frombuffer((await fleet.stub.QuerySeries(wide)).ts_ms, "<i8")) <= 2
+
+    against(check)
+
+
+def test_what_became_absent_is_unknown_at_once_and_until_it_comes_back(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            before = await fleet.stub.GetPicture(pb.PictureRequest(color_by="power_w"))
+            cells = np.frombuffer(before.cells, np.uint8)
+            assert cells[4] > 0  # n1 GPU 0
+            store.write_absences([Absence("n1", 0, "power_w", "lost", END)])
+            store.write_absences([Absence("n1", 1, "power_w", "lost", END - 5000)])  # its end was never told
+            fleet.facts._kept.clear()
+            after = await fleet.stub.GetPicture(pb.PictureRequest(color_by="power_w"))
+            assert np.isnan(np.frombuffer(after.values, "<f4")[4:6]).tolist() == [True, False]
+            node = await fleet.stub.GetNode(pb.NodeRequest(node="n1"))
+            found = [next(v for v in gpu.values if v.metric == "power_w") for gpu in node.gpus]
+            assert [(v.present, v.reason) for v in found] == [(False, "lost"), (True, "")]
+
+    asyncio.run(scenario())
+
+
+def test_a_sample_of_the_future_does_not_make_a_silent_node_report(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            write_ticks(store, fleet.facts.index, NOW + 3_600_000, NOW + 3_601_000, silent=["n0", "n1", "n2"])
+            status = await fleet.stub.GetStatus(pb.StatusRequest())
+            assert (status.nodes_reporting, status.nodes_expected) == (3, 4)
+
+    asyncio.run(scenario())
+
+
+def test_peers_of_long_ago_are_no_measure(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            fleet.pipeline.now_ms = lambda: END + 61_000
+            node = await fleet.stub.GetNode(pb.NodeRequest(node="n0"))
+            assert {v.peers for gpu in node.gpus for v in gpu.values} == {0}
+            assert {v.peers for v in node.values} == {0}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_stuck_or_broken_inside_is_told(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            assert not [t for t in (await fleet.stub.GetStatus(pb.StatusRequest())).troubles if "Webhook" not in t]
+            stats = fleet.facts.stats
+            stats.writing["telemetry"] = time.monotonic() - 100
+            stats.defects, stats.defect = 2, "telemetry: KeyError"
+            fleet.pipeline.now_ms = lambda: END + 100_000
+            troubles = (await fleet.stub.GetStatus(pb.StatusRequest())).troubles
+            for words in ("from taking telemetry", "failed 2 times", f"Nothing has been judged since {iso(END)}"):
+                assert any(words in trouble for trouble in troubles), words
+
+    asyncio.run(scenario())
+
+
 def test_events(against: Against) -> None:
     async def check(fleet: Served) -> None:
         found = await fleet.stub.ListEvents(pb.EventsRequest(from_ms=T0))
@@ -321,6 +391,9 @@ BAD: list[Bad] = [
      grpc.StatusCode.INVALID_ARGUMENT, "GPU 7 given; it has GPUs 0 to 1"),
     ("span", lambda s: s.QuerySeries(pb.SeriesRequest(
         scope="gpu", targets=[pb.SeriesTarget(node="n0", gpu=0)], metrics=["power_w"], from_ms=END, to_ms=T0)),
+     grpc.StatusCode.INVALID_ARGUMENT, "give a span"),
+    ("before all time", lambda s: s.QuerySeries(pb.SeriesRequest(
+        scope="gpu", targets=[pb.SeriesTarget(node="n0", gpu=0)], metrics=["power_w"], from_ms=-5, to_ms=10)),
      grpc.StatusCode.INVALID_ARGUMENT, "give a span"),
     ("gpu alone", lambda s: s.ListEvents(pb.EventsRequest(gpu=1)), grpc.StatusCode.INVALID_ARGUMENT,
      "give the node too"),

@@ -42,14 +42,26 @@ class Reads(Base):
         return jobs, tuple(known)
 
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
-        """float64 [G]: the newest value of each GPU that is not older than `within_ms`, else NaN."""
+        """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""
         result = np.full(index.gpu_count, np.nan)
         table = self._clients.arrow(
-            f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}` FROM {samples_table(Scope.GPU)}"
+            f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
+            f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
             f" WHERE {during(now_ms - within_ms, now_ms + 1)} GROUP BY entity_id"
         )
         rows, target = self._placements.map(index, Scope.GPU, now_ms).find(numbers(table, "entity_id"))
         result[target] = values(table, metric)[rows]
+        newest = np.zeros(index.gpu_count, np.int64)
+        newest[target] = numbers(table, "newest")[rows]
+        absent = self._clients.rows(
+            "SELECT node, gpu, toUnixTimestamp64Milli(max(`from`)) AS from_ms FROM absences FINAL"
+            " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String} GROUP BY node, gpu",
+            {"metric": metric},
+        )
+        for row in absent:
+            gpu = index.gpu(row["node"], row["gpu"])
+            if gpu is not None and newest[gpu] <= row["from_ms"]:
+                result[gpu] = np.nan
         return result
 
     def latest_values(
