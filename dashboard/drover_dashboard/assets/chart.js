@@ -160,9 +160,12 @@ function moments(plot, marks, theme) {
     paint.moveTo(x, top);
     paint.lineTo(x, top + height);
     paint.stroke();
-    const right = x > left + width * 0.8;
-    paint.textAlign = right ? "right" : "left";
-    paint.fillText(mark.text, x + (right ? -4 : 4) * ratio, top + (12 + 13 * line) * ratio);
+    // The first mark's word stands before its line, the others' behind theirs, where they fit: so no word is read as
+    // that of the line beside it.
+    const wide = paint.measureText(mark.text).width + 4 * ratio;
+    const before = line === 0 ? x - wide > left : x + wide > left + width;
+    paint.textAlign = before ? "right" : "left";
+    paint.fillText(mark.text, x + (before ? -4 : 4) * ratio, top + (12 + 13 * line) * ratio);
   });
   paint.restore();
 }
