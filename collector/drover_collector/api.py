@@ -14,7 +14,7 @@ import grpc
 
 from drover_collector import api_export, api_fleet, api_incidents, api_nodes, api_series
 from drover_collector.api_facts import Facts, RefusalError
-from drover_collector.identity import Identity, IdentityError, Role, peer
+from drover_collector.identity import Denied, Identity, IdentityError, Role, peer
 from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetServicer
@@ -33,8 +33,9 @@ EXPORTS = 1  # at a time: one reads the whole store
 class FleetApi(FleetServicer):
     """Implements `fleet.proto`. With `secure`, only certificates of viewers and operators are served."""
 
-    def __init__(self, facts: Facts, *, secure: bool) -> None:
+    def __init__(self, facts: Facts, *, secure: bool, denied: Denied | None = None) -> None:
         self._facts = facts
+        self._denied = denied or Denied(None)
         self._secure = secure
         self._threads = ThreadPoolExecutor(THREADS, "api")
         self._export_thread = ThreadPoolExecutor(EXPORTS, "export")
@@ -102,8 +103,12 @@ class FleetApi(FleetServicer):
             return
         identity: Identity | None = None
         why = ""
+        certificate = {key: list(values) for key, values in context.auth_context().items()}
+        denied = self._denied.refusal(certificate)
+        if denied is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, denied)
         try:
-            identity = peer({key: list(values) for key, values in context.auth_context().items()})
+            identity = peer(certificate)
         except IdentityError as error:
             why = f"{error}; "
         if identity is None or identity.role not in (Role.VIEWER, Role.OPERATOR):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.identity import Denied
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.pipeline import Pipeline
 from drover_collector.store import Store, Totals
@@ -55,7 +56,10 @@ def not_found(message: str) -> RefusalError:
 
 
 class Facts:
-    def __init__(self, pipeline: Pipeline, stats: IngestStats, config: CollectorConfig) -> None:
+    def __init__(
+        self, pipeline: Pipeline, stats: IngestStats, config: CollectorConfig, denied: Denied | None = None
+    ) -> None:
+        self.denied = denied or Denied(None)
         self.pipeline = pipeline
         self.stats = stats
         self.config = config

@@ -68,6 +68,8 @@ def troubles(facts: Facts) -> list[str]:
         found.append(
             f"Taking data in failed {stats.defects} times, last with {stats.defect}; see the log, and report it."
         )
+    if facts.denied.trouble:
+        found.append(f"The list of denied certificates as it was before is in force: {facts.denied.trouble}.")
     judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.started_ms)
     if facts.now_ms() - judged_ms > UNJUDGED_MS:
         found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")

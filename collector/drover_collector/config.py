@@ -6,12 +6,14 @@ import base64
 import binascii
 import ipaddress
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from drover_collector.identity import Denied, DeniedError
 from drover_collector.policy import PRESETS
 from drover_proto.settings import SettingsError, between, load, one_of, required, setting
 
@@ -34,6 +36,10 @@ def _observe(value: str) -> str | None:
     if value == "observe":
         return None
     return 'this version only observes: it says what it would do and changes nothing; set policy.mode = "observe"'
+
+
+def _word(value: str) -> str | None:
+    return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be a word of letters, digits, - and _"
 
 
 def _url(value: str) -> str | None:
@@ -62,6 +68,9 @@ class TlsConfig:
     ca: str | None = setting(None, "PEM file of the authority that signs agents, operators and viewers")
     cert: str | None = setting(None, "PEM file of this collector's certificate")
     key: str | None = setting(None, "PEM file of its private key; all three or none")
+    denied_serials_file: str | None = setting(
+        None, "file with serial numbers of certificates to refuse, one a line, as `openssl x509 -noout -serial` prints"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,8 @@ class ConsoleConfig:
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    name: str = required("a word for it, shown in an incident's notifications")
+    # Part of the ids of messages, which stand in a header and are signed, parted by dots.
+    name: str = required("a word for it, shown in an incident's notifications", _word)
     url: str = required("where incidents are posted to", _url)
     secret_file: str | None = setting(None, "file with the signing secret, whsec_BASE64, not readable by everyone")
     secret_env: str | None = setting(None, "or the environment variable that holds it")
@@ -200,6 +210,13 @@ def webhook_secret(webhook: WebhookConfig, environment: Mapping[str, str] = os.e
 
 
 def _check_tls(config: CollectorConfig) -> None:
+    if config.tls.denied_serials_file is not None:
+        if config.tls.ca is None:
+            raise SettingsError("tls.denied_serials_file: without ca, cert and key there are no certificates to refuse")
+        try:
+            Denied(Path(config.tls.denied_serials_file))
+        except DeniedError as error:
+            raise SettingsError(str(error)) from None
     files = {"ca": config.tls.ca, "cert": config.tls.cert, "key": config.tls.key}
     missing = [key for key, path in files.items() if path is None]
     if missing and len(missing) < len(files):

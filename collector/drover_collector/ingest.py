@@ -53,6 +53,7 @@ class Ingest:
         on_events: Callable[[list[Event]], None],
         *,
         limits: Limits | None = None,
+        denied: identity.Denied | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """
@@ -62,6 +63,7 @@ class Ingest:
         self.stats = IngestStats()
         self._store, self._index, self._config = store, index, config
         self._limits = limits or Limits()
+        self._denied = denied or identity.Denied(None)
         self._now_ms = now_ms
         self._writers = Writers(store, self.stats, self._limits, now_ms, self._refuse, on_events)
         self._sessions: dict[str, Session] = {}
@@ -88,6 +90,7 @@ class Ingest:
         self.stats.connected += 1
         session.reader = asyncio.create_task(self._read(session, messages))
         sender = asyncio.create_task(session.send_acks())
+        watcher = asyncio.create_task(self._watch(session))
         greeting = asyncio.get_running_loop().call_later(self._limits.hello_s, session.miss_hello, self._limits.hello_s)
         try:
             await asyncio.wait({session.reader, sender}, return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +106,7 @@ class Ingest:
             greeting.cancel()
             session.reader.cancel()
             sender.cancel()
+            watcher.cancel()
             self.stats.connected -= 1
             if self._sessions.get(session.node) is session:
                 del self._sessions[session.node]
@@ -180,12 +184,23 @@ class Ingest:
 
     def _may_speak(self, session: Session, node: str) -> None:
         try:
-            refusal = identity.refusal(identity.peer(session.context.auth_context()), node)
+            certificate = session.context.auth_context()
+            refusal = identity.refusal(identity.peer(certificate), node) or self._denied.refusal(certificate)
         except identity.IdentityError as error:
             refusal = str(error)
         if refusal is not None:
             self._count(node, Refusal("not allowed", refusal))
             raise EndError(grpc.StatusCode.PERMISSION_DENIED, refusal)
+
+    async def _watch(self, session: Session) -> None:
+        """Ends an open stream whose certificate comes to be denied."""
+        while True:
+            await asyncio.sleep(self._limits.denied_every_s)
+            refusal = self._denied.refusal(session.context.auth_context())
+            if refusal is not None:
+                self._count(session.node, Refusal("not allowed", refusal))
+                session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, refusal))
+                return
 
     def _take_over(self, session: Session, node: str) -> None:
         """The newer stream of a node wins: the older may be the half-open rest of a lost connection."""

@@ -44,6 +44,7 @@ class Limits:
     retry_s: float = 1.0  # after the store has failed
     backoff_ms: int = 2_000  # what agents are asked to wait when too much waits here
     hello_s: float = 30.0  # a stream that has not said by then who it is ends
+    denied_every_s: float = 5.0  # how often the certificate of an open stream is looked up among the denied
     hello_bytes: int = 4 << 20  # of one Hello; 16 GPUs take 5 kB
     unknown_nodes: int = 10_000  # nodes that are not in the fleet file
     seqs_every_s: float = 5.0  # how often lane positions are noted; resends after a crash collapse anyway

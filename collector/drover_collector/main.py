@@ -23,6 +23,7 @@ from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import CollectorConfig, load_config, split_address, webhook_secret
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.identity import Denied
 from drover_collector.ingest import Ingest
 from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox, Webhook
@@ -137,10 +138,12 @@ def _leave() -> None:
 
 
 async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.Event) -> None:
-    ingest = Ingest(pipeline.store, pipeline.index, config.ingest, pipeline.take_events)
-    facts = Facts(pipeline, ingest.stats, config)
+    path = config.tls.denied_serials_file
+    denied = Denied(None if path is None else Path(path))
+    ingest = Ingest(pipeline.store, pipeline.index, config.ingest, pipeline.take_events, denied=denied)
+    facts = Facts(pipeline, ingest.stats, config, denied)
     credentials = server_credentials(config)
-    api = FleetApi(facts, secure=credentials is not None)
+    api = FleetApi(facts, secure=credentials is not None, denied=denied)
     agents = grpc.aio.server(options=SERVER_OPTIONS)
     people = grpc.aio.server(options=SERVER_OPTIONS)
     ingest.register(agents)

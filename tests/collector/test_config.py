@@ -48,6 +48,8 @@ def test_the_sample_is_a_file_that_loads_to_the_defaults(tmp_path: Path) -> None
         (webhook('secret_file = "/nowhere"'), "/nowhere: No such file"),
         (webhook('secret_env = "S"', 'min_severity = "loud"'), "must be one of info, warning, critical"),
         (webhook('secret_env = "S"') + webhook('secret_env = "S"'), "'ops' is there twice"),
+        ('[[webhooks]]\nname = "a.b"\nurl = "http://x"\nsecret_env = "S"', "must be a word of letters"),
+        ('[tls]\ndenied_serials_file = "/etc/hostname"', "there are no certificates to refuse"),
         ('[[webhooks]]\nname = "a"\nurl = "ftp://x"\nsecret_env = "S"', "must be an http:// or https:// address"),
     ],
 )

@@ -219,6 +219,65 @@ def test_with_tls_only_viewers_and_operators_are_answered(tmp_path: Path) -> Non
         assert running.stop() == 0
 
 
+def test_a_denied_certificate_is_refused_and_its_open_stream_ends(tmp_path: Path) -> None:
+    _certificates(tmp_path)
+    denied = tmp_path / "denied"
+    denied.write_text("# lost laptops\n00\n")
+    tls = (
+        f'[tls]\nca = "{tmp_path}/ca.pem"\ncert = "{tmp_path}/collector.pem"\nkey = "{tmp_path}/collector.key"\n'
+        f'denied_serials_file = "{denied}"\n'
+    )
+
+    def channel(name: str, address: str) -> grpc.Channel:
+        files = [(tmp_path / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files))
+
+    def deny(*names: str) -> None:
+        lines = [
+            subprocess.run(
+                ["openssl", "x509", "-noout", "-serial", "-in", f"{name}.pem"],
+                cwd=tmp_path, capture_output=True, text=True, check=True,
+            ).stdout
+            for name in names
+        ]  # fmt: skip
+        denied.write_text("".join(lines))
+
+    with collector(write(tmp_path, tls, ingest="localhost:0", api="localhost:0")) as running:
+        with (
+            channel("agent", running.addresses["agents"]) as agent,
+            channel("viewer", running.addresses["Fleet API"]) as viewer,
+            channel("operator", running.addresses["Fleet API"]) as operator,
+        ):
+            done = threading.Event()
+
+            def up() -> Iterator[wire.AgentMessage]:
+                yield wire.AgentMessage(hello=wire.Hello(node="n1", spool_id="s1", protocol=1, ts_ms=1))
+                done.wait(60)
+
+            stream = TelemetryStub(agent).Stream(up(), timeout=60)
+            assert next(stream).WhichOneof("kind") == "welcome"
+            assert FleetStub(viewer).GetStatus(pb.StatusRequest(), timeout=20).fleet == "test"
+            deny("agent", "viewer")
+            with pytest.raises(grpc.RpcError) as error:
+                next(stream)
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "is denied" in error.value.details()
+            done.set()
+            with pytest.raises(grpc.RpcError) as error:
+                FleetStub(viewer).GetStatus(pb.StatusRequest(), timeout=20)
+            assert "is denied" in error.value.details()
+            again = wire.AgentMessage(hello=wire.Hello(node="n1", spool_id="s1", protocol=1, ts_ms=1))
+            with pytest.raises(grpc.RpcError) as error:
+                next(TelemetryStub(agent).Stream(iter([again]), timeout=20))
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            denied.write_text("not a number\n")
+            status = FleetStub(operator).GetStatus(pb.StatusRequest(), timeout=20)
+            assert any("is no serial number" in trouble for trouble in status.troubles)
+            with pytest.raises(grpc.RpcError):
+                FleetStub(viewer).GetStatus(pb.StatusRequest(), timeout=20)
+        assert running.stop() == 0
+
+
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return host, int(port)
