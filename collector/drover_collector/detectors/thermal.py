@@ -66,7 +66,7 @@ class State:
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     index = window.index
     s = state if state is not None else State()
-    if len(s.past) != index.gpu_count:
+    if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
         s.past = np.full(index.gpu_count, np.nan)
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)

@@ -42,11 +42,11 @@ class Window:
 
     def gpu_rows(self) -> Ints:
         """int32 [T, G]: samples per bucket."""
-        return np.array([b.gpu_rows for b in self.buckets], np.int32).reshape(-1, self.index.gpu_count)
+        return np.array([b.gpu_rows for b in self.buckets], np.int32).reshape(len(self.buckets), self.index.gpu_count)
 
     def node_rows(self) -> Ints:
         """int32 [T, N]: samples per bucket."""
-        return np.array([b.node_rows for b in self.buckets], np.int32).reshape(-1, self.index.node_count)
+        return np.array([b.node_rows for b in self.buckets], np.int32).reshape(len(self.buckets), self.index.node_count)
 
     def job_of(self, gpu: int) -> str | None:
         """The job that holds GPU index `gpu` at the end of the newest bucket."""
@@ -57,7 +57,7 @@ class Window:
 
 def _stack(rows: list[Floats | None], width: int) -> Floats:
     nothing = np.full(width, np.nan)
-    return np.array([nothing if row is None else row for row in rows]).reshape(-1, width)
+    return np.array([nothing if row is None else row for row in rows], np.float64).reshape(len(rows), width)
 
 
 class Buckets:
