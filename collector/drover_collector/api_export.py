@@ -12,19 +12,27 @@ import pyarrow as pa
 from drover_collector.api_facts import Facts, bad_argument
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import Absence, Event, Holding
+from drover_proto.events import Absence, Event, Holding, Incident
 from drover_proto.fleet import FleetSpec, JobSpec, dump_json
 from drover_proto.reports import event_report, incident_report
 from drover_proto.times import iso
 
 CHUNK_BYTES = 1 << 20  # a client's default limit is 4 MiB a message
 EVENTS_PAGE = 10_000
+JUST_NOW_MS = 60_000  # detection is never further behind, unless it has a trouble; then nothing is left out
 
 
 def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]:
-    """The chunks of all files, one file after the other."""
-    to_ms = request.to_ms or facts.now_ms()
-    from_ms = request.from_ms
+    """The chunks of all files, one file after the other.
+
+    One that reaches up to now ends with the newest bucket that was judged: a replay that saw more than the live run
+    would tell more.
+    """
+    incidents, judged_ms = _judged(facts)
+    from_ms, to_ms = request.from_ms, request.to_ms or facts.now_ms()
+    told_ms = to_ms
+    if judged_ms < to_ms <= judged_ms + JUST_NOW_MS:
+        to_ms, told_ms = judged_ms, min(to_ms, judged_ms + facts.pipeline.lag_ms)  # when that bucket was judged
     if from_ms >= to_ms:
         raise bad_argument(f"from_ms {from_ms} is not before to_ms {to_ms}")
     store, index = facts.store, facts.index
@@ -32,18 +40,27 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
     for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
         yield from _tables(f"{scope}.parquet", store.export(scope, from_ms, to_ms))
-    yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, to_ms)))
+    yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, told_ms)))
     absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
-    incidents = sorted(facts.incidents(), key=lambda i: (i.opened_ms, i.id))
     yield from _text(
         "incidents.jsonl",
         _lines(
             incident_report(i)
-            for i in incidents
-            if i.opened_ms < to_ms and (i.closed_ms is None or i.closed_ms >= from_ms)
+            for i in sorted(incidents, key=lambda i: (i.opened_ms, i.id))
+            if i.opened_ms <= told_ms and (i.closed_ms is None or i.closed_ms >= from_ms)
         ),
     )
+
+
+def _judged(facts: Facts) -> tuple[list[Incident], int]:
+    """Incidents as they are, and the end of the newest bucket that they know of; 0 when there was none."""
+    ticks = facts.pipeline.ticks
+    while True:
+        judged_ms = ticks.newest_end_ms
+        incidents = facts.incidents()
+        if ticks.newest_end_ms == judged_ms:
+            return incidents, judged_ms
 
 
 def jobs_of(holdings: Iterable[Holding]) -> tuple[JobSpec, ...]:

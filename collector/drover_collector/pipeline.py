@@ -92,7 +92,7 @@ class Pipeline:
         self.newest: Bucket | None = None
         self.incidents: Mapping[str, Incident] = {}  # the engine's, as of its newest call: for other threads to read
         self.now_ms = now_ms
-        self._lag_ms = lag_ms
+        self.lag_ms = lag_ms
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events: deque[Event] = deque()
@@ -195,9 +195,9 @@ class Pipeline:
         while True:
             now_ms = self.now_ms()
             self._notice_pause(now_ms)
-            due_ms = self.next_ms + BUCKET_MS + self._lag_ms
+            due_ms = self.next_ms + BUCKET_MS + self.lag_ms
             if now_ms < due_ms:
-                if due_ms - now_ms > 2 * BUCKET_MS + self._lag_ms:
+                if due_ms - now_ms > 2 * BUCKET_MS + self.lag_ms:
                     self._clock_went_back(now_ms)
                 await asyncio.sleep(min(self._wake_s, (due_ms - now_ms) / 1000))
                 continue
@@ -251,7 +251,7 @@ class Pipeline:
 
     def judge_bucket(self, bucket: Bucket) -> None:
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
-        self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self._lag_ms))
+        self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self.newest = bucket
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1

@@ -481,6 +481,22 @@ def test_an_export_is_a_case(against: Against) -> None:
     against(check)
 
 
+def test_an_export_up_to_now_ends_with_what_was_judged(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            write_ticks(store, fleet.facts.index, END, NOW)
+            ends = ((0, END, 2), (NOW, END, 2), (END - 15_000, END - 15_000, 1), (NOW + 120_000, NOW, 2))
+            for to_ms, newest, incidents in ends:
+                files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=to_ms))
+                tables = [pa.ipc.open_stream(data).read_all() for data in files["node.parquet"]]
+                last = max(table["ts"].cast(pa.int64()).to_numpy().max() for table in tables)
+                assert last == newest - 1000
+                opened = [json.loads(line) for line in b"".join(files["incidents.jsonl"]).splitlines()]
+                assert len(opened) == incidents  # the second was opened by one of the newest buckets
+
+    asyncio.run(scenario())
+
+
 def test_an_export_comes_in_pieces_that_fit_a_message(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.api_export.CHUNK_BYTES", 4096)
 
