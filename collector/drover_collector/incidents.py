@@ -4,7 +4,8 @@ joins       a finding on a GPU joins the open incident of that GPU; on a silent 
             or hot rack, that of the rack. Information joins what is open and never opens something on top of it.
 headline    the strongest by ROOT; severity, action and confidence are the strongest of all.
 absorbs     a wider finding (node, rack, leaf, job) takes in the narrower incidents it explains.
-holds back  a job's stragglers right after one of its GPUs or nodes failed: its peers only wait.
+holds back  a job's stragglers right after one of its GPUs or nodes failed: its peers only wait. Not those that tell
+            by themselves why they are slow.
 closes      when every detector has said that it is over, or has been quiet for its own time.
 """
 
@@ -44,6 +45,9 @@ ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on t
 }
 NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
 CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, IncidentKind.HANG, IncidentKind.THERMAL})
+
+# Why a GPU is slow, told by its own registers: no failure elsewhere in its job can make it look so.
+OWN_CAUSES = frozenset({"power_cap", "thermal", "hbm", "pcie"})
 
 REOPEN_MS = 600_000  # the same thing again within this long: the old incident goes on
 ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long before it
@@ -206,6 +210,8 @@ class IncidentBook:
 
     def _held_back(self, finding: Finding, now_ms: int) -> bool:
         if finding.kind not in (IncidentKind.STRAGGLER, IncidentKind.HANG) or finding.job is None:
+            return False
+        if finding.cause in OWN_CAUSES:
             return False
         for record in self.open():
             incident = record.incident

@@ -160,6 +160,14 @@ def test_peers_of_a_failed_gpu_are_not_stragglers() -> None:
     assert len(opened(b)) == 2
 
 
+@pytest.mark.parametrize("cause", ["power_cap", "thermal", "hbm", "pcie"])
+def test_a_failure_elsewhere_in_the_job_hides_no_gpu_that_tells_why_it_is_slow(cause: str) -> None:
+    b = book()
+    give(b, 0, finding("memory", "row_remap_failed", severity="critical", action="drain", job="812"))
+    give(b, 30, finding("straggler", cause, 30, node="n07", job="812"))
+    assert {(i.node, i.cause) for i in opened(b)} == {("n01", "row_remap_failed"), ("n07", cause)}
+
+
 def test_a_crash_of_a_job_takes_in_the_notes_of_its_gpus() -> None:
     b = book()
     give(b, 0, finding("xid", "xid_31", severity="info", action="none", job="812"))
