@@ -23,9 +23,14 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def store_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of this process' embedded engine."""
-    return tmp_path_factory.mktemp("store")
+def store_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of this process' embedded engine, which one open store keeps running: each start of it costs more."""
+    from drover_collector.store import Store
+
+    root = tmp_path_factory.mktemp("store")
+    kept = Store.open(f"chdb://{root}?database=kept")
+    yield root
+    kept.close()
 
 
 @pytest.fixture
