@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from playwright.sync_api import sync_playwright  # noqa: E402  # after the path
+from playwright.sync_api import sync_playwright
 
-from drover_proto import fleet_pb2 as pb  # noqa: E402
-from testbed.browser import CHROMIUM, FLAGS  # noqa: E402
-from testbed.system_processes import collector, free_port, reachable, running  # noqa: E402
-from testbed.waiting import wait_until  # noqa: E402
+from drover_proto import fleet_pb2 as pb
+from testbed.browser import CHROMIUM, FLAGS
+from testbed.system_processes import collector, free_port, reachable, running
+from testbed.waiting import wait_until
 
 NODES = [f"screen{n:02d}" for n in range(10)]
 

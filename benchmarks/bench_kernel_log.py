@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from drover_proto import fleet_pb2 as pb  # noqa: E402  # after the path
-from drover_proto.events import Incident, from_json  # noqa: E402
-from testbed.system_processes import collector, running  # noqa: E402
-from testbed.waiting import wait_until  # noqa: E402
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Incident, from_json
+from testbed.system_processes import collector, running
+from testbed.waiting import wait_until
 
 NODES = [f"kmsg{n:02d}" for n in range(20)]
 CALL_S = 5.0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler and Chromium.
+# Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler, openssl and Chromium.
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "make test SYSTEM=1 needs root on Debian or Ubuntu; plain \`make test\` does not" >&2
@@ -7,6 +7,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 missing=()
 command -v gcc >/dev/null || missing+=(gcc libc6-dev)
+command -v openssl >/dev/null || missing+=(openssl)
 command -v chromium >/dev/null || missing+=(chromium)
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing ${missing[*]} ..."
