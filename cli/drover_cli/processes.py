@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +33,20 @@ def free_port(preferred: int) -> int:
     raise CliError("no free port on 127.0.0.1; end something that listens there")
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait inside: between a child's start and its entry in our list it would be nobody's child."""
+    came: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: came.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 class Processes:
     """Starts `python -m MODULE ...` children with a log file each; ends all of them, newest first, on leaving."""
 
@@ -39,7 +55,7 @@ class Processes:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, *args: str) -> None:
-        with self.log(name).open("ab") as log:
+        with self.log(name).open("ab") as log, _signals_held():
             self._children[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *args],
                 stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from drover_proto.times import from_iso
@@ -27,6 +28,13 @@ def drover(*args: str, code: int = 0) -> str:
     )
     assert done.returncode == code, done.stderr
     return done.stdout
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it ended meanwhile
+        return []
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -168,3 +176,5 @@ def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
     child.communicate(timeout=60)
     assert child.returncode == 130, told
     drover("status", "--collector", address, code=3)
+    left = [found for p in psutil.process_iter() if str(tmp_path) in " ".join(found := _command(p))]
+    assert not left
