@@ -28,10 +28,6 @@ def _address(value: str) -> str | None:
     return None
 
 
-def _only_ten(value: float) -> str | None:
-    return None if value == 10 else "this version looks at buckets of 10 s only; leave it out"
-
-
 def _observe(value: str) -> str | None:
     if value == "observe":
         return None
@@ -82,7 +78,6 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class DetectConfig:
-    bucket_s: float = setting(10.0, "length of the buckets that detectors see", _only_ten)
     lag_s: float = setting(7.0, "how long after its end a bucket is read; agents send every 5 s", between(0, 60))
 
 

@@ -18,7 +18,6 @@ from drover_proto.catalog import Metric
 
 Floats = npt.NDArray[np.float32]
 
-PEER_ROLES = ("peers_p10", "peers_p90", "peers_median")
 PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median": "peers' median"}
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIME_STEPS = ((1e6, ""), (1e3, "m"))  # from microseconds
@@ -27,7 +26,7 @@ DASH = (8, 4)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: `role` is value or one of PEER_ROLES; `slot` chooses its colour and dash."""
+    """One line: `role` is value, peers_p10, peers_p90 or peers_median; `slot` chooses its colour and dash."""
 
     label: str
     role: str

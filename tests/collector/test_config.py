@@ -35,7 +35,6 @@ def test_the_sample_is_a_file_that_loads_to_the_defaults(tmp_path: Path) -> None
         ('[policy]\nmode = "enforce"', "this version only observes"),
         ('[policy]\nmode = "approve"', 'set policy.mode = "observe"'),
         ('[policy]\npath = "/nowhere.toml"', "policy.path: /nowhere.toml: no such file"),
-        ("[detect]\nbucket_s = 30", "buckets of 10 s only"),
         ('[ingest]\nlisten = "7301"', "ingest.listen: must be HOST:PORT"),
         ('[api]\nlisten = "::1:7302"', "IPv6 address in brackets"),
         ('[ingest]\nlisten = "0.0.0.0:7301"', "ingest.listen: 0.0.0.0:7301 can be reached from other machines"),

@@ -45,10 +45,6 @@ class Sku:
     network_gbps: float
     unsupported: frozenset[str]  # metrics this board does not have
 
-    @property
-    def time_constant_s(self) -> float:
-        return self.thermal_resistance * self.heat_capacity_j_per_k
-
 
 _GPM = frozenset(
     {

@@ -36,7 +36,6 @@ LOST = ("gpu_lost", "driver_hung", "driver_missing")
 OF_GPUS = frozenset({"gpu_lost", "gpu_missing", "driver_lost", "driver_missing"})  # over once a GPU of it answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU as lost: its word that it is back got lost
 Times = npt.NDArray[np.int64]
-Subject = tuple[str, str | None, int | None]  # scope, node or group, GPU
 
 
 @dataclass(slots=True)
