@@ -102,6 +102,11 @@ class Status(_message.Message):
     GPU_HOURS_WAITED_FIELD_NUMBER: _builtins.int
     JOBS_HURT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    STORE_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    STORE_DAYS_LEFT_FIELD_NUMBER: _builtins.int
+    RETENTION_DAYS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     fleet: _builtins.str
     version: _builtins.str
     ts_ms: _builtins.int
@@ -126,6 +131,14 @@ class Status(_message.Message):
     gpu_hours_waited: _builtins.float
     jobs_hurt: _builtins.int
     policy: _builtins.str
+    store_free_bytes: _builtins.int
+    """of its disk; absent: not known (a server)"""
+    store_days_left: _builtins.float
+    """until old samples must go for room, at the present rate; absent: not known"""
+    retention_days: _builtins.int
+    """of raw samples"""
+    role: _builtins.str
+    """active: detects and acts; standby: waits for the active one to go"""
     @_builtins.property
     def gpus_by_health(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -137,6 +150,10 @@ class Status(_message.Message):
     @_builtins.property
     def troubles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of Drover itself, each a sentence"""
+
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSize]:
+        """of the store, largest first"""
 
     def __init__(
         self,
@@ -164,14 +181,58 @@ class Status(_message.Message):
         gpu_hours_waited: _builtins.float = ...,
         jobs_hurt: _builtins.int = ...,
         policy: _builtins.str = ...,
+        tables: _abc.Iterable[Global___TableSize] | None = ...,
+        store_free_bytes: _builtins.int | None = ...,
+        store_days_left: _builtins.float | None = ...,
+        retention_days: _builtins.int = ...,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "jobs_hurt", b"jobs_hurt", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "policy", b"policy", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__store_days_left: _TypeAlias = _typing.Literal["store_days_left"]  # noqa: Y015
+    _WhichOneofArgType__store_days_left: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left"]  # noqa: Y015
+    _WhichOneofReturnType__store_free_bytes: _TypeAlias = _typing.Literal["store_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__store_free_bytes: _TypeAlias = _typing.Literal["_store_free_bytes", b"_store_free_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__store_days_left) -> _WhichOneofReturnType__store_days_left | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__store_free_bytes) -> _WhichOneofReturnType__store_free_bytes | None: ...
+
+Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class TableSize(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    NEWEST_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rows: _builtins.int
+    bytes: _builtins.int
+    oldest_ms: _builtins.int
+    """0: empty, or a table without a time"""
+    newest_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        oldest_ms: _builtins.int = ...,
+        newest_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "jobs_hurt", b"jobs_hurt", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "policy", b"policy", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "newest_ms", b"newest_ms", "oldest_ms", b"oldest_ms", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Status: _TypeAlias = Status  # noqa: Y015
+Global___TableSize: _TypeAlias = TableSize  # noqa: Y015
 
 @_typing.final
 class LayoutRequest(_message.Message):
@@ -1009,3 +1070,50 @@ class ExportChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportChunk: _TypeAlias = ExportChunk  # noqa: Y015
+
+@_typing.final
+class BackupRequest(_message.Message):
+    """Name of a folder under the collector's `store.backup_folder`; letters, digits, '-', '_' and '.'."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
+
+@_typing.final
+class BackupReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """on the collector's host"""
+    bytes: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "path", b"path", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupReply: _TypeAlias = BackupReply  # noqa: Y015

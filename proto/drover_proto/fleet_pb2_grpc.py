@@ -84,6 +84,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.ExportRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.ExportChunk.FromString,
                 _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/Backup',
+                request_serializer=drover__proto_dot_fleet__pb2.BackupRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.BackupReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -149,6 +154,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Backup(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -201,6 +213,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Export,
                     request_deserializer=drover__proto_dot_fleet__pb2.ExportRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.ExportChunk.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=drover__proto_dot_fleet__pb2.BackupRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.BackupReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -473,6 +490,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/Export',
             drover__proto_dot_fleet__pb2.ExportRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.ExportChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/Backup',
+            drover__proto_dot_fleet__pb2.BackupRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.BackupReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class FleetStub:
     QuerySeries: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SeriesRequest, _fleet_pb2.SeriesReply]
     ListEvents: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.EventsRequest, _fleet_pb2.EventList]
     Export: _grpc.UnaryStreamMultiCallable[_fleet_pb2.ExportRequest, _fleet_pb2.ExportChunk]
+    Backup: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BackupRequest, _fleet_pb2.BackupReply]
+    """operators only"""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -55,6 +57,8 @@ class FleetAsyncStub(FleetStub):
     QuerySeries: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SeriesRequest, _fleet_pb2.SeriesReply]  # type: ignore[assignment]
     ListEvents: _aio.UnaryUnaryMultiCallable[_fleet_pb2.EventsRequest, _fleet_pb2.EventList]  # type: ignore[assignment]
     Export: _aio.UnaryStreamMultiCallable[_fleet_pb2.ExportRequest, _fleet_pb2.ExportChunk]  # type: ignore[assignment]
+    Backup: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BackupRequest, _fleet_pb2.BackupReply]  # type: ignore[assignment]
+    """operators only"""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -126,5 +130,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ExportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.ExportChunk], _abc.AsyncIterator[_fleet_pb2.ExportChunk]]: ...
+
+    @_abc_1.abstractmethod
+    def Backup(
+        self,
+        request: _fleet_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.BackupReply, _abc.Awaitable[_fleet_pb2.BackupReply]]:
+        """operators only"""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
