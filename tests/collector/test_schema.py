@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from drover_collector.store import Store, StoreError, schema
+from drover_collector.store import Store, StoreError, codecs, engine, migrations, schema
 from drover_proto.catalog import METRICS, Metric, Scope, of_scope
 from testbed.fleets import T0, gpu_row, samples
 
@@ -26,7 +27,7 @@ def test_every_metric_has_its_column(store: Store) -> None:
         found = columns(store, f"{scope}_samples")
         for metric in of_scope(scope):
             assert found[metric.name] == f"Nullable({schema.clickhouse_type(metric.name)})"
-        assert set(found) == {"entity_id", "ts", "present"} | {m.name for m in of_scope(scope)}
+        assert set(found) == {"entity_id", "ts", "shape", "present"} | {m.name for m in of_scope(scope)}
 
 
 def catalog_with(monkeypatch: pytest.MonkeyPatch, metrics: tuple[Metric, ...]) -> None:
@@ -157,3 +158,145 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"store\.url"):
         Store.open(f"chdb://{tmp_path}/file/store")
+
+
+OLD = """CREATE TABLE gpu_samples (
+  `entity_id` UInt64 CODEC(ZSTD(1)), `ts` DateTime64(3, 'UTC') CODEC(DoubleDelta, ZSTD(1)),
+  `present` UInt16 COMMENT 'values in this row' CODEC(T64, ZSTD(1)),
+  `power_w` Nullable(UInt16) COMMENT 'metric 9, step 0.1 W' CODEC(T64, ZSTD(1)),
+  `gpu_temp_c` Nullable(Int16) COMMENT 'metric 12, step 1 degC' CODEC(T64, ZSTD(1)))
+ENGINE = CoalescingMergeTree PARTITION BY toDate(ts) ORDER BY (entity_id, ts)
+TTL toDateTime(ts) + toIntervalDay(3650) SETTINGS ttl_only_drop_parts = 1"""
+
+
+def an_old_store(url: str) -> None:
+    """A store of the first version: two days of a GPU, one moment in two parts."""
+    clients = engine.connect(url, 0)
+    clients.command(OLD)
+    for day in (0, 1):
+        ts = T0 + day * 86_400_000
+        entity = gpu_row(0, 0).entity_id
+        clients.command(f"INSERT INTO gpu_samples VALUES ({entity}, fromUnixTimestamp64Milli({ts}), 1, 3000, NULL)")
+        clients.command(f"INSERT INTO gpu_samples VALUES ({entity}, fromUnixTimestamp64Milli({ts}), 1, NULL, 60)")
+    clients.close()
+
+
+def whole(store: Store) -> list[list[tuple[float, float]]]:
+    store.write_entities([gpu_row(0, 0)])
+    return [
+        [(row["power_w"], row["gpu_temp_c"]) for row in table.to_pylist()]
+        for table in store.export(Scope.GPU, T0 - 1, T0 + 2 * 86_400_000)
+    ]
+
+
+def test_a_store_of_the_first_version_is_copied(store_url: str) -> None:
+    an_old_store(store_url)
+    opened = Store.open(store_url, retention_days=3650)
+    assert whole(opened) == [[(300.0, 60.0)], [(300.0, 60.0)]]
+    told = {"power_w": 300.0, "gpu_temp_c": 60.0}
+    opened.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, told)]))  # a resend has the copied row's shape
+    opened._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+    assert opened._clients.rows("SELECT count() AS n FROM gpu_samples") == [{"n": 2}]
+    changes = [row["change"] for row in opened._clients.rows("SELECT change FROM schema_versions")]
+    assert any(change.startswith("gpu_samples: copied, from CoalescingMergeTree") for change in changes)
+    opened.close()
+
+
+class PulledError(Exception):
+    """The plug, pulled."""
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_a_copy_that_was_stopped_goes_on(store_url: str, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Stopped before each of its statements in turn: the next start ends with every row once."""
+    an_old_store(store_url)
+    command, left = engine.Clients.command, [at]
+
+    def counted(self: engine.Clients, sql: str) -> None:
+        if "gpu_samples" in sql:
+            if not left[0]:
+                raise PulledError
+            left[0] -= 1
+        command(self, sql)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Clients, "command", counted)
+        try:
+            Store.open(store_url, retention_days=3650).close()
+        except PulledError:
+            assert at < 7
+    opened = Store.open(store_url, retention_days=3650)
+    assert whole(opened) == [[(300.0, 60.0)], [(300.0, 60.0)]]
+    assert not opened._clients.rows(
+        "SELECT 1 FROM system.tables WHERE database = currentDatabase() AND name LIKE '%_copy'"
+    )
+    opened.close()
+
+
+def test_an_older_collector_leaves_a_newer_store_as_it_is(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works with the columns it knows, and undoes nothing."""
+    newer = Store.open(store_url, retention_days=3650)
+    newer._clients.command("ALTER TABLE gpu_samples ADD COLUMN newer Nullable(UInt16)")
+    newer._clients.command("ALTER TABLE gpu_samples MODIFY COLUMN power_w CODEC(ZSTD(5))")
+    newer._clients.command("ALTER TABLE events MODIFY TTL toDateTime(received) + toIntervalDay(999)")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "VERSION", schema.VERSION + 1)
+        migrations._note(newer._clients, ["events: TTL"])
+    newer.close()
+    older = Store.open(store_url, retention_days=3650)
+    older.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    found = older._clients.rows("SELECT power_w, newer FROM gpu_samples")
+    codec = older._clients.rows(
+        "SELECT compression_codec AS c FROM system.columns WHERE database = currentDatabase()"
+        " AND table = 'gpu_samples' AND name = 'power_w'"
+    )
+    ttl = older._clients.rows(
+        "SELECT create_table_query AS q FROM system.tables WHERE database = currentDatabase() AND name = 'events'"
+    )
+    older.close()
+    assert found == [{"power_w": 3000, "newer": None}]
+    assert codec == [{"c": "CODEC(ZSTD(5))"}]
+    assert "toIntervalDay(999)" in ttl[0]["q"]
+
+
+def test_a_codec_that_changed_is_changed_in_the_store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(codecs, "of_metric", lambda metric: "ZSTD(7)")
+        Store.open(store_url).close()
+    opened = Store.open(store_url)
+    found = {row["name"]: row["codec_expression"] for row in opened._clients.rows("DESCRIBE TABLE gpu_samples")}
+    opened.close()
+    for metric in of_scope(Scope.GPU):
+        assert found[metric.name] == codecs.of_metric(metric)
+
+
+def test_two_collectors_may_make_the_tables_at_once(store_url: str) -> None:
+    clients = engine.connect(store_url, 0)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(migrations.ensure, clients, schema.tables(30)) for _ in range(2)]
+        for one in made:
+            one.result()
+    assert migrations.ensure(clients, schema.tables(30)) == []
+    clients.close()
+
+
+@pytest.mark.parametrize(
+    ("full", "engine_only"),
+    [
+        ("ReplacingMergeTree(last) ORDER BY (a, b) SETTINGS index_granularity = 8192", "ReplacingMergeTree(last)"),
+        ("ReplicatedReplacingMergeTree('/p/{shard}', '{replica}', last) ORDER BY a", "ReplacingMergeTree(last)"),
+        ("ReplicatedMergeTree('/p', '{replica}') PARTITION BY toDate(ts) ORDER BY a", "MergeTree"),
+        ("MergeTree ORDER BY ts", "MergeTree"),
+    ],
+)
+def test_the_engine_of_a_table(full: str, engine_only: str) -> None:
+    assert migrations._engine(full) == engine_only
+
+
+def test_a_store_that_is_as_it_should_be_is_left_alone(store_url: str) -> None:
+    Store.open(store_url).close()
+    again = Store.open(store_url)
+    found = again._clients.rows("SELECT version, change FROM schema_versions")
+    again.close()
+    assert {row["version"] for row in found} == {schema.VERSION}
+    assert all(row["change"].endswith(": made") for row in found), found

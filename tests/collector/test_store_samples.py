@@ -95,6 +95,24 @@ def test_two_rows_of_one_moment_fill_each_other(store: Store) -> None:
     store.write_samples(samples(Scope.GPU, [(row, T0, {"gpu_temp_c": 60.0})]))
     bucket = store.bucket(index_of(), T0)
     assert (bucket.gpu["power_w"][1], bucket.gpu["gpu_temp_c"][1], bucket.gpu_rows[1]) == (300.0, 60.0, 1)
+    store._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+    merged = store.bucket(index_of(), T0)
+    assert (merged.gpu["power_w"][1], merged.gpu["gpu_temp_c"][1], merged.gpu_rows[1]) == (300.0, 60.0, 1)
+
+
+def test_a_resend_that_is_read_otherwise_weighs_no_more(store: Store) -> None:
+    """A collector that learnt a metric takes a resent row with more columns than the first time."""
+    row = gpu_row(0, 1)
+    store.write_entities([row])
+    told = [(row, T0 + 1000 * t, {"power_w": power}) for t, power in enumerate((100.0, 200.0, 300.0))]
+    store.write_samples(samples(Scope.GPU, told))
+    store.write_samples(samples(Scope.GPU, [(row, T0 + 2000, {"power_w": 300.0, "gpu_temp_c": 60.0})]))
+    for _ in range(2):
+        bucket = store.bucket(index_of(), T0)
+        assert (bucket.gpu["power_w"][1], bucket.gpu["gpu_temp_c"][1], bucket.gpu_rows[1]) == (200.0, 60.0, 3)
+        exported = [table.to_pylist() for table in store.export(Scope.GPU, T0, T0 + 10_000)]
+        assert [r["power_w"] for r in exported[0]] == [100.0, 200.0, 300.0]
+        store._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
 
 
 def test_old_values_are_unknown_not_current(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_collector.store import engine, schema
+from drover_collector.store import engine, migrations, schema
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
 from drover_collector.store.history import History
@@ -34,7 +34,7 @@ class Store(Writes, Reads, Series, Export, History):
         """
         clients = engine.connect(url, wait_s)
         try:
-            schema.ensure(clients, retention_days)
+            migrations.ensure(clients, schema.tables(retention_days))
             found = clients.rows(
                 "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
                 " toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms"

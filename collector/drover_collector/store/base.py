@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pyarrow as pa
 
 from drover_collector.store.engine import Clients
 from drover_collector.store.placements import Placements
-from drover_proto.catalog import BY_NAME, Kind
+from drover_collector.store.schema import samples_table
+from drover_proto.catalog import BY_NAME, Kind, Scope
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,6 +48,12 @@ def aggregate_sql(metric: str, alias: str | None = None) -> str:
     """One value of a metric per group, as `buckets.aggregate` makes it; both skip NULL."""
     value = f"quantileExactLow(0.5)(`{metric}`)" if BY_NAME[metric].kind is Kind.GAUGE else f"argMax(`{metric}`, ts)"
     return f"{value} AS `{alias or metric}`"
+
+
+def whole_rows(scope: Scope, metrics: Sequence[str], where: str) -> str:
+    """A subquery with one row per entity and moment, whatever parts it was told in (see `schema.SHAPE`)."""
+    columns = ", ".join(f"max(`{name}`) AS `{name}`" for name in metrics)  # skips NULL, and is the same whatever order
+    return f"(SELECT entity_id, ts, {columns} FROM {samples_table(scope)} WHERE {where} GROUP BY entity_id, ts)"
 
 
 def numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:

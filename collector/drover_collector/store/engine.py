@@ -63,6 +63,11 @@ class Clients:
         self._questions = _Pool(make, CLIENTS)
         self._inserts = _Pool(make, WRITERS)
 
+    @property
+    def embedded(self) -> bool:
+        """Whether the engine lives in this process, which then holds the store alone."""
+        return self._files is not None
+
     @contextmanager
     def use(self, pool: _Pool | None = None) -> Iterator[Any]:
         """A client for this thread alone.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from drover_collector.store.base import Base, during, millis, numbers, values
+from drover_collector.store.base import Base, during, millis, numbers, values, whole_rows
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import Scope, of_scope
 
@@ -26,8 +26,8 @@ class Export(Base):
         columns = ", ".join(f"`{name}`" for name in metrics)
         for low, high in self._slices(scope, from_ms, to_ms):
             table = self._clients.arrow(
-                f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {columns} FROM {samples_table(scope)} FINAL"
-                f" WHERE {during(low, high)}"
+                f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {columns}"
+                f" FROM {whole_rows(scope, metrics, during(low, high))}"
             )
             if table.num_rows:
                 named = self._named(scope, table, metrics)

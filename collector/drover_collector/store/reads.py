@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
 from drover_collector.buckets import BUCKET_MS, Bucket, Ints
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store.base import Base, Floats, aggregate_sql, during, moment, numbers, values
+from drover_collector.store.base import Base, Floats, aggregate_sql, during, moment, numbers, values, whole_rows
 from drover_collector.store.placements import link_numbers
 from drover_collector.store.records import EntityRow, Millis, Totals
 from drover_collector.store.schema import samples_table
@@ -159,10 +160,16 @@ class Reads(Base):
         self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int, count: int
     ) -> tuple[dict[str, Floats], Ints]:
         metrics = [metric.name for metric in of_scope(scope)]
+        name, when = samples_table(scope), during(start_ms, start_ms + length_ms)
+        columns = f"entity_id, uniqExact(ts) AS n, {', '.join(map(aggregate_sql, metrics))}"
         table = self._clients.arrow(
-            f"SELECT entity_id, count() AS n, {', '.join(map(aggregate_sql, metrics))}"
-            f" FROM {samples_table(scope)} FINAL WHERE {during(start_ms, start_ms + length_ms)} GROUP BY entity_id"
+            f"SELECT {columns}, count() AS held FROM {name} FINAL WHERE {when} GROUP BY entity_id"
         )
+        ids, several = numbers(table, "entity_id"), numbers(table, "held") > numbers(table, "n")
+        if several.any():  # moments told in parts: these entities again, with one row a moment
+            whole = whole_rows(scope, metrics, f"{when} AND entity_id IN ({_ids(ids[several].tolist())})")
+            again = self._clients.arrow(f"SELECT {columns}, count() AS held FROM {whole} GROUP BY entity_id")
+            table = pa.concat_tables([table.filter(pa.array(~several)), again])
         places = self._placements.map(index, scope, start_ms + length_ms)
         rows, target = places.find(numbers(table, "entity_id"))
         counts = np.zeros(count, np.int32)

@@ -6,13 +6,16 @@ link. Values are never coded so.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
-from drover_collector.store.engine import Clients
-from drover_collector.store.errors import StoreError
+from drover_collector.store import codecs
 from drover_collector.store.records import clickhouse_type
-from drover_proto.catalog import Kind, Metric, Scope, of_scope
+from drover_proto.catalog import Metric, Scope, of_scope
 
+# Raised with every change of the tables other than a column more; see `migrations`.
+VERSION = 2
+SAMPLES_SETTINGS = (("ttl_only_drop_parts", 1),)
 UNJUDGED_DAYS = 7  # an event older than this alarms nobody any more
 EVENT_DAYS = 400  # a year and a bit: what risk and repair histories look back on
 
@@ -21,26 +24,42 @@ EVENT_DAYS = 400  # a year and a bit: what risk and repair histories look back o
 class Column:
     name: str
     type: str
-    extra: str = ""  # CODEC, COMMENT
+    extra: str = ""  # COMMENT '...' CODEC(...)
 
     @property
     def ddl(self) -> str:
         return f"`{self.name}` {self.type} {self.extra}".rstrip()
 
+    @property
+    def codec(self) -> str:
+        """What stands in CODEC(...); empty: the engine's default."""
+        return self.extra.partition("CODEC(")[2].removesuffix(")")
+
+    @property
+    def comment(self) -> str:
+        return self.extra.split("'")[1] if self.extra.startswith("COMMENT") else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """`partition` and `ttl` are written as the engine shows them, so that what rests can be compared with it."""
+
     name: str
     columns: tuple[Column, ...]
     engine: str
     order: str
     partition: str = ""
     ttl: str = ""
+    primary: str = ""  # a prefix of `order`; empty: all of it
+    settings: tuple[tuple[str, int], ...] = ()
 
 
 TIME = "DateTime64(3, 'UTC')"
 WORD = "LowCardinality(String)"
 JSON = Column("json", "String", "CODEC(ZSTD(3))")
+# Which columns of its row are present, as a sum of hashes. Two rows of one entity and moment from two sources have
+# different columns and stay both; a resend has the same and collapses with the first.
+SHAPE = Column("shape", "UInt32", "COMMENT 'which columns this row has' CODEC(ZSTD(1))")
 
 
 def samples_table(scope: Scope) -> str:
@@ -48,26 +67,33 @@ def samples_table(scope: Scope) -> str:
 
 
 def metric_column(metric: Metric) -> Column:
-    """Fixed-point integers: T64 crops the unused bits, Delta suits what only grows; floats get Gorilla."""
-    codec = "Gorilla" if metric.type == "d" else "Delta" if metric.kind is Kind.COUNTER else "T64"
-    comment = f"COMMENT 'metric {metric.id}, step {metric.step:g} {metric.unit}' CODEC({codec}, ZSTD(1))"
+    comment = f"COMMENT 'metric {metric.id}, step {metric.step:g} {metric.unit}' CODEC({codecs.of_metric(metric)})"
     return Column(metric.name, f"Nullable({clickhouse_type(metric.name)})", comment)
+
+
+def shape_code(column: str) -> int:
+    """What a present column adds to `shape`, modulo 2**32. Never changes."""
+    return zlib.crc32(column.encode())
 
 
 def _samples(scope: Scope, retention_days: int) -> Table:
     key = (
         Column("entity_id", "UInt64", "CODEC(ZSTD(1))"),
         Column("ts", TIME, "CODEC(DoubleDelta, ZSTD(1))"),
+        SHAPE,
         Column("present", "UInt16", "COMMENT 'values in this row' CODEC(T64, ZSTD(1))"),
     )
-    # Coalescing, not Replacing: a second row of the same entity and moment fills columns, and takes none away.
+    # Replacing, not Coalescing, although rows of one moment may fill each other: that engine merges row by row, which
+    # costs ten times the CPU. Reads bring such rows together.
     return Table(
         samples_table(scope),
         key + tuple(metric_column(metric) for metric in of_scope(scope)),
-        "CoalescingMergeTree",
-        "(entity_id, ts)",
+        "ReplacingMergeTree",
+        "(entity_id, ts, shape)",
         "toDate(ts)",
         f"toDateTime(ts) + toIntervalDay({retention_days})",
+        "(entity_id, ts)",
+        SAMPLES_SETTINGS,
     )
 
 
@@ -156,62 +182,28 @@ def tables(retention_days: int) -> tuple[Table, ...]:
             (node, Column("spool", "String"), Column("lane", "UInt8"), Column("seq", "UInt64")),
             "ReplacingMergeTree(seq)", "(node, spool, lane)",
         ),
+        Table(
+            "schema_versions",  # who changed what of these tables
+            (
+                Column("at", TIME), Column("version", "UInt32"), Column("collector", "String"),
+                Column("change", "String"),
+            ),
+            "MergeTree", "(at, version)",
+        ),
     )  # fmt: skip
 
 
-def ensure(clients: Clients, retention_days: int) -> None:
-    """Make what is missing: tables, and columns of metrics that are new in the catalog.
-
-    Raises:
-        StoreError: a column rests in another type or resolution than the catalog now has.
-    """
-    # Not from system.columns: with many databases it takes a second to find that one is empty.
-    held = {
-        row["name"]: row["ddl"]
-        for row in clients.rows(
-            "SELECT name, create_table_query AS ddl FROM system.tables WHERE database = currentDatabase()"
-        )
-    }
-    for table in tables(retention_days):
-        if table.name in held:
-            _extend(clients, table)
-            if table.ttl and f"TTL {table.ttl}" not in held[table.name]:
-                ttl = f"MODIFY TTL {table.ttl} SETTINGS materialize_ttl_after_modify = 0"
-                clients.command(f"ALTER TABLE {table.name} {ttl}")
-        else:
-            clients.command(_create(table))
-
-
-def _extend(clients: Clients, table: Table) -> None:
-    held = {row["name"]: (row["type"], row["comment"]) for row in clients.rows(f"DESCRIBE TABLE {table.name}")}
-    missing = []
-    for column in table.columns:
-        if column.name in held:
-            _same(table.name, column, *held[column.name])
-        else:
-            missing.append(f"ADD COLUMN IF NOT EXISTS {column.ddl}")
-    if missing:
-        clients.command(f"ALTER TABLE {table.name} {', '.join(missing)}")
-
-
-def _create(table: Table) -> str:
+def create(table: Table, name: str = "") -> str:
+    """The statement that makes a table, under another name if one is given."""
     columns = ",\n  ".join(column.ddl for column in table.columns)
-    lines = [f"CREATE TABLE IF NOT EXISTS {table.name} (\n  {columns}\n)", f"ENGINE = {table.engine}"]
+    lines = [f"CREATE TABLE IF NOT EXISTS {name or table.name} (\n  {columns}\n)", f"ENGINE = {table.engine}"]
     if table.partition:
         lines.append(f"PARTITION BY {table.partition}")
+    if table.primary:
+        lines.append(f"PRIMARY KEY {table.primary}")
     lines.append(f"ORDER BY {table.order}")
     if table.ttl:
         lines.append(f"TTL {table.ttl}")
-    if table.partition:
-        lines.append("SETTINGS ttl_only_drop_parts = 1")
+    if table.settings:
+        lines.append("SETTINGS " + ", ".join(f"{key} = {value}" for key, value in table.settings))
     return "\n".join(lines)
-
-
-def _same(table: str, column: Column, held_type: str, held_comment: str) -> None:
-    wanted = column.extra.split("'")[1] if column.extra.startswith("COMMENT") else ""
-    if held_type != column.type or held_comment != wanted:
-        raise StoreError(
-            f"column {column.name} of {table} rests as {held_type} ({held_comment or 'no comment'}), but this version"
-            f" wants {column.type} ({wanted or 'no comment'}); a metric keeps its storage for ever: give it a new row"
-            " with a new id and name, or start with an empty store"
-        )

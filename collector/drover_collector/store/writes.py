@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from drover_collector.store.base import Base, millis
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch
-from drover_collector.store.schema import samples_table
+from drover_collector.store.schema import samples_table, shape_code
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
 
 
@@ -21,11 +21,19 @@ class Writes(Base):
         """One insert. Rows that were there already (same entity and ts) are not counted twice by any read."""
         if not batch.rows:
             return
-        present = np.zeros(batch.rows, np.uint16)
+        present, shape = np.zeros(batch.rows, np.uint16), np.zeros(batch.rows, np.uint32)
         columns: dict[str, pa.Array] = {"entity_id": pa.array(batch.entity_id), "ts": millis(batch.ts_ms)}
         for name, (stored, mask) in batch.columns.items():
-            present += mask
-            columns[name] = pa.array(np.ascontiguousarray(stored), mask=~mask)
+            code = np.uint32(shape_code(name))
+            if mask.all():  # most columns are whole or empty: neither needs a look at its rows
+                present += 1
+                shape += code
+                columns[name] = pa.array(np.ascontiguousarray(stored))
+            elif mask.any():
+                present += mask
+                shape += mask * code
+                columns[name] = pa.array(np.ascontiguousarray(stored), mask=~mask)
+        columns["shape"] = pa.array(shape)
         columns["present"] = pa.array(present)
         self._clients.insert(samples_table(batch.scope), pa.table(columns))
         self._placements.note_seen(batch.entity_id, batch.ts_ms)
