@@ -90,6 +90,10 @@ class FleetApi(FleetServicer):
             finally:
                 await loop.run_in_executor(self._export_thread, chunks.close)
 
+    async def Backup(self, _request: pb.BackupRequest, context: Context) -> pb.BackupReply:
+        await self._admit(context, (Role.OPERATOR,))
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this collector makes no backups yet; use `drover export`")
+
     async def _answer(self, context: Context, make: Callable[[], T]) -> T:
         await self._admit(context)
         try:
@@ -98,7 +102,7 @@ class FleetApi(FleetServicer):
         except Exception as error:  # noqa: BLE001  # the caller gets a status and one line, whatever it is
             await _tell(context, error)
 
-    async def _admit(self, context: Context) -> None:
+    async def _admit(self, context: Context, roles: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)) -> None:
         if not self._secure:
             return
         identity: Identity | None = None
@@ -111,12 +115,12 @@ class FleetApi(FleetServicer):
             identity = peer(certificate)
         except IdentityError as error:
             why = f"{error}; "
-        if identity is None or identity.role not in (Role.VIEWER, Role.OPERATOR):
+        if identity is None or identity.role not in roles:
             if identity is not None:
                 why = f"the certificate is for {identity}; "
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{why}this needs one with a name drover://viewer/NAME or drover://operator/NAME",
+                f"{why}this needs one with a name {' or '.join(f'drover://{role}/NAME' for role in roles)}",
             )
 
 
