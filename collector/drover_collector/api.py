@@ -14,7 +14,6 @@ import grpc
 
 from drover_collector import api_export, api_fleet, api_incidents, api_nodes, api_series
 from drover_collector.api_facts import Facts, RefusalError
-from drover_collector.identity import Denied, Identity, IdentityError, Role, peer
 from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetServicer
@@ -31,12 +30,10 @@ EXPORTS = 1  # at a time: one reads the whole store
 
 
 class FleetApi(FleetServicer):
-    """Implements `fleet.proto`. With `secure`, only certificates of viewers and operators are served."""
+    """Implements `fleet.proto`. Who may call is the gate's matter, which stands before the server."""
 
-    def __init__(self, facts: Facts, *, secure: bool, denied: Denied | None = None) -> None:
+    def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._denied = denied or Denied(None)
-        self._secure = secure
         self._threads = ThreadPoolExecutor(THREADS, "api")
         self._export_thread = ThreadPoolExecutor(EXPORTS, "export")
         self._exporting = asyncio.Semaphore(EXPORTS)
@@ -74,7 +71,6 @@ class FleetApi(FleetServicer):
         return await self._answer(context, lambda: api_incidents.list_events(self._facts, request))
 
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
-        await self._admit(context)
         if self._exporting.locked():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another export is under way; try again later")
         async with self._exporting:
@@ -91,37 +87,14 @@ class FleetApi(FleetServicer):
                 await loop.run_in_executor(self._export_thread, chunks.close)
 
     async def Backup(self, _request: pb.BackupRequest, context: Context) -> pb.BackupReply:
-        await self._admit(context, (Role.OPERATOR,))
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this collector makes no backups yet; use `drover export`")
 
     async def _answer(self, context: Context, make: Callable[[], T]) -> T:
-        await self._admit(context)
         try:
             async with asyncio.timeout(_within(context, ANSWER_S)):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, make)
         except Exception as error:  # noqa: BLE001  # the caller gets a status and one line, whatever it is
             await _tell(context, error)
-
-    async def _admit(self, context: Context, roles: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)) -> None:
-        if not self._secure:
-            return
-        identity: Identity | None = None
-        why = ""
-        certificate = {key: list(values) for key, values in context.auth_context().items()}
-        denied = self._denied.refusal(certificate)
-        if denied is not None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, denied)
-        try:
-            identity = peer(certificate)
-        except IdentityError as error:
-            why = f"{error}; "
-        if identity is None or identity.role not in roles:
-            if identity is not None:
-                why = f"the certificate is for {identity}; "
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"{why}this needs one with a name {' or '.join(f'drover://{role}/NAME' for role in roles)}",
-            )
 
 
 def _within(context: Context, seconds: float) -> float:

@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.identity import Denied
+from drover_collector.gate import Gate
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.pipeline import Pipeline
 from drover_collector.store import Store, Totals
+from drover_collector.tls import ServerTls
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Health, Incident
 
 T = TypeVar("T")
@@ -57,9 +58,15 @@ def not_found(message: str) -> RefusalError:
 
 class Facts:
     def __init__(
-        self, pipeline: Pipeline, stats: IngestStats, config: CollectorConfig, denied: Denied | None = None
+        self,
+        pipeline: Pipeline,
+        stats: IngestStats,
+        config: CollectorConfig,
+        gate: Gate | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
-        self.denied = denied or Denied(None)
+        self.gate = gate or Gate(secure=False)
+        self.tls = tls
         self.pipeline = pipeline
         self.stats = stats
         self.config = config

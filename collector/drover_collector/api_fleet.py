@@ -68,8 +68,9 @@ def troubles(facts: Facts) -> list[str]:
         found.append(
             f"Taking data in failed {stats.defects} times, last with {stats.defect}; see the log, and report it."
         )
-    if facts.denied.trouble:
-        found.append(f"The list of denied certificates as it was before is in force: {facts.denied.trouble}.")
+    found += facts.gate.troubles()
+    if facts.tls is not None:
+        found += [f"This collector's {line}." for line in facts.tls.troubles()]
     judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.started_ms)
     if facts.now_ms() - judged_ms > UNJUDGED_MS:
         found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
+
+from drover_proto import x509
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Identity:
     name: str
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.role}/{self.name}"
+        return f"{SCHEME}{self.role}/{quote(self.name, safe='')}"
 
 
 class IdentityError(Exception):
@@ -66,6 +67,31 @@ def peer(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | None:
     return parse(ours[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection with TLS."""
+
+    identity: Identity
+    certificate: x509.Certificate
+
+
+def peer_of(auth_context: Mapping[str, Sequence[bytes]]) -> Peer | None:
+    """Who it is, with its certificate; None on a connection without TLS.
+
+    Raises:
+        IdentityError: see `peer`; or gRPC does not tell the certificate.
+    """
+    identity = peer(auth_context)
+    if identity is None:
+        return None
+    for pem in auth_context.get("x509_pem_cert", ()):
+        try:
+            return Peer(identity, x509.parse_pem(pem)[0])
+        except x509.CertificateError as error:
+            raise IdentityError(f"the certificate of {identity}: {error}") from None
+    raise IdentityError(f"there is no certificate of {identity}")
+
+
 def refusal(identity: Identity | None, node: str) -> str | None:
     """Why this peer may not speak for `node`, or None when it may."""
     if identity is None or (identity.role is Role.AGENT and identity.name == node):
@@ -96,10 +122,10 @@ class Denied:
         if path is not None:
             self._read(path)
 
-    def refusal(self, auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
-        """Why the certificate of this gRPC peer is not accepted, or None when it is; reads the file when it changed."""
+    def serials(self) -> frozenset[int]:
+        """Those that are denied; reads the file when it changed."""
         if self._path is None:
-            return None
+            return self._serials
         with self._lock:
             try:
                 self._read(self._path)
@@ -108,11 +134,13 @@ class Denied:
                 if self.trouble != str(error):
                     log.error("%s; the list as it was before stays in force", error)
                 self.trouble = str(error)
-        if not self._serials:
-            return None
+        return self._serials
+
+    def refusal(self, auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
+        """Why the certificate of this gRPC peer is not accepted, or None when it is."""
         for pem in auth_context.get("x509_pem_cert", ()):
-            number = serial(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
-            if number in self._serials:
+            number = x509.parse_pem(pem)[0].serial
+            if number in self.serials():
                 return f"the certificate with serial {number:X} is denied"
         return None
 
@@ -138,23 +166,3 @@ class Denied:
                     " `openssl x509 -noout -serial` prints"
                 ) from None
         self._stamp, self._serials = stamp, frozenset(found)
-
-
-def serial(der: bytes) -> int:
-    """The serial number of a certificate: SEQUENCE { SEQUENCE { [0] version, INTEGER serial, ... (RFC 5280, 4.1)."""
-    at, _ = _element(der, 0)
-    at, _ = _element(der, at)
-    if der[at] == 0xA0:
-        at, length = _element(der, at)
-        at += length
-    at, length = _element(der, at)
-    return int.from_bytes(der[at : at + length], "big")
-
-
-def _element(der: bytes, at: int) -> tuple[int, int]:
-    """(start, length) of the content of the DER element at `at`."""
-    length = der[at + 1]
-    if length < 0x80:
-        return at + 2, length
-    size = length & 0x7F
-    return at + 2 + size, int.from_bytes(der[at + 2 : at + 2 + size], "big")

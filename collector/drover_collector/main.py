@@ -8,9 +8,9 @@ import contextlib
 import logging
 import os
 import signal
-import ssl
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import CollectorConfig, load_config, split_address, webhook_secret
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.gate import Gate
 from drover_collector.identity import Denied
 from drover_collector.ingest import Ingest
 from drover_collector.metrics import MetricsServer
@@ -30,6 +31,8 @@ from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
+from drover_collector.tls import ServerTls, server_tls
+from drover_proto import x509
 from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
@@ -68,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         spec = load_toml(Path(config.fleet))
         policy = Policy.load(None if config.policy.path is None else Path(config.policy.path), config.policy.preset)
         if args.command == "check":
-            print(f"{args.config or 'defaults'}: good; {len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}")
-            return 0
+            return _check(args.config, config, spec, policy)
         asyncio.run(serve(config, spec, policy))
     except (SettingsError, FleetError, StoreError, AddressError) as error:
         print(f"drover-collector: {error}", file=sys.stderr)
@@ -94,6 +96,17 @@ def _parser() -> argparse.ArgumentParser:
         if name != "config":
             command.add_argument("--config", type=Path, help="settings, TOML (default: built-in defaults)")
     return parser
+
+
+def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:
+    """
+    Raises:
+        SettingsError: certificates that cannot be used.
+    """
+    tls = server_tls(config.tls)
+    until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
+    print(f"{path or 'defaults'}: good; {len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}{until}")
+    return 2 if tls is not None and tls.own.ended(time.time()) else 0
 
 
 async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> None:
@@ -139,22 +152,22 @@ def _leave() -> None:
 
 async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.Event) -> None:
     path = config.tls.denied_serials_file
-    denied = Denied(None if path is None else Path(path))
-    ingest = Ingest(pipeline.store, pipeline.index, config.ingest, pipeline.take_events, denied=denied)
-    facts = Facts(pipeline, ingest.stats, config, denied)
-    credentials = server_credentials(config)
-    api = FleetApi(facts, secure=credentials is not None, denied=denied)
-    agents = grpc.aio.server(options=SERVER_OPTIONS)
-    people = grpc.aio.server(options=SERVER_OPTIONS)
+    tls = server_tls(config.tls)
+    gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
+    ingest = Ingest(pipeline.store, pipeline.index, config.ingest, pipeline.take_events)
+    facts = Facts(pipeline, ingest.stats, config, gate, tls)
+    api = FleetApi(facts)
+    agents = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
+    people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
     ingest.register(agents)
     add_FleetServicer_to_server(api, people)
     async with contextlib.AsyncExitStack() as stack:
         addresses = [
-            f"agents on {listen(agents, 'ingest.listen', config.ingest.listen, credentials)}",
-            f"Fleet API on {listen(people, 'api.listen', config.api.listen, credentials)}",
+            f"agents on {listen(agents, 'ingest.listen', config.ingest.listen, tls)}",
+            f"Fleet API on {listen(people, 'api.listen', config.api.listen, tls)}",
         ]
         if config.metrics.listen:
-            metrics = metrics_server(config, facts)
+            metrics = metrics_server(config, facts, tls)
             stack.callback(metrics.close)
             addresses.append(f"metrics on {split_address(config.metrics.listen)[0]}:{metrics.port}")
         stack.callback(api.close)
@@ -163,6 +176,8 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.
         stack.push_async_callback(agents.stop, GRACE_S)
         await agents.start()
         await people.start()
+        guarding = asyncio.create_task(gate.watch())
+        stack.callback(guarding.cancel)
         judging = asyncio.create_task(pipeline.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         stopped = asyncio.create_task(stopping.wait())
@@ -178,23 +193,7 @@ def webhooks(config: CollectorConfig) -> list[Webhook]:
     return [Webhook(w.name, w.url, webhook_secret(w), Severity(w.min_severity), w.timeout_s) for w in config.webhooks]
 
 
-def server_credentials(config: CollectorConfig) -> grpc.ServerCredentials | None:
-    """Mutual TLS, or None without tls settings.
-
-    Raises:
-        SettingsError: a file that cannot be read.
-    """
-    tls = config.tls
-    if tls.ca is None or tls.cert is None or tls.key is None:
-        return None
-    try:
-        ca, cert, key = (Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key))
-    except OSError as error:
-        raise SettingsError(f"tls: {error.filename}: {error.strerror}") from None
-    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
-
-
-def listen(server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None) -> str:
+def listen(server: grpc.aio.Server, name: str, address: str, tls: ServerTls | None) -> str:
     """Listen there.
 
     Returns:
@@ -203,10 +202,10 @@ def listen(server: grpc.aio.Server, name: str, address: str, credentials: grpc.S
         AddressError: occupied, or not an address of this machine.
     """
     try:
-        if credentials is None:
+        if tls is None:
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, credentials)
+            port = server.add_secure_port(address, tls.credentials(name))
     except RuntimeError:
         port = 0
     if not port:
@@ -217,17 +216,10 @@ def listen(server: grpc.aio.Server, name: str, address: str, credentials: grpc.S
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def metrics_server(config: CollectorConfig, facts: Facts) -> MetricsServer:
+def metrics_server(config: CollectorConfig, facts: Facts, tls: ServerTls | None) -> MetricsServer:
     host, port = split_address(config.metrics.listen)
-    context = None
-    tls = config.tls
     try:
-        if tls.ca is not None and tls.cert is not None and tls.key is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_cert_chain(tls.cert, tls.key)
-            context.load_verify_locations(tls.ca)
-        return MetricsServer(facts, host, port, context)
+        return MetricsServer(facts, host, port, None if tls is None else tls.context)
     except OSError as error:
         raise AddressError(
             f"metrics.listen: cannot serve on {config.metrics.listen}: {error.strerror or error};"

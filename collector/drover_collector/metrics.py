@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from drover_collector.api_facts import REPORTING_MS, Facts
 from drover_collector.api_fleet import gpus_by_health
+from drover_collector.gate import PAGE
 from drover_collector.store import StoreError
+from drover_collector.tls import Contexts
+from drover_proto import x509
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +44,29 @@ def exposition(facts: Facts) -> str:
     add(_family("drover_batches_total", "counter", "batches taken from agents", stats.batches))
     add(_family("drover_samples_total", "counter", "samples taken from agents", stats.samples))
     add(_family("drover_rejected_total", "counter", "what was refused, by reason", stats.rejected, "reason"))
+    add(
+        _family(
+            "drover_calls_total",
+            "counter",
+            "calls and streams let in with TLS, by service",
+            facts.gate.calls,
+            "service",
+        )
+    )
+    add(
+        _family("drover_refused_total", "counter", "calls and streams refused, by reason", facts.gate.refused, "reason")
+    )
+    if facts.tls is not None:
+        add(
+            _family(
+                "drover_tls_connections_total", "counter", "TLS handshakes begun", facts.tls.connections, "listener"
+            )
+        )
+        add(
+            _family(
+                "drover_certificate_end_seconds", "gauge", "end of this collector's certificate", facts.tls.own.ends_s
+            )
+        )
     add(_family("drover_ticks_total", "counter", "buckets judged", ticks.done))
     add(_family("drover_ticks_skipped_total", "counter", "buckets left out: too far behind", ticks.skipped))
     add(_family("drover_tick_seconds", "gauge", "time that the newest bucket took, read and detect", ticks.seconds))
@@ -65,16 +93,12 @@ def _family(name: str, kind: str, help_: str, value: float | Mapping[str, float]
 class MetricsServer:
     """Serves /metrics from threads of its own until `close`."""
 
-    def __init__(self, facts: Facts, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, facts: Facts, host: str, port: int, tls: Contexts | None = None) -> None:
         """
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = _server(facts, host, port)
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(
-                self._server.socket, server_side=True, do_handshake_on_connect=False
-            )  # the handshake happens in the request's own thread, which a stuck client may hold
+        self._server = _server(facts, host, port, tls)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -84,11 +108,16 @@ class MetricsServer:
         self._server.server_close()
 
 
-def _server(facts: Facts, host: str, port: int) -> ThreadingHTTPServer:
+def _server(facts: Facts, host: str, port: int, tls: Contexts | None) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_S
 
         def do_GET(self) -> None:
+            if isinstance(self.connection, ssl.SSLSocket):
+                why = facts.gate.refusal_of(_tls_of(self.connection), PAGE)
+                if why:
+                    self.send_error(403, why)
+                    return
             if self.path.partition("?")[0] != "/metrics":
                 self.send_error(404, "the page is /metrics")
                 return
@@ -111,4 +140,19 @@ def _server(facts: Facts, host: str, port: int) -> ThreadingHTTPServer:
         daemon_threads = True
         allow_reuse_port = False
 
+        def get_request(self) -> tuple[socket.socket, Any]:
+            connection, address = super().get_request()
+            if tls is None:
+                return connection, address
+            # The handshake happens in the request's own thread, which a stuck client may hold.
+            return tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+
     return Server((host, port), Handler)
+
+
+def _tls_of(connection: ssl.SSLSocket) -> dict[str, list[bytes]]:
+    """What gRPC would tell of this peer."""
+    der = connection.getpeercert(True) or b""
+    names = [name.encode() for name in x509.parse(der).uris] if der else []
+    pem = [ssl.DER_cert_to_PEM_cert(der).encode()] if der else []
+    return {"transport_security_type": [b"ssl"], "x509_subject_alternative_name": names, "x509_pem_cert": pem}

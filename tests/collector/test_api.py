@@ -92,7 +92,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
     now[0] = NOW
     stats = IngestStats()
     facts = Facts(pipeline, stats, CollectorConfig())
-    api = FleetApi(facts, secure=False)
+    api = FleetApi(facts)
     server = grpc.aio.server()
     add_FleetServicer_to_server(api, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,0 +1,234 @@
+"""Who may call what. One gate before every method of both services: a method that is not in ROLES is refused.
+
+Without TLS, which the settings allow on loopback only, every local user may do all: there is nobody to tell apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+import grpc
+
+from drover_collector.identity import Denied, Identity, IdentityError, Peer, Role, peer_of
+from drover_proto import x509
+
+log = logging.getLogger(__name__)
+
+READERS = frozenset({Role.VIEWER, Role.OPERATOR})
+OPERATORS = frozenset({Role.OPERATOR})
+_FLEET = "/drover.fleet.v1.Fleet/"
+ROLES: Mapping[str, frozenset[Role]] = {
+    "/drover.telemetry.v1.Telemetry/Stream": frozenset({Role.AGENT}),
+    _FLEET + "GetStatus": READERS,
+    _FLEET + "GetLayout": READERS,
+    _FLEET + "GetPicture": READERS,
+    _FLEET + "ListNodes": READERS,
+    _FLEET + "GetNode": READERS,
+    _FLEET + "ListIncidents": READERS,
+    _FLEET + "GetIncident": READERS,
+    _FLEET + "QuerySeries": READERS,
+    _FLEET + "ListEvents": READERS,
+    _FLEET + "Export": READERS,
+    _FLEET + "Backup": OPERATORS,
+}
+PAGE = READERS  # of /metrics
+LOOK_S = 2.0  # how often open streams are looked at
+LOGGED = 1000  # refused peers that are named in the log, each once
+SHOWN = 3
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Any  # grpc.RpcMethodHandler: its types know only the synchronous server
+
+
+class _Open:
+    """A call under way."""
+
+    __slots__ = ("peer", "refusal", "task")
+
+    def __init__(self, peer: Peer, task: asyncio.Task[Any] | None) -> None:
+        self.peer, self.task, self.refusal = peer, task, ""
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Stands before both servers. Used in their event loop; `troubles` and `refusal` from any thread."""
+
+    def __init__(
+        self,
+        *,
+        secure: bool,
+        denied: Denied | None = None,
+        roles: Mapping[str, frozenset[Role]] = ROLES,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.denied = denied or Denied(None)
+        self.calls: Counter[str] = Counter()  # admitted, by service
+        self.refused: Counter[str] = Counter()  # by reason
+        self._secure, self._roles, self._now_s = secure, roles, now_s
+        self._open: set[_Open] = set()
+        self._soon: dict[Identity, x509.Certificate] = {}
+        self._logged: set[tuple[str, str]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None or not self._secure:
+            return handler  # None: gRPC says that there is no such method
+        return self._guarded(str(handler_call_details.method), handler)
+
+    def refusal(self, peer: Peer | None, allowed: frozenset[Role]) -> tuple[str, str] | None:
+        """(reason, text) why this peer may not have what `allowed` may, or None when it may."""
+        if peer is None:
+            return "no certificate", "there is no certificate; this needs " + _names(allowed)
+        if ended := self._ended(peer, self.denied.serials()):
+            return ended
+        if peer.identity.role not in allowed:
+            return "wrong role", f"the certificate is for {peer.identity}; this needs {_names(allowed)}"
+        return None
+
+    def refusal_of(self, auth_context: Mapping[str, Sequence[bytes]], allowed: frozenset[Role]) -> str:
+        """The same of a gRPC peer: the text, or "". Counted and logged."""
+        peer, found = self._judge(auth_context, allowed)
+        return "" if found is None else self._count(peer, *found)
+
+    async def watch(self) -> None:
+        """Ends open streams whose certificate has ended or come to be denied, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        serials = self.denied.serials()
+        for call in list(self._open):
+            self._note(call.peer)
+            if not call.refusal and (found := self._ended(call.peer, serials)) is not None:
+                call.refusal = self._count(call.peer, *found)
+                if call.task is not None:
+                    call.task.cancel()
+
+    def troubles(self) -> list[str]:
+        """Certificates of peers that are here and end soon, and a list of denied ones that cannot be read."""
+        now_s = self._now_s()
+        soon = {who: certificate for who, certificate in list(self._soon.items()) if not _long_ago(certificate, now_s)}
+        found = []
+        if soon:
+            first = sorted(soon, key=lambda who: soon[who].ends_s)
+            named = ", ".join(f"{who} at {x509.day(soon[who].ends_s)}" for who in first[:SHOWN])
+            more = f" and {len(first) - SHOWN} more" if len(first) > SHOWN else ""
+            found.append(
+                f"Certificates end within {x509.WARN_DAYS} days, or have ended: {named}{more}: drover certs renew."
+            )
+        if self.denied.trouble:
+            found.append(f"The list of denied certificates as it was before is in force: {self.denied.trouble}.")
+        return found
+
+    def _note(self, peer: Peer) -> None:
+        """Remember a certificate that ends soon until its owner comes with a newer one."""
+        if peer.certificate.days_left(self._now_s()) < x509.WARN_DAYS:
+            self._soon[peer.identity] = peer.certificate
+        else:
+            self._soon.pop(peer.identity, None)
+
+    def _ended(self, peer: Peer, denied: frozenset[int]) -> tuple[str, str] | None:
+        if peer.certificate.serial in denied:
+            return "denied", f"the certificate with serial {peer.certificate.serial:X} is denied"
+        if peer.certificate.ended(self._now_s()):
+            return "ended", x509.ended_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
+        return None
+
+    def _judge(
+        self, auth_context: Mapping[str, Sequence[bytes]], allowed: frozenset[Role]
+    ) -> tuple[Peer | None, tuple[str, str] | None]:
+        try:
+            peer = peer_of(auth_context)
+        except IdentityError as error:
+            return None, ("no identity", f"{error}; this needs {_names(allowed)}")
+        return peer, self.refusal(peer, allowed)
+
+    def _count(self, peer: Peer | None, reason: str, text: str) -> str:
+        self.refused[reason] += 1
+        key = (str(peer.identity) if peer else "?", reason)
+        if key not in self._logged and len(self._logged) < LOGGED:
+            self._logged.add(key)
+            log.warning("refused: %s", text)
+        return text
+
+    async def _admit(self, method: str, context: Context) -> _Open:
+        allowed = self._roles.get(method)
+        if allowed is None:
+            self.refused["no role"] += 1
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{method}: no role may call this")
+        peer, found = self._judge(cast("Mapping[str, Sequence[bytes]]", context.auth_context()), allowed)
+        if found is not None or peer is None:
+            text = self._count(peer, *(found or ("no certificate", "there is no certificate")))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        self.calls[method.split("/")[1]] += 1
+        self._note(peer)
+        call = _Open(peer, asyncio.current_task())
+        self._open.add(call)
+        return call
+
+    def _guarded(self, method: str, handler: Handler) -> Handler:
+        """`handler` behind the gate, of the same kind."""
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+        async def answer(request: Any, context: Context) -> Any:
+            call = await self._admit(method, context)
+            try:
+                return await inner(request, context)
+            except asyncio.CancelledError:
+                await _told(call, context)
+                raise
+            finally:
+                self._open.discard(call)
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            call = await self._admit(method, context)
+            try:
+                async for item in inner(request, context):
+                    yield item
+            except asyncio.CancelledError:
+                await _told(call, context)
+                raise
+            finally:
+                self._open.discard(call)
+
+        generates = inspect.isasyncgenfunction(inner)
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[bool(handler.request_streaming), bool(handler.response_streaming)]
+        behaviour: Any = stream if generates else answer
+        return make(
+            behaviour,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+async def _told(call: _Open, context: Context) -> None:
+    """A call that we ended is told why; one that its peer left is not."""
+    if call.refusal:
+        if call.task is not None:
+            call.task.uncancel()
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, call.refusal)
+
+
+def _long_ago(certificate: x509.Certificate, now_s: float) -> bool:
+    """Its owner has not come back for a day: it may be gone for good."""
+    return now_s > certificate.ends_s + x509.DAY_S
+
+
+def _names(allowed: frozenset[Role]) -> str:
+    forms = " or ".join(f"drover://{role}/{'NODE' if role is Role.AGENT else 'NAME'}" for role in sorted(allowed))
+    return f"one with a name {forms}"

@@ -1,0 +1,254 @@
+"""What Drover needs of certificates, with nothing but the standard library: the agent has no other.
+
+Files are read whole and checked together, so that a half-written one, or a key beside the certificate before it, is
+told apart from one that can be used. Signatures are checked by TLS itself, never here.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+DAY_S = 86_400
+WARN_DAYS = 14  # before the end of a certificate; agents' run for 90 days
+MAX_FILE_BYTES = 1 << 20
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
+_SUBJECT_ALTERNATIVE_NAME = bytes.fromhex("0603551d11")  # its object identifier, 2.5.29.17
+_URI = 0x86  # [6] of GeneralName
+
+
+class CertificateError(ValueError):
+    """Files of certificates that cannot be used; the message says which, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The parts that Drover looks at. Times are seconds since the epoch."""
+
+    serial: int
+    begins_s: float
+    ends_s: float
+    uris: tuple[str, ...]
+
+    def ended(self, now_s: float) -> bool:
+        return now_s >= self.ends_s
+
+    def days_left(self, now_s: float) -> int:
+        """Whole days; negative after the end."""
+        return int((self.ends_s - now_s) // DAY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The content of three files that fit together."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+    own: Certificate
+    authorities: tuple[Certificate, ...]
+
+    def __repr__(self) -> str:
+        return f"TlsFiles(serial {self.own.serial:X})"  # never the key
+
+
+def parse(der: bytes) -> Certificate:
+    """Of a certificate in DER form (RFC 5280, 4.1).
+
+    Raises:
+        CertificateError: it is none.
+    """
+    try:
+        return _parse(der)
+    except (IndexError, ValueError, OverflowError, StopIteration):
+        raise CertificateError("not a certificate") from None
+
+
+def parse_pem(data: bytes) -> list[Certificate]:
+    """All certificates in PEM text, in its order.
+
+    Raises:
+        CertificateError: there is none, or one that cannot be read.
+    """
+    found = [parse(_der(text)) for text in _PEM.findall(data)]
+    if not found:
+        raise CertificateError("holds no CERTIFICATE in PEM form; check which file it is")
+    return found
+
+
+def stamp(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
+    """Changes whenever one of the files does; a file that is not there has one too."""
+    found = []
+    for path in paths:
+        try:
+            stat = Path(path).stat()
+        except OSError as error:
+            found.append((0, 0, error.errno or 0))
+        else:
+            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)
+
+
+def read(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
+    """The three files of one side of mutual TLS.
+
+    Raises:
+        CertificateError: one cannot be read, or they do not belong together; one line that names the file.
+    """
+    before = stamp(ca, cert, key)
+    ca_data, cert_data, key_data = (_content(name, path) for name, path in (("ca", ca), ("cert", cert), ("key", key)))
+    authorities, own = _certificates("ca", ca, ca_data), _certificates("cert", cert, cert_data)[0]
+    if b"PRIVATE KEY-----" not in key_data:
+        raise CertificateError(f"tls.key: {key} holds no PRIVATE KEY in PEM form; check which file it is")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
+    except _EncryptedError:
+        raise CertificateError(
+            f"tls.key: {key} is encrypted, and nobody is there to give a password; write it unencrypted, with mode 0600"
+        ) from None
+    except (ssl.SSLError, OSError, ValueError) as error:
+        if "MISMATCH" in str(error):
+            text = f"tls.key: {key} does not belong to {cert}; write both anew, of one issue"
+        else:
+            text = f"tls.key: {cert} and {key} cannot be used together ({_short(error)}); write both anew"
+        raise CertificateError(text) from None
+    if stamp(ca, cert, key) != before:
+        raise CertificateError(f"tls.cert: {cert}, or its key or ca, is being written")
+    return TlsFiles(ca_data, cert_data, key_data, own, tuple(authorities))
+
+
+def ended_text(what: str, certificate: Certificate, now_s: float | None = None) -> str:
+    """One line of a certificate that has ended or soon will; "" while it has WARN_DAYS more."""
+    now = time.time() if now_s is None else now_s
+    if now < certificate.begins_s:
+        return f"{what} begins only at {day(certificate.begins_s)}; is this clock right?"
+    if certificate.ended(now):
+        return f"{what} ended at {day(certificate.ends_s)}; renew it: drover certs renew"
+    left = certificate.days_left(now)
+    if left >= WARN_DAYS:
+        return ""
+    return f"{what} ends in {left} {'day' if left == 1 else 'days'}, at {day(certificate.ends_s)}: drover certs renew"
+
+
+def troubles(files: TlsFiles, ca: Path | str, cert: Path | str, now_s: float | None = None) -> list[str]:
+    """What is wrong with the times of `files`, or soon will be; a line each, names of files in it."""
+    # One authority of several may end: it is there until all that it signed is replaced.
+    newest = max(files.authorities, key=lambda authority: authority.ends_s)
+    lines = [
+        ended_text(f"tls.cert: the certificate in {cert}", files.own, now_s),
+        ended_text(f"tls.ca: the authority's certificate in {ca}", newest, now_s),
+    ]
+    return [line for line in lines if line]
+
+
+def day(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+# ---- DER
+
+
+def _parse(der: bytes) -> Certificate:
+    outer = next(_elements(der, 0, len(der)))
+    body = next(_elements(der, *outer[1:]))
+    if outer[0] != 0x30 or body[0] != 0x30:
+        raise ValueError
+    parts = list(_elements(der, *body[1:]))
+    if parts[0][0] == 0xA0:  # the version, which version 1 leaves out
+        del parts[0]
+    serial, validity = parts[0], parts[3]
+    if serial[0] != 0x02 or validity[0] != 0x30:
+        raise ValueError
+    begins, ends = (_time(tag, der[at:to]) for tag, at, to in _elements(der, *validity[1:]))
+    uris: list[str] = []
+    for tag, at, to in parts[6:]:
+        if tag == 0xA3:
+            uris += _uris(der, at, to)
+    return Certificate(int.from_bytes(der[serial[1] : serial[2]], "big"), begins, ends, tuple(uris))
+
+
+def _elements(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(tag, start, end) of the content of each element between `at` and `end`.
+
+    Raises:
+        IndexError, ValueError: not DER, or cut off.
+    """
+    while at < end:
+        tag, length = der[at], der[at + 1]
+        at += 2
+        if length >= 0x80:
+            size = length & 0x7F
+            if not 1 <= size <= 4:
+                raise ValueError
+            length = int.from_bytes(der[at : at + size], "big")
+            at += size
+        if at + length > end:
+            raise ValueError
+        yield tag, at, at + length
+        at += length
+
+
+def _time(tag: int, text: bytes) -> float:
+    """UTCTime, of 1950 to 2049, or GeneralizedTime."""
+    digits = text.decode("ascii")
+    if tag == 0x17:
+        digits = ("19" if digits[:2] >= "50" else "20") + digits
+    return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _uris(der: bytes, at: int, end: int) -> list[str]:
+    found = []
+    _, at, end = next(_elements(der, at, end))
+    for _, first, last in _elements(der, at, end):
+        if der[first : first + len(_SUBJECT_ALTERNATIVE_NAME)] != _SUBJECT_ALTERNATIVE_NAME:
+            continue
+        *_, value = _elements(der, first, last)  # after the identifier and perhaps `critical`
+        names = next(_elements(der, *value[1:]))
+        found += [der[a:b].decode("utf-8", "replace") for tag, a, b in _elements(der, *names[1:]) if tag == _URI]
+    return found
+
+
+# ---- files
+
+
+class _EncryptedError(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _EncryptedError
+
+
+def _content(name: str, path: Path | str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise CertificateError(
+            f"tls.{name}: cannot read {path}: {error.strerror}; check the path and its permissions"
+        ) from None
+
+
+def _certificates(name: str, path: Path | str, data: bytes) -> list[Certificate]:
+    try:
+        return parse_pem(data)
+    except CertificateError as error:
+        text = str(error)
+        raise CertificateError(f"tls.{name}: {path} {text if text.startswith('holds') else f'is {text}'}") from None
+
+
+def _der(pem: bytes) -> bytes:
+    try:
+        return ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())
+    except (ValueError, binascii.Error):
+        raise CertificateError("not a certificate") from None
+
+
+def _short(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error.__class__.__name__).lower().replace("_", " ")
