@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from drover_collector.store import engine, migrations, schema
+from drover_collector.store.cluster import KEY
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
 from drover_collector.store.history import History
+from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
 from drover_collector.store.placements import Placements
 from drover_collector.store.reads import Reads
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
 from drover_collector.store.series import Series
-from drover_collector.store.writes import Writes
+from drover_collector.store.writes import FENCED, Writes
 from drover_proto.catalog import Scope
 
-__all__ = ["EntityRow", "OutboxRow", "SampleBatch", "Store", "StoreError", "Totals", "entity_id"]
+__all__ = ["EntityRow", "FileLease", "Lease", "OutboxRow", "SampleBatch", "Store", "StoreError", "Totals", "entity_id"]
 
 
 class Store(Writes, Reads, Series, Export, History):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod
-    def open(cls, url: str, *, wait_s: float = 0, retention_days: int = 30) -> Store:
+    def open(
+        cls,
+        url: str,
+        *,
+        wait_s: float = 0,
+        retention_days: int = 30,
+        password: str | None = None,
+        cluster: str = "",
+    ) -> Store:
         """Open, and make or extend the tables.
 
         Args:
@@ -28,13 +38,17 @@ class Store(Writes, Reads, Series, Export, History):
                 holds several in one folder.
             wait_s: how long to wait for another process to let go of an embedded store.
             retention_days: samples older than this are deleted.
+            password: of the server's user; goes before that of the url.
+            cluster: name of the server's cluster, for the form that spreads over it; empty: one server.
 
         Raises:
             StoreError: one line, what is wrong and what to do.
         """
-        clients = engine.connect(url, wait_s)
+        tables = schema.tables(retention_days)
+        sharded = frozenset(t.name for t in tables if t.partition and t.columns[0].name == KEY)
+        clients = engine.connect(url, wait_s, password=password, cluster=cluster, sharded=sharded)
         try:
-            migrations.ensure(clients, schema.tables(retention_days))
+            migrations.ensure(clients, tables)
             found = clients.rows(
                 "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
                 " toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms"
@@ -48,3 +62,25 @@ class Store(Writes, Reads, Series, Export, History):
             clients.close()
             raise
         return store
+
+    def lease(self, holder: str, ttl_s: float) -> Lease | FileLease:
+        """The lease of this store's active collector. `holder` names this process, as no other is named.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        if self._clients.embedded:
+            return FileLease()
+        apart = self._clients.apart()
+        form = self._clients.cluster
+        epochs = (
+            TableEpochs(apart) if form is None else KeeperEpochs(apart, form.database, f" ON CLUSTER `{form.name}`")
+        )
+        return Lease(epochs, holder, ttl_s)
+
+    def catch_up(self) -> None:
+        """Returns when this server has what the others of its cluster have taken; for one that takes over."""
+        form = self._clients.cluster
+        if form is not None:
+            for table in sorted(FENCED | {"events", "entities", "absences", "holdings"}):
+                self._clients.command(f"SYSTEM SYNC REPLICA `{form.database}`.{table}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ class Base:
         self._counted: int | None = None  # values in the samples tables
         self._count_lock = threading.Lock()
         self._last_ns = 0
+        # Called before each write of the active collector's; raises StoreError when this one is not active. Its answer
+        # stands beside the write in a server's log.
+        self.fence: Callable[[], str] = str
 
     def close(self) -> None:
         """Waits for running statements; what was written is durable anyway."""

@@ -25,6 +25,9 @@ import clickhouse_connect
 import pyarrow as pa
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
+from drover_collector.store import server
+from drover_collector.store.cluster import SETTINGS as CLUSTER_SETTINGS
+from drover_collector.store.cluster import Cluster
 from drover_collector.store.errors import StoreError
 
 CLIENTS = 4  # queries that run at once; each holds a client of its own
@@ -35,6 +38,22 @@ DATABASE = "drover"
 # that were merged or inserted then have been seen with empty files, which no read of their day gets past.
 KEEP_FREE_BYTES = 256 << 20
 
+# The engine counts the memory of the whole process, Python's too, and refuses statements above this.
+MEMORY_BYTES = 1792 << 20
+# What the embedded engine would else take for a server of its own: caches of gigabytes, and merges at full priority.
+EMBEDDED = {
+    "max_server_memory_usage": MEMORY_BYTES,
+    "mark_cache_size": 64 << 20,
+    "primary_index_cache_size": 64 << 20,
+    "index_mark_cache_size": 4 << 20,
+    "query_condition_cache_size": 8 << 20,
+    "compiled_expression_cache_size": 16 << 20,
+    "background_pool_size": 2,
+    "merges_mutations_memory_usage_soft_limit": 640 << 20,  # above it no further merge starts
+    "os_threads_nice_value_merge_mutate": 10,  # behind what comes in and what is asked
+    "background_schedule_pool_size": 2,
+    "background_schedule_pool_initial_size": 2,
+}
 SETTINGS = {
     "optimize_on_insert": 0,  # inserts are sorted, not merged: reads merge, by FINAL
     "max_partitions_per_insert_block": 0,  # a backfill may touch as many days as are kept
@@ -42,6 +61,8 @@ SETTINGS = {
     "do_not_merge_across_partitions_select_final": 1,
     "prefer_column_name_to_alias": 1,  # else `max(ts) AS ts ... WHERE ts > 1` means the maximum
     "max_query_size": 64 << 20,  # a list of 100,000 entity ids
+    "async_insert": 0,  # ours are large already
+    "log_queries": 0,
 }
 
 
@@ -51,11 +72,21 @@ class Clients:
     Args:
         files: where the embedded engine takes inserts from (clickhouse-connect's way is a file in the system's
             temporary folder, which a kill -9 leaves there); None: a server, which takes them from the connection.
+        cluster: the form that statements of the plain form are given.
+        quick: makes the clients of `apart`.
     """
 
     def __init__(
-        self, make: Callable[[], Any], files: Path | None = None, on_close: Callable[[], None] = lambda: None
+        self,
+        make: Callable[[], Any],
+        files: Path | None = None,
+        on_close: Callable[[], None] = lambda: None,
+        *,
+        cluster: Cluster | None = None,
+        quick: Callable[[], Any] | None = None,
     ) -> None:
+        self.cluster = cluster
+        self._quick = quick
         self._make = make
         self._files = files
         self._numbers = itertools.count()
@@ -86,8 +117,28 @@ class Clients:
             if client is not None:
                 pool.give(client)
 
+    def apart(self) -> Clients:
+        """Clients of the same database that nothing else keeps waiting, and that give up soon."""
+        return Clients(self._quick or self._make)
+
+    @property
+    def tables(self) -> str:
+        """What to read instead of `system.tables` of this database: the tables in which rows rest."""
+        if self.cluster is not None:
+            return self.cluster.tables
+        return "(SELECT * FROM system.tables WHERE database = currentDatabase())"
+
+    @property
+    def parts(self) -> str:
+        """What to read instead of the active `system.parts` of this database."""
+        if self.cluster is not None:
+            return self.cluster.parts
+        return "(SELECT * FROM system.parts WHERE active AND database = currentDatabase())"
+
     def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a query."""
+        if self.cluster is not None:
+            sql = self.cluster.statements(sql)[0]
         with self.use() as client:
             return client.query_arrow(sql, parameters=dict(parameters or {}), use_strings=True)
 
@@ -98,15 +149,16 @@ class Clients:
 
     def command(self, sql: str) -> None:
         with self.use() as client:
-            client.command(sql)
+            for statement in [sql] if self.cluster is None else self.cluster.statements(sql):
+                client.command(statement)
 
-    def insert(self, table: str, data: pa.Table) -> None:
-        """Durable when it returns: it survives a kill -9 of this process."""
+    def insert(self, table: str, data: pa.Table, note: str = "") -> None:
+        """Durable when it returns: it survives a kill -9 of this process. A server logs the note with it."""
         if not data.num_rows:
             return
         with self.use(self._inserts) as client:
             if self._files is None:
-                client.insert_arrow(table, data)
+                client.insert_arrow(table, data, settings={"log_comment": note} if note else None)
             else:
                 _check_room(self._files)
                 self._insert_file(client, table, data, self._files / f"insert-{next(self._numbers)}.arrow")
@@ -185,9 +237,15 @@ def _check_room(folder: Path) -> None:
         )
 
 
-def connect(url: str, wait_s: float) -> Clients:
+def connect(
+    url: str, wait_s: float, *, password: str | None = None, cluster: str = "", sharded: frozenset[str] = frozenset()
+) -> Clients:
     """Clients of the database that `url` names, which is made if need be.
 
+    Args:
+        password: of a server's user; goes before that of the url.
+        cluster: name of a server's cluster; empty: one server.
+        sharded: tables that are spread over the shards of a cluster.
     Raises:
         StoreError: a url that is none, a store that is in use, a server that does not answer.
     """
@@ -199,28 +257,27 @@ def connect(url: str, wait_s: float) -> Clients:
         if unknown:
             raise StoreError(f"{url}: {min(unknown)!r} is not known here; only database=NAME is")
         database = parse_qs(parts.query).get("database", [DATABASE])[0]
+        if cluster:
+            raise StoreError(f"{url}: an embedded store is no cluster; give a clickhouse:// url, or no store.cluster")
         return _embedded(Path(unquote(parts.path)), database, wait_s)
-    if parts.scheme == "clickhouse":
-        return _server(url, parts.path.strip("/") or DATABASE)
-    raise StoreError(f"{url}: not a store; write chdb:///PATH (embedded) or clickhouse://USER:PASSWORD@HOST/DATABASE")
+    if parts.scheme in server.SCHEMES:
+        return _server(server.parse(url, password, DATABASE), cluster, sharded)
+    raise StoreError(
+        f"{server.redacted(url)}: not a store; write chdb:///PATH (embedded) or clickhouse://USER@HOST/DATABASE"
+    )
 
 
-def _server(url: str, database: str) -> Clients:
-    dsn = urlsplit(url)._replace(path="").geturl()
-    where = dsn.rpartition("@")[2].removeprefix("clickhouse://")
-
-    def make(name: str | None) -> Any:
-        return clickhouse_connect.get_client(
-            dsn=dsn, database=name, settings=SETTINGS, connect_timeout=5, autogenerate_session_id=False
-        )
-
+def _server(at: server.Server, cluster: str, sharded: frozenset[str]) -> Clients:
+    form = Cluster(server.word(cluster), at.database, sharded) if cluster else None
+    settings = SETTINGS | (CLUSTER_SETTINGS if form else {})
+    plain = f"CREATE DATABASE IF NOT EXISTS {server.name(at.database)}"
     try:
-        first = make("default")
-        first.command(f"CREATE DATABASE IF NOT EXISTS {_name(database)}")
+        first = at.client(settings, database="default")
+        first.command(form.create_database() if form else plain)
         first.close()
     except (ClickHouseError, OSError) as error:
-        raise StoreError(f"no ClickHouse at {where}: {_one_line(error)}; check store.url") from None
-    return Clients(lambda: make(database))
+        raise StoreError(f"no ClickHouse at {at.where}: {_one_line(error)}; check store.url") from None
+    return Clients(lambda: at.client(settings), cluster=form, quick=lambda: at.client(settings, quick=True))
 
 
 class _Lock:
@@ -257,7 +314,7 @@ def _embedded(path: Path, database: str, wait_s: float) -> Clients:
         _clear(path / "inserts" / database)
         with _no_stray_config(path):
             first = make("default")
-        first.command(f"CREATE DATABASE IF NOT EXISTS {_name(database)} ENGINE = Atomic")
+        first.command(f"CREATE DATABASE IF NOT EXISTS {server.name(database)} ENGINE = Atomic")
         first.close()
     except (ClickHouseError, OSError) as error:
         _release(path, database)
@@ -324,7 +381,8 @@ def _pinned_config(path: Path) -> Path:
     temporary.mkdir(exist_ok=True)
     text = (
         f"<clickhouse><path>{escape(str(path))}/</path><tmp_path>{escape(str(temporary))}/</tmp_path>"
-        "<storage_configuration><disks><default>"
+        + "".join(f"<{key}>{value}</{key}>" for key, value in EMBEDDED.items())
+        + "<storage_configuration><disks><default>"
         f"<keep_free_space_bytes>{KEEP_FREE_BYTES}</keep_free_space_bytes>"
         "</default></disks></storage_configuration></clickhouse>\n"
     )
@@ -352,12 +410,6 @@ def _no_stray_config(path: Path) -> Iterator[None]:
     finally:
         if stray:
             os.chdir(here)
-
-
-def _name(database: str) -> str:
-    if not database.replace("_", "").isalnum() or not database.isascii():
-        raise StoreError(f"{database!r} is no name for a database; use letters, digits and '_'")
-    return f"`{database}`"
 
 
 def _quoted(path: Path) -> str:

@@ -162,8 +162,7 @@ def _shape_sql(columns: Iterable[str]) -> str:
 def _held(clients: Clients) -> dict[str, Held]:
     # Not from system.columns: with many databases it takes a second to find that one is empty.
     rows = clients.rows(
-        "SELECT name, create_table_query AS ddl, engine_full, partition_key, sorting_key"
-        " FROM system.tables WHERE database = currentDatabase()"
+        f"SELECT name, create_table_query AS ddl, engine_full, partition_key, sorting_key FROM {clients.tables}"
     )
     return {
         row["name"]: Held(row["ddl"], _engine(row["engine_full"]), row["partition_key"], _bare(row["sorting_key"]))

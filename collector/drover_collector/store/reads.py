@@ -124,9 +124,7 @@ class Reads(Base):
                 found = self._clients.rows(f"SELECT toUInt64(sum(n)) AS n FROM ({' UNION ALL '.join(parts)})")
                 self._counted = int(found[0]["n"])
             counted = self._counted
-        size = self._clients.rows(
-            "SELECT sum(bytes_on_disk) AS n FROM system.parts WHERE active AND database = currentDatabase()"
-        )
+        size = self._clients.rows(f"SELECT sum(bytes_on_disk) AS n FROM {self._clients.parts}")
         times = [
             self._clients.rows(
                 "SELECT count() AS n, toUnixTimestamp64Milli(min(ts)) AS oldest,"

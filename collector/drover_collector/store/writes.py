@@ -15,6 +15,9 @@ from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch
 from drover_collector.store.schema import samples_table, shape_code
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
 
+# What only the active collector writes.
+FENCED = frozenset({"findings", "incidents", "decisions", "health", "outbox", "judged_events"})
+
 
 class Writes(Base):
     def write_samples(self, batch: SampleBatch) -> None:
@@ -236,7 +239,7 @@ class Writes(Base):
             held = [get(row) for row in listed]
             times = isinstance(held[0], _Ms)
             arrays[name] = millis([ms.value for ms in held]) if times else _array(table, name, held)
-        self._clients.insert(table, pa.table(arrays))
+        self._clients.insert(table, pa.table(arrays), self.fence() if table in FENCED else "")
 
 
 def _received(event: Event) -> _Ms:
