@@ -7,10 +7,11 @@ bounded: a stream is not read on while too much waits for the store, and its age
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,11 +19,13 @@ from google.protobuf.message import DecodeError
 
 from drover_collector import identity
 from drover_collector.config import IngestConfig
-from drover_collector.decode import Refusal, read_hello
+from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.ingest_claims import Claims
+from drover_collector.ingest_limits import Account, Accounts, Bucket, Limits, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting, lane_seqs
 from drover_collector.ingest_stats import IngestStats
-from drover_collector.ingest_writers import Limits, Writers
+from drover_collector.ingest_writers import Writers
 from drover_collector.records import Taken, take_record
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
@@ -36,13 +39,17 @@ PROTOCOL = 1
 MAX_NAME = 253  # of a host
 MAX_VERSION = 64
 MAX_IGNORED = 1000  # unknown metrics that are named in logs, in the Welcome and in Status
+MAX_INVENTORY = 65_536  # bytes that are stored of a Hello's inventory
+OVERHEAD = 512  # bytes of memory that a message takes beside its own
+BACKOFF_S = 1.0  # an agent that must wait for longer is told so
 
 
 class Ingest:
     """The Telemetry service. `register` it with a server; `close` it after the server's stop.
 
     Args:
-        on_events: is told of events that are stored, each once, from the event loop; returns at once.
+        on_events: is told of events, each once, from the event loop: when they are stored, or when the store keeps
+            them waiting; returns at once.
     """
 
     def __init__(
@@ -53,7 +60,6 @@ class Ingest:
         on_events: Callable[[list[Event]], None],
         *,
         limits: Limits | None = None,
-        denied: identity.Denied | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """
@@ -61,14 +67,18 @@ class Ingest:
             StoreError: the store cannot be read.
         """
         self.stats = IngestStats()
-        self._store, self._index, self._config = store, index, config
+        self._index, self._config = index, config
         self._limits = limits or Limits()
-        self._denied = denied or identity.Denied(None)
         self._now_ms = now_ms
-        self._writers = Writers(store, self.stats, self._limits, now_ms, self._refuse, on_events)
-        self._sessions: dict[str, Session] = {}
-        self._inventories: dict[str, dict[str, str]] = {}
-        self._logged: set[tuple[str, str]] = set()  # (node, reason)
+        self._teller = Teller()
+        self._writers = Writers(
+            store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events
+        )
+        self._claims = Claims(self.stats, self._limits, self._teller)
+        self._accounts = Accounts(self._limits)
+        self._strangers = Bucket(self._limits.fresh_per_s, 4 * self._limits.fresh_entities)
+        self._sessions: dict[Session, None] = {}
+        self._carer: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve agents there. Messages come as bytes, so that one that cannot be parsed does not end its stream."""
@@ -80,60 +90,140 @@ class Ingest:
 
     async def close(self) -> None:
         """Stores what was taken in, and where each lane stands. A store that fails now loses nothing: agents resend."""
+        if self._carer is not None:
+            self._carer.cancel()
         await self._writers.close()
 
     # ---- streams
 
-    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> None:
+    async def _stream(self, _messages: object, context: Any) -> None:
         """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
-        session = Session(context)
-        self.stats.connected += 1
-        session.reader = asyncio.create_task(self._read(session, messages))
-        sender = asyncio.create_task(session.send_acks())
-        watcher = asyncio.create_task(self._watch(session))
-        greeting = asyncio.get_running_loop().call_later(self._limits.hello_s, session.miss_hello, self._limits.hello_s)
+        session = Session(context, Account(self._limits))
+        self._sessions[session] = None
+        self.stats.connected = len(self._sessions)
+        if self._carer is None:
+            self._carer = asyncio.create_task(self._care())
         try:
-            await asyncio.wait({session.reader, sender}, return_when=asyncio.FIRST_COMPLETED)
-            if sender.done() and not sender.cancelled():
-                sender.result()  # it ends by an error only
-            if session.end is not None or session.reader.cancelled():
-                raise session.end or EndError(grpc.StatusCode.ABORTED, "the collector ended the stream")
-            session.reader.result()
-            await session.settled()  # the agent may have said its last, and wait for the Ack
+            while (raw := await context.read()) is not grpc.aio.EOF:
+                await self._take(session, raw)
+            await self._last_words(session)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if session.end is None or task is None:
+                raise  # the agent has left
+            task.uncancel()
+            await context.abort(session.end.code, str(session.end))
         except EndError as error:
             await context.abort(error.code, str(error))
         finally:
-            greeting.cancel()
-            session.reader.cancel()
-            sender.cancel()
-            watcher.cancel()
-            self.stats.connected -= 1
-            if self._sessions.get(session.node) is session:
-                del self._sessions[session.node]
+            del self._sessions[session]
+            self.stats.connected = len(self._sessions)
+            self._writers.acks.forget(session)
+            if self._claims.leave(session):
+                self._accounts.leave(session.node)
 
-    async def _read(self, session: Session, messages: AsyncIterator[bytes]) -> None:
-        async for raw in messages:
+    async def _last_words(self, session: Session) -> None:
+        """The agent has said its last, and may wait for the Ack."""
+        if session.unacked and not session.sending:
+            await self._writers.acks.acknowledge(session)
+        await session.settled()
+
+    async def _take(self, session: Session, raw: bytes) -> None:
+        session.heard_s = time.monotonic()
+        try:
+            message = pb.AgentMessage.FromString(raw)
+        except DecodeError:
+            self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("junk", "a message that is none of ours"))
+            message = pb.AgentMessage()
+        if session.node:
+            self.stats.last_seen[session.node] = self._now_ms()
+        size, rows, events = len(raw), 0, 0
+        match message.WhichOneof("kind"):
+            case "hello":
+                await self._hello(session, message.hello, size)
+            case "batch":
+                rows = min(sum([block.rows for block in message.batch.blocks]), size)
+                await self._batch(session, message.batch, size)
+            case "record":
+                events = 1
+                await self._record(session, message.record, size)
+            case kind:
+                self.stats.skipped[kind or "unknown"] += 1  # from a newer agent
+        await self._writers.acks.piggyback(session)
+        wait_s = session.account.take_message(size, rows, events)
+        if wait_s:
+            await self._slow_down(session, min(wait_s, self._limits.hello_s))
+
+    async def _slow_down(self, session: Session, wait_s: float) -> None:
+        """An agent that sends more than its share is read later; nobody else is."""
+        self.stats.slowed += 1
+        self._teller.warn(
+            (session.node, "slowed"), "%s sends more than an agent should; it is slowed down", session.node
+        )
+        if wait_s >= BACKOFF_S:
+            await self._hold_back(session, "this agent sends more than its share", round(wait_s * 1000))
+        await asyncio.sleep(wait_s)
+
+    async def _care(self) -> None:
+        """One task for all streams: what is due by time."""
+        while True:
+            await asyncio.sleep(self._limits.care_s)
             try:
-                message = pb.AgentMessage.FromString(raw)
-            except DecodeError:
-                self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("junk", "a message that is none of ours"))
-                continue
-            if session.node:
-                self.stats.last_seen[session.node] = self._now_ms()
-            match message.WhichOneof("kind"):
-                case "hello":
-                    await self._hello(session, message.hello, len(raw))
-                case "batch":
-                    self._batch(session, message.batch, len(raw))
-                case "record":
-                    self._record(session, message.record, len(raw))
-                case kind:
-                    self.stats.skipped[kind or "unknown"] += 1  # from a newer agent
-            if not self._writers.room.is_set():
-                await self._hold_back(session)
+                self._writers.tick()
+                self._end_late_ones()
+            except Exception:  # a defect of ours must not end this task
+                log.exception("looking after the streams")
+                self.stats.defects += 1
+                self.stats.defect = "looking after the streams"
+
+    def _end_late_ones(self) -> None:
+        """Streams without a Hello, and those that must send again what was left with them."""
+        now = time.monotonic()
+        again = round(self._limits.ends_per_s * self._limits.care_s) if not self._writers.storing.failing else 0
+        for session in list(self._sessions):
+            if not session.node and now - session.opened_s > self._limits.hello_s:
+                text = f"no Hello came within {self._limits.hello_s:g} s"
+                session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
+            elif session.gapped and again > 0 and not self._writers.room.filling:
+                again -= 1
+                text = "the store takes data again; what was not acknowledged is to be sent again"
+                session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))
+
+    # ---- Hello
 
     async def _hello(self, session: Session, hello: pb.Hello, size: int) -> None:
         """Who it is, what its numbers mean; answers with what is held of it."""
+        self._check_hello(hello, size)
+        self._may_speak(session, hello.node)
+        if session.node and session.node != hello.node:
+            session.dictionary = None
+            session.no_dictionary = Refusal(
+                "another node", f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream a node"
+            )
+            return
+        self._admit(hello.node)
+        now_ms = self._now_ms()
+        self._claims.take(session, hello.node, hello.spool_id, hello.boot_id[:MAX_NAME])
+        session.account = self._accounts.open(hello.node)
+        if wait_s := session.account.hellos.take(1):
+            await asyncio.sleep(min(wait_s, self._limits.hello_s))
+        dictionary = read_hello(hello)
+        self._check_entities(session, dictionary.known_ids)
+        session.hello_ms, session.clock_offset_ms = hello.ts_ms, now_ms - hello.ts_ms
+        session.dictionary = dictionary
+        session.hello_bytes = size
+        self._note_hello(session, hello, now_ms)
+        self._note_inventory(session, dict(hello.inventory), now_ms)
+        welcome = pb.Welcome(
+            held=lane_seqs(self._writers.positions.of(session.key)),
+            ts_ms=self._now_ms(),
+            collector=socket.gethostname(),
+            protocol=PROTOCOL,
+            ignored=sorted(set(dictionary.ignored))[:MAX_IGNORED],
+        )
+        await session.send(pb.CollectorMessage(welcome=welcome))
+
+    def _check_hello(self, hello: pb.Hello, size: int) -> None:
         if size > self._limits.hello_bytes:
             raise EndError(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -148,70 +238,56 @@ class Ingest:
             raise EndError(
                 grpc.StatusCode.INVALID_ARGUMENT, f"{hello.node!r} with spool {hello.spool_id!r} is no node of ours"
             )
-        self._may_speak(session, hello.node)
-        if session.node and session.node != hello.node:
-            session.dictionary = None
-            session.no_dictionary = Refusal(
-                "another node", f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream a node"
-            )
-            return
-        unknown = hello.node not in self._index.node_number and hello.node not in self.stats.unknown_nodes
-        if unknown and len(self.stats.unknown_nodes) >= self._limits.unknown_nodes:
+        if len(hello.entities) > self._limits.entities:
             raise EndError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"fleet.toml has no node {hello.node!r}, nor {self._limits.unknown_nodes} others that report; add it",
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a Hello with {len(hello.entities)} entities; up to {self._limits.entities} are right",
             )
-        now_ms = self._now_ms()
-        if not session.node:
-            self._take_over(session, hello.node)
-        session.spool, session.hello_ms, session.clock_offset_ms = hello.spool_id, hello.ts_ms, now_ms - hello.ts_ms
-        session.dictionary = read_hello(hello)
-        session.hello_bytes = size
-        self._note_hello(session, hello, now_ms)
-        inventory = dict(hello.inventory)
-        if inventory and self._inventories.get(hello.node) != inventory:
-            self._inventories[hello.node] = inventory
-            self._writers.put_inventory(hello.node, now_ms, inventory)
-        held = self._writers.held.get(session.key, {})
-        welcome = pb.Welcome(
-            held=lane_seqs(held),
-            ts_ms=self._now_ms(),
-            collector=socket.gethostname(),
-            protocol=PROTOCOL,
-            ignored=sorted(set(session.dictionary.ignored))[:MAX_IGNORED],
-        )
-        await session.send(pb.CollectorMessage(welcome=welcome))
 
     def _may_speak(self, session: Session, node: str) -> None:
         try:
-            certificate = session.context.auth_context()
-            refusal = identity.refusal(identity.peer(certificate), node) or self._denied.refusal(certificate)
+            refusal = identity.refusal(identity.peer(session.context.auth_context()), node)
         except identity.IdentityError as error:
             refusal = str(error)
         if refusal is not None:
             self._count(node, Refusal("not allowed", refusal))
             raise EndError(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
-    async def _watch(self, session: Session) -> None:
-        """Ends an open stream whose certificate comes to be denied."""
-        while True:
-            await asyncio.sleep(self._limits.denied_every_s)
-            refusal = self._denied.refusal(session.context.auth_context())
-            if refusal is not None:
-                self._count(session.node, Refusal("not allowed", refusal))
-                session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, refusal))
-                return
+    def _admit(self, node: str) -> None:
+        """A node that the fleet file does not have is taken too, but not too many of them."""
+        stats = self.stats
+        if node in self._index.node_number or node in stats.unknown_nodes:
+            return
+        if len(stats.unknown_nodes) >= self._limits.unknown_nodes and not self._forget_strangers():
+            self.stats.rejected["unknown node"] += 1
+            raise EndError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"fleet.toml has no node {node!r}, nor {self._limits.unknown_nodes} others that report; add it",
+            )
 
-    def _take_over(self, session: Session, node: str) -> None:
-        """The newer stream of a node wins: the older may be the half-open rest of a lost connection."""
-        older = self._sessions.get(node)
-        if older is not None:
-            self.stats.replaced += 1
-            log.warning("%s: a second stream has come; the older one is ended", node)
-            why = f"a newer stream speaks for node {node!r}; are two agents running on it?"
-            older.stop(EndError(grpc.StatusCode.ABORTED, why))
-        session.node = node
-        self._sessions[node] = session
+    def _forget_strangers(self) -> bool:
+        """Of unknown nodes, those without a stream. Whether there were any."""
+        stats = self.stats
+        present = {session.node for session in self._claims.all()}
+        gone = stats.unknown_nodes - present
+        stats.unknown_nodes -= gone
+        for node in gone:
+            stats.last_seen.pop(node, None)
+            stats.agent_versions.pop(node, None)
+        return bool(gone)
+
+    def _check_entities(self, session: Session, ids: Any) -> None:
+        """What a node is made of changes seldom: one that tells thing after thing would fill memory and store."""
+        account = session.account
+        may = account.may_have(ids)
+        if may and session.node not in self._index.node_number:
+            may = self._strangers.may(len(ids))
+        if not may:
+            self._count(session.node, Refusal("too many entities", f"node {session.node!r} tells thing after thing"))
+            raise EndError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"node {session.node!r} has told of too many different GPUs, links and workloads; come again later",
+            )
 
     def _note_hello(self, session: Session, hello: pb.Hello, now_ms: int) -> None:
         stats, node = self.stats, hello.node
@@ -219,50 +295,102 @@ class Ingest:
         stats.agent_versions[node] = hello.agent_version[:MAX_VERSION]
         if node not in self._index.node_number and node not in stats.unknown_nodes:
             stats.unknown_nodes = stats.unknown_nodes | {node}
-            log.warning("%s reports, but fleet.toml does not have it; its data is kept, not judged: add it there", node)
+            text = "%s reports, but fleet.toml does not have it; its data is kept, not judged: add it there"
+            self._teller.warn((node, "unknown"), text, node)
         assert session.dictionary is not None
         fresh = sorted(set(session.dictionary.ignored) - stats.unknown_metrics)
         for name in fresh[: max(0, MAX_IGNORED - len(stats.unknown_metrics))]:
             stats.unknown_metrics = stats.unknown_metrics | {name}
-            log.warning("%s: metric %r is not known here and is left out; update the collector", node, name)
+            text = "%s: metric %r is not known here and is left out; update the collector"
+            self._teller.warn(("metric", name), text, node, name)
 
-    def _batch(self, session: Session, batch: pb.Batch, size: int) -> None:
+    def _note_inventory(self, session: Session, inventory: dict[str, str], now_ms: int) -> None:
+        if not inventory:
+            return
+        if sum(len(key) + len(value) for key, value in inventory.items()) > MAX_INVENTORY:
+            text = f"an inventory of more than {MAX_INVENTORY} characters; it is not stored"
+            self._count(session.node, Refusal("oversize", text))
+            return
+        digest = hashlib.blake2b(repr(sorted(inventory.items())).encode(), digest_size=16).digest()
+        if session.account.inventory != digest:
+            session.account.inventory = digest
+            self._writers.put_inventory(session.node, now_ms, inventory)
+
+    # ---- batches and records
+
+    async def _batch(self, session: Session, batch: pb.Batch, size: int) -> None:
+        if not await self._may_wait(session, batch.lane):
+            return
         refusal: Refusal | None = None
+        taken = None
         if batch.lane not in (pb.LIVE, pb.BACKFILL):
             refusal = Refusal("bad lane", f"a batch on lane {batch.lane}; LIVE and BACKFILL are right")
         elif session.dictionary is None:
             refusal = session.no_dictionary
         elif size > self._limits.batch_bytes:
             refusal = Refusal("oversize", f"a batch of {size} bytes; up to {self._limits.batch_bytes} are right")
-        taken = None
-        if refusal is None and session.dictionary is not None:
+        else:
             taken = session.dictionary, batch
-        elif refusal is not None:
-            self._refuse(session, batch.lane, batch.seq, refusal)
-        if taken is not None:
             size, session.hello_bytes = size + session.hello_bytes, 0  # what waits holds its dictionary too
+        if refusal is not None:
+            self._refuse(session, batch.lane, batch.seq, refusal)
+        size = OVERHEAD + (size if taken else 0)
         self._writers.put(Waiting(session, session.key, batch.lane, batch.seq, size, batch=taken))
 
-    def _record(self, session: Session, record: pb.Record, size: int) -> None:
-        taken: Taken | Refusal | None = None  # None: a resend of what is held
-        if session.dictionary is None:
-            taken = session.no_dictionary
-        elif record.seq > self._writers.held.get(session.key, {}).get(pb.EVENTS, 0):
+    async def _record(self, session: Session, record: pb.Record, size: int) -> None:
+        taken: Taken | Refusal = session.no_dictionary
+        if session.dictionary is not None:
             taken = take_record(
                 record, session.node, session.spool, self._now_ms(), session.hello_ms, session.clock_offset_ms
             )
+        held = None if isinstance(taken, Refusal) else taken
+        waiting = Waiting(session, session.key, pb.EVENTS, record.seq, OVERHEAD + size, record=held)
+        if pb.EVENTS in session.gapped:
+            self._writers.records.judge_early([waiting])
+            return
         if isinstance(taken, Refusal):
             self._refuse(session, pb.EVENTS, record.seq, taken)
-            taken = None
-        self._writers.put(Waiting(session, session.key, pb.EVENTS, record.seq, size, record=taken))
+        if not self._writers.put(waiting):
+            await self._leave_with_agent(session, pb.EVENTS)
 
-    async def _hold_back(self, session: Session) -> None:
-        reason = self.stats.trouble or "the collector has more to store than it can"
+    async def _may_wait(self, session: Session, lane: pb.Lane.ValueType) -> bool:
+        """Whether a batch may be taken in; returns when there is room for it.
+
+        False: the store takes nothing, and to wait in vain would keep the stream's events back. The batch stays with
+        its agent, as does all of its lane after it, until the stream ends and another begins.
+        """
+        writers, room = self._writers, self._writers.room
+        while lane not in session.gapped:
+            if room.fits(session.account):
+                if room.filling:
+                    await self._hold_back(session, "the collector has more to store than it can")
+                return True
+            if writers.storing.failing:
+                break
+            await self._hold_back(session, "the collector has more to store than it can")
+            writers.freed.clear()
+            try:
+                async with asyncio.timeout(self._limits.care_s):
+                    await writers.freed.wait()
+            except TimeoutError:
+                continue  # the store may have begun to fail
+        await self._leave_with_agent(session, lane)
+        return False
+
+    async def _leave_with_agent(self, session: Session, lane: pb.Lane.ValueType) -> None:
+        session.gapped.add(lane)
+        self.stats.dropped += 1
+        await self._hold_back(session, self.stats.trouble or "the store takes nothing")
+
+    async def _hold_back(self, session: Session, reason: str, wait_ms: int = 0) -> None:
+        """Ask an agent to wait, not more often than it does."""
+        now, wait_ms = time.monotonic(), wait_ms or self._limits.backoff_ms
+        if now - session.told_back_s < wait_ms / 2000:
+            return
+        session.told_back_s = now
         self.stats.backoffs += 1
-        await session.send(
-            pb.CollectorMessage(backoff=pb.Backoff(wait_ms=self._limits.backoff_ms, reason=reason[:200]))
-        )
-        await self._writers.room.wait()
+        reason = self.stats.trouble or reason
+        await session.send(pb.CollectorMessage(backoff=pb.Backoff(wait_ms=wait_ms, reason=reason[:200])))
 
     # ---- counts
 
@@ -273,9 +401,7 @@ class Ingest:
 
     def _count(self, node: str, refusal: Refusal) -> None:
         self.stats.rejected[refusal.code] += 1
-        if (node, refusal.code) not in self._logged:
-            self._logged.add((node, refusal.code))
-            log.warning("%s: refused: %s", node, refusal.text[:500])
+        self._teller.warn((node, refusal.code), "%s: refused: %s", node, refusal.text[:500])
 
 
 def _is_name(text: str) -> bool:

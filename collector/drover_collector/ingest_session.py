@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from drover_collector.decode import Dictionary, Refusal
+from drover_collector.dictionary import Dictionary, Refusal
+from drover_collector.ingest_limits import Account
 from drover_collector.records import Taken
 from drover_proto import telemetry_pb2 as pb
 
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 LANES = (pb.EVENTS, pb.LIVE, pb.BACKFILL)
 SEND_S = 30.0  # how long an agent may leave an answer unread; its stream ends then
 MAX_REFUSALS = 1000  # told with one Ack
+NO_HELLO = Refusal("no hello", "the stream did not begin with a Hello")
 
 
 class EndError(Exception):
@@ -30,83 +33,98 @@ class EndError(Exception):
 
 
 class Session:
-    """State of a stream. Used in the event loop only.
+    """State of a stream. Used in the event loop only; made in the task that reads the stream.
 
-    Acks are sent by a task of the stream's own: an agent that does not read keeps nobody else waiting. They say how
-    far all is durable, so the newest stands for those before it.
+    There may be many thousands: no task, lock or event of its own waits for each of them.
     """
 
-    def __init__(self, context: Any) -> None:
+    __slots__ = (
+        "_refusals", "_settled", "_task", "_writing", "account", "acked_s", "boot", "clock_offset_ms", "context",
+        "dictionary", "end", "gapped", "heard_s", "hello_bytes", "hello_ms", "no_dictionary", "node", "opened_s",
+        "sending", "spool", "told_back_s", "unacked", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, context: Any, account: Account) -> None:
         self.context = context
+        self.account = account
         self.node = ""  # before Hello
         self.spool = ""
+        self.boot = ""
         self.dictionary: Dictionary | None = None  # None: before Hello, or after one that was refused
-        self.no_dictionary = Refusal("no hello", "the stream did not begin with a Hello")
+        self.no_dictionary = NO_HELLO
         self.hello_ms = 0  # the agent's clock at Hello
         self.clock_offset_ms = 0  # the collector's clock minus that
         self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
-        self.reader: asyncio.Task[None] | None = None
         self.end: EndError | None = None  # why we end this stream
-        self.waiting = 0  # messages not acknowledged yet
-        self._ack: pb.Ack | None = None  # to be sent
-        self._due = asyncio.Event()
-        self._settled = asyncio.Event()
+        self.opened_s = self.heard_s = time.monotonic()
+        self.waiting = 0  # messages that are neither durable nor given up
+        self.unacked = 0  # those that are durable since the last Ack
+        self.acked_s = 0.0  # when the last Ack left
+        self.told_back_s = 0.0  # when the agent was asked to hold back last
+        self.gapped: set[int] = set()  # lanes of which something was dropped: nothing after it may be acknowledged
+        self.sending = False  # an Ack is on its way
         self._refusals: list[pb.Rejection] = []  # for the next Ack
-        self._writing = asyncio.Lock()
+        self._task = asyncio.current_task()
+        self._settled: asyncio.Event | None = None
+        self._writing: asyncio.Lock | None = None
 
     @property
     def key(self) -> tuple[str, str]:
         """Whose sequences these are; ("", "") while the stream speaks for nobody."""
         return (self.node, self.spool) if self.dictionary is not None else ("", "")
 
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Which agent this is, among several that claim a node."""
+        return self.spool, self.boot
+
+    @property
+    def pressing(self) -> bool:
+        """Whether an Ack must not wait: it tells of something refused."""
+        return bool(self._refusals) or self._settled is not None
+
     def refuse(self, lane: pb.Lane.ValueType, seq: int, refusal: Refusal) -> None:
         """To be told with the next Ack."""
         if len(self._refusals) < MAX_REFUSALS:  # the Ack alone makes the agent drop it too
             self._refusals.append(pb.Rejection(lane=lane, seq=seq, reason=refusal.text[:500]))
 
-    def acknowledge(self, held: Mapping[int, int], done: int, now_ms: int) -> None:
-        """What is durable, to be sent; `done` more messages need no more waiting."""
-        self._ack = pb.Ack(held=lane_seqs(held), ts_ms=now_ms)
+    def settle(self, done: int, acknowledged: bool) -> None:
+        """`done` messages are durable, or else given up: the agent sends them again."""
         self.waiting -= done
-        self._due.set()
+        if acknowledged:
+            self.unacked += done
+        self._tell_settled()
 
-    def give_up(self, done: int) -> None:
-        """`done` messages will not be acknowledged: the agent sends them again."""
-        self.waiting -= done
-        self._due.set()
-
-    async def send_acks(self) -> None:
-        """Until cancelled, or until the agent does not take them any more."""
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            if self._ack is not None:
-                ack, self._ack = self._ack, None
-                refused, self._refusals = self._refusals, []
-                ack.rejected.extend(refused)
-                await self.send(pb.CollectorMessage(ack=ack))
-            if not self.waiting and self._ack is None:
-                self._settled.set()
+    async def acknowledge(self, held: Mapping[int, int], now_ms: int) -> None:
+        """Tell how far all is durable, and what was refused; the newest Ack stands for those before it."""
+        refused, self._refusals = self._refusals, []
+        self.unacked, self.acked_s, self.sending = 0, time.monotonic(), True
+        try:
+            await self.send(pb.CollectorMessage(ack=pb.Ack(held=lane_seqs(held), ts_ms=now_ms, rejected=refused)))
+        finally:
+            self.sending = False
+            self._tell_settled()
 
     async def settled(self) -> None:
         """Returns when all that came is acknowledged."""
-        while self.waiting or self._ack is not None:
-            self._settled.clear()
+        while self.waiting or self.unacked or self.sending:
+            self._settled = asyncio.Event()
             await self._settled.wait()
+
+    def _tell_settled(self) -> None:
+        if self._settled is not None and not (self.waiting or self.unacked or self.sending):
+            self._settled.set()
 
     def stop(self, why: EndError) -> None:
         """End the stream."""
-        self.end = self.end or why
-        if self.reader is not None:
-            self.reader.cancel()
-
-    def miss_hello(self, within_s: float) -> None:
-        """End a stream that has not said who it is."""
-        if not self.node:
-            self.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello came within {within_s:g} s"))
+        if self.end is None:
+            self.end = why
+            if self._task is not None:
+                self._task.cancel()
 
     async def send(self, message: pb.CollectorMessage) -> None:
         """A stream that has ended meanwhile gets nothing; its agent will ask again."""
+        self._writing = self._writing or asyncio.Lock()
         try:
             async with asyncio.timeout(SEND_S), self._writing:
                 await self.context.write(message)
@@ -127,6 +145,11 @@ class Waiting:
     size: int
     batch: tuple[Dictionary, pb.Batch] | None = None
     record: Taken | None = None
+    came_s: float = field(default_factory=time.monotonic)
+    account: Account = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.account = self.session.account  # a later Hello may change the session's
 
 
 def lane_seqs(held: Mapping[int, int]) -> list[pb.LaneSeq]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+
+from drover_collector.ingest_limits import Recent
+
+RIVALS_S = 300.0  # how long a quarrel about a node is shown
+SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -16,7 +22,8 @@ class IngestStats:
     samples: int = 0  # values that were present
     records: int = 0  # events, absences and holdings stored
     events: int = 0  # handed on
-    rejected: Counter[str] = field(default_factory=Counter)  # messages refused, by reason
+    acks: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)  # messages and streams refused, by reason
     out_of_range: Counter[str] = field(default_factory=Counter)  # values stored as absent, by metric
     skipped: Counter[str] = field(default_factory=Counter)  # kinds of messages that this collector does not know
     unknown_nodes: frozenset[str] = frozenset()  # report but are not in the fleet file
@@ -24,7 +31,11 @@ class IngestStats:
     last_seen: dict[str, int] = field(default_factory=dict)  # node -> when its newest message came, ms
     agent_versions: dict[str, str] = field(default_factory=dict)
     replaced: int = 0  # streams ended because a newer one came for their node
+    rivals: Recent[str, tuple[float, str]] = field(default_factory=lambda: Recent(100))  # node -> (when, sentence)
     backoffs: int = 0  # times an agent was asked to hold back
+    slowed: int = 0  # times an agent was read later because it sent more than its share
+    dropped: int = 0  # messages left with their agents because the store fails
+    unstored_events: int = 0  # judged and told, and not stored yet
     waiting_bytes: int = 0  # taken in and not yet stored
     write_seconds: float = 0.0  # of the newest write
     store_failures: int = 0
@@ -41,3 +52,14 @@ class IngestStats:
     def trouble(self) -> str:
         """Why the store does not take data now; empty when it does."""
         return next(iter(self.troubles.copy().values()), "")
+
+    def sentences(self) -> list[str]:
+        """What an operator should know of the agents, for Status."""
+        found = []
+        if self.unstored_events:
+            found.append(
+                f"{self.unstored_events} events are judged and told, but not stored yet; their agents keep them."
+            )
+        since = time.monotonic() - RIVALS_S
+        found += [text for _, (at, text) in self.rivals.items() if at >= since][-SHOWN:]
+        return found

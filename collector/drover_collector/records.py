@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drover_collector.decode import Refusal
+from drover_collector.dictionary import Refusal
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import BY_NAME
 from drover_proto.events import Absence, Event, EventKind, Holding

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.decode import FUTURE_MS, Refusal, decode, read_hello
+from drover_collector.decode import FUTURE_MS, decode
+from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.store import entity_id
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import schema_message

@@ -162,7 +162,7 @@ async def test_the_newer_stream_of_a_node_wins(store: Store) -> None:
         async with collector.agent(hello()) as newer:
             code, details = await older.ended()
             assert code is grpc.StatusCode.ABORTED
-            assert "a newer stream speaks for node 'n0'" in details
+            assert "a newer stream of the same agent speaks for node 'n0'" in details
             await newer.send(batch=batch(1, GOOD))
             await newer.until_held(LIVE, 1)
         assert collector.ingest.stats.replaced == 1
@@ -201,7 +201,7 @@ async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(hello(inventory={"driver": "580"})) as agent:
         stored_first: list[int] = []
         collector.events = _Checked(lambda e: stored_first.append(len(store.events(0, T0 * 2, limit=99))))
-        collector.ingest._writers._on_events = collector.events.extend
+        collector.ingest._writers.records.on_events = collector.events.extend
         await agent.send(record=event(1, gpu=3, message="Xid"))
         await agent.send(
             record=pb.Record(seq=2, absence=pb.Absence(gpu=3, metric="power_w", reason="lost", from_ms=T0))
@@ -276,18 +276,26 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
         write(samples)
 
     monkeypatch.setattr(store, "write_samples", sometimes)
-    limits = Limits(flush_s=0.01, retry_s=0.01, waiting_bytes=200)
-    async with Collector(store, limits) as collector, collector.agent(hello()) as agent:
-        for seq in range(1, 5):
-            await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0 + seq, 50.0))] * 5)))
-        await agent.read("backoff")
-        await until(lambda: collector.ingest.stats.store_failures > 2)
-        assert collector.ingest.stats.trouble == "no space left on device"
-        assert collector.ingest.stats.waiting_bytes < 1000
-        assert agent.held[LIVE] == 0
-        broken = False
-        await agent.until_held(LIVE, 4)
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 4
+    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, waiting_bytes=2000)
+    async with Collector(store, limits) as collector:
+        async with collector.agent(hello()) as agent:
+            for seq in range(1, 9):
+                await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0 + seq, 50.0))] * 5)))
+            await agent.read("backoff")
+            await until(lambda: collector.ingest.stats.dropped > 0 and collector.ingest.stats.store_failures > 2)
+            assert collector.ingest.stats.trouble == "no space left on device"
+            assert collector.ingest.stats.waiting_bytes < 3000
+            assert agent.held[LIVE] == 0
+            broken = False
+            code, details = await agent.ended()  # what was left with the agent is sent again on a new stream
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert "the store takes data again" in details
+        async with collector.agent(hello()) as agent:
+            assert agent.held[LIVE] < 8  # nothing is acknowledged that came after a batch that was dropped
+            for seq in range(agent.held[LIVE] + 1, 9):
+                await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0 + seq, 50.0))] * 5)))
+            await agent.until_held(LIVE, 8)
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 8
         assert collector.ingest.stats.trouble == ""
         assert collector.ingest.stats.waiting_bytes == 0
 

@@ -1,0 +1,176 @@
+"""Events, absences and holdings on their way into the store, and events on their way to be judged.
+
+An event is stored, judged and acknowledged, in this order. A store that fails or hangs does not keep it from being
+judged: it is judged once, in memory, and stored and acknowledged when the store works again (docs/decisions/0008).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from drover_collector.ingest_limits import Limits, Recent, Room
+from drover_collector.ingest_positions import Positions
+from drover_collector.ingest_session import Waiting
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest_storing import Storing
+from drover_collector.records import Taken
+from drover_collector.store import Store
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.events import Event
+
+log = logging.getLogger(__name__)
+
+RECORDS = "records"
+REMEMBERED = 100_000  # ids of events that were judged before they were stored
+INVENTORIES = 20_000  # waiting
+
+
+class Records:
+    """The queue of the events lane. Used in the event loop; only the store works in threads.
+
+    Args:
+        on_events: is told of new events, each once.
+        release: is told of messages that are done: durable, or else given up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        stats: IngestStats,
+        limits: Limits,
+        storing: Storing,
+        positions: Positions,
+        on_events: Callable[[list[Event]], None],
+        release: Callable[[Sequence[Waiting], bool, Room], None],
+    ) -> None:
+        self._store, self._stats, self._storing, self._positions = store, stats, storing, positions
+        self._limits, self.on_events, self._release = limits, on_events, release
+        self.room = Room(limits.record_bytes)
+        self.came = asyncio.Event()
+        self._queue: list[Waiting] = []
+        self._under_way: list[Waiting] = []
+        self._early: Recent[str, None] = Recent(REMEMBERED)  # judged, and not stored when they were
+        self._inventories: Recent[str, tuple[str, int, dict[str, str]]] = Recent(INVENTORIES)
+
+    def put(self, waiting: Waiting) -> bool:
+        """Take a record in, or say that there is no room; an event is judged either way."""
+        event = waiting.record is not None and waiting.record.event is not None
+        if event and self._storing.failing:
+            self.judge_early([waiting])
+        if not self.room.fits(waiting.account):
+            if event:
+                self.judge_early([waiting])
+            return False
+        self.room.grow(waiting.account, waiting.size)
+        self._queue.append(waiting)
+        self.came.set()
+        return True
+
+    def put_inventory(self, node: str, ts_ms: int, inventory: dict[str, str]) -> None:
+        """What a node is made of. Not acknowledged: its next Hello tells it again."""
+        self._inventories[node] = (node, ts_ms, inventory)
+        self.came.set()
+
+    def tick(self) -> None:
+        """Now and then: events that the store keeps waiting are judged."""
+        due_s = time.monotonic() - self._limits.judge_s
+        self.judge_early([w for w in (*self._under_way, *self._queue) if w.came_s <= due_s])
+
+    async def turn(self) -> bool:
+        """Store what waits. True: that was the last."""
+        await self.came.wait()
+        work, self._queue = self._queue, []
+        if not work and not self._inventories:
+            self.came.clear()
+            return self._storing.closing
+        self._under_way = work
+        new: dict[tuple[tuple[str, str], int], Waiting] = {}
+        old: list[Waiting] = []
+        for waiting in work:  # the same one may have come on two streams
+            if waiting.record is not None:
+                if waiting.seq > self._positions.of(waiting.key).get(pb.EVENTS, 0):
+                    new[waiting.key, waiting.seq] = waiting
+                else:
+                    old.append(waiting)
+        acknowledged = False
+        try:
+            todo = list(new.values())
+            if old:
+                todo += await self._storing.until_stored(RECORDS, self._unlike_held, old, lambda _: None)
+            for part, _ in await self._storing.each(RECORDS, self._write, todo, self.judge_early):
+                self._hand_on(part)
+            for waiting in work:
+                if waiting.key[0]:
+                    self._positions.advance(waiting.key, pb.EVENTS, waiting.seq)
+            acknowledged = True
+        finally:
+            self._under_way = []
+            self._release(work, acknowledged, self.room)
+        inventories = [value for _, value in self._inventories.items()]
+        if inventories:
+            self._inventories = Recent(INVENTORIES)
+            await self._storing.until_stored(RECORDS, self._store.write_inventories, inventories, lambda _: None)
+        return False
+
+    def judge_early(self, work: Sequence[Waiting]) -> None:
+        """Have events judged that are not stored. Each once: its id is remembered."""
+        fresh: dict[str, Event] = {}
+        for waiting in work:
+            event = waiting.record.event if waiting.record is not None else None
+            known = event is None or waiting.seq <= self._positions.of(waiting.key).get(pb.EVENTS, 0)
+            if event is not None and not known and event.id not in self._early:
+                fresh[event.id] = event
+        if fresh:
+            for id_ in fresh:
+                self._early[id_] = None
+            self._stats.unstored_events = len(self._early)
+            self._tell(list(fresh.values()))
+
+    def _unlike_held(self, work: Sequence[Waiting]) -> list[Waiting]:
+        """Of records whose sequence is held, those that are something else: an agent whose spool came out of a backup
+        gives its sequences out again. Absences and holdings are told by their content, and may be stored again."""
+        found: list[Waiting] = []
+        for waiting in work:
+            taken = waiting.record
+            if taken is None or taken.event is None:
+                found.append(waiting)
+                continue
+            event = taken.event
+            held = self._store.events(event.ts_ms, event.ts_ms + 1, event.node, limit=10_000)
+            if _content(event) not in {_content(other) for other in held}:
+                digest = hashlib.blake2b(repr(_content(event)).encode(), digest_size=4).hexdigest()
+                found.append(replace(waiting, record=Taken(event=replace(event, id=f"{event.id}~{digest}"))))
+        return found
+
+    def _write(self, work: Sequence[Waiting]) -> None:
+        taken = [waiting.record for waiting in work if waiting.record is not None]
+        self._store.write_events([t.event for t in taken if t.event is not None])
+        self._store.write_absences([t.absence for t in taken if t.absence is not None])
+        self._store.write_holdings([t.holding for t in taken if t.holding is not None])
+
+    def _hand_on(self, work: Sequence[Waiting]) -> None:
+        """These are stored: those that were not judged before are."""
+        events = [w.record.event for w in work if w.record is not None and w.record.event is not None]
+        fresh = [event for event in events if event.id not in self._early]
+        for event in events:
+            self._early.pop(event.id)
+        self._stats.unstored_events = len(self._early)
+        self._stats.records += len(work)
+        self._stats.events += len(events)
+        if fresh:
+            self._tell(fresh)
+
+    def _tell(self, events: list[Event]) -> None:
+        try:
+            self.on_events(events)
+        except Exception:
+            log.exception("%d events could not be handed on", len(events))
+
+
+def _content(event: Event) -> tuple[object, ...]:
+    return event.ts_ms, event.gpu, event.kind, event.code, event.message, event.source, event.backlog, event.count
