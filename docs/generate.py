@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from drover_agent.config import AgentConfig
@@ -63,16 +63,25 @@ def commands() -> str:
         f"# The command `drover`\n\n{NOTE}\nExit codes: 0 done; 1 done and the answer is no (the demo missed a fault); "
         "2 bad input; 3 the collector does not answer; 130 interrupted.\n"
     ]
-    actions = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    for name, parser in actions[0].choices.items():
+    for name, parser in _parsers(build_parser()):
         lines: list[list[object]] = []
         for action in parser._actions:
-            if isinstance(action, argparse._HelpAction):
+            if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
                 continue
             flag = ", ".join(action.option_strings) or str(action.metavar or action.dest)
             lines.append([f"`{flag}`", action.help or ""])
-        parts.append(f"## drover {name}\n\n{parser.description}.\n\n" + table(["argument", "what"], lines))
+        text = f"## drover {name}\n\n{str(parser.description).rstrip('.')}.\n"
+        parts.append(text + ("\n" + table(["argument", "what"], lines) if lines else ""))
     return "\n".join(parts)
+
+
+def _parsers(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """(name, parser) of every subcommand, and of theirs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield f"{prefix}{name}", inner
+                yield from _parsers(inner, f"{prefix}{name} ")
 
 
 def xids() -> str:

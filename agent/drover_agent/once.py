@@ -11,6 +11,7 @@ from drover_agent.sampler import Sampler, SourceStats
 from drover_agent.sources import polled
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.nvml import NvmlSource
+from drover_agent.tls import report as tls_report
 from drover_proto.catalog import BY_NAME, Absent, describe
 from drover_proto.times import iso
 
@@ -59,6 +60,7 @@ def as_json(config: AgentConfig, collected: Collected, stats: dict[str, SourceSt
     return {
         "node": config.node_name,
         "ts": iso(SystemClock().now_ms()),
+        "certificate": tls_report(config.tls, SystemClock().now_ms() / 1000),  # empty: plain connections
         "inventory": collected.inventory,
         "entities": [
             {
@@ -79,6 +81,8 @@ def as_json(config: AgentConfig, collected: Collected, stats: dict[str, SourceSt
 
 def as_text(report: dict[str, Any]) -> str:
     lines = [f"{report['node']} at {report['ts']}"]
+    if report["certificate"]:
+        lines.append(f"  certificate: {report['certificate']}")
     lines += [f"  {key}: {value}" for key, value in report["inventory"].items() if value]
     for entity in report["entities"]:
         title = f"GPU {entity['gpu']} ({entity['key']})" if entity["scope"] == "gpu" else entity["key"]

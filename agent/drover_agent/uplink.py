@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import grpc
 
 from drover_agent.clock import Clock
-from drover_agent.config import AgentConfig, read_tls
+from drover_agent.config import AgentConfig
 from drover_agent.spool import LANES, Spool
+from drover_agent.tls import ClientTls
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
+from drover_proto.x509 import CertificateError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_LIMIT_S = 15.0  # for a Welcome, and for a write that flow control holds back
 ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
 LONGEST_BACKOFF_S = 300.0
+RENEWED_LOOK_S = 60.0  # how often a stream looks whether its certificate was renewed; agents do not do so all at once
 WINDOW_MESSAGES = 256
 WINDOW_BYTES = 8 * 2**20
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -44,6 +47,10 @@ OPTIONS = (
 
 class StreamEndedError(Exception):
     """The stream cannot go on; the message says why."""
+
+
+class RenewedError(Exception):
+    """The certificate was renewed, and all that was sent is acknowledged: the next stream uses it."""
 
 
 # InvalidStateError: the call ended while it was written to. ValueError: certificates that cannot be parsed.
@@ -66,6 +73,7 @@ class Uplink:
         self._work = asyncio.Event()
         self._hello_due = False
         self._pause_until = 0.0
+        self._tls = ClientTls(config.tls)
         self._trouble: dict[str, str] = {}  # address -> what was logged of it last
         self._progress = 0  # acknowledgements taken
         self.connected_to: str | None = None
@@ -87,6 +95,10 @@ class Uplink:
             before, began = self._progress, self._clock.monotonic()
             try:
                 await self._stream(addresses[at % len(addresses)])
+            except RenewedError:
+                log.info("the certificate was renewed: connecting with it")
+                self.connected_to = None
+                continue
             except FAILURES as error:
                 self._tell_trouble(addresses[at % len(addresses)], error)
             except asyncio.CancelledError:
@@ -109,19 +121,20 @@ class Uplink:
     def _tell_trouble(self, address: str, error: Exception) -> None:
         """Log what went wrong, once until it changes."""
         if isinstance(error, grpc.RpcError) and isinstance(error, grpc.aio.AioRpcError):
-            text = f"{address}: {error.code().name.lower().replace('_', ' ')}: {error.details()}"
+            why = f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
         else:
-            text = f"{address}: {error}"
+            why = str(error)
+        if not isinstance(error, CertificateError):  # which explains itself
+            why = self._tls.explain(why)
+        text = f"{address}: {why}"
         if text != self._trouble.get(address):
             log.warning("no collector: %s; data is kept in the spool", text)
         self._trouble[address] = text
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        files = read_tls(self._config.tls)  # at every attempt, so that renewed certificates need no restart
-        if files is None:
+        if not self._tls.on:
             return grpc.aio.insecure_channel(address, options=OPTIONS)
-        ca, cert, key = files
-        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=OPTIONS)
+        return grpc.aio.secure_channel(address, self._tls.credentials(), options=OPTIONS)
 
     async def _stream(self, address: str) -> None:
         async with self._channel(address) as channel:
@@ -176,8 +189,15 @@ class Uplink:
 
     async def _send(self, call: Any, flight: _Flight) -> None:
         sent = dict(self._spool.held)
+        look_s = self._clock.monotonic() + random.uniform(0.5, 1.0) * RENEWED_LOOK_S
+        renewed = False
         while True:
             self._work.clear()
+            if not renewed and self._clock.monotonic() >= look_s:
+                look_s = self._clock.monotonic() + RENEWED_LOOK_S
+                renewed = self._tls.renewed()
+            if renewed and not flight.count:  # else it waits for the Acks of what was sent, and sends no more
+                raise RenewedError
             if self._hello_due:
                 self._hello_due = False
                 await self._write(call, pb.AgentMessage(hello=self._owner.hello()))
@@ -185,7 +205,7 @@ class Uplink:
             if flight.age() > ACK_LIMIT_S:
                 raise StreamEndedError(f"nothing was acknowledged for {ACK_LIMIT_S:g} s")
             waits = self._pause_until - self._clock.monotonic()
-            if waits <= 0 and flight.has_room() and await self._send_next(call, flight, sent):
+            if waits <= 0 and not renewed and flight.has_room() and await self._send_next(call, flight, sent):
                 self._work.set()
             try:
                 async with asyncio.timeout(min(max(waits, 0.05), 5.0) if waits > 0 else 5.0):
@@ -253,6 +273,10 @@ class _Flight:
     def add(self, lane: int, seq: int, size: int) -> None:
         self._sizes[lane, seq] = size, self._clock.monotonic()
         self._bytes += size
+
+    @property
+    def count(self) -> int:
+        return len(self._sizes)
 
     def has_room(self) -> bool:
         return len(self._sizes) < WINDOW_MESSAGES and self._bytes < WINDOW_BYTES

@@ -11,6 +11,7 @@ import grpc
 
 from drover_cli.arguments import address
 from drover_cli.errors import CliError, UnreachableError
+from drover_proto import x509
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 DEFAULT = "127.0.0.1:7302"
@@ -35,26 +36,34 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     """
     options = [("grpc.max_receive_message_length", 64 * 2**20)]
     tls = [args.ca, args.cert, args.key]
+    troubles: list[str] = []
     if any(tls):
         if not all(tls):
             raise CliError("--ca, --cert and --key belong together: give all three or none")
         try:
-            ca, cert, key = (path.read_bytes() for path in tls)
-        except OSError as error:
-            raise CliError(f"{error.filename}: {error.strerror}; check --ca, --cert and --key") from None
-        channel = grpc.secure_channel(args.collector, grpc.ssl_channel_credentials(ca, key, cert), options)
+            files = x509.read(*tls)
+        except x509.CertificateError as error:
+            raise CliError(str(error).replace("tls.", "--", 1)) from None
+        troubles = [line.replace("tls.", "--", 1) for line in x509.troubles(files, args.ca, args.cert)]
+        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+        channel = grpc.secure_channel(args.collector, credentials, options)
     else:
         channel = grpc.insecure_channel(args.collector, options)
     try:
         yield FleetStub(channel)
     except grpc.RpcError as error:
-        raise _told(error, args.collector) from None
+        raise _told(error, args, troubles) from None
     finally:
         channel.close()
 
 
-def _told(error: grpc.RpcError, where: str) -> CliError:
-    code, detail = error.code(), error.details() or ""
+def _told(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -> CliError:
+    """`troubles`: of our own certificates."""
+    code, detail, where = error.code(), error.details() or "", args.collector
+    if code is grpc.StatusCode.UNAVAILABLE and args.cert and "connection refused" not in detail.lower():
+        explained = x509.explain(detail, troubles, args.ca, args.cert)
+        if explained != detail:
+            return UnreachableError(f"the collector at {where}: {explained}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return UnreachableError(
             f"the collector at {where} does not answer ({_why(code, detail)}); "

@@ -6,6 +6,7 @@ with one line that says since when and what to do.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +18,10 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from drover_proto import fleet_pb2 as pb
+from drover_proto import x509
 from drover_proto.fleet_pb2_grpc import FleetStub
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,31 +64,27 @@ class Tls:
     cert: Path
     key: Path
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Raises ClientError when a file cannot be read."""
-        parts = []
-        for path in (self.ca, self.key, self.cert):
-            try:
-                parts.append(path.read_bytes())
-            except OSError as error:
-                raise ClientError(f"{path}: {error.strerror}; check --ca, --cert and --key") from None
-        return grpc.ssl_channel_credentials(*parts)
+    def read(self) -> x509.TlsFiles:
+        """Raises ClientError when a file cannot be read, or they do not belong together."""
+        try:
+            return x509.read(self.ca, self.cert, self.key)
+        except x509.CertificateError as error:
+            raise ClientError(str(error).replace("tls.", "--", 1)) from None
+
+    def stamp(self) -> object:
+        return x509.stamp(self.ca, self.cert, self.key)
 
 
 class FleetClient:
-    """Blocking calls, safe from many threads; one channel for all."""
+    """Blocking calls, safe from many threads; one channel for all, made anew when the certificate was renewed."""
 
     def __init__(self, target: str, tls: Tls | None = None, now_ms: Callable[[], int] | None = None) -> None:
-        options = [
-            ("grpc.max_receive_message_length", 64 << 20),
-            ("grpc.initial_reconnect_backoff_ms", 500),
-            ("grpc.max_reconnect_backoff_ms", 2000),  # a restarted collector is seen within seconds
-        ]
         self.target = target
-        self._channel = (
-            grpc.secure_channel(target, tls.credentials(), options) if tls else grpc.insecure_channel(target, options)
-        )
+        self._tls, self._files, self._tls_stamp = tls, tls.read() if tls else None, tls.stamp() if tls else None
+        self._channel = self._connect()
         self._stub = FleetStub(self._channel)
+        self._told = ""
+        self._older: tuple[grpc.Channel, float] | None = None  # and when it was replaced: calls may still be under way
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], tuple[int, Any]] = OrderedDict()
@@ -94,20 +94,59 @@ class FleetClient:
     def close(self) -> None:
         self._channel.close()
 
+    def _connect(self) -> grpc.Channel:
+        options = [
+            ("grpc.max_receive_message_length", 64 << 20),
+            ("grpc.initial_reconnect_backoff_ms", 500),
+            ("grpc.max_reconnect_backoff_ms", 2000),  # a restarted collector is seen within seconds
+        ]
+        if self._files is None:
+            return grpc.insecure_channel(self.target, options)
+        files = self._files
+        return grpc.secure_channel(self.target, grpc.ssl_channel_credentials(files.ca, files.key, files.cert), options)
+
+    def _fleet(self) -> FleetStub:
+        self._renew()
+        return self._stub
+
+    def _renew(self) -> None:
+        """Take a renewed certificate for the next calls; one that is half written is looked at again."""
+        if self._tls is None or (stamp := self._tls.stamp()) == self._tls_stamp:
+            return
+        with self._lock:
+            if self._older is not None and time.monotonic() - self._older[1] < 2 * SERIES_DEADLINE_S:
+                return
+            try:
+                files = self._tls.read()
+            except ClientError as error:
+                if str(error) != self._told:
+                    log.warning("%s; the console goes on with the files as they were", error)
+                self._told = str(error)
+                return
+            self._tls_stamp = stamp
+            if files == self._files:
+                return
+            if self._older is not None:
+                self._older[0].close()
+            self._older = self._channel, time.monotonic()
+            self._files = files
+            self._channel = self._connect()
+            self._stub = FleetStub(self._channel)
+
     def status(self) -> Answer[pb.Status]:
-        return self._call(self._stub.GetStatus, pb.StatusRequest(), "status")
+        return self._call(self._fleet().GetStatus, pb.StatusRequest(), "status")
 
     def layout(self) -> Answer[pb.Layout]:
-        return self._call(self._stub.GetLayout, pb.LayoutRequest(), "layout")
+        return self._call(self._fleet().GetLayout, pb.LayoutRequest(), "layout")
 
     def picture(self, color_by: str) -> Answer[pb.Picture]:
-        return self._call(self._stub.GetPicture, pb.PictureRequest(color_by=color_by), f"picture {color_by}")
+        return self._call(self._fleet().GetPicture, pb.PictureRequest(color_by=color_by), f"picture {color_by}")
 
     def nodes(self, limit: int = 0) -> Answer[pb.NodeList]:
-        return self._call(self._stub.ListNodes, pb.ListNodesRequest(limit=limit), f"nodes {limit}")
+        return self._call(self._fleet().ListNodes, pb.ListNodesRequest(limit=limit), f"nodes {limit}")
 
     def node(self, name: str) -> Answer[pb.NodeDetail]:
-        return self._call(self._stub.GetNode, pb.NodeRequest(node=name), f"node {name}")
+        return self._call(self._fleet().GetNode, pb.NodeRequest(node=name), f"node {name}")
 
     def incidents(
         self, state: str = "open", node: str = "", min_severity: str = "", since_ms: int = 0, limit: int = 200
@@ -115,14 +154,14 @@ class FleetClient:
         request = pb.ListIncidentsRequest(
             state=state, node=node, min_severity=min_severity, since_ms=since_ms, limit=limit
         )
-        return self._call(self._stub.ListIncidents, request, f"incidents {state} {node} {min_severity} {limit}")
+        return self._call(self._fleet().ListIncidents, request, f"incidents {state} {node} {min_severity} {limit}")
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
-        return self._call(self._stub.GetIncident, pb.IncidentRequest(id=incident_id), f"incident {incident_id}")
+        return self._call(self._fleet().GetIncident, pb.IncidentRequest(id=incident_id), f"incident {incident_id}")
 
     def series(self, request: pb.SeriesRequest, key: str) -> Answer[pb.SeriesReply]:
         """`key` names the chart: its last good answer is shown while the collector is away, whatever time it was of."""
-        return self._call(self._stub.QuerySeries, request, f"series {key}", SERIES_DEADLINE_S)
+        return self._call(self._fleet().QuerySeries, request, f"series {key}", SERIES_DEADLINE_S)
 
     def _call(self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S) -> Answer[Any]:
         name = (type(request).__name__, key)
@@ -153,6 +192,12 @@ class FleetClient:
     def _trouble(self, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
         trouble = _told(f"collector {self.target}", error, asked_ms, deadline_s)
         code = error.code()
+        detail = error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE and self._tls and self._files and "refused" not in detail.lower():
+            own = x509.troubles(self._files, self._tls.ca, self._tls.cert)
+            explained = x509.explain(detail, own, self._tls.ca, self._tls.cert)
+            if explained != detail:
+                trouble = replace(trouble, reason=explained, advice="docs/security.md tells more")
         # A chart that takes too long says nothing of the collector; a number kept in its memory does.
         late = code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s <= DEADLINE_S
         with self._lock:

@@ -147,6 +147,35 @@ def troubles(files: TlsFiles, ca: Path | str, cert: Path | str, now_s: float | N
     return [line for line in lines if line]
 
 
+def explain(text: str, own_troubles: list[str], ca: Path | str, cert: Path | str) -> str:
+    """gRPC's words for a connection that did not come about, as one line that says what to look at.
+
+    Args:
+        own_troubles: of the client's own files, as `troubles` gives them.
+    """
+    lowered = text.lower()
+    if "certificate has expired" in lowered or "certificate_expired" in lowered:
+        text = (
+            f"the other side's certificate, or its authority's, has ended by this clock; renew it there ({ca} is ours)"
+        )
+    elif "unable to get local issuer" in lowered or "self signed" in lowered or "self-signed" in lowered:
+        text = f"the other side's certificate is of another authority than {ca}"
+    elif "hostname verification" in lowered or "peer name" in lowered or "hostname mismatch" in lowered:
+        text = f"the other side's certificate is not for this address: issue it with --host ({_first_line(text)})"
+    elif "wrong_version_number" in lowered or "wrong version number" in lowered:
+        text = "the other side speaks no TLS: leave the certificates out, or set them there too"
+    elif any(word in lowered for word in ("handshake failed", "socket closed", "connection reset", "alert")):
+        advice = "its log or metrics may say why" if own_troubles else f"is {cert} of the authority that it trusts?"
+        text = f"TLS did not come about ({_first_line(text)}); {advice}"
+    else:
+        return text
+    return "; ".join([text, *own_troubles])
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "no reason given"
+
+
 def day(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 

@@ -18,7 +18,7 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-NAMES = ("status", "nodes", "incidents", "explain", "export", "simulate", "replay", "score", "demo")
+NAMES = ("status", "nodes", "incidents", "explain", "export", "simulate", "replay", "score", "demo", "certs")
 
 
 def commands() -> list[Command]:
