@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector import api_store
 from drover_collector.api_facts import DAY_MS, LONG_S, REPORTING_MS, SHORT_S, Facts, bad_argument
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HEALTHS
@@ -27,7 +28,7 @@ def get_status(facts: Facts) -> pb.Status:
     totals, seen = facts.totals(), facts.last_seen()
     incidents = facts.open_incidents()
     day = facts.incidents(now_ms - DAY_MS)
-    return pb.Status(
+    status = pb.Status(
         fleet=facts.index.spec.name,
         version=importlib.metadata.version("drover"),
         ts_ms=now_ms,
@@ -52,12 +53,14 @@ def get_status(facts: Facts) -> pb.Status:
         jobs_hurt=len({i.job for i in incidents if i.job}),
         policy=facts.config.policy.path or facts.config.policy.preset,
     )
+    api_store.fill(status, facts)
+    return status
 
 
 def troubles(facts: Facts) -> list[str]:
     """Troubles of Drover itself, each a sentence."""
     stats, pipeline = facts.stats, facts.pipeline
-    found = pipeline.troubles()
+    found = pipeline.troubles() + api_store.troubles(facts)
     if stats.trouble:
         found.append(f"Data of agents waits, in memory and in their spools: {stats.trouble}.")
     for what, since in stats.writing.copy().items():

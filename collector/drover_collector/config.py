@@ -47,6 +47,13 @@ def _url(value: str) -> str | None:
 class StoreConfig:
     url: str = setting("chdb:///var/lib/drover/store", "where data rests: chdb:///PATH is embedded, needs no server")
     retention_days: int = setting(30, "samples older than this are deleted", between(1, 3650))
+    keep_free_bytes: int = setting(
+        0,
+        "when less of the disk is free, the oldest samples go, then the oldest rollups; 0: by the size of the disk"
+        " (2 GiB or 5 %, the larger, but no more than 20 %)",
+        between(0, 2**60),
+    )
+    max_bytes: int = setting(0, "the oldest samples go when the store is larger than this; 0: no such limit")
 
 
 @dataclass(frozen=True, slots=True)

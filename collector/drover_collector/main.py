@@ -26,6 +26,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import Gate
 from drover_collector.identity import Denied
 from drover_collector.ingest import Ingest
+from drover_collector.maintenance import Maintenance
 from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
@@ -178,6 +179,9 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.
         await people.start()
         guarding = asyncio.create_task(gate.watch())
         stack.callback(guarding.cancel)
+        maintenance = Maintenance(pipeline.store, config.store)
+        maintaining = asyncio.create_task(maintenance.run())
+        stack.callback(maintaining.cancel)
         judging = asyncio.create_task(pipeline.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         stopped = asyncio.create_task(stopping.wait())

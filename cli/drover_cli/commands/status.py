@@ -11,6 +11,7 @@ from drover_cli import client
 from drover_cli.output import ago, plain, print_json, size_text
 from drover_proto import fleet_pb2 as pb
 
+ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
 HELP = "health of the fleet and of Drover itself in one screen"
 
 
@@ -27,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
         for name, value in found.items():  # protobuf's JSON writes 64-bit integers as strings
             if isinstance(value, str) and name.endswith(("_ms", "_stored", "_rejected", "_bytes")):
                 found[name] = int(value)
+        for table in found["tables"]:
+            table.update({name: int(value) for name, value in table.items() if name != "name"})
         print_json(found)
         return 0
     now = round(time.time() * 1000)
@@ -44,13 +47,27 @@ def run(args: argparse.Namespace) -> int:
         "jobs hurt": f"{status.jobs_hurt} by open incidents",
         "samples": f"{status.samples_stored:,} stored, {status.samples_per_s:,.0f}/s, "
         f"{status.batches_rejected} batches rejected",
-        "store": f"{size_text(status.store_bytes)} on disk",
+        "store": _store(status),
         "policy": f"{status.policy}, {mode}",
     }
     for name, text in lines.items():
         print(f"{name:<15} {text}")
+    for table in status.tables:
+        if table.oldest_ms:
+            days = (table.newest_ms - table.oldest_ms) / 86_400_000
+            print(f"  {table.name:<20} {size_text(table.bytes):>10}, {table.rows:,} rows over {days:.1f} days")
     for node in status.unknown_nodes:
         print(f"unknown node    {plain(node)} reports but is not in fleet.toml: add it there or stop its agent")
     for trouble in status.troubles:
         print(f"trouble         {plain(trouble)}")
     return 0
+
+
+def _store(status: pb.Status) -> str:
+    text = f"{size_text(status.store_bytes)} on disk, samples kept {status.retention_days} days"
+    if status.HasField("store_free_bytes"):
+        text += f"; {size_text(status.store_free_bytes)} free"
+    if status.HasField("store_days_left"):
+        enough = status.store_days_left >= ENOUGH_DAYS
+        text += ", enough for that" if enough else f": full in {status.store_days_left:.1f} days at this rate"
+    return text

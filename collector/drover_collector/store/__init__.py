@@ -11,14 +11,33 @@ from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEp
 from drover_collector.store.placements import Placements
 from drover_collector.store.reads import Reads
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
+from drover_collector.store.retention import Dropped, Retention, keep_free, kept_days
 from drover_collector.store.series import Series
+from drover_collector.store.sizes import FOREVER_DAYS, Part, TableSize, days_left, sizes_of
 from drover_collector.store.writes import FENCED, Writes
 from drover_proto.catalog import Scope
 
-__all__ = ["EntityRow", "FileLease", "Lease", "OutboxRow", "SampleBatch", "Store", "StoreError", "Totals", "entity_id"]
+__all__ = [
+    "FOREVER_DAYS",
+    "Dropped",
+    "EntityRow",
+    "FileLease",
+    "Lease",
+    "OutboxRow",
+    "Part",
+    "SampleBatch",
+    "Store",
+    "StoreError",
+    "TableSize",
+    "Totals",
+    "days_left",
+    "entity_id",
+    "keep_free",
+    "sizes_of",
+]
 
 
-class Store(Writes, Reads, Series, Export, History):
+class Store(Writes, Reads, Series, Export, History, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod
@@ -57,6 +76,7 @@ class Store(Writes, Reads, Series, Export, History):
             for row in found:
                 row["scope"] = Scope(row["scope"])
             store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
+            store.kept_days = kept_days(tables)
             store.load_seen()
         except BaseException:
             clients.close()

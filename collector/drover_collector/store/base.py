@@ -23,6 +23,7 @@ class Base:
 
     def __init__(self, clients: Clients, placements: Placements, retention_days: int) -> None:
         self.retention_days = retention_days
+        self.kept_days: dict[str, int] = {}  # of the tables that grow with time
         self._clients = clients
         self._placements = placements
         self._counted: int | None = None  # values in the samples tables

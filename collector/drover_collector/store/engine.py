@@ -57,7 +57,7 @@ EMBEDDED = {
 SETTINGS = {
     "optimize_on_insert": 0,  # inserts are sorted, not merged: reads merge, by FINAL
     "max_partitions_per_insert_block": 0,  # a backfill may touch as many days as are kept
-    # Days are partitions and a sample never leaves its own, so that FINAL merges within each.
+    # A sample never leaves its partition, so that FINAL merges within each.
     "do_not_merge_across_partitions_select_final": 1,
     "prefer_column_name_to_alias": 1,  # else `max(ts) AS ts ... WHERE ts > 1` means the maximum
     "max_query_size": 64 << 20,  # a list of 100,000 entity ids
@@ -98,6 +98,13 @@ class Clients:
     def embedded(self) -> bool:
         """Whether the engine lives in this process, which then holds the store alone."""
         return self._files is not None
+
+    def disk(self) -> tuple[int, int] | None:
+        """(free, total) bytes of the embedded store's disk; None: a server."""
+        if self._files is None:
+            return None
+        usage = shutil.disk_usage(self._files)
+        return usage.free, usage.total
 
     @contextmanager
     def use(self, pool: _Pool | None = None) -> Iterator[Any]:

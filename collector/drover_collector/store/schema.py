@@ -16,6 +16,8 @@ from drover_proto.catalog import Metric, Scope, of_scope
 # Raised with every change of the tables other than a column more; see `migrations`.
 VERSION = 2
 SAMPLES_SETTINGS = (("ttl_only_drop_parts", 1),)
+# What goes at once when the disk runs full: at 100,000 GPUs a day would be half of many a disk.
+PARTITION = "toStartOfInterval(ts, toIntervalHour(4))"
 UNJUDGED_DAYS = 7  # an event older than this alarms nobody any more
 EVENT_DAYS = 400  # a year and a bit: what risk and repair histories look back on
 
@@ -90,18 +92,71 @@ def _samples(scope: Scope, retention_days: int) -> Table:
         key + tuple(metric_column(metric) for metric in of_scope(scope)),
         "ReplacingMergeTree",
         "(entity_id, ts, shape)",
-        "toDate(ts)",
+        PARTITION,
         f"toDateTime(ts) + toIntervalDay({retention_days})",
         "(entity_id, ts)",
         SAMPLES_SETTINGS,
     )
 
 
-def tables(retention_days: int) -> tuple[Table, ...]:
+def rollup_table(scope: Scope, level: str) -> str:
+    """`level`: 10s or 5m."""
+    return f"{scope}_{level}"
+
+
+def _rollup(scope: Scope, level: str, partition: str, days: int) -> Table:
+    """One row per entity and bucket. Computed again, a bucket has a higher version."""
+    key = (
+        Column("entity_id", "UInt64", "CODEC(ZSTD(1))"),
+        Column("ts", TIME, "COMMENT 'begin of the bucket' CODEC(DoubleDelta, ZSTD(1))"),
+        Column("version", "UInt64", "CODEC(DoubleDelta, ZSTD(1))"),
+        Column("rows", "UInt32", "COMMENT 'moments that were told of' CODEC(T64, ZSTD(1))"),
+        Column("present", "UInt32", "COMMENT 'values in them' CODEC(T64, ZSTD(1))"),
+    )
+    return Table(
+        rollup_table(scope, level),
+        key + tuple(metric_column(metric) for metric in of_scope(scope)),
+        "ReplacingMergeTree(version)", "(entity_id, ts)", partition, f"toDateTime(ts) + toIntervalDay({days})",
+        settings=SAMPLES_SETTINGS,
+    )  # fmt: skip
+
+
+def _rollups(retention_days: int, retention_10s_days: int, retention_5min_days: int) -> tuple[Table, ...]:
+    scope, entities = Column("scope", WORD), Column("entities", "Array(UInt64)", "CODEC(ZSTD(1))")
+    return (
+        *(_rollup(scope, "10s", "toDate(ts)", retention_10s_days) for scope in Scope),
+        *(_rollup(scope, "5m", "toMonday(ts)", retention_5min_days) for scope in Scope),
+        Table(
+            "rollup_state",  # up to when each level is rolled up or marked; samples: of the 5 min that are not closed
+            (
+                Column("level", WORD), Column("upto", TIME), Column("samples", "UInt64"), Column("version", "UInt64"),
+            ),
+            "ReplacingMergeTree(version)", "level",
+        ),
+        Table(
+            "rollup_marks",  # what is to be rolled up again: these entities, or all if none is named
+            (
+                scope, Column("from", TIME), Column("to", TIME), Column("id", "UInt64"), entities,
+                Column("at", TIME), Column("done", "UInt8"),
+            ),
+            "ReplacingMergeTree(done)", "(scope, `from`, to, id)", "",
+            f"toDateTime(at) + toIntervalDay({retention_days + 7})",
+        ),
+        Table(
+            "rollup_counts",  # samples in 5 min and a slice of the entities
+            (scope, Column("ts", TIME), Column("slice", "UInt8"), Column("samples", "UInt64"), Column("version", "UInt64")),
+            "ReplacingMergeTree(version)", "(scope, ts, slice)", "",
+            f"toDateTime(ts) + toIntervalDay({retention_days + 7})",
+        ),
+    )  # fmt: skip
+
+
+def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_days: int = 1100) -> tuple[Table, ...]:
     gpu, link, node = Column("gpu", "Int16"), Column("link", "String"), Column("node", WORD)
     event_ttl = f"toDateTime(received) + toIntervalDay({EVENT_DAYS})"
     return (
         *(_samples(scope, retention_days) for scope in Scope),
+        *_rollups(retention_days, retention_10s_days, retention_5min_days),
         Table(
             "entities",
             (
@@ -181,6 +236,14 @@ def tables(retention_days: int) -> tuple[Table, ...]:
             "lane_seqs",
             (node, Column("spool", "String"), Column("lane", "UInt8"), Column("seq", "UInt64")),
             "ReplacingMergeTree(seq)", "(node, spool, lane)",
+        ),
+        Table(
+            "drops",  # what went because the disk ran full
+            (
+                Column("at", TIME), Column("table", WORD), Column("from", TIME), Column("to", TIME),
+                Column("bytes", "UInt64"),
+            ),
+            "MergeTree", "at", "", f"toDateTime(at) + toIntervalDay({EVENT_DAYS})",
         ),
         Table(
             "schema_versions",  # who changed what of these tables

@@ -1,0 +1,55 @@
+"""What the store needs from time to time, in a thread: room on its disk, and old states forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from drover_collector.config import StoreConfig
+from drover_collector.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+PASS_S = 30.0  # at 5 million samples/s less than 100 MB come in meanwhile
+HISTORIES_S = 86_400.0
+
+
+class Maintenance:
+    """Passes until cancelled, while `active()`: of several collectors one drops.
+
+    Attributes:
+        passes: made so far. dropped: partitions that went for room since the start. failures: passes that failed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: StoreConfig,
+        active: Callable[[], bool] = lambda: True,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._store, self._config, self._active, self._now_ms = store, config, active, now_ms
+        self._histories_at = time.monotonic()
+        self.passes = self.dropped = self.failures = 0
+
+    async def run(self) -> None:
+        while True:
+            if self._active():
+                await asyncio.to_thread(self.once)
+            await asyncio.sleep(PASS_S)
+
+    def once(self) -> None:
+        """One pass. What fails is logged and tried again with the next."""
+        try:
+            self.dropped += len(
+                self._store.make_room(self._now_ms(), self._config.keep_free_bytes, self._config.max_bytes)
+            )
+            if time.monotonic() - self._histories_at >= HISTORIES_S:
+                self._histories_at = time.monotonic()
+                self._store.expire_histories(self._now_ms())
+        except StoreError as error:
+            self.failures += 1
+            log.warning("maintenance of the store: %s", error)
+        self.passes += 1

@@ -1,0 +1,110 @@
+"""How much the store holds, for how long back, and how long its disk will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from drover_collector.store.base import Base
+
+DAY_MS = 86_400_000
+RATE_MS = DAY_MS  # the growth of a table is measured over its newest day
+SHORTEST_MS = 600_000  # less than this of data tells no rate
+FOREVER_DAYS = 36_500.0  # the disk holds all that the retention keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All parts of one partition of a table. Times are those of its rows; 0: the table is not partitioned by time."""
+
+    table: str
+    partition: str
+    rows: int
+    bytes: int
+    oldest_ms: int
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """Times are 0 for an empty table, and for one that is not partitioned by time."""
+
+    name: str
+    rows: int
+    bytes: int
+    oldest_ms: int
+    newest_ms: int
+
+
+class Sizes(Base):
+    def partitions(self) -> list[Part]:
+        """What each table holds, oldest partitions first. Cheap: the engine has it in memory."""
+        found = self._clients.rows(
+            "SELECT table, partition_id, toInt64(sum(rows)) AS rows, toInt64(sum(bytes_on_disk)) AS bytes,"
+            " toInt64(toUnixTimestamp(min(min_time))) * 1000 AS oldest_ms,"
+            " toInt64(toUnixTimestamp(max(max_time))) * 1000 AS newest_ms"
+            f" FROM {self._clients.parts} GROUP BY table, partition_id ORDER BY oldest_ms, table, partition_id"
+        )
+        return [
+            Part(r["table"], r["partition_id"], r["rows"], r["bytes"], r["oldest_ms"], r["newest_ms"]) for r in found
+        ]
+
+    def table_sizes(self) -> list[TableSize]:
+        """The largest first."""
+        return sizes_of(self.partitions())
+
+    def disk(self) -> tuple[int, int] | None:
+        """(free, total) bytes of the disk of an embedded store; None: a server's, not known here."""
+        return self._clients.disk()
+
+
+def sizes_of(parts: Iterable[Part]) -> list[TableSize]:
+    held: dict[str, list[Part]] = {}
+    for part in parts:
+        held.setdefault(part.table, []).append(part)
+    sizes = [
+        TableSize(
+            name,
+            sum(part.rows for part in mine),
+            sum(part.bytes for part in mine),
+            min((part.oldest_ms for part in mine if part.oldest_ms), default=0),
+            max(part.newest_ms for part in mine),
+        )
+        for name, mine in held.items()
+    ]
+    return sorted(sizes, key=lambda size: (-size.bytes, size.name))
+
+
+def bytes_per_day(parts: Sequence[Part]) -> float | None:
+    """How fast the table of these parts grows; None: too little data to tell."""
+    newest = max((part.newest_ms for part in parts), default=0)
+    recent = [part for part in parts if part.oldest_ms and part.newest_ms > newest - RATE_MS]
+    span = newest - min((part.oldest_ms for part in recent), default=newest)
+    return sum(part.bytes for part in recent) / span * DAY_MS if span >= SHORTEST_MS else None
+
+
+def days_left(parts: Sequence[Part], retention_days: dict[str, int], room: float) -> float | None:
+    """Days until `room` bytes are used up: each table grows at its rate until it holds its retention.
+
+    Args:
+        retention_days: of the tables that grow by time; others are small.
+    Returns:
+        FOREVER_DAYS where that never happens; None where no rate is known.
+    """
+    growing: list[tuple[float, float]] = []  # (days until it is full, bytes a day)
+    for table, days in retention_days.items():
+        mine = [part for part in parts if part.table == table and part.oldest_ms]
+        rate = bytes_per_day(mine)
+        if rate:
+            span = (max(part.newest_ms for part in mine) - min(part.oldest_ms for part in mine)) / DAY_MS
+            growing.append((max(0.0, days - span), rate))
+    if not growing:
+        return None
+    passed = 0.0
+    for full in sorted({until for until, _ in growing}):
+        rate = sum(each for until, each in growing if until >= full)
+        if rate * (full - passed) >= room:
+            return passed + max(0.0, room) / rate
+        room -= rate * (full - passed)
+        passed = full
+    return FOREVER_DAYS
