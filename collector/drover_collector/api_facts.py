@@ -20,12 +20,14 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import Gate
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.pipeline import Pipeline
-from drover_collector.store import Store, Totals
+from drover_collector.store import Store, StoreError, Totals
 from drover_collector.tls import ServerTls
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Health, Incident
 
 T = TypeVar("T")
 
+# Of these the last known is told while the store does not answer, with a trouble that says so: people ask the status.
+STATUS = frozenset({"totals", "stored last seen", "incidents", "jobs", "parts", "drops"})
 SHORT_S = 1.0  # pictures
 LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
 DAY_MS = 86_400_000
@@ -70,6 +72,7 @@ class Facts:
         self.pipeline = pipeline
         self.stats = stats
         self.config = config
+        self.away = ""  # why the store does not answer what the status asks
         self._kept: dict[object, tuple[float, Any]] = {}
         self._locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
 
@@ -89,7 +92,15 @@ class Facts:
         with self._locks[key]:
             found = self._kept.get(key)
             if found is None or time.monotonic() - found[0] >= seconds:
-                found = (time.monotonic(), make())
+                try:
+                    found = (time.monotonic(), make())
+                    if key in STATUS:
+                        self.away = ""
+                except StoreError as error:
+                    if found is None or key not in STATUS:
+                        raise
+                    self.away = str(error)
+                    found = (time.monotonic(), found[1])
                 self._kept[key] = found
             return cast(T, found[1])
 

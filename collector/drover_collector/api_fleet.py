@@ -52,6 +52,7 @@ def get_status(facts: Facts) -> pb.Status:
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
         jobs_hurt=len({i.job for i in incidents if i.job}),
         policy=facts.config.policy.path or facts.config.policy.preset,
+        role=pipeline.role(),
     )
     api_store.fill(status, facts)
     return status
@@ -61,8 +62,11 @@ def troubles(facts: Facts) -> list[str]:
     """Troubles of Drover itself, each a sentence."""
     stats, pipeline = facts.stats, facts.pipeline
     found = pipeline.troubles() + api_store.troubles(facts)
+    if facts.away:
+        found.append(f"The store does not answer; counts are those of before: {facts.away}.")
     if stats.trouble:
         found.append(f"Data of agents waits, in memory and in their spools: {stats.trouble}.")
+    found += stats.sentences()
     for what, since in stats.writing.copy().items():
         seconds = int(time.monotonic() - since)
         if seconds >= STUCK_S:
@@ -74,8 +78,8 @@ def troubles(facts: Facts) -> list[str]:
     found += facts.gate.troubles()
     if facts.tls is not None:
         found += [f"This collector's {line}." for line in facts.tls.troubles()]
-    judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.started_ms)
-    if facts.now_ms() - judged_ms > UNJUDGED_MS:
+    judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.began_ms)
+    if pipeline.leading and facts.now_ms() - judged_ms > UNJUDGED_MS:
         found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")
     if stats.unknown_metrics:
         found.append(f"Agents send metrics not known here: {', '.join(sorted(stats.unknown_metrics)[:5])}.")

@@ -47,6 +47,11 @@ def _url(value: str) -> str | None:
 class StoreConfig:
     url: str = setting("chdb:///var/lib/drover/store", "where data rests: chdb:///PATH is embedded, needs no server")
     retention_days: int = setting(30, "samples older than this are deleted", between(1, 3650))
+    cluster: str = setting(
+        "", "name of the server's cluster, as in its remote_servers: tables are spread over it; empty: one server"
+    )
+    password_file: str | None = setting(None, "file with the password of a server's user, not readable by everyone")
+    password_env: str | None = setting(None, "or the environment variable that holds it")
     keep_free_bytes: int = setting(
         0,
         "when less of the disk is free, the oldest samples go, then the oldest rollups; 0: by the size of the disk"
@@ -86,6 +91,14 @@ class PolicyConfig:
 @dataclass(frozen=True, slots=True)
 class DetectConfig:
     lag_s: float = setting(7.0, "how long after its end a bucket is read; agents send every 5 s", between(0, 60))
+    role: str = setting(
+        "auto",
+        "on a server: auto: detect if no other collector does, else stand by; ingest: never detect",
+        one_of("auto", "ingest"),
+    )
+    lease_s: float = setting(
+        8.0, "on a server: how long a detecting collector that is not heard of stays the one", between(2, 300)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
         SettingsError: one line, what is wrong and what to do.
     """
     _check_tls(config)
+    store_password(config.store, environment)
     if config.policy.path is not None and not Path(config.policy.path).is_file():
         raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")
     names = [webhook.name for webhook in config.webhooks]
@@ -209,6 +223,32 @@ def webhook_secret(webhook: WebhookConfig, environment: Mapping[str, str] = os.e
     if not text.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:  # lengths that Standard Webhooks asks for
         raise SettingsError(f"{where}: {source} does not hold {SECRET_PREFIX} and the base64 of 24 to 64 bytes")
     return key
+
+
+def store_password(store: StoreConfig, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The password of a server's user; None: what the url says. It never appears in a message.
+
+    Raises:
+        SettingsError: given twice, unreadable, readable by everyone, or not set.
+    """
+    if store.password_file is not None and store.password_env is not None:
+        raise SettingsError("store.password_file: give it or password_env, not both")
+    if store.password_env is not None:
+        text = environment.get(store.password_env, "")
+        if not text:
+            raise SettingsError(f"store.password_env: {store.password_env} is not set; put the password there")
+        return text
+    if store.password_file is None:
+        return None
+    path = Path(store.password_file)
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXO:
+            raise SettingsError(f"store.password_file: {path} is open to every user; chmod o= {path}")
+        return path.read_text("utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise SettingsError(f"store.password_file: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"store.password_file: {path} is not text") from None
 
 
 def _check_tls(config: CollectorConfig) -> None:

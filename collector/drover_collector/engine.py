@@ -115,6 +115,12 @@ class Engine:
         self._book.restore(incidents)
         self._fold = self._folded()
 
+    def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
+        """The picture of one that does not judge: incidents that another found, and who reports."""
+        self._hear(heard)
+        self._book.restore(incidents)
+        self._fold = self._folded()
+
     def could_not_judge(self) -> list[str]:
         """What the newest bucket lacks for the detectors, each a sentence."""
         window = Window(self.index, self._buckets.all(), True, (), self.started_ms)

@@ -21,7 +21,7 @@ import grpc
 
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
-from drover_collector.config import CollectorConfig, load_config, split_address, webhook_secret
+from drover_collector.config import CollectorConfig, load_config, split_address, store_password, webhook_secret
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import Gate
 from drover_collector.identity import Denied
@@ -31,6 +31,7 @@ from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
+from drover_collector.role import Leadership, holder
 from drover_collector.store import Store, StoreError
 from drover_collector.tls import ServerTls, server_tls
 from drover_proto import x509
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, told where it does
     if args.command == "config":
         print(sample(CollectorConfig), end="")
         return 0
@@ -122,16 +124,23 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         loop.add_signal_handler(number, _stop, stopping)
     index = FleetIndex(spec)
     store = await asyncio.to_thread(
-        Store.open, config.store.url, wait_s=STORE_WAIT_S, retention_days=config.store.retention_days
+        Store.open,
+        config.store.url,
+        wait_s=STORE_WAIT_S,
+        retention_days=config.store.retention_days,
+        password=store_password(config.store),
+        cluster=config.store.cluster,
     )
     try:
         outbox = Outbox(store, webhooks(config), config.console.url)
         pipeline = Pipeline(index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000))
-        await pipeline.start()
+        lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
+        leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")
+        await leadership.start()
         try:
-            await _serve(config, pipeline, stopping)
+            await _serve(config, pipeline, leadership, stopping)
         finally:
-            await pipeline.stop()
+            await leadership.stop()
     finally:
         await asyncio.to_thread(store.close)
     log.info("stopped")
@@ -151,11 +160,13 @@ def _leave() -> None:
     os._exit(1)  # threads that hang in the store would keep the process for ever
 
 
-async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.Event) -> None:
+async def _serve(config: CollectorConfig, pipeline: Pipeline, leadership: Leadership, stopping: asyncio.Event) -> None:
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
-    ingest = Ingest(pipeline.store, pipeline.index, config.ingest, pipeline.take_events)
+    ingest = Ingest(
+        pipeline.store, pipeline.index, config.ingest, pipeline.take_events, on_unstored=pipeline.take_unstored
+    )
     facts = Facts(pipeline, ingest.stats, config, gate, tls)
     api = FleetApi(facts)
     agents = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
@@ -179,10 +190,10 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, stopping: asyncio.
         await people.start()
         guarding = asyncio.create_task(gate.watch())
         stack.callback(guarding.cancel)
-        maintenance = Maintenance(pipeline.store, config.store)
+        maintenance = Maintenance(pipeline.store, config.store, lambda: pipeline.leading)
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        judging = asyncio.create_task(pipeline.run())
+        judging = asyncio.create_task(leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait((judging, stopped), return_when=asyncio.FIRST_COMPLETED)

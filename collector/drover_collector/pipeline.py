@@ -7,13 +7,13 @@ so that an event does not wait for a slow read. The gRPC servers run in the even
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from drover_collector.buckets import BUCKET_MS, Bucket
@@ -22,49 +22,23 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
+from drover_collector.ticks import Rate, Ticks
 from drover_proto.events import Event, Incident
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
+LOOK_MS = 5_000  # how often who reports to other collectors is looked up
+HEARD_MS = 30_000  # a node that was silent for this long is not reporting
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
 MAX_EVENTS = 100_000  # waiting for the engine; they are in the store already
+POLL_S = 0.5  # how often events are looked for that other collectors took in
+MAX_TAKEN = 200_000  # ids of events that the engine was told of, kept in memory
 MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
 PAUSE_MS = 5_000  # a loop that wakes every second and was away for this long: the process stood still
 SETTLE_MS = 30_000  # after that, agents need this long to be back: their reconnect backoff
-
-
-class Rate:
-    """Growth of a count per second over about the last ten seconds, out of how it stood whenever someone asked."""
-
-    def __init__(self) -> None:
-        self._stood: deque[tuple[float, int]] = deque()
-
-    def per_s(self, count: int) -> float:
-        now = time.monotonic()
-        if not self._stood or now - self._stood[-1][0] >= 1:
-            self._stood.append((now, count))
-        while len(self._stood) > 2 and now - self._stood[1][0] >= 10:
-            self._stood.popleft()
-        since, before = self._stood[0]
-        return max(0.0, (count - before) / (now - since)) if now > since else 0.0
-
-
-@dataclass(slots=True)
-class Ticks:
-    """What the detectors have done, for Status and metrics."""
-
-    newest_end_ms: int = 0  # end of the newest bucket seen; 0: none
-    seconds: float = 0.0  # of the newest tick, read and detect
-    done: int = 0
-    skipped: int = 0  # buckets left out: too far behind
-    failures: int = 0  # calls into the engine that raised
-    store_failures: int = 0
-    lost_outcomes: int = 0  # that the store did not take
-    lost_events: int = 0  # of which the engine was not told: too many at once
-    troubles: dict[str, str] = field(default_factory=dict)  # by subject, each a sentence
 
 
 class Pipeline:
@@ -87,6 +61,11 @@ class Pipeline:
         self.outbox = outbox
         self.started_ms = now_ms()
         self.engine = Engine(index, policy, self.started_ms)
+        self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
+        self.role: Callable[[], str] = lambda: "active"
+        self.began_ms = self.started_ms  # to judge
+        self._taken: dict[str, None] = {}  # ids of events that came from the store
+        self._look = asyncio.Event()
         self.ticks = Ticks()
         self.rate = Rate()  # of samples taken in
         self.newest: Bucket | None = None
@@ -112,26 +91,65 @@ class Pipeline:
         """
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(self._judge, self._restore)
+        self.leading = True
         self._arrived.set()  # for events that a crash left unjudged
+
+    async def follow(self) -> None:
+        """Instead of `start` and `run`: takes in what another collector found, and who reports.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        self._loop = asyncio.get_running_loop()
+        await self._loop.run_in_executor(self._judge, self._follow)
+
+    async def give_up(self) -> None:
+        """After `run`: another may judge. What is not stored is dropped; events that wait rest in the store."""
+        self.leading = False
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._judge, self._forget)
+        await loop.run_in_executor(None, self.outbox.stop)
 
     async def run(self) -> None:
         """Until cancelled; what goes wrong with one tick or event is logged and counted, and the next goes on."""
         async with asyncio.TaskGroup() as group:
-            for work in (self._run_heartbeat, self._run_events, self._run_buckets):
+            works = [self._run_heartbeat, self._run_events, self._run_buckets]
+            if self.store.shared:
+                works.append(self._run_looks)
+            for work in works:
                 group.create_task(self._keep_on(work))
 
     async def stop(self) -> None:
         """Judges the events that wait, stores what is unsaved, ends deliveries. The store stays open."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._judge, self.judge_events)
-        await loop.run_in_executor(self._judge, self._save)
-        await loop.run_in_executor(None, self.outbox.stop)
+        if self.leading:
+            await loop.run_in_executor(self._judge, self.judge_events)
+            await loop.run_in_executor(self._judge, self._save)
+            await loop.run_in_executor(None, self.outbox.stop)
+            self.leading = False
         self._judge.shutdown()
         for outcome, _ in self._unsaved:
             log.error("not stored at the end: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))
 
     def take_events(self, events: Sequence[Event]) -> None:
-        """Events that ingest has stored. May be called from any thread; returns at once."""
+        """Events that ingest has stored. May be called from any thread; returns at once.
+
+        Of a store that other collectors write to as well they are all read from there, each once.
+        """
+        if self.store.shared:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._look.set)
+            return
+        self._queue(events)
+
+    def take_unstored(self, events: Sequence[Event]) -> None:
+        """Events that the store keeps waiting: they are judged all the same, and not again when they are stored.
+        Otherwise like `take_events`."""
+        if self.leading:
+            self._taken.update(dict.fromkeys(e.id for e in events))
+            self._queue(events)
+
+    def _queue(self, events: Sequence[Event]) -> None:
         room = MAX_EVENTS - len(self._events)
         if room < len(events):
             self.ticks.lost_events += len(events) - max(room, 0)
@@ -146,8 +164,31 @@ class Pipeline:
         """Troubles of Drover itself, each a sentence."""
         return [*list(self.ticks.troubles.values()), *self.outbox.troubles]
 
+    def _follow(self) -> None:
+        now_ms = self.now_ms()
+        self.store.refresh_entities()
+        incidents = self.store.incidents("all", now_ms - RESTORED_MS)
+        engine = Engine(self.index, self.policy, self.started_ms)
+        engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
+        self.engine, self.incidents = engine, engine.incidents
+        self.newest = None
+
+    def _forget(self) -> None:
+        self._events.clear()
+        self._unsaved.clear()
+        self._taken.clear()
+        self._pause = None
+        self.ticks.troubles.clear()
+
     def _restore(self) -> None:
-        now_ms = self.started_ms
+        now_ms = self.now_ms() if self.store.shared else self.started_ms
+        if self.store.shared:
+            self.store.catch_up()
+            self.store.refresh_entities()
+            self._forget()
+            self.engine = Engine(self.index, self.policy, now_ms)
+            self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
+            self.began_ms = self.awake_ms = now_ms
         incidents = self.store.incidents("open") + [
             i for i in self.store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
         ]
@@ -161,6 +202,7 @@ class Pipeline:
         events = [e for e in self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
         self.engine.restore(incidents, heard, sorted(events, key=lambda e: e.ts_ms))
         self._events.extend(unjudged)
+        self._taken = dict.fromkeys(e.id for e in unjudged)
         self.newest = next((b for b in reversed(heard) if _heard(b)), None)
         self.incidents = self.engine.incidents
         self.outbox.start()
@@ -185,6 +227,32 @@ class Pipeline:
             await self._arrived.wait()
             self._arrived.clear()
             await loop.run_in_executor(self._judge, self.judge_events)
+
+    async def _run_looks(self) -> None:
+        """Events that any collector took in, and where entities have been seen."""
+        seen, heard_ms = -1, 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), POLL_S)
+            self._look.clear()
+            try:
+                mark = await asyncio.to_thread(self.store.mark, "events")
+                if mark != seen:
+                    self._queue(await asyncio.to_thread(self._unjudged))
+                    seen = mark
+                await asyncio.to_thread(self.store.refresh_entities)
+                if self.now_ms() - heard_ms >= LOOK_MS:
+                    heard_ms = self.now_ms()
+                    await asyncio.to_thread(self.store.heard, self.index, heard_ms - HEARD_MS, HEARD_MS)
+            except StoreError as error:
+                self._store_failed(error)
+
+    def _unjudged(self) -> list[Event]:
+        found = [e for e in self.store.unjudged_events(self.now_ms(), MAX_EVENTS) if e.id not in self._taken]
+        self._taken.update(dict.fromkeys(e.id for e in found))
+        while len(self._taken) > MAX_TAKEN:
+            del self._taken[next(iter(self._taken))]
+        return found
 
     async def _run_heartbeat(self) -> None:
         while True:
@@ -243,8 +311,8 @@ class Pipeline:
             self.ticks.troubles.pop("events", None)
 
     def _event_due_ms(self, event: Event) -> int:
-        """When an event is judged: at its receipt, as in a replay; what a crash left over, at this process's start."""
-        return self.now_ms() if event.received_ms is None else max(event.received_ms, self.started_ms)
+        """When an event is judged: at its receipt, as in a replay; what a crash left over, when judging began."""
+        return self.now_ms() if event.received_ms is None else max(event.received_ms, self.began_ms)
 
     def _judge_together(self, at_ms: int, events: list[Event]) -> None:
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)
@@ -301,11 +369,19 @@ class Pipeline:
             self.ticks.troubles.pop("store", None)
         except StoreError as error:
             self._store_failed(error)
+            if self._unsaved:  # those before it were told when they came
+                self._tell_unstored(self._unsaved[-1][0])
             if len(self._unsaved) > MAX_UNSAVED:
                 self._give_up_oldest()
         except Exception as error:  # noqa: BLE001  # a defect: it would fail for ever, and keep back all after it
             self._failed(error)
             self._give_up_oldest()
+
+    def _tell_unstored(self, outcome: Outcome) -> None:
+        try:
+            self.outbox.enqueue_unstored(outcome.incidents)
+        except Exception as error:  # noqa: BLE001  # nor may this end detection
+            self._failed(error)
 
     def _give_up_oldest(self) -> None:
         lost, _ = self._unsaved.popleft()

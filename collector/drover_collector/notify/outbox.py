@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from drover_collector.notify.webhook import Webhook, message
-from drover_collector.store import OutboxRow, Store
+from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Incident, Severity, Wanted, stronger, worse
 from drover_proto.times import iso
 
@@ -74,15 +74,19 @@ class Outbox:
         self._store = store
         self._console_url = console_url
         self._now_ms = now_ms
-        self._couriers = {w.name: _Courier(store, w, delays_s, now_ms) for w in webhooks}
+        self._delays_s = tuple(delays_s)
+        self._webhooks = tuple(webhooks)
+        self._couriers = self._fresh()
         self._told: OrderedDict[tuple[str, str], Told | None] = OrderedDict()
 
     def start(self) -> None:
-        """Takes up what a previous run left, and begins to deliver.
+        """Takes up what a previous run left, and begins to deliver; also after a stop.
 
         Raises:
             StoreError: the store cannot be read.
         """
+        self._couriers = self._fresh()  # a thread starts once
+        self._told.clear()
         for row in self._store.pending_outbox():
             courier = self._couriers.get(row.notifier)
             if courier is None:
@@ -108,25 +112,60 @@ class Outbox:
         Raises:
             StoreError: nothing is lost; call again with the same incidents.
         """
-        rows: list[OutboxRow] = []
+        for courier in self._couriers.values():
+            courier.store_unstored()
+        made = self._messages(incidents)
+        if made:
+            self._store.write_outbox([row for row, _, _ in made])
+        self._hand_over(made)
+        return len(made)
+
+    def enqueue_unstored(self, incidents: Iterable[Incident]) -> int:
+        """The same while the store fails: an alarm must not wait for a disk. Told from memory; stored by a later
+        `enqueue`. After a crash its incident may be told again, under the same id.
+
+        Returns:
+            How many messages were made.
+        """
+        made = self._messages(incidents, blind=True)
+        for row, _, _ in made:
+            self._couriers[row.notifier].note_unstored(row)
+        self._hand_over(made)
+        return len(made)
+
+    def _messages(
+        self, incidents: Iterable[Incident], blind: bool = False
+    ) -> list[tuple[OutboxRow, tuple[str, str], Told]]:
+        """Each message that is due: with its incident and receiver, and what the receiver has been told after it.
+
+        Args:
+            blind: where the store cannot be read, nothing is taken to have been told.
+        """
+        made: list[tuple[OutboxRow, tuple[str, str], Told]] = []
         after: dict[tuple[str, str], Told] = {}
         for incident in incidents:
             for name, courier in self._couriers.items():
                 key = (incident.id, name)
-                told = after.get(key) or self._recall(key)
+                try:
+                    told = after.get(key) or self._recall(key)
+                except StoreError:
+                    if not blind:
+                        raise
+                    told = None
                 kind = transition(incident, told, courier.webhook)
-                if kind is None:
-                    continue
-                rows.append(self._row(courier, kind, incident))
-                after[key] = _after(told, kind, incident.severity, incident.action)
-        if rows:
-            self._store.write_outbox(rows)
-        for key, told in after.items():
+                if kind is not None:
+                    after[key] = _after(told, kind, incident.severity, incident.action)
+                    made.append((self._row(courier, kind, incident), key, after[key]))
+        return made
+
+    def _hand_over(self, made: Iterable[tuple[OutboxRow, tuple[str, str], Told]]) -> None:
+        for row, key, told in made:
             self._remember(key, told)
-        for row in rows:
             if row.state == "pending":
                 self._couriers[row.notifier].add(row)
-        return len(rows)
+
+    def _fresh(self) -> dict[str, _Courier]:
+        return {w.name: _Courier(self._store, w, self._delays_s, self._now_ms) for w in self._webhooks}
 
     def _row(self, courier: _Courier, kind: str, incident: Incident) -> OutboxRow:
         now_ms = self._now_ms()
@@ -190,6 +229,7 @@ class _Courier(threading.Thread):
         self._now_ms = now_ms
         self._rows: dict[str, OutboxRow] = {}  # pending ones, oldest first
         self._changed = threading.Condition()
+        self._unstored: dict[str, OutboxRow] = {}  # newest states that the store does not have
         self._stopping = False
         self._abandoned = False  # the store may be closed by now
 
@@ -205,6 +245,23 @@ class _Courier(threading.Thread):
         with self._changed:
             self._rows[row.id] = row
             self._changed.notify()
+
+    def note_unstored(self, row: OutboxRow) -> None:
+        """The store does not take this state of a message: it gets it from `store_unstored`."""
+        with self._changed:
+            self._unstored[row.id] = row
+            if len(self._unstored) > MAX_PENDING:
+                del self._unstored[next(iter(self._unstored))]
+
+    def store_unstored(self) -> None:
+        """
+        Raises:
+            StoreError: again the next time.
+        """
+        with self._changed:
+            if self._unstored:
+                self._store.write_outbox(list(self._unstored.values()))
+                self._unstored.clear()
 
     def ask_to_stop(self) -> None:
         with self._changed:
@@ -222,6 +279,10 @@ class _Courier(threading.Thread):
 
     def run(self) -> None:
         while (row := self._next()) is not None:
+            try:
+                self._store.fence()
+            except StoreError:
+                return  # another collector delivers it
             try:
                 result = self.webhook.deliver(row.id, row.payload_json.encode(), self._now_ms())
                 self._settle(row, result.delivered, result.detail)
@@ -268,5 +329,7 @@ class _Courier(threading.Thread):
                 self._rows.pop(row.id, None)
             try:
                 self._store.write_outbox(row)
+                self._unstored.pop(row.id, None)
             except Exception as error:  # noqa: BLE001  # again after a restart, by the id that receivers know
+                self.note_unstored(row)
                 log.warning("webhook %s: message %s: outcome not stored: %s", self.webhook.name, row.id, error)

@@ -6,6 +6,7 @@ from drover_collector.store import engine, migrations, schema
 from drover_collector.store.cluster import KEY
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
+from drover_collector.store.following import Following
 from drover_collector.store.history import History
 from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
 from drover_collector.store.placements import Placements
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-class Store(Writes, Reads, Series, Export, History, Retention):
+class Store(Writes, Reads, Series, Export, Following, History, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod

@@ -189,7 +189,7 @@ class Lease:
         if newest != self._seen:
             self._seen, self._seen_at = newest, self._clock()
         epoch, holder = newest
-        if holder != NOBODY and self._passed_slowest(self._seen_at) < self.ttl_s + self.margin_s:
+        if holder not in (NOBODY, self.holder) and self._passed_slowest(self._seen_at) < self.ttl_s + self.margin_s:
             return False
         if not self._claim(epoch + 1) or self._epochs.newest() != (epoch + 1, self.holder):
             self._epoch = 0

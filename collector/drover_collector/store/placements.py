@@ -86,6 +86,17 @@ class Placements:
                 self.version += 1
             return merged
 
+    def news(self, rows: Iterable[EntityRow]) -> list[EntityRow]:
+        """Those that tell more than is known: of a place, or a later time at it."""
+        with self._lock:
+            known = self._places
+            return [
+                row
+                for row in rows
+                if (held := known.get((row.entity_id, row.node, row.gpu, row.link, row.mig))) is None
+                or held.last_ms < row.last_ms
+            ]
+
     def of_node(self, node: str) -> list[EntityRow]:
         """Entities whose newest place is on this node."""
         with self._lock:

@@ -1,0 +1,65 @@
+"""What one collector learns of what others wrote into the same server: who is where, who reports, what waits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drover_collector.buckets import Bucket, Ints
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.store.base import Base, during, numbers
+from drover_collector.store.placements import link_numbers
+from drover_collector.store.records import EntityRow
+from drover_collector.store.schema import samples_table
+from drover_proto.catalog import Scope
+
+
+class Following(Base):
+    _entities_at = 0  # block number of `entities` up to which rows are in the placements
+
+    @property
+    def shared(self) -> bool:
+        """Whether other collectors may write here too."""
+        return not self._clients.embedded
+
+    def mark(self, table: str) -> int:
+        """A number that grows with each insert into the table, whoever made it."""
+        found = self._clients.rows(
+            f"SELECT toInt64(max(max_block_number)) AS n FROM {self._clients.parts} WHERE table = '{table}'"
+        )
+        return int(found[0]["n"])
+
+    def refresh_entities(self) -> int:
+        """Take in where others have seen entities; gives how many were news."""
+        newest = self.mark("entities")
+        if newest == self._entities_at:
+            return 0
+        found = self._clients.rows(
+            "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
+            " toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms FROM entities"
+            f" WHERE toInt64OrZero(splitByChar('_', _part)[3]) > {self._entities_at}"
+        )
+        rows = [EntityRow(**(row | {"scope": Scope(row["scope"])})) for row in found]
+        news = self._placements.news(rows)
+        self._placements.add(news)
+        self._entities_at = newest
+        return len(news)
+
+    def heard(self, index: FleetIndex, start_ms: int, length_ms: int) -> Bucket:
+        """A bucket without values: how many rows of each GPU and node are there, and who holds what."""
+        gpu_rows = self._heard(index, Scope.GPU, start_ms, length_ms, index.gpu_count)
+        node_rows = self._heard(index, Scope.NODE, start_ms, length_ms, index.node_count)
+        self._heard(index, Scope.LINK, start_ms, length_ms, len(link_numbers(index)))
+        jobs = np.full(index.gpu_count, -1, np.int32)
+        return Bucket(start_ms, length_ms, {}, {}, gpu_rows, node_rows, jobs, (), {})
+
+    def _heard(self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int, count: int) -> Ints:
+        table = self._clients.arrow(
+            "SELECT entity_id, count() AS n, toUnixTimestamp64Milli(max(ts)) AS newest"
+            f" FROM {samples_table(scope)} WHERE {during(start_ms, start_ms + length_ms)} GROUP BY entity_id"
+        )
+        ids = numbers(table, "entity_id")
+        self._placements.note_seen(ids, numbers(table, "newest"))
+        rows, target = self._placements.map(index, scope, start_ms + length_ms).find(ids)
+        counts = np.zeros(count, np.int32)
+        counts[target] = numbers(table, "n")[rows]
+        return counts

@@ -1,0 +1,38 @@
+"""What detection has done, for Status and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+
+class Rate:
+    """Growth of a count per second over about the last ten seconds, out of how it stood whenever someone asked."""
+
+    def __init__(self) -> None:
+        self._stood: deque[tuple[float, int]] = deque()
+
+    def per_s(self, count: int) -> float:
+        now = time.monotonic()
+        if not self._stood or now - self._stood[-1][0] >= 1:
+            self._stood.append((now, count))
+        while len(self._stood) > 2 and now - self._stood[1][0] >= 10:
+            self._stood.popleft()
+        since, before = self._stood[0]
+        return max(0.0, (count - before) / (now - since)) if now > since else 0.0
+
+
+@dataclass(slots=True)
+class Ticks:
+    """What the detectors have done, for Status and metrics."""
+
+    newest_end_ms: int = 0  # end of the newest bucket seen; 0: none
+    seconds: float = 0.0  # of the newest tick, read and detect
+    done: int = 0
+    skipped: int = 0  # buckets left out: too far behind
+    failures: int = 0  # calls into the engine that raised
+    store_failures: int = 0
+    lost_outcomes: int = 0  # that the store did not take
+    lost_events: int = 0  # of which the engine was not told: too many at once
+    troubles: dict[str, str] = field(default_factory=dict)  # by subject, each a sentence
