@@ -133,7 +133,7 @@ class Authority:
         return _self_signed(self._key, self.certificate.subject, self._now, days)
 
 
-def init(folder: Path, name: str, days: int, *, force: bool) -> None:
+def init(folder: Path, name: str, days: int, *, force: bool, now: datetime | None = None) -> None:
     """
     Raises:
         CliError: an authority is there already and `force` is not given; the folder cannot be written.
@@ -146,7 +146,7 @@ def init(folder: Path, name: str, days: int, *, force: bool) -> None:
     with _told():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(folder / "ca.key", _key_pem(key), KEY_MODE)
-        write_whole(folder / "ca.pem", _self_signed(key, subject, datetime.now(UTC), days), CERT_MODE)
+        write_whole(folder / "ca.pem", _self_signed(key, subject, now or datetime.now(UTC), days), CERT_MODE)
 
 
 def write_pair(cert_path: Path, cert: bytes, key: bytes, *, sync: bool = True) -> None:

@@ -166,9 +166,7 @@ def _renew(args: argparse.Namespace) -> int:
 
     files = list(args.files)
     if args.all_expiring_within is not None:
-        files += [
-            path for path in _below(args.dir) if _days_left(certs.read_certificate(path)) < args.all_expiring_within
-        ]
+        files += _ending(args.dir, args.all_expiring_within)
     elif not files:
         raise CliError("name the files to renew, or give --all-expiring-within DAYS")
     authority = certs.Authority(args.dir)
