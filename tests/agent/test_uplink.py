@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,7 @@ from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
+from testbed.certificates import Files, Fleet
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
 
@@ -348,30 +349,109 @@ def test_the_clock_offset_is_measured_and_a_wrong_clock_is_told(tmp_path: Path) 
     play(scenario())
 
 
-def _certificates(folder: Path) -> None:
-    """An authority and one certificate for 127.0.0.1, by openssl."""
-    run = lambda *words: subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)  # noqa: E731  # a word to repeat less
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    run("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "1", "-subj", "/CN=test authority")
-    run("req", *new_key, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=n1")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,URI:drover://agent/n1\n")
-    run(
-        *("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-        *("-days", "1", "-extfile", "names", "-out", "cert.pem"),
-    )
+def tls_server(files: Files) -> grpc.ServerCredentials:
+    pair = files.key.read_bytes(), files.cert.read_bytes()
+    return grpc.ssl_server_credentials([pair], files.ca.read_bytes(), True)
+
+
+def with_tls(config: AgentConfig, files: Files) -> AgentConfig:
+    return replace(config, tls=TlsConfig(*map(str, files.paths)))
 
 
 def test_mutual_tls(tmp_path: Path) -> None:
-    _certificates(tmp_path)
+    fleet = Fleet(tmp_path / "ca")
 
     async def scenario() -> None:
-        pair = ((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())
-        credentials = grpc.ssl_server_credentials([pair], (tmp_path / "ca.pem").read_bytes(), True)
         server = TelemetryServer()
-        plain = settings(tmp_path, await server.start(credentials=credentials))
-        tls = TlsConfig(*(str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem")))
-        async with running(Agent(replace(plain, tls=tls), "n1")) as agent:
+        plain = settings(tmp_path, await server.start(credentials=tls_server(fleet.issue("collector", "c1"))))
+        async with running(Agent(with_tls(plain, fleet.issue("agent", "n1")), "n1")) as agent:
             agent.accept(now_ms(), xid("79"))
             await until(lambda: "79" in server.codes())
 
     play(scenario())
+
+
+def test_a_renewed_certificate_is_taken_without_losing_or_resending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("drover_agent.uplink.RENEWED_LOOK_S", 0.01)
+    caplog.set_level("INFO")
+    fleet = Fleet(tmp_path / "ca")
+    files, newer = fleet.issue("agent", "n1"), fleet.issue("agent", "n1")
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        plain = settings(tmp_path, await server.start(credentials=tls_server(fleet.issue("collector", "c1"))))
+        async with running(Agent(with_tls(plain, files), "n1")) as agent:
+            start, count = now_ms(), 0
+
+            async def feed(enough: Callable[[], object]) -> None:
+                nonlocal count
+                deadline = time.monotonic() + 20
+                while not enough():
+                    assert time.monotonic() < deadline
+                    agent.accept(*power(start + count))
+                    agent.flush()
+                    count += 1
+                    await asyncio.sleep(0)
+
+            await feed(lambda: len(server.rows) > 50)
+            # Half a renewal ends no stream.
+            files.key.write_bytes(newer.key.read_bytes())
+            await feed(lambda: "does not belong to" in caplog.text)
+            more = len(server.rows) + 50
+            await feed(lambda: len(server.rows) > more)
+            assert server.streams == 1
+            files.cert.write_bytes(newer.cert.read_bytes())
+            await feed(lambda: server.streams == 2)
+            more = len(server.rows) + 50
+            await feed(lambda: len(server.rows) > more)
+            await until(lambda: len(server.rows) == 2 * count, "all rows")
+            await until(lambda: agent.spool.pending()[0] == 0, "all acknowledged")
+        assert server.streams == 2
+        assert server.repeated_rows == 0
+        assert len(server.order) == len(set(server.order))
+        assert "no collector" not in caplog.text
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("own ended", "tls.cert: the certificate in {} ended at 20"),
+        ("collector ended", "the other side's certificate, or its authority's, has ended"),
+        ("other authority", "the other side's certificate is of another authority than"),
+        ("plain collector", "the other side speaks no TLS"),
+        ("pair", "does not belong to"),
+    ],
+)
+def test_a_wrong_certificate_is_one_clear_line_and_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str, says: str
+) -> None:
+    fleet = Fleet(tmp_path / "ca")
+    good, past = fleet.issue("agent", "n1"), timedelta(days=-2)
+    files = fleet.issue("agent", "n1", ends_in=past) if wrong == "own ended" else fleet.issue("agent", "n1")
+    served = (
+        fleet.issue("collector", "c1", ends_in=past) if wrong == "collector ended" else fleet.issue("collector", "c")
+    )
+    if wrong == "other authority":
+        served = Fleet(tmp_path / "other", "other-ca").issue("collector", "c1")
+    if wrong == "pair":
+        files.key.write_bytes(good.key.read_bytes())
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        credentials = None if wrong == "plain collector" else tls_server(served)
+        config = with_tls(settings(tmp_path, await server.start(credentials=credentials)), files)
+        async with running(Agent(config, "n1")) as agent:
+            agent.accept(now_ms(), xid("79"))
+            await until(lambda: "no collector" in caplog.text)
+            if wrong in ("own ended", "pair"):
+                files.renew_from(good)
+                await until(lambda: "79" in server.codes(), "the event comes with the renewed certificate")
+
+    play(scenario())
+    lines = [record.getMessage() for record in caplog.records if "no collector" in record.getMessage()]
+    assert says.format(files.cert) in lines[0], lines
+    assert "\n" not in lines[0]
