@@ -2,11 +2,15 @@
 
 The embedded engine holds one path per process, and pytest runs all tests in one process: they share the path of
 `store_root`, and each test has a database of its own in it. A test that needs a second engine starts a process.
+
+Tests of the modules in FORMS that use `store` or `store_url` run once for each form of the store: embedded, on a server
+over HTTP, and spread over a cluster of two shards; docs/testing.md says what of the latter two is real.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +20,33 @@ import pytest
 
 if TYPE_CHECKING:
     from drover_collector.store import Store
+    from testbed.front import Front
 
 pytest_plugins = ["testbed.system"]
 
 _numbers = itertools.count(1)
+
+EMBEDDED, SERVER, CLUSTER = "embedded", "server", "cluster"
+FORMS = {
+    "test_store_samples": (EMBEDDED, SERVER, CLUSTER),
+    "test_store_series": (EMBEDDED, SERVER, CLUSTER),
+    "test_store_history": (EMBEDDED, SERVER, CLUSTER),
+    "test_schema": (EMBEDDED, SERVER),
+    "test_ingest": (EMBEDDED, SERVER),
+}
+# What is of the embedded form: one process holds the store, and tables are copied into a new form.
+EMBEDDED_ONLY = {
+    "test_open_twice_in_one_process",
+    "test_a_store_of_the_first_version_is_copied",
+    "test_a_copy_that_was_stopped_goes_on",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    forms = FORMS.get(metafunc.module.__name__.rpartition(".")[2])
+    if forms and "store_form" in metafunc.fixturenames:
+        only = metafunc.function.__name__ in EMBEDDED_ONLY
+        metafunc.parametrize("store_form", forms[:1] if only else forms, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +60,38 @@ def store_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     kept.close()
 
 
+@pytest.fixture(scope="session")
+def server_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    from testbed.front import front
+
+    with front(tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    from testbed.front import front
+
+    with front(tmp_path_factory.mktemp("cluster"), "--cluster", "drover") as made:
+        yield made
+
+
 @pytest.fixture
-def store_url(store_root: Path) -> str:
+def store_form(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", EMBEDDED))
+
+
+@pytest.fixture
+def store_url(store_form: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The url of a database that no other test uses."""
-    return f"chdb://{store_root}?database=t{next(_numbers)}"
+    if store_form == EMBEDDED:
+        return f"chdb://{request.getfixturevalue('store_root')}?database=t{next(_numbers)}"
+    if store_form == CLUSTER:
+        from drover_collector.store import Store
+
+        monkeypatch.setattr(Store, "open", functools.partial(Store.open, cluster="drover"))
+    server: Front = request.getfixturevalue(f"{store_form}_front")
+    return server.url(f"t{next(_numbers)}")
 
 
 @pytest.fixture
@@ -47,5 +102,6 @@ def store(store_url: str) -> Iterator[Store]:
     opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     yield opened
     with contextlib.suppress(StoreError):  # the test may have closed it
-        opened._clients.command("DROP DATABASE " + store_url.partition("=")[2])  # or every later start would load it
+        name = store_url.rpartition("=")[2].rpartition("/")[2]
+        opened._clients.command(f"DROP DATABASE {name}")  # or every later start would load it
     opened.close()

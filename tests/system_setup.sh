@@ -9,6 +9,7 @@ missing=()
 command -v gcc >/dev/null || missing+=(gcc libc6-dev)
 command -v openssl >/dev/null || missing+=(openssl)
 command -v chromium >/dev/null || missing+=(chromium)
+test -e /usr/share/java/zookeeper.jar || missing+=(zookeeper default-jre-headless)
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing ${missing[*]} ..."
   apt-get update -qq

@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, told where it does
+    for name in ("clickhouse_connect", "urllib3"):  # what fails comes as an error, and is told where it does
+        logging.getLogger(name).setLevel(logging.ERROR)
     if args.command == "config":
         print(sample(CollectorConfig), end="")
         return 0
