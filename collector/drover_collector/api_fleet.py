@@ -18,6 +18,7 @@ from drover_proto.catalog import BY_NAME, Metric, Scope
 from drover_proto.times import iso
 
 NEWEST_MS = 60_000  # a value older than this is not what a GPU does now
+SHOWN_DAMAGES = 5
 SHOWN_UNKNOWN = 100
 STUCK_S = 30  # an insert takes milliseconds, on a busy disk seconds
 UNJUDGED_MS = 90_000  # a bucket is judged every 10 s; after a pause of this process three are left out
@@ -78,6 +79,8 @@ def troubles(facts: Facts) -> list[str]:
     found += facts.gate.troubles()
     if facts.tls is not None:
         found += [f"This collector's {line}." for line in facts.tls.troubles()]
+    if facts.store.integrity is not None:
+        found += [damage.sentence for damage in facts.store.integrity.damages[-SHOWN_DAMAGES:]]
     judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.began_ms)
     if pipeline.leading and facts.now_ms() - judged_ms > UNJUDGED_MS:
         found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from drover_collector.store import engine, migrations, schema
+import time
+
+from drover_collector.store import definitions, engine, migrations, schema
 from drover_collector.store.cluster import KEY
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
 from drover_collector.store.following import Following
 from drover_collector.store.history import History
+from drover_collector.store.integrity import Integrity
 from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
 from drover_collector.store.placements import Placements
 from drover_collector.store.reads import Reads
@@ -67,8 +70,13 @@ class Store(Writes, Reads, Series, Export, Following, History, Retention):
         tables = schema.tables(retention_days)
         sharded = frozenset(t.name for t in tables if t.partition and t.columns[0].name == KEY)
         clients = engine.connect(url, wait_s, password=password, cluster=cluster, sharded=sharded)
+        integrity = None if clients.home is None else Integrity(clients, *clients.home)
         try:
+            if integrity is not None:
+                clients.mended = integrity.set_aside
             migrations.ensure(clients, tables)
+            if clients.home is not None:
+                definitions.keep(*clients.home)
             found = clients.rows(
                 "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
                 " toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms"
@@ -79,7 +87,16 @@ class Store(Writes, Reads, Series, Export, Following, History, Retention):
             store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
             store.kept_days = kept_days(tables)
             store.load_seen()
+            if integrity is not None:
+                store.integrity = integrity
+                integrity.look()
+                store.resend = integrity.recent(time.time_ns() // 1_000_000)
+                if store.resend:
+                    clients.command("TRUNCATE TABLE lane_seqs")
+                integrity.start()
         except BaseException:
+            if integrity is not None:
+                integrity.close()
             clients.close()
             raise
         return store

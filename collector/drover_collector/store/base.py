@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from drover_collector.store.engine import Clients
+from drover_collector.store.integrity import Integrity
 from drover_collector.store.placements import Placements
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import BY_NAME, Kind, Scope
@@ -29,12 +30,16 @@ class Base:
         self._counted: int | None = None  # values in the samples tables
         self._count_lock = threading.Lock()
         self._last_ns = 0
+        self.integrity: Integrity | None = None  # None: a server, which looks after itself
+        self.resend = False  # what was taken last is damaged: agents are asked for all that they still have
         # Called before each write of the active collector's; raises StoreError when this one is not active. Its answer
         # stands beside the write in a server's log.
         self.fence: Callable[[], str] = str
 
     def close(self) -> None:
         """Waits for running statements; what was written is durable anyway."""
+        if self.integrity is not None:
+            self.integrity.close()
         self._clients.close()
 
 

@@ -7,30 +7,30 @@ directory would be read, and its `path` obeyed, so it gets a config of its own; 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import os
+import logging
 import queue
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 import clickhouse_connect
 import pyarrow as pa
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from drover_collector.store import server
+from drover_collector.store import definitions, embedded, server
 from drover_collector.store.cluster import SETTINGS as CLUSTER_SETTINGS
 from drover_collector.store.cluster import Cluster
 from drover_collector.store.errors import StoreError
 
+log = logging.getLogger(__name__)
+
 CLIENTS = 4  # queries that run at once; each holds a client of its own
+MENDS = 20  # damaged parts that one question gets past
 CLOSED_S = 1.0  # how often those who wait for a client look whether the store was closed
 WRITERS = 2  # inserts that run at once: clients of their own, so that slow questions never hold up what comes in
 DATABASE = "drover"
@@ -54,6 +54,7 @@ EMBEDDED = {
     "background_schedule_pool_size": 2,
     "background_schedule_pool_initial_size": 2,
 }
+
 SETTINGS = {
     "optimize_on_insert": 0,  # inserts are sorted, not merged: reads merge, by FINAL
     "max_partitions_per_insert_block": 0,  # a backfill may touch as many days as are kept
@@ -91,6 +92,8 @@ class Clients:
         self._files = files
         self._numbers = itertools.count()
         self._on_close = on_close
+        # Is told each error of a statement that can be done again; whether it mended what made it fail.
+        self.mended: Callable[[str], bool] = lambda _: False
         self._questions = _Pool(make, CLIENTS)
         self._inserts = _Pool(make, WRITERS)
 
@@ -98,6 +101,11 @@ class Clients:
     def embedded(self) -> bool:
         """Whether the engine lives in this process, which then holds the store alone."""
         return self._files is not None
+
+    @property
+    def home(self) -> tuple[Path, str] | None:
+        """(folder of the embedded store, name of the database); None: a server."""
+        return None if self._files is None else (self._files.parents[1], self._files.name)
 
     def disk(self) -> tuple[int, int] | None:
         """(free, total) bytes of the embedded store's disk; None: a server."""
@@ -146,8 +154,14 @@ class Clients:
         """The result of a query."""
         if self.cluster is not None:
             sql = self.cluster.statements(sql)[0]
-        with self.use() as client:
-            return client.query_arrow(sql, parameters=dict(parameters or {}), use_strings=True)
+        for tries in range(MENDS + 1):
+            try:
+                with self.use() as client:
+                    return client.query_arrow(sql, parameters=dict(parameters or {}), use_strings=True)
+            except StoreError as error:
+                if tries == MENDS or not self.mended(str(error.__cause__)):
+                    raise
+        raise AssertionError("unreachable")
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The result of a small query."""
@@ -287,27 +301,15 @@ def _server(at: server.Server, cluster: str, sharded: frozenset[str]) -> Clients
     return Clients(lambda: at.client(settings), cluster=form, quick=lambda: at.client(settings, quick=True))
 
 
-class _Lock:
-    """What this process holds of one embedded path: the lock file, and the databases that are open."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self.file = file
-        self.databases: set[str] = set()
-
-
-_held: dict[Path, _Lock] = {}
-_held_guard = threading.Lock()
-
-
 def _embedded(path: Path, database: str, wait_s: float) -> Clients:
     try:
         path.mkdir(parents=True, exist_ok=True)
         path = path.resolve()
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}; give a folder that this user may write, in store.url") from None
-    _acquire(path, database, wait_s)
+    embedded.acquire(path, database, wait_s)
     try:
-        config = _pinned_config(path)
+        config = embedded.pinned_config(path, EMBEDDED, KEEP_FREE_BYTES)
 
         def make(name: str) -> Any:
             return clickhouse_connect.get_client(
@@ -318,105 +320,31 @@ def _embedded(path: Path, database: str, wait_s: float) -> Clients:
                 chdb_options={"config-file": str(config)},
             )
 
-        _clear(path / "inserts" / database)
-        with _no_stray_config(path):
-            first = make("default")
+        embedded.clear(path / "inserts" / database)
+        with embedded.no_stray_config(path):
+            first = _start(lambda: make("default"), path)
         first.command(f"CREATE DATABASE IF NOT EXISTS {server.name(database)} ENGINE = Atomic")
         first.close()
     except (ClickHouseError, OSError) as error:
-        _release(path, database)
+        embedded.release(path, database)
         raise StoreError(f"{path}: the embedded store does not open: {_one_line(error)}") from None
     except StoreError:
-        _release(path, database)
+        embedded.release(path, database)
         raise
-    return Clients(lambda: make(database), path / "inserts" / database, lambda: _release(path, database))
+    return Clients(lambda: make(database), path / "inserts" / database, lambda: embedded.release(path, database))
 
 
-def _acquire(path: Path, database: str, wait_s: float) -> None:
-    with _held_guard:
-        mine = _held.get(path)
-        if mine is not None and database in mine.databases:
-            raise StoreError(f"{path}: this process has the store open already; use that one")
-        if mine is None and _held:
-            other = next(iter(_held))
-            raise StoreError(f"{path}: this process has {other} open, and can hold one embedded store at a time")
-        if mine is None:
-            mine = _held[path] = _Lock(_lock_file(path, wait_s))
-        mine.databases.add(database)
-
-
-def _release(path: Path, database: str) -> None:
-    with _held_guard:
-        mine = _held[path]
-        mine.databases.discard(database)
-        if not mine.databases:
-            mine.file.close()  # gives the lock back
-            del _held[path]
-
-
-def _lock_file(path: Path, wait_s: float) -> IO[str]:
-    name = path / "drover.lock"
+def _start(make: Callable[[], Any], path: Path) -> Any:
+    """The first client. The engine does not say which definition it cannot take: then all older ones are tried."""
+    if embedded.runs(path):
+        return make()
+    definitions.mend(path)
     try:
-        file = name.open("a+")
-    except OSError as error:
-        raise StoreError(f"{name}: {error.strerror}; give a folder that this user may write, in store.url") from None
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() >= deadline:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                file.close()
-                raise StoreError(
-                    f"{path}: the store is open in process {holder}; stop that collector,"
-                    " or ask it through its Fleet API"
-                ) from None
-            time.sleep(0.05)
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
-def _pinned_config(path: Path) -> Path:
-    """Our own engine config, so that no `config.xml` of the working directory is taken."""
-    config = path / "drover-engine.xml"
-    temporary = path / "tmp"
-    temporary.mkdir(exist_ok=True)
-    text = (
-        f"<clickhouse><path>{escape(str(path))}/</path><tmp_path>{escape(str(temporary))}/</tmp_path>"
-        + "".join(f"<{key}>{value}</{key}>" for key, value in EMBEDDED.items())
-        + "<storage_configuration><disks><default>"
-        f"<keep_free_space_bytes>{KEEP_FREE_BYTES}</keep_free_space_bytes>"
-        "</default></disks></storage_configuration></clickhouse>\n"
-    )
-    if not config.exists() or config.read_text("utf-8") != text:
-        config.write_text(text, "utf-8")
-    return config
-
-
-def _clear(folder: Path) -> None:
-    """The folder for inserts, without what a killed process left there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob("insert-*.arrow"):
-        left.unlink()
-
-
-@contextmanager
-def _no_stray_config(path: Path) -> Iterator[None]:
-    """Out of a working directory with a `config.xml` while the engine starts: it looks there even when told another."""
-    here = Path.cwd()
-    stray = any((here / f"config.{kind}").exists() for kind in ("xml", "yaml", "yml"))
-    if stray:
-        os.chdir(path)
-    try:
-        yield
-    finally:
-        if stray:
-            os.chdir(here)
+        return make()
+    except ClickHouseError:
+        if not definitions.mend(path, doubtful=True):
+            raise
+        return make()
 
 
 def _quoted(path: Path) -> str:

@@ -146,7 +146,7 @@ class History(Base):
             "SELECT node, spool, lane, max(seq) AS last FROM ("
             "SELECT node, spool, lane, seq FROM lane_seqs UNION ALL"
             f" SELECT node, {ids}[-2] AS spool, toUInt8(1) AS lane, toUInt64OrZero({ids}[-1]) AS seq FROM events"
-            f" WHERE length({ids}) = 3) WHERE {where} GROUP BY node, spool, lane",
+            f" WHERE length({ids}) = 3 AND {int(not self.resend)}) WHERE {where} GROUP BY node, spool, lane",
             parameters,
         )
         result: dict[tuple[str, str], dict[int, int]] = {}

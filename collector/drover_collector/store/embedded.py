@@ -1,0 +1,127 @@
+"""The folder of an embedded store: who holds it, and what the engine is told about it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from xml.sax.saxutils import escape
+
+from drover_collector.store.errors import StoreError
+
+
+class _Lock:
+    """What this process holds of one embedded path: the lock file, and the databases that are open."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.databases: set[str] = set()
+
+
+_held: dict[Path, _Lock] = {}
+_held_guard = threading.Lock()
+
+
+def runs(path: Path) -> bool:
+    """Whether this process has another database of the folder open, and so the engine running."""
+    with _held_guard:
+        return len(_held[path].databases) > 1
+
+
+def acquire(path: Path, database: str, wait_s: float) -> None:
+    with _held_guard:
+        mine = _held.get(path)
+        if mine is not None and database in mine.databases:
+            raise StoreError(f"{path}: this process has the store open already; use that one")
+        if mine is None and _held:
+            other = next(iter(_held))
+            raise StoreError(f"{path}: this process has {other} open, and can hold one embedded store at a time")
+        if mine is None:
+            mine = _held[path] = _Lock(_lock_file(path, wait_s))
+        mine.databases.add(database)
+
+
+def release(path: Path, database: str) -> None:
+    with _held_guard:
+        mine = _held[path]
+        mine.databases.discard(database)
+        if not mine.databases:
+            mine.file.close()  # gives the lock back
+            del _held[path]
+
+
+def _lock_file(path: Path, wait_s: float) -> IO[str]:
+    name = path / "drover.lock"
+    try:
+        file = name.open("a+")
+    except OSError as error:
+        raise StoreError(f"{name}: {error.strerror}; give a folder that this user may write, in store.url") from None
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                file.close()
+                raise StoreError(
+                    f"{path}: the store is open in process {holder}; stop that collector,"
+                    " or ask it through its Fleet API"
+                ) from None
+            time.sleep(0.05)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int) -> Path:
+    """Our own engine config, so that no `config.xml` of the working directory is taken."""
+    config = path / "drover-engine.xml"
+    temporary = path / "tmp"
+    temporary.mkdir(exist_ok=True)
+    text = (
+        f"<clickhouse><path>{escape(str(path))}/</path><tmp_path>{escape(str(temporary))}/</tmp_path>"
+        + "".join(f"<{key}>{value}</{key}>" for key, value in settings.items())
+        + "<storage_configuration><disks><default>"
+        f"<keep_free_space_bytes>{keep_free_bytes}</keep_free_space_bytes>"
+        "</default></disks></storage_configuration>"
+        # However much is damaged, the rest is to answer; and folders that no table knows are left alone.
+        "<merge_tree><max_suspicious_broken_parts>1000000000</max_suspicious_broken_parts>"
+        "<max_suspicious_broken_parts_bytes>1000000000000000000</max_suspicious_broken_parts_bytes></merge_tree>"
+        "<database_catalog_unused_dir_hide_timeout_sec>1000000000</database_catalog_unused_dir_hide_timeout_sec>"
+        "<database_catalog_unused_dir_rm_timeout_sec>0</database_catalog_unused_dir_rm_timeout_sec>"
+        # Only the collector makes statements, and it says where backups go.
+        "<backups><allowed_path>/</allowed_path></backups></clickhouse>\n"
+    )
+    if not config.exists() or config.read_text("utf-8") != text:
+        config.write_text(text, "utf-8")
+    return config
+
+
+def clear(folder: Path) -> None:
+    """The folder for inserts, without what a killed process left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("insert-*.arrow"):
+        left.unlink()
+
+
+@contextmanager
+def no_stray_config(path: Path) -> Iterator[None]:
+    """Out of a working directory with a `config.xml` while the engine starts: it looks there even when told another."""
+    here = Path.cwd()
+    stray = any((here / f"config.{kind}").exists() for kind in ("xml", "yaml", "yml"))
+    if stray:
+        os.chdir(path)
+    try:
+        yield
+    finally:
+        if stray:
+            os.chdir(here)

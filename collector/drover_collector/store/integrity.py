@@ -1,0 +1,247 @@
+"""Damage to the files of an embedded store: found, told, and set aside, while everything else goes on.
+
+The engine keeps each insert and each merge in a folder of its own, a part, with checksums of its files. At the start
+it looks at sizes and names, and sets aside what does not fit (`detached/broken-on-start_...`). What only a read finds,
+such as flipped bits, fails the read with the part's path: that part is checked, set aside if it is damaged, and the
+read done again. Merges that fail are seen in the engine's count of errors. Nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from drover_collector.store import definitions
+from drover_collector.store.engine import Clients
+from drover_collector.store.errors import StoreError
+from drover_proto.times import iso
+
+log = logging.getLogger(__name__)
+
+PARTITION_MS = 4 * 3_600_000
+YEAR_2200_MS = 7_258_118_400_000
+LOOK_S = 10.0  # how often the engine's count of errors is looked at
+RESEND_MS = 900_000  # agents keep what is acknowledged 10 minutes, and a batch may be up to some minutes old by then
+CHECK_BYTES = 256 << 20  # larger parts are checked only when a read or a merge fails on them
+CHECK_BYTES_PER_S = 20 << 20
+RECENT_S = 10
+REST = 4  # times as long as a check took, before the next
+# A part's folder: the table's UUID, then partition, first and last insert, level and perhaps mutation.
+_NAME = re.compile(r"[0-9a-z-]+(?:_\d+){3,4}")
+_PART = re.compile(rf"([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/({_NAME.pattern})/")
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A part or a definition that was set aside."""
+
+    table: str
+    path: Path  # where it rests
+    from_ms: int | None  # samples in it, as far as it can be known: [from_ms, to_ms]
+    to_ms: int | None
+    written_ms: int  # when its files were written, 0 if there are none
+
+    @property
+    def sentence(self) -> str:
+        if self.from_ms is not None and self.to_ms is not None:
+            span = f"from {iso(self.from_ms)} to {iso(self.to_ms)}"
+        else:
+            span = f"written before {iso(self.written_ms)}" if self.written_ms else "of unknown time"
+        return (
+            f"The store is damaged: table {self.table}, rows {span}, rest unread in {self.path};"
+            " the rest answers. Look at the disk, restore a backup if they matter, and move the folder away."
+        )
+
+
+class Integrity:
+    """Watches an embedded store from a thread of its own, once `start` was called."""
+
+    def __init__(self, clients: Clients, path: Path, database: str) -> None:
+        self._clients = clients.apart()
+        self._path, self._database = path, database
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._found: tuple[Damage, ...] = ()
+        self._checked: set[str] = set()  # parts, by table and name
+        self._moved_s = -math.inf  # when a part was set aside last
+        self._seen = 0  # when the engine's errors were looked at, seconds
+
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        """What rests set aside, as of the last look; the newest last."""
+        return self._found
+
+    def look(self) -> tuple[Damage, ...]:
+        """Look again at what rests set aside.
+
+        Raises:
+            StoreError
+        """
+        rows = self._clients.rows(
+            "SELECT table, name, partition_id, path FROM system.detached_parts WHERE database = currentDatabase()"
+        )
+        found = [
+            _damage(row["table"], row["name"], Path(row["path"]))
+            for row in rows
+            if not str(row["name"]).startswith(("covered-by-broken", "tmp", "attaching", "deleting"))
+        ]
+        found += [
+            Damage(file.name.split(".")[0], file, None, None, _written_ms(file))
+            for file in definitions.replaced(self._path)
+        ]
+        known = {damage.path for damage in self._found}
+        self._found = tuple(sorted(found, key=lambda damage: damage.written_ms))
+        for damage in self._found:
+            if damage.path not in known:
+                log.error("%s", damage.sentence)
+        return self._found
+
+    def recent(self, now_ms: int) -> bool:
+        """Whether something was lost that agents may still have."""
+        return any(now_ms - damage.written_ms < RESEND_MS for damage in self._found)
+
+    def set_aside(self, error: str) -> bool:
+        """Set aside the damaged parts that an error of the engine names.
+
+        An answer may also be cut off without a word; then the newest of the engine's counted errors says why.
+
+        Returns:
+            Whether what failed may be tried again.
+        """
+        with self._lock:
+            try:
+                told = [error] if _PART.search(error) else self._errors(int(time.time()) - RECENT_S)
+                found = sum(self._part_of(text) for text in told)
+                # Else another thread's, which met the same part, may have been before us.
+                return found > 0 or time.monotonic() < self._moved_s + RECENT_S
+            except StoreError as failure:
+                log.error("store: what failed cannot be checked: %s", failure)
+                return False
+
+    def _errors(self, since_s: int) -> list[str]:
+        """Messages of the engine's newest errors that name a part."""
+        rows = self._clients.rows(
+            "SELECT last_error_message AS message FROM system.errors"
+            f" WHERE toUnixTimestamp(last_error_time) >= {since_s}"
+        )
+        return [row["message"] for row in rows if _PART.search(row["message"])]
+
+    def _part_of(self, error: str) -> bool:
+        """Whether the part of the error is out of the way."""
+        found = _PART.search(error)
+        if found is None:
+            return False
+        rows = self._clients.rows(
+            "SELECT table FROM system.parts WHERE active AND database = currentDatabase()"
+            f" AND name = '{found[2]}' AND table IN (SELECT name FROM system.tables"
+            f" WHERE database = currentDatabase() AND toString(uuid) = '{found[1]}')"
+        )
+        return not rows or self._check(rows[0]["table"], found[2])  # none: merged or set aside meanwhile
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread = threading.Thread(target=self._run, name="store-integrity", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._clients.close()
+
+    def _run(self) -> None:
+        unchecked: Iterator[float] = iter(())
+        while not self._stopping.is_set():
+            pause = LOOK_S
+            try:
+                self._look_at_errors()
+                self.look()
+                took = next(unchecked, None)
+                if took is None:
+                    unchecked = self._check_all()
+                else:
+                    pause = min(LOOK_S, took * REST)
+            except StoreError as error:
+                if not self._stopping.is_set():
+                    log.warning("store: not checked: %s", error)
+            self._stopping.wait(pause)
+
+    def _look_at_errors(self) -> None:
+        """Merges that fail are told only here."""
+        now = int(time.time())
+        for text in self._errors(self._seen):
+            self.set_aside(text)
+        self._seen = now
+
+    def _check_all(self) -> Iterator[float]:
+        """Check each small part once, the newest first; what a crash left is among these. Yields seconds taken."""
+        rows = self._clients.rows(
+            "SELECT table, name FROM system.parts WHERE active AND database = currentDatabase()"
+            f" AND bytes_on_disk < {CHECK_BYTES} AND modification_time < now() - 60 ORDER BY modification_time DESC"
+        )
+        names = {f"{row['table']} {row['name']}" for row in rows}
+        self._checked &= names
+        for row in rows:
+            name = f"{row['table']} {row['name']}"
+            if name not in self._checked:
+                started = time.monotonic()
+                with self._lock:
+                    self._check(row["table"], row["name"])
+                self._checked.add(name)
+                yield time.monotonic() - started
+
+    def _check(self, table: str, part: str) -> bool:
+        """Whether it was damaged, and is set aside."""
+        try:
+            rows = self._clients.rows(
+                f"CHECK TABLE `{table}` PART '{part}' SETTINGS check_query_single_value_result = 0, max_threads = 1,"
+                f" max_local_read_bandwidth = {CHECK_BYTES_PER_S}"
+            )
+        except StoreError as error:
+            if "NO_SUCH_DATA_PART" in str(error):  # merged meanwhile
+                return True
+            raise
+        bad = [row for row in rows if not row["is_passed"]]
+        if not bad:
+            return False
+        log.error("store: part %s of table %s is damaged: %s", part, table, str(bad[0]["message"]).split(": ", 2)[-1])
+        self._clients.command(f"ALTER TABLE `{table}` DETACH PART '{part}'")
+        self._moved_s = time.monotonic()
+        self.look()
+        return True
+
+
+def _damage(table: str, name: str, path: Path) -> Damage:
+    part = _NAME.search(name.rpartition("broken-on-start_")[2])
+    low, high = _span(path, part[0].split("_")[0] if part is not None else "")
+    return Damage(table, path, low, high, _written_ms(path))
+
+
+def _span(path: Path, partition: str) -> tuple[int | None, int | None]:
+    """First and last moment of a part's rows: of its index of times, else of its partition."""
+    begin, end = 0, YEAR_2200_MS
+    if re.fullmatch(r"\d{10}", partition):  # seconds, of `schema.PARTITION`
+        begin = int(partition) * 1000
+        end = begin + PARTITION_MS
+    with contextlib.suppress(OSError, struct.error):
+        low, high = struct.unpack("<qq", (path / "minmax_ts.idx").read_bytes())
+        if begin <= low <= high < end and high > 0:
+            return low, high
+    return (begin, end - 1) if begin else (None, None)
+
+
+def _written_ms(path: Path) -> int:
+    try:
+        files = [path] if path.is_file() else list(path.iterdir())
+        return max((int(file.stat().st_mtime * 1000) for file in files), default=0)
+    except OSError:
+        return 0

@@ -1,0 +1,206 @@
+"""Files of an embedded store damaged in every way a disk knows: it opens, says what is lost, and the rest answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drover_proto.times import iso
+from testbed.fleets import T0
+
+HOURS = 5  # so that the rows rest in two partitions
+STEP_MS = 60_000
+WRITE = """
+import sys
+import numpy as np
+from drover_collector.store import SampleBatch, Store
+from drover_proto.catalog import Scope
+
+store = Store.open(sys.argv[1], retention_days=3650)
+start, step, rows = (int(word) for word in sys.argv[2:5])
+store.write_lane_seqs({("n0", "s"): {2: 7}})
+for begin in (start, start + 5 * 3_600_000):
+    ts = begin + step * np.arange(rows)
+    there = np.ones(rows, bool)
+    ids = np.full(rows, 5, np.uint64)
+    store.write_samples(SampleBatch(Scope.GPU, ids, ts, {"gpu_temp_c": (np.full(rows, 50, np.int16), there)}))
+store.close()
+"""
+READ = """
+import json, sys
+import numpy as np
+from drover_collector.store import SampleBatch, Store
+from drover_proto.catalog import Scope
+
+store = Store.open(sys.argv[1], retention_days=3650)
+if sys.argv[3:]:
+    table, name = store._clients.rows(
+        "SELECT table, name FROM system.parts WHERE active AND table = 'gpu_samples' ORDER BY name")[0].values()
+    store.integrity._check(table, name)
+held = store.read_lane_seqs()
+store.write_samples(SampleBatch(Scope.GPU, np.full(1, 9, np.uint64), np.array([int(sys.argv[2])]),
+    {"gpu_temp_c": (np.full(1, 50, np.int16), np.ones(1, bool))}))
+rows = store._clients.rows("SELECT entity_id, count() AS n, sum(gpu_temp_c) AS s FROM gpu_samples GROUP BY entity_id")
+print(json.dumps({
+    "rows": {row["entity_id"]: row["n"] for row in rows},
+    "damages": [[d.table, str(d.path), d.from_ms, d.to_ms, d.sentence] for d in store.integrity.look()],
+    "held": [list(lanes.values()) for lanes in held.values()],
+}))
+store.close()
+"""
+
+
+def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two parts of 60 rows, written by a process that has ended."""
+    folder = tmp_path_factory.mktemp("sound") / "store"
+    done = run(WRITE, f"chdb://{folder}", T0, STEP_MS, 60)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Iterator[Path]:
+    yield shutil.copytree(sound, tmp_path / "store", symlinks=True)
+
+
+def read(folder: Path, *words: object) -> dict[str, Any]:
+    done = run(READ, f"chdb://{folder}", T0 + 10 * 3_600_000, *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def first_part(folder: Path) -> Path:
+    """The part with the rows from T0 on."""
+    parts = [file.parent for file in folder.glob("store/*/*/*/minmax_ts.idx") if file.parent.name.endswith("_1_1_0")]
+    assert len(parts) == 1
+    return parts[0]
+
+
+def flip(name: str, at: int) -> Callable[[Path], None]:
+    def change(part: Path) -> None:
+        with (part / name).open("r+b") as file:
+            file.seek(at)
+            held = file.read(2)
+            file.seek(at)
+            file.write(bytes(255 - byte for byte in held))
+
+    return change
+
+
+def junk(name: str) -> Callable[[Path], None]:
+    return lambda part: (part / name).write_bytes(b"junk\n") and None
+
+
+def everything(part: Path) -> None:
+    for file in part.iterdir():
+        file.unlink()
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "bits flipped": flip("data.bin", 30),
+    "cut off": lambda part: os.truncate(part / "data.bin", 100),
+    "empty": lambda part: (part / "data.bin").write_bytes(b"") and None,
+    "missing": lambda part: (part / "data.bin").unlink(),
+    "checksums": junk("checksums.txt"),
+    "count": junk("count.txt"),
+    "columns": junk("columns.txt"),
+    "index": junk("primary.cidx"),
+    "marks": junk("data.cmrk4"),
+    "times": junk("minmax_ts.idx"),
+    "all files gone": everything,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_part_is_set_aside_and_told_and_the_rest_answers(folder: Path, kind: str) -> None:
+    part = first_part(folder)
+    DAMAGE[kind](part)
+    found = read(folder)
+    assert found["rows"] == {"5": 60, "9": 1}  # the other part, and what came after
+    [[table, path, from_ms, to_ms, sentence]] = found["damages"]
+    assert (table, part.name in path) == ("gpu_samples", True)
+    assert Path(path).is_dir()  # nothing is deleted
+    whole = kind not in ("times", "all files gone")  # else it is the whole partition of four hours
+    assert (from_ms, to_ms) == (T0, T0 + 59 * STEP_MS) if whole else from_ms <= T0 < T0 + 59 * STEP_MS <= to_ms
+    assert iso(from_ms) in sentence
+    assert path in sentence
+    assert read(folder)["damages"] == found["damages"]  # until someone moves it away
+
+
+def test_damage_to_what_came_last_asks_agents_again(folder: Path) -> None:
+    assert read(folder)["held"] == [[7]]
+    flip("data.bin", 30)(first_part(folder))
+    assert read(folder)["rows"]["5"] == 60  # found by this read, and known at the next start
+    assert read(folder)["held"] == []
+
+
+def test_old_damage_asks_nobody(folder: Path) -> None:
+    part = first_part(folder)
+    os.truncate(part / "data.bin", 100)
+    for file in part.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    assert read(folder)["held"] == [[7]]
+
+
+@pytest.mark.parametrize("name", ["minmax_ts.idx", "primary.cidx"])
+def test_what_no_read_sees_a_check_finds(folder: Path, name: str) -> None:
+    flip(name, 9)(first_part(folder))
+    assert len(read(folder, "check")["damages"]) == 1
+
+
+def test_a_sound_store_is_left_alone(folder: Path) -> None:
+    found = read(folder, "check")
+    assert (found["rows"], found["damages"]) == ({"5": 120, "9": 1}, [])
+
+
+def definition(folder: Path, name: str = "gpu_samples") -> Path:
+    [file] = folder.glob(f"store/*/*/{name}.sql")
+    return file
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "empty": lambda folder: definition(folder).write_bytes(b""),
+    "junk": lambda folder: definition(folder).write_bytes(os.urandom(300)),
+    "missing": lambda folder: definition(folder).unlink(),
+    "not a type": lambda folder: definition(folder).write_text(
+        definition(folder).read_text().replace("DateTime64", "DateTimeXX")
+    ),
+    "database empty": lambda folder: (folder / "metadata" / "drover.sql").write_bytes(b""),
+    "database missing": lambda folder: (folder / "metadata" / "drover.sql").unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_definition_is_replaced_by_its_copy(folder: Path, kind: str) -> None:
+    BROKEN[kind](folder)
+    found = read(folder)
+    assert found["rows"] == {"5": 120, "9": 1}
+    asides = [Path(path) for _, path, *_ in found["damages"]]
+    assert len(asides) == ("missing" not in kind)
+    assert all(path.is_file() for path in asides)
+
+
+def test_without_a_copy_the_table_begins_anew_and_says_so(folder: Path) -> None:
+    shutil.rmtree(folder / "definitions")
+    part = first_part(folder)
+    definition(folder).write_bytes(b"")
+    found = read(folder)
+    assert found["rows"] == {"9": 1}
+    assert [table for table, *_ in found["damages"]] == ["gpu_samples"]
+    assert (part / "data.bin").exists()  # what it held rests where it was
