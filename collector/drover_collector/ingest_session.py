@@ -122,6 +122,12 @@ class Session:
             if self._task is not None:
                 self._task.cancel()
 
+    async def abort(self, why: EndError) -> None:
+        """End the stream from its own task. Not while an answer is on its way: gRPC would refuse, and leave it open."""
+        self._writing = self._writing or asyncio.Lock()
+        async with self._writing:
+            await self.context.abort(why.code, str(why))
+
     async def send(self, message: pb.CollectorMessage) -> None:
         """A stream that has ended meanwhile gets nothing; its agent will ask again."""
         self._writing = self._writing or asyncio.Lock()
