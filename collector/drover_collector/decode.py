@@ -83,9 +83,10 @@ def decode(batches: Sequence[tuple[Dictionary, pb.Batch]], oldest_ms: int, now_m
     bad = np.fromiter(result.refused, np.int64, len(result.refused))
     by_scope: dict[Scope, list[SampleBatch]] = {}
     for rows in joined:
+        if np.isin(rows.batch, bad).all():
+            continue
         part = rows.take(bad, result)
-        if part.rows:
-            by_scope.setdefault(part.scope, []).append(part)
+        by_scope.setdefault(part.scope, []).append(part)
     result.samples = [SampleBatch.join(parts) for parts in by_scope.values()]
     return result
 
