@@ -49,6 +49,7 @@ STATUS = {62: 400, 36: 400, 60: 404, 81: 404, 497: 403, 516: 403, 57: 500, 241: 
 INSERT = re.compile(rb"\s*INSERT\s+INTO\s+(\S+)\s*(\([^)]*\))?\s*FORMAT\s+(\w+)[ \t]*\r?\n?", re.IGNORECASE)
 FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
 ON_CLUSTER = re.compile(r"\s+ON CLUSTER\s+(`[^`]*`|'[^']*'|\w+)", re.IGNORECASE)
+OVER = re.compile(r"ENGINE = Distributed\('\w+', '\w+', '(\w+)', (.+)\)$")
 REPLICATED = re.compile(r"Replicated(\w*MergeTree)\('[^']*', '[^']*'(?:, )?")
 
 
@@ -85,7 +86,7 @@ class Engine:
         self._connect = lambda: chdb.connect(f"{path}?config-file={config}")
         self._free: queue.LifoQueue[tuple[Any, dict[str, str]]] = queue.LifoQueue()
         self._free.put((self._connect(), {}))
-        self._sharded: dict[str, set[str]] = {}
+        self._sharded: dict[str, dict[str, str]] = {}  # database -> local table -> its sharding key
 
     def run(self, sql: str, form: str, database: str, settings: dict[str, str], params: dict[str, str]) -> bytes:
         if self.cluster:
@@ -123,12 +124,13 @@ class Engine:
         return bytes(result.bytes())
 
     def _as_cluster(self, sql: str, database: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
-        for name in re.findall(r"CREATE TABLE IF NOT EXISTS `?(\w+_local)`?\b", sql):
-            self._sharded.setdefault(database, set()).add(name)
+        if over := OVER.search(sql):
+            self._sharded.setdefault(database, {})[over.group(1)] = over.group(2)
         if not re.match(r"\s*(SELECT|INSERT)", sql, re.IGNORECASE):
             sql = ON_CLUSTER.sub("", REPLICATED.sub(r"\1(", sql))
         elif self._sharded.get(database):
-            filters = {f"{database}.{name}": "entity_id % 2 + 1 = shardNum()" for name in self._sharded[database]}
+            shards = self._sharded[database].items()
+            filters = {f"{database}.{table}": f"{key} % 2 + 1 = shardNum()" for table, key in shards}
             pairs = ", ".join(f"{_literal(table)}: {_literal(text)}" for table, text in sorted(filters.items()))
             settings = settings | {"additional_table_filters": "{" + pairs + "}"}
         # What waits for replicas needs replicas.
