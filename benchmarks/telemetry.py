@@ -6,6 +6,7 @@ fleet has. Seeds from 1000 on are for tuning; the others score.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,7 +17,8 @@ from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_collector.store import SampleBatch, entity_id
 from drover_proto.catalog import Scope
 
-T0_MS = 1_760_000_000_000 // 3_600_000 * 3_600_000  # an hour's beginning in October 2025
+# An hour's beginning yesterday: what is older may be beyond the retention of a rollup.
+T0_MS = (time.time_ns() // 1_000_000 - 86_400_000) // 14_400_000 * 14_400_000
 
 
 def ids_of(nodes: int, scope: Scope, seed: int) -> npt.NDArray[np.uint64]:

@@ -44,6 +44,6 @@ def of_metric(metric: Metric) -> str:
         return f"Delta({width}), T64, {PLAIN}" if metric.unit in ("B", "J") else f"Delta({width}), {PLAIN}"
     if metric.unit == "degC":
         return f"Delta({width}), T64, {PLAIN}"
-    if metric.unit in ("ratio", "MHz"):
-        return f"GCD, T64, {PLAIN}"  # sensors are coarser than our steps: thousandths, percents, 15 MHz
+    if metric.unit in ("ratio", "MHz", "B/s"):
+        return f"GCD, T64, {PLAIN}"  # sensors may be coarser than our steps: thousandths, percents, 15 MHz, 1 kB/s
     return f"T64, {PLAIN}"  # noise in few bits

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import shutil
 import threading
@@ -38,8 +39,9 @@ DATABASE = "drover"
 # that were merged or inserted then have been seen with empty files, which no read of their day gets past.
 KEEP_FREE_BYTES = 256 << 20
 
-# The engine counts the memory of the whole process, Python's too, and refuses statements above this.
-MEMORY_BYTES = 1792 << 20
+# The engine counts the memory of the whole process, Python's too, and refuses statements above this: no question may
+# take the machine down. What is really used stays far below.
+MEMORY_BYTES = max(1792 << 20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 # What the embedded engine would else take for a server of its own: caches of gigabytes, and merges at full priority.
 EMBEDDED = {
     "max_server_memory_usage": MEMORY_BYTES,

@@ -15,7 +15,10 @@ from drover_proto.catalog import Metric, Scope, of_scope
 
 # Raised with every change of the tables other than a column more; see `migrations`.
 VERSION = 2
-SAMPLES_SETTINGS = (("ttl_only_drop_parts", 1),)
+SAMPLES_SETTINGS = (
+    ("ttl_only_drop_parts", 1),
+    ("max_bytes_to_merge_at_max_space_in_pool", 4 << 30),  # a merge needs as much of the disk as it merges
+)
 # What goes at once when the disk runs full: at 100,000 GPUs a day would be half of many a disk.
 PARTITION = "toStartOfInterval(ts, toIntervalHour(4))"
 UNJUDGED_DAYS = 7  # an event older than this alarms nobody any more
@@ -144,7 +147,10 @@ def _rollups(retention_days: int, retention_10s_days: int, retention_5min_days: 
         ),
         Table(
             "rollup_counts",  # samples in 5 min and a slice of the entities
-            (scope, Column("ts", TIME), Column("slice", "UInt8"), Column("samples", "UInt64"), Column("version", "UInt64")),
+            (
+                scope, Column("ts", TIME), Column("slice", "UInt8"), Column("samples", "UInt64"),
+                Column("version", "UInt64"),
+            ),
             "ReplacingMergeTree(version)", "(scope, ts, slice)", "",
             f"toDateTime(ts) + toIntervalDay({retention_days + 7})",
         ),
