@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from drover_collector import api_export, api_fleet, api_incidents, api_nodes, api_series
+from drover_collector import api_backup, api_export, api_fleet, api_incidents, api_nodes, api_series
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
@@ -26,6 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 THREADS = 4
 ANSWER_S = 30.0  # for callers that give no deadline of their own
 EXPORT_S = 3600.0
+BACKUPS = 2  # one works; another is told so
 EXPORTS = 1  # at a time: one reads the whole store
 
 
@@ -36,12 +37,14 @@ class FleetApi(FleetServicer):
         self._facts = facts
         self._threads = ThreadPoolExecutor(THREADS, "api")
         self._export_thread = ThreadPoolExecutor(EXPORTS, "export")
+        self._backup_thread = ThreadPoolExecutor(BACKUPS, "backup")
         self._exporting = asyncio.Semaphore(EXPORTS)
 
     def close(self) -> None:
         """Waits for the answers under way, which may read the store."""
         self._threads.shutdown(cancel_futures=True)
         self._export_thread.shutdown(cancel_futures=True)
+        self._backup_thread.shutdown(cancel_futures=True)
 
     async def GetStatus(self, _request: pb.StatusRequest, context: Context) -> pb.Status:
         return await self._answer(context, lambda: api_fleet.get_status(self._facts))
@@ -86,8 +89,13 @@ class FleetApi(FleetServicer):
             finally:
                 await loop.run_in_executor(self._export_thread, chunks.close)
 
-    async def Backup(self, _request: pb.BackupRequest, context: Context) -> pb.BackupReply:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this collector makes no backups yet; use `drover export`")
+    async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
+        """Goes on to its end even when nobody waits for it any more."""
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._backup_thread, api_backup.backup, self._facts, request)
+        except Exception as error:  # noqa: BLE001  # the same line for every kind, as for the other calls
+            await _tell(context, error)
 
     async def _answer(self, context: Context, make: Callable[[], T]) -> T:
         try:

@@ -59,6 +59,9 @@ class StoreConfig:
         between(0, 2**60),
     )
     max_bytes: int = setting(0, "the oldest samples go when the store is larger than this; 0: no such limit")
+    backup_folder: str = setting(
+        "/var/lib/drover/backups", "where `drover backup` copies an embedded store to; best on another disk"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,20 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-NAMES = ("status", "nodes", "incidents", "explain", "export", "simulate", "replay", "score", "demo", "certs")
+NAMES = (
+    "status",
+    "nodes",
+    "incidents",
+    "explain",
+    "export",
+    "backup",
+    "restore",
+    "simulate",
+    "replay",
+    "score",
+    "demo",
+    "certs",
+)
 
 
 def commands() -> list[Command]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from drover_collector.store import definitions, engine, migrations, schema
+from drover_collector.store.backup import Backup, restore
 from drover_collector.store.cluster import KEY
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
@@ -37,11 +38,12 @@ __all__ = [
     "days_left",
     "entity_id",
     "keep_free",
+    "restore",
     "sizes_of",
 ]
 
 
-class Store(Writes, Reads, Series, Export, Following, History, Retention):
+class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod

@@ -42,7 +42,7 @@ def acquire(path: Path, database: str, wait_s: float) -> None:
             other = next(iter(_held))
             raise StoreError(f"{path}: this process has {other} open, and can hold one embedded store at a time")
         if mine is None:
-            mine = _held[path] = _Lock(_lock_file(path, wait_s))
+            mine = _held[path] = _Lock(lock_file(path, wait_s))
         mine.databases.add(database)
 
 
@@ -55,7 +55,7 @@ def release(path: Path, database: str) -> None:
             del _held[path]
 
 
-def _lock_file(path: Path, wait_s: float) -> IO[str]:
+def lock_file(path: Path, wait_s: float) -> IO[str]:
     name = path / "drover.lock"
     try:
         file = name.open("a+")

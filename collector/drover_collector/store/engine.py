@@ -186,12 +186,24 @@ class Clients:
                 _check_room(self._files)
                 self._insert_file(client, table, data, self._files / f"insert-{next(self._numbers)}.arrow")
 
+    @contextmanager
+    def hold_inserts(self) -> Iterator[None]:
+        """Returns when no insert runs; those that come wait. For moments only, and by one thread at a time."""
+        held = []
+        try:
+            for _ in range(WRITERS):
+                held.append(self._inserts.take())
+            yield
+        finally:
+            for client in held:
+                self._inserts.give(client)
+
     def _insert_file(self, client: Any, table: str, data: pa.Table, file: Path) -> None:
         columns = ", ".join(f"`{name}`" for name in data.column_names)
         try:
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
                 writer.write_table(data)
-            client.command(f"INSERT INTO {table} ({columns}) FROM INFILE '{_quoted(file)}' FORMAT Arrow")
+            client.command(f"INSERT INTO {table} ({columns}) FROM INFILE '{quoted(file)}' FORMAT Arrow")
         except OSError as error:
             raise StoreError(f"{file}: {error.strerror or error}; is the disk full?") from error
         finally:
@@ -349,7 +361,7 @@ def _start(make: Callable[[], Any], path: Path) -> Any:
         return make()
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
     return str(path).replace("\\", "\\\\").replace("'", "\\'")
 
 

@@ -1,0 +1,237 @@
+"""A copy of a running embedded store, and the way back. The engine copies; a server's backups are the server's own.
+
+All tables are taken at one moment, between two inserts, so that nothing refers to what is not in it: positions of
+agents' lanes are never ahead of the rows. Where they are behind, agents send again what they still keep, and it
+collapses with what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from drover_collector.store import embedded, engine
+from drover_collector.store.base import Base
+from drover_collector.store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "drover-backup.json"
+SNAPSHOT_S = 5.0  # how long inserts wait at most while the parts are listed
+POLL_S = 0.02
+BYTES_PER_S = 200 << 20  # so that what comes in still gets its disk
+SPARE = 1.02  # of the size, for folders and the list of files
+_making = threading.Lock()  # one at a time in this process, which holds the store alone
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    bytes: int
+    rows: dict[str, int]  # by table, those that a merge will collapse counted too
+
+
+class Backup(Base):
+    def backup(self, folder: Path, now_ms: int) -> Copied:
+        """Copy the store to a folder that is made. Takes as long as the disk needs; what comes in goes on.
+
+        Raises:
+            StoreError: not an embedded store, a folder that exists, no room, another backup under way, or what the
+                engine says. Nothing is left of it then.
+        """
+        home = self._clients.home
+        if home is None:
+            raise StoreError("this store is on a server: back it up there, with the BACKUP statement of ClickHouse")
+        if not _making.acquire(blocking=False):
+            raise StoreError("a backup is being made; try again when it is done")
+        try:
+            return self._backup(folder, home[1], now_ms)
+        finally:
+            _making.release()
+
+    def _backup(self, folder: Path, database: str, now_ms: int) -> Copied:
+        if folder.exists():
+            raise StoreError(f"{folder} exists; give the backup another name")
+        partial = folder.with_name(folder.name + ".partial")
+        clients = self._clients.apart()
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            if partial.exists():  # of a collector that was killed
+                shutil.rmtree(partial)
+            size = clients.rows(f"SELECT toUInt64(sum(bytes_on_disk)) AS n FROM {clients.parts}")[0]["n"]
+            _check_room(folder.parent, size)
+            one_moment = self._copy(clients, database, partial)
+            copied = Copied(_size(partial), _rows(partial))
+            told = {
+                "made_ms": now_ms,
+                "collector": importlib.metadata.version("drover"),
+                "database": database,
+                "one_moment": one_moment,
+                "rows": copied.rows,
+                "bytes": copied.bytes,
+            }
+            (partial / MANIFEST).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+            os.sync()
+            partial.rename(folder)
+        except OSError as error:
+            _remove(partial)
+            raise StoreError(f"{error.filename or folder}: {error.strerror or error}; nothing was kept of it") from None
+        except BaseException:
+            _remove(partial)
+            raise
+        finally:
+            clients.close()
+        return copied
+
+    def _copy(self, clients: engine.Clients, database: str, folder: Path) -> bool:
+        """Whether all tables are as they were at one moment."""
+        deadline = time.monotonic() + SNAPSHOT_S
+        with self._clients.hold_inserts():
+            begun = clients.rows(
+                f"BACKUP DATABASE `{database}` TO File('{engine.quoted(folder)}')"
+                f" SETTINGS deduplicate_files = 0, max_backup_bandwidth = {BYTES_PER_S} ASYNC"
+            )[0]["id"]
+            while _status(clients, begun) == "listing":
+                if time.monotonic() > deadline:
+                    log.warning("the parts to copy were not listed within %g s; inserts go on meanwhile", SNAPSHOT_S)
+                    break
+                time.sleep(POLL_S)
+        late = time.monotonic() > deadline
+        while _status(clients, begun) != "done":
+            time.sleep(10 * POLL_S)
+        return not late
+
+
+def _status(clients: engine.Clients, number: str) -> str:
+    row = clients.rows(
+        f"SELECT toString(status) AS status, num_files, error FROM system.backups WHERE id = '{number}'"
+    )[0]
+    if row["status"] in ("BACKUP_CREATED", "RESTORED"):
+        return "done"
+    if row["status"] in ("CREATING_BACKUP", "RESTORING"):
+        return "copying" if row["num_files"] else "listing"
+    raise StoreError(f"the engine refused: {' '.join(str(row['error']).split())[:300]}")
+
+
+def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None) -> Copied:
+    """Make the store of `url` out of a backup, while no collector has it.
+
+    Args:
+        force: a store that is there is moved aside, beside its folder. Nothing is ever deleted.
+        say: is told where that was moved.
+    Raises:
+        StoreError: one line. The store is as it was then.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "chdb":
+        raise StoreError(f"{url}: only an embedded store, chdb:///PATH, is restored; a server restores its own backups")
+    path = Path(unquote(parts.path))
+    told = _manifest(backup)
+    rows: dict[str, int] = told["rows"]
+    there = path.is_dir() and any(path.iterdir())
+    if there and not force:
+        raise StoreError(f"{path} is not empty; --force moves what is there aside, or give another url")
+    _check_room(path.parent, told["bytes"])
+    new = path.with_name(path.name + ".restoring")
+    _remove(new)
+    with contextlib.ExitStack() as stack:
+        if there:
+            stack.enter_context(embedded.lock_file(path, 0))
+        database = parse_qs(parts.query).get("database", [engine.DATABASE])[0]
+        clients = engine.connect(f"chdb://{new}?database={database}", 0)
+        try:
+            source = (
+                f"RESTORE DATABASE `{told['database']}` AS `{database}` FROM File('{engine.quoted(backup.resolve())}')"
+            )
+            clients.command(f"{source} SETTINGS structure_only = 1")
+            clients.command("SYSTEM STOP MERGES")  # or what is too old would go before it is counted
+            clients.command(source)
+            copied = _verified(clients, rows)
+            if not told["one_moment"]:
+                clients.command("TRUNCATE TABLE lane_seqs")  # it may know of rows that did not come along
+        except BaseException:
+            clients.close()
+            _remove(new)
+            raise
+        clients.close()
+        if there:
+            aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+            path.rename(aside)
+            say(f"what was there rests in {aside}")
+        elif path.exists():
+            path.rmdir()
+        new.rename(path)
+    return copied
+
+
+def _verified(clients: engine.Clients, rows: dict[str, int]) -> Copied:
+    """Every table is there, with as many rows, and each of its files has the checksum that was noted for it."""
+    found: Counter[str] = Counter()
+    size = 0
+    for part in clients.rows(f"SELECT table, rows, bytes_on_disk AS bytes FROM {clients.parts} ORDER BY table"):
+        found[part["table"]] += part["rows"]
+        size += part["bytes"]
+    tables = {row["name"] for row in clients.rows(f"SELECT name FROM {clients.tables}")}
+    for table, count in rows.items():
+        if table not in tables:
+            raise StoreError(f"the backup is damaged: table {table} did not come back; the store is as it was")
+        checks = clients.rows(f"CHECK TABLE `{table}` SETTINGS check_query_single_value_result = 0")
+        bad = [check["part_path"] for check in checks if not check["is_passed"]]
+        if bad or found[table] != count:
+            raise StoreError(
+                f"the backup is damaged: table {table} has {found[table]} of {count} rows"
+                f"{f', part {bad[0]} is broken' if bad else ''}; the store is as it was"
+            )
+    return Copied(size, dict(found))
+
+
+def _manifest(backup: Path) -> dict[str, Any]:
+    try:
+        told = json.loads((backup / MANIFEST).read_text("utf-8"))
+        return {
+            "rows": dict(told["rows"]),
+            "bytes": int(told["bytes"]),
+            "database": str(told["database"]),
+            "one_moment": bool(told["one_moment"]),
+        }
+    except OSError as error:
+        raise StoreError(f"{backup}: not a backup of a store ({MANIFEST}: {error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(f"{backup / MANIFEST}: cannot be read; is this backup whole?") from None
+
+
+def _rows(backup: Path) -> dict[str, int]:
+    """Rows by table, as the copied parts count them."""
+    rows = {file.stem: 0 for file in backup.glob("metadata/*/*.sql")}
+    for file in backup.glob("data/*/*/*/count.txt"):
+        rows[file.parents[1].name] += int(file.read_text("ascii"))
+    return rows
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _check_room(folder: Path, size: int) -> None:
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    needed = int(size * SPARE) + engine.KEEP_FREE_BYTES
+    if free < needed:
+        raise StoreError(f"{folder}: {free >> 20} MB are free on its disk, {needed >> 20} are needed; make room")
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""A backup of a store under load, the store destroyed, restored, and asked again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drover_cli.main import main
+from drover_collector.store import Store, StoreError
+from testbed.fleets import T0
+
+LOAD = """
+import json, sys, threading
+from pathlib import Path
+import numpy as np
+from drover_collector.store import SampleBatch, Store, StoreError
+from drover_proto.catalog import Scope
+
+store = Store.open(sys.argv[1], retention_days=3650)
+folder, start = Path(sys.argv[2]), int(sys.argv[3])
+written = 0
+stop = threading.Event()
+begun = threading.Event()
+
+def load():
+    global written
+    while not stop.is_set():
+        row = np.full(1, 50, np.int16), np.ones(1, bool)
+        ts = np.array([start + written])
+        store.write_samples(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), ts, {"gpu_temp_c": row}))
+        written += 1
+        store.write_lane_seqs({("n0", "s"): {2: written}})
+        if written == 20:
+            begun.set()
+
+thread = threading.Thread(target=load)
+thread.start()
+begun.wait(60)
+low = written
+store.backup(folder, start)
+high = written
+try:
+    store.backup(folder, start)
+    again = ""
+except StoreError as error:
+    again = str(error)
+stop.set()
+thread.join()
+print(json.dumps({"low": low, "high": high, "again": again, "left": [p.name for p in folder.parent.iterdir()]}))
+store.close()
+"""
+READ = """
+import json, sys
+import numpy as np
+from drover_collector.store import SampleBatch, Store
+from drover_proto.catalog import Scope
+
+store = Store.open(sys.argv[1], retention_days=3650)
+count = "SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL ORDER BY ts"
+rows = [row["ts_ms"] for row in store._clients.rows(count)]
+held = store.read_lane_seqs()[("n0", "s")][2]
+store.write_samples(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), np.array([int(sys.argv[2])]),
+    {"gpu_temp_c": (np.full(1, 50, np.int16), np.ones(1, bool))}))
+print(json.dumps({"rows": rows, "held": held, "after": len(store._clients.rows(count))}))
+store.close()
+"""
+
+Made = tuple[Path, dict[str, Any]]  # the backup, and what was known around it
+
+
+def run(script: str, *words: object) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def drover(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drover_cli.main", *map(str, words)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A backup made while rows and positions were written, and what was known around it."""
+    root = tmp_path_factory.mktemp("backup")
+    told = run(LOAD, f"chdb://{root}/store", root / "backups" / "b1", T0)
+    shutil.rmtree(root / "store")
+    return root / "backups" / "b1", told
+
+
+def test_what_was_backed_up_under_load_comes_back_as_it_was(backup: Made, tmp_path: Path) -> None:
+    folder, told = backup
+    assert "give the backup another name" in told["again"]
+    assert told["left"] == ["b1"]
+    url = f"chdb://{tmp_path}/store"
+    done = drover("restore", folder, "--url", url, "--json")
+    assert done.returncode == 0, done.stderr
+    restored = json.loads(done.stdout)
+    found = run(READ, url, T0 + 10_000_000)
+    count = len(found["rows"])
+    assert told["low"] <= count <= told["high"] + 1
+    assert found["rows"] == [T0 + n for n in range(count)]  # each up to one moment, and once
+    assert restored["rows"]["gpu_samples"] == count
+    assert count - 1 <= found["held"] <= count  # never ahead of the rows
+    assert found["after"] == count + 1  # it takes in again
+
+
+def test_a_store_that_is_there_is_moved_aside_only_by_force(backup: Made, tmp_path: Path) -> None:
+    folder, _ = backup
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "precious").write_text("kept")
+    refused = drover("restore", folder, "--url", f"chdb://{store}")
+    assert (refused.returncode, "--force" in refused.stderr) == (2, True)
+    assert (store / "precious").read_text() == "kept"
+    done = drover("restore", folder, "--url", f"chdb://{store}", "--force")
+    assert done.returncode == 0, done.stderr
+    [aside] = tmp_path.glob("store.before-*")
+    assert (aside / "precious").read_text() == "kept"
+    assert str(aside) in done.stderr
+    assert (store / "store").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["flipped", "cut", "missing"])
+def test_a_damaged_backup_leaves_all_as_it_is(backup: Made, tmp_path: Path, kind: str) -> None:
+    folder = shutil.copytree(backup[0], tmp_path / "b1")
+    file = max((folder / "data" / "drover" / "gpu_samples").glob("*/data.bin"), key=lambda f: f.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[30] ^= 255
+    if kind == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(data if kind == "flipped" else data[:40])
+    done = drover("restore", folder, "--url", f"chdb://{tmp_path}/store")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b1"]
+
+
+def test_a_store_in_use_is_not_restored_over(backup: Made, store: Store, store_root: Path) -> None:
+    done = drover("restore", backup[0], "--url", f"chdb://{store_root}", "--force")
+    assert done.returncode == 2
+    assert "stop that collector" in done.stderr
+    assert store.totals().samples == 0
+
+
+def test_what_is_no_backup_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restore", str(tmp_path), "--url", f"chdb://{tmp_path}/store"]) == 2
+    assert "not a backup" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_is_told_and_nothing_is_left(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_collector.store.engine.KEEP_FREE_BYTES", 1 << 60)
+    with pytest.raises(StoreError, match="make room"):
+        store.backup(tmp_path / "b", T0)
+    assert list(tmp_path.iterdir()) == []
