@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 import grpc
@@ -49,10 +50,31 @@ Handler = Any  # grpc.RpcMethodHandler: its types know only the synchronous serv
 class _Open:
     """A call under way."""
 
-    __slots__ = ("peer", "refusal", "task")
+    __slots__ = ("end", "peer", "refusal", "task")
 
     def __init__(self, peer: Peer, task: asyncio.Task[Any] | None) -> None:
         self.peer, self.task, self.refusal = peer, task, ""
+        self.end: Callable[[str], None] | None = None
+
+    def stop(self, refusal: str) -> None:
+        self.refusal = refusal
+        if self.end is not None:
+            self.end(refusal)
+        elif self.task is not None:
+            self.task.cancel()
+
+
+_CALL: ContextVar[_Open | None] = ContextVar("_CALL", default=None)
+
+
+def when_ended(end: Callable[[str], None]) -> None:
+    """From within a call: how it ends when its certificate does, with the reason; else its task is cancelled.
+
+    For a call whose answers leave from several tasks: gRPC ends none while an answer is on its way.
+    """
+    call = _CALL.get()
+    if call is not None:
+        call.end = end
 
 
 class Gate(grpc.aio.ServerInterceptor):
@@ -103,16 +125,17 @@ class Gate(grpc.aio.ServerInterceptor):
         """Ends open streams whose certificate has ended or come to be denied, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a defect of ours must not end this watch
+                log.exception("looking after open calls")
 
     def look(self) -> None:
         serials = self.denied.serials()
         for call in list(self._open):
             self._note(call.peer)
             if not call.refusal and (found := self._ended(call.peer, serials)) is not None:
-                call.refusal = self._count(call.peer, *found)
-                if call.task is not None:
-                    call.task.cancel()
+                call.stop(self._count(call.peer, *found))
 
     def troubles(self) -> list[str]:
         """Certificates of peers that are here and end soon, and a list of denied ones that cannot be read."""
@@ -174,6 +197,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self._note(peer)
         call = _Open(peer, asyncio.current_task())
         self._open.add(call)
+        _CALL.set(call)
         return call
 
     def _guarded(self, method: str, handler: Handler) -> Handler:

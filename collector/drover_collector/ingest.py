@@ -21,6 +21,7 @@ from drover_collector import identity
 from drover_collector.config import IngestConfig
 from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.gate import when_ended
 from drover_collector.ingest_claims import Claims
 from drover_collector.ingest_limits import Account, Accounts, Bucket, Limits, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting, lane_seqs
@@ -99,6 +100,7 @@ class Ingest:
     async def _stream(self, _messages: object, context: Any) -> None:
         """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
         session = Session(context, Account(self._limits))
+        when_ended(lambda why: session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, why)))
         self._sessions[session] = None
         self.stats.connected = len(self._sessions)
         if self._carer is None:
