@@ -75,10 +75,11 @@ def test_every_statement_of_the_cluster_form_is_one_to_the_engine(store: Store) 
     told = statements()
     verbs = [sql.split()[0] for sql in told]
     assert verbs.count("CREATE") == len(TABLES) + len(SHARDED) + 2
-    assert verbs.count("ALTER") > 2 * len(TABLES)
+    assert verbs.count("ALTER") >= len(TABLES)
     for sql in told:
         parsed = store._clients.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})[0]["text"]
-        assert " ON CLUSTER prod" in parsed, sql
+        replicated_by_itself = sql.startswith("ALTER TABLE") and sql.split()[2] in {t.name for t in TABLES} - SHARDED
+        assert (" ON CLUSTER prod" in parsed) != replicated_by_itself, sql
 
 
 def test_rows_rest_in_replicated_tables_and_samples_are_spread_by_entity(store: Store) -> None:

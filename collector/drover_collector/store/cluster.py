@@ -87,6 +87,8 @@ class Cluster:
         return made
 
     def _on_table(self, verb: str, table: str, rest: str) -> list[str]:
+        if table not in self.sharded and not verb.startswith("DROP"):
+            return [f"{verb} {table}{rest}"]  # all servers are its replicas: they hand it on
         first = [f"{verb} {self._rests(table)}{self._on}{rest}"]
         if table not in self.sharded:
             return first
