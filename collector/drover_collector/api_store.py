@@ -20,7 +20,7 @@ def fill(status: pb.Status, facts: Facts) -> None:
     if disk is None:
         return
     status.store_free_bytes = disk[0]
-    left = days_left(parts, facts.store.kept_days, _room(facts, parts, disk))
+    left = days_left(parts, facts.store.kept_days, room(facts, parts, disk))
     if left is not None:
         status.store_days_left = min(left, FOREVER_DAYS)
 
@@ -52,10 +52,10 @@ def _parts(facts: Facts) -> list[Part]:
     return facts.once("parts", LONG_S, facts.store.partitions)
 
 
-def _room(facts: Facts, parts: list[Part], disk: tuple[int, int]) -> float:
+def room(facts: Facts, parts: list[Part], disk: tuple[int, int]) -> float:
     """Bytes that may be added before old samples go."""
     config = facts.config.store
-    room = float(disk[0] - keep_free(disk[1], config.keep_free_bytes))
+    left = float(disk[0] - keep_free(disk[1], config.keep_free_bytes))
     if config.max_bytes:
-        room = min(room, config.max_bytes - sum(part.bytes for part in parts))
-    return max(0.0, room)
+        left = min(left, config.max_bytes - sum(part.bytes for part in parts))
+    return max(0.0, left)

@@ -6,6 +6,7 @@ The live pipeline and `drover replay` both drive it, so that a recorded run give
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Engine:
     """
     Attributes:
         troubles: detector -> what went wrong inside it, and how often.
+        seconds: detector -> time spent in it, for metrics; nothing is judged by it.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         self.policy = policy
         self.started_ms = started_ms
         self.troubles: dict[str, Trouble] = {}
+        self.seconds: dict[str, float] = {d.name: 0.0 for d in detectors}
         self._detectors = detectors
         self._states: dict[str, object] = {}
         self._buckets = Buckets(WINDOW_BUCKETS)
@@ -146,6 +149,7 @@ class Engine:
     def _detect(self, window: Window, now_ms: int) -> list[Finding]:
         found: list[Finding] = []
         for detector in self._detectors:
+            began = time.perf_counter()
             try:
                 findings, self._states[detector.name] = detector.detect(window, self._states.get(detector.name), now_ms)
             except Exception as error:  # noqa: BLE001  # one detector's bug must not blind the others; it is counted and shown
@@ -153,6 +157,8 @@ class Engine:
                 trouble.count += 1
                 trouble.newest = f"{type(error).__name__}: {error}"
                 continue
+            finally:
+                self.seconds[detector.name] += time.perf_counter() - began
             found += findings
         return found
 

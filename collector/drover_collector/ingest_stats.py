@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from drover_collector.exposition import ROWS, SECONDS, Histogram
 from drover_collector.ingest_limits import Recent
 
 RIVALS_S = 300.0  # how long a quarrel about a node is shown
@@ -20,6 +21,8 @@ class IngestStats:
     batches: int = 0  # stored
     rows: int = 0
     samples: int = 0  # values that were present
+    bytes: int = 0  # of the batches stored
+    insert_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))  # of each insert of telemetry
     records: int = 0  # events, absences and holdings stored
     events: int = 0  # handed on
     acks: int = 0
@@ -38,6 +41,7 @@ class IngestStats:
     unstored_events: int = 0  # judged and told, and not stored yet
     waiting_bytes: int = 0  # taken in and not yet stored
     write_seconds: float = 0.0  # of the newest write
+    write_times: dict[str, Histogram] = field(default_factory=dict)  # what is stored -> seconds of its writes
     store_failures: int = 0
     troubles: dict[str, str] = field(default_factory=dict)  # what is not stored now -> why
     writing: dict[str, float] = field(default_factory=dict)  # what is being stored -> since when, monotonic seconds
@@ -52,6 +56,10 @@ class IngestStats:
     def trouble(self) -> str:
         """Why the store does not take data now; empty when it does."""
         return next(iter(self.troubles.copy().values()), "")
+
+    def wrote(self, what: str, seconds: float) -> None:
+        self.write_seconds = seconds
+        self.write_times.setdefault(what, Histogram(SECONDS)).observe(seconds)
 
     def sentences(self) -> list[str]:
         """What an operator should know of the agents, for Status."""

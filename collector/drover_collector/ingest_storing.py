@@ -102,7 +102,7 @@ class Storing:
                     raise GivenUpError from error
                 await asyncio.sleep(self._limits.retry_s)
             else:
-                self._stats.write_seconds = time.monotonic() - started
+                self._stats.wrote(name, time.monotonic() - started)
                 self.well(name)
                 return result
             finally:

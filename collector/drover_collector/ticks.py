@@ -29,6 +29,9 @@ class Ticks:
 
     newest_end_ms: int = 0  # end of the newest bucket seen; 0: none
     seconds: float = 0.0  # of the newest tick, read and detect
+    read_seconds: float = 0.0  # of all ticks: reading buckets
+    judge_seconds: float = 0.0  # judging them, and storing the outcome
+    roll_seconds: float = 0.0  # making rollups
     done: int = 0
     skipped: int = 0  # buckets left out: too far behind
     failures: int = 0  # calls into the engine that raised

@@ -3,43 +3,144 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
 import urllib3
 
+from drover_collector import metrics_families, metrics_store
 from drover_collector.api_facts import Facts
-from drover_collector.config import CollectorConfig
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.exposition import Histogram, Page
 from drover_collector.metrics import MetricsServer, exposition
-from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
-from drover_collector.store import Store
-from testbed.collected import small_index
+from drover_collector.metrics_store import StoreWatch
+from drover_collector.store import Store, StoreError
+from testbed.monitoring import facts_of, names_of, whole_page
 
-LINE = re.compile(r'drover_[a-z_]+(\{[a-z]+="([^"\\\n]|\\["\\n])*"\})? -?[0-9.e+-]+')
+LINE = re.compile(r'[a-z_]+(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,le="[^"]+")?\})? (-?[0-9.e+-]+|\+Inf)')
 
 
 @pytest.fixture
 def facts(store: Store) -> Facts:
-    pipeline = Pipeline(small_index(), store, Policy.load(), Outbox(store, [], "http://console"), lag_ms=7000)
-    stats = IngestStats(connected=3, batches=17)
-    stats.rejected['a "bad"\nbatch'] += 2
-    return Facts(pipeline, stats, CollectorConfig())
+    return facts_of(store)
 
 
-def test_every_line_is_of_the_text_format(facts: Facts) -> None:
-    lines = exposition(facts).splitlines()
-    samples = [line for line in lines if not line.startswith("#")]
-    assert [line for line in samples if not LINE.fullmatch(line)] == []
-    assert 'drover_gpus{health="unknown"} 8' in samples
-    assert "drover_nodes_expected 4" in samples
-    assert "drover_agents_connected 3" in samples
-    assert "drover_batches_total 17" in samples
-    assert r'drover_rejected_total{reason="a \"bad\"\nbatch"} 2' in samples
-    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {line.partition("{")[0].partition(" ")[0] for line in samples} <= typed
+@pytest.fixture
+def watch(facts: Facts) -> StoreWatch:
+    return StoreWatch(facts)
+
+
+def samples(page: str) -> list[str]:
+    return [line for line in page.splitlines() if not line.startswith("#")]
+
+
+def test_every_line_is_of_the_text_format(facts: Facts, watch: StoreWatch) -> None:
+    page = exposition(facts, watch)
+    assert [line for line in samples(page) if not LINE.fullmatch(line)] == []
+    for line in (
+        'drover_gpus{health="unknown"} 8',
+        "drover_nodes_expected 4",
+        "drover_nodes_reporting 0",
+        "drover_agents_connected 3",
+        "drover_batches_total 17",
+        r'drover_rejected_total{reason="a \"bad\"\nbatch"} 2',
+        'drover_write_seconds_bucket{what="telemetry",le="0.25"} 1',
+        'drover_write_seconds_bucket{what="telemetry",le="+Inf"} 2',
+        'drover_write_seconds_count{what="telemetry"} 2',
+        'drover_insert_rows_bucket{le="1000"} 1',
+        'drover_role{role="standby"} 0',
+        "drover_store_answers 1",
+    ):
+        assert line in samples(page), line
+    typed = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    assert {re.sub(r"_(bucket|sum|count)$", "", n) for n in names_of(page)} == typed
+    assert len(set(samples(page))) == len(samples(page))
+
+
+@pytest.mark.system
+def test_promtool_finds_nothing_wrong(facts: Facts) -> None:
+    told = subprocess.run(["promtool", "check", "metrics"], input=whole_page(facts).encode(), capture_output=True)
+    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+
+
+def test_what_agents_name_without_end_is_added_up(facts: Facts, watch: StoreWatch) -> None:
+    for n in range(10_000):
+        facts.stats.rejected[f"reason {n}"] += 1
+    lines = [line for line in samples(exposition(facts, watch)) if line.startswith("drover_rejected_total")]
+    assert len(lines) == metrics_families.MOST_LABELS + 1
+    assert sum(float(line.split()[-1]) for line in lines) == 10_002
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    page = Page()
+    page.gauge("drover_a", "a", None)
+    page.gauge("drover_b", "b", {}, "x")
+    page.counter("drover_c_total", "c", 0)
+    assert page.text() == "# HELP drover_c_total c\n# TYPE drover_c_total counter\ndrover_c_total 0\n"
+
+
+def test_a_histogram_counts_what_lies_on_a_bound_below_it() -> None:
+    histogram = Histogram((1, 2))
+    for value in (1, 1.5, 3):
+        histogram.observe(value)
+    assert histogram.lines("h") == [
+        'h_bucket{le="1"} 1', 'h_bucket{le="2"} 2', 'h_bucket{le="+Inf"} 3', "h_sum 5.5", "h_count 3",
+    ]  # fmt: skip
+
+
+def test_a_store_that_fails_is_told_and_its_figures_are_left_out(facts: Facts, watch: StoreWatch, store: Store) -> None:
+    store.close()
+    page = samples(exposition(facts, watch))
+    assert "drover_store_answers 0" in page
+    assert "drover_agents_connected 3" in page
+    assert not [line for line in page if line.startswith(("drover_store_bytes", "drover_store_samples"))]
+
+
+def test_a_store_that_hangs_holds_up_no_scrape(
+    facts: Facts, watch: StoreWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    asked = []
+
+    def partitions() -> list[object]:
+        asked.append(1)
+        assert goes_on.wait(60)
+        return []
+
+    monkeypatch.setattr(facts.store, "partitions", partitions)
+    monkeypatch.setattr(metrics_store, "WAIT_S", 0.05)
+    for _ in range(5):
+        page = samples(exposition(facts, watch))
+        assert "drover_store_answers 0" in page
+        assert "drover_batches_total 17" in page
+    assert len(asked) == 1, "one reading at a time, however many scrapes"
+    goes_on.set()
+    monkeypatch.setattr(metrics_store, "WAIT_S", 20)
+    assert watch.look() is not None
+
+
+def test_old_figures_are_not_shown(facts: Facts, watch: StoreWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch.look() is not None
+    monkeypatch.setattr(metrics_store, "EVERY_S", 0)
+
+    def away() -> list[object]:
+        raise StoreError("the store is away")
+
+    monkeypatch.setattr(facts.store, "partitions", away)
+    monkeypatch.setattr(metrics_store, "OLD_S", 0)
+    assert watch.look() is None
+
+
+def test_one_scrape_asks_the_store_nothing_within_ten_seconds_of_another(
+    facts: Facts, watch: StoreWatch, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = exposition(facts, watch)
+    asked: list[str] = []
+    monkeypatch.setattr(store._clients, "arrow", lambda sql, *_: asked.append(sql))
+    second = exposition(facts, watch)
+    assert asked == []
+    assert names_of(first) == names_of(second)
 
 
 @pytest.fixture
@@ -57,6 +158,8 @@ def test_it_is_served_at_metrics_and_nowhere_else(server: MetricsServer) -> None
     assert urllib3.request("GET", f"http://127.0.0.1:{server.port}/", timeout=20).status == 404
 
 
-def test_a_closed_store_gives_503(server: MetricsServer, store: Store) -> None:
+def test_a_closed_store_still_gives_the_page(server: MetricsServer, store: Store) -> None:
     store.close()
-    assert urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics", timeout=20).status == 503
+    page = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics", timeout=20)
+    assert page.status == 200
+    assert b"drover_store_answers 0" in page.data

@@ -187,6 +187,25 @@ class Outbox:
         return {name: courier.waiting for name, courier in self._couriers.items()}
 
     @property
+    def oldest_s(self) -> dict[str, float]:
+        """Age of the oldest message that waits, by webhook; 0: none waits."""
+        now_ms = self._now_ms()
+        return {name: max(0, now_ms - courier.oldest_ms(now_ms)) / 1000 for name, courier in self._couriers.items()}
+
+    @property
+    def delivered(self) -> dict[str, float]:
+        """Since the start, by webhook; likewise those below."""
+        return {name: courier.delivered for name, courier in self._couriers.items()}
+
+    @property
+    def tries_failed(self) -> dict[str, float]:
+        return {name: courier.tries_failed for name, courier in self._couriers.items()}
+
+    @property
+    def given_up(self) -> dict[str, float]:
+        return {name: courier.given_up for name, courier in self._couriers.items()}
+
+    @property
     def troubles(self) -> list[str]:
         """A sentence for every webhook that does not take messages now."""
         return [c.trouble for c in self._couriers.values() if c.trouble]
@@ -224,6 +243,7 @@ class _Courier(threading.Thread):
         super().__init__(name=f"webhook-{webhook.name}", daemon=True)
         self.webhook = webhook
         self.trouble = ""
+        self.delivered = self.tries_failed = self.given_up = 0
         self._store = store
         self._delays_s = tuple(delays_s)
         self._now_ms = now_ms
@@ -240,6 +260,11 @@ class _Courier(threading.Thread):
     @property
     def waiting(self) -> int:
         return len(self._rows)
+
+    def oldest_ms(self, none_ms: int) -> int:
+        """When the oldest message that waits was made."""
+        rows = list(self._rows.values())  # without the lock, which is held while an outcome is stored
+        return min((row.created_ms for row in rows), default=none_ms)
 
     def add(self, row: OutboxRow) -> None:
         with self._changed:
@@ -312,12 +337,15 @@ class _Courier(threading.Thread):
         if delivered:
             row = dataclasses.replace(row, state="delivered", attempts=attempts, detail=f"delivered {iso(now_ms)}")
             self.trouble = ""
+            self.delivered += 1
         elif attempts > len(self._delays_s):
             row = dataclasses.replace(row, state="failed", attempts=attempts, detail=f"given up: {detail}")
+            self.given_up += 1
         else:
             next_ms = now_ms + round(self._delays_s[attempts - 1] * 1000)
             row = dataclasses.replace(row, attempts=attempts, next_ms=next_ms, detail=f"failed: {detail}")
         if not delivered:
+            self.tries_failed += 1
             self.trouble = f"Webhook {self.webhook.name} does not take messages: {detail.rstrip('?.')}."
             log.warning("webhook %s: message %s, try %d: %s", self.webhook.name, row.id, attempts, detail)
         with self._changed:

@@ -1,0 +1,59 @@
+"""A metrics page on which every family stands, and the names in it."""
+
+from __future__ import annotations
+
+import re
+
+from drover_collector.api_facts import Facts
+from drover_collector.config import CollectorConfig
+from drover_collector.engine import Trouble
+from drover_collector.exposition import SECONDS, Histogram
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.metrics import exposition
+from drover_collector.metrics_store import StoreWatch
+from drover_collector.notify import Outbox, Webhook
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import Store
+from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from testbed.collected import small_index, write_entities, write_ticks
+
+INCIDENT = Incident(
+    "i1", IncidentKind.XID, "xid_79", "gpu", "n0", 0, (("n0", 0),), 0, 0, None, Severity.CRITICAL, 0.9, Wanted.DRAIN,
+    "summary", "advice", job="train",
+)  # fmt: skip
+NAME = re.compile(r"\b(?:drover|process)_[a-z0-9_]+\b")
+
+
+def names_of(page: str) -> set[str]:
+    """Names of the samples of a page."""
+    return {line.partition("{")[0].partition(" ")[0] for line in page.splitlines() if not line.startswith("#")}
+
+
+def facts_of(store: Store) -> Facts:
+    """Four nodes of two GPUs; some things have been counted."""
+    webhook = Webhook("ops", "http://127.0.0.1:9/", b"x" * 32, Severity.WARNING, 1.0)
+    pipeline = Pipeline(small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), lag_ms=7000)
+    stats = IngestStats(connected=3, batches=17)
+    stats.rejected['a "bad"\nbatch'] += 2
+    stats.write_times["telemetry"] = Histogram(SECONDS)
+    for seconds in (0.2, 99.0):
+        stats.write_times["telemetry"].observe(seconds)
+    stats.insert_rows.observe(800)
+    return Facts(pipeline, stats, CollectorConfig())
+
+
+def whole_page(facts: Facts) -> str:
+    """The page of a collector that has something to say in every family."""
+    now_ms = facts.now_ms() // 1000 * 1000
+    write_entities(facts.store, facts.index)
+    write_ticks(facts.store, facts.index, now_ms - 1_800_000, now_ms, 10_000)
+    stats, pipeline = facts.stats, facts.pipeline
+    stats.last_seen = {node.name: now_ms for node in facts.index.nodes}
+    stats.out_of_range["power_w"] += 1
+    stats.skipped["news"] += 1
+    facts.gate.refused["denied"] += 1
+    pipeline.leading = True
+    pipeline.incidents = {"i1": INCIDENT}
+    pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")
+    return exposition(facts, StoreWatch(facts))
