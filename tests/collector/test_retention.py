@@ -6,13 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from drover_collector import api_store
 from drover_collector.config import StoreConfig
 from drover_collector.maintenance import Maintenance
 from drover_collector.store import FOREVER_DAYS, Part, Store, StoreError, days_left, engine, keep_free, sizes_of
 from drover_collector.store.retention import GIB, HISTORY_DAYS, _steps
+from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Event, EventKind, Holding
 from testbed.fleets import T0, everything, gpu_row, link_row, node_row, samples
@@ -197,6 +200,47 @@ def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
     assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (1, 1, 0)
     maintenance.once()
     assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (2, 1, 36)
+
+
+class FactsOf:
+    """As much of the facts as the store's part of the status asks for."""
+
+    def __init__(self, store: Store, config: StoreConfig) -> None:
+        self.store, self.config = store, SimpleNamespace(store=config)
+
+    def now_ms(self) -> int:
+        return NOW
+
+    def once(self, key: object, seconds: float, make):
+        return make()
+
+
+def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filled, "disk", lambda: (TOTAL // 2, TOTAL))
+    facts, status = FactsOf(filled, StoreConfig()), pb.Status()
+    api_store.fill(status, facts)
+    sizes = {table.name: table for table in status.tables}
+    assert (sizes["gpu_samples"].rows, sizes["gpu_samples"].oldest_ms) == (600, START + 1000)
+    assert (status.retention_days, status.store_free_bytes) == (3650, TOTAL // 2)
+    assert status.store_days_left == FOREVER_DAYS
+    assert api_store.troubles(facts) == []
+    filled.make_room(NOW, disk=lambda: None, max_bytes=1)
+    monkeypatch.setattr(filled, "disk", lambda: (1, TOTAL))
+    told, nothing = api_store.troubles(facts)
+    assert told.startswith(
+        "The store ran short of room: in the last 24 h 0.0 GB of the oldest samples were deleted, up to"
+    )
+    assert "0.0 days of samples are left" in told
+    assert "something else fills it" in nothing
+
+
+def test_a_server_tells_no_disk(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filled, "disk", lambda: None)
+    facts, status = FactsOf(filled, StoreConfig()), pb.Status()
+    api_store.fill(status, facts)
+    assert not status.HasField("store_free_bytes")
+    assert not status.HasField("store_days_left")
+    assert api_store.troubles(facts) == []
 
 
 SQUEEZE = """
