@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector import api_store
+from drover_collector import api_store, open_files
 from drover_collector.api_facts import DAY_MS, LONG_S, REPORTING_MS, SHORT_S, Facts, bad_argument
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HEALTHS
@@ -76,7 +76,7 @@ def troubles(facts: Facts) -> list[str]:
         found.append(
             f"Taking data in failed {stats.defects} times, last with {stats.defect}; see the log, and report it."
         )
-    found += facts.gate.troubles()
+    found += facts.gate.troubles() + open_files.troubles(facts.index.node_count)
     if facts.tls is not None:
         found += [f"This collector's {line}." for line in facts.tls.troubles()]
     if facts.store.integrity is not None:

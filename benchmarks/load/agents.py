@@ -1,0 +1,204 @@
+"""The streams: each does what an agent's uplink does, without its spool.
+
+What is due and cannot leave (no stream, no room in flight, asked to hold back) leaves later under its own time, as it
+would from a spool: nothing offered is given up, so that lag is the collector's and not the generator's choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.telemetry_pb2_grpc import TelemetryStub
+from load.messages import PERIOD_S, Pool
+
+WINDOW_BYTES = 8 << 20  # as agents have it
+WINDOW_MESSAGES = 256
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+ANSWER_S = 60.0
+CONNECT_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.http2.bdp_probe", 0),  # costs the generator; the collector does not feel it
+    ("grpc.enable_channelz", 0),
+)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of all streams of a generator process, since it began."""
+
+    opened: int = 0  # streams open at the moment
+    welcomes: int = 0
+    failures: int = 0  # streams that ended, or did not come about
+    offered: int = 0  # values whose time has come
+    sent: int = 0
+    acked: int = 0
+    rejected: int = 0  # messages
+    backoffs: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)  # of failures and rejections
+
+    def note(self, reason: str) -> None:
+        if len(self.reasons) < 20 or reason in self.reasons:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Every `every_s` seconds a message of `ticks` seconds of telemetry, from `begin_s` (epoch) to `end_s`."""
+
+    every_s: float
+    ticks: int
+    begin_s: float
+    end_s: float
+
+
+class Stream:
+    """One agent. `number` counts over all generator processes; `phase` in 0..1 is its place within a period."""
+
+    def __init__(self, node: str, number: int, phase: float, pool: Pool, pace: Pace, counts: Counts) -> None:
+        self.node, self._pool, self._pace, self._counts = node, pool, pace, counts
+        self._spool = f"spool-{node}"
+        self._loop_at = number * 7 % PERIOD_S
+        self._phase = phase * pace.every_s
+        self._next = 1  # the sequence that is sent next
+        self._held = 0
+        self._offered = 0  # sequences whose time has come
+        self._flight: deque[tuple[int, int, int]] = deque()  # (seq, bytes, values) sent and not acknowledged
+        self._flight_bytes = 0
+        self._pause_until = 0.0
+        self._room = asyncio.Event()
+        self._told_jobs = False
+
+    def due_s(self, seq: int) -> float:
+        """When a message leaves: its last second has just passed."""
+        return self._pace.begin_s + self._phase + (seq - 1) * self._pace.every_s
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest message that is due has waited for its Ack."""
+        return max(0.0, time.time() - self.due_s(self._held + 1))
+
+    @property
+    def done(self) -> bool:
+        return self.due_s(self._held + 1) > self._pace.end_s
+
+    async def run(self, address: str, credentials: grpc.ChannelCredentials) -> None:
+        """Until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            held = self._held
+            try:
+                async with grpc.aio.secure_channel(address, credentials, options=CONNECT_OPTIONS) as channel:
+                    await self._stream(TelemetryStub(channel).Stream())
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError) as error:
+                self._counts.failures += 1
+                self._counts.note(_why(error))
+            pause_s = FIRST_PAUSE_S if self._held > held else min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(random.uniform(FIRST_PAUSE_S, max(pause_s, 2 * FIRST_PAUSE_S)))
+
+    async def _stream(self, call: Any) -> None:
+        try:
+            await call.write(pb.AgentMessage(hello=self._pool.hello(self.node, self._spool, time.time_ns() // 10**6)))
+            async with asyncio.timeout(ANSWER_S):
+                answer = await call.read()
+            if not isinstance(answer, pb.CollectorMessage) or answer.WhichOneof("kind") != "welcome":
+                raise EOFError(f"no Welcome: {await call.code()}: {await call.details()}")
+            self._counts.welcomes += 1
+            self._counts.opened += 1
+            try:
+                await self._exchange(call, {lane.lane: lane.seq for lane in answer.welcome.held})
+            finally:
+                self._counts.opened -= 1
+        finally:
+            call.cancel()
+
+    async def _exchange(self, call: Any, held: dict[int, int]) -> None:
+        self._take(held.get(pb.LIVE, 0))
+        self._flight.clear()
+        self._flight_bytes, self._next = 0, self._held + 1
+        if not self._told_jobs:
+            await self._tell_jobs(call)
+        sender = asyncio.create_task(self._send(call))
+        try:
+            while True:
+                message = await call.read()
+                if not isinstance(message, pb.CollectorMessage):
+                    raise EOFError(f"{await call.code()}: {await call.details()}")
+                self._hear(message)
+                if sender.done():
+                    sender.result()
+        finally:
+            sender.cancel()
+
+    def _hear(self, message: pb.CollectorMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "ack":
+            for refused in message.ack.rejected:
+                self._counts.rejected += 1
+                self._counts.note(refused.reason[:120])
+            self._take(max((lane.seq for lane in message.ack.held if lane.lane == pb.LIVE), default=0))
+        elif kind == "backoff":
+            self._counts.backoffs += 1
+            self._pause_until = time.monotonic() + message.backoff.wait_ms / 1000
+        self._room.set()
+
+    def _take(self, seq: int) -> None:
+        self._held = max(self._held, seq)
+        while self._flight and self._flight[0][0] <= seq:
+            _, size, values = self._flight.popleft()
+            self._flight_bytes -= size
+            self._counts.acked += values
+
+    async def _send(self, call: Any) -> None:
+        while self.due_s(self._next) <= self._pace.end_s:
+            wait_s = self.due_s(self._next) - time.time()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            await self._until_room()
+            seq, first_s = self._next, self.due_s(self._next) - self._pace.ticks
+            at = self._loop_at + (seq - 1) * self._pace.ticks
+            blocks, values = self._pool.batch(at, round(first_s * 1000), self._pace.ticks)
+            message = pb.AgentMessage(batch=pb.Batch(lane=pb.LIVE, seq=seq, blocks=blocks))
+            size = sum(len(block.body) + len(block.presence) for block in blocks)
+            self._next += 1
+            self._flight.append((seq, size, values))
+            self._flight_bytes += size
+            if seq > self._offered:
+                self._offered = seq
+                self._counts.offered += values
+            await call.write(message)
+            self._counts.sent += values
+
+    async def _until_room(self) -> None:
+        while True:
+            wait_s = self._pause_until - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            elif len(self._flight) < WINDOW_MESSAGES and self._flight_bytes < WINDOW_BYTES:
+                return
+            else:
+                self._room.clear()
+                await self._room.wait()
+
+    async def _tell_jobs(self, call: Any) -> None:
+        self._told_jobs = True
+        now_ms = time.time_ns() // 10**6
+        for slot, job in enumerate(self._pool.jobs):
+            if job:
+                holding = pb.Holding(gpu=slot, job=f"{job}-{self.node}", from_ms=now_ms)
+                await call.write(pb.AgentMessage(record=pb.Record(seq=slot + 1, holding=holding)))
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"[:120]
+    return f"{type(error).__name__}: {error}"[:120]

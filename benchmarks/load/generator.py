@@ -1,0 +1,138 @@
+"""A process full of streams. Prints a line of JSON every second; ends when its data is acknowledged, or at SIGTERM.
+
+python -m load.generator '{"folder": ..., "address": ..., ...}'     the fields of `Order`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from load.agents import Counts, Pace, Stream
+from load.certificates import Authority
+from load.fleet import name
+from load.messages import Pool
+
+BENCHMARKS = Path(__file__).parents[1]
+POOLS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one generator process does.
+
+    Attributes:
+        folder: holds ca.crt and ca.key. first, count: numbers of its streams; total: of all processes.
+        gpus: of each stream. open_s: the streams open evenly within so long. drain_s: how long it waits for Acks.
+    """
+
+    folder: str
+    address: str
+    first: int
+    count: int
+    total: int
+    gpus: int
+    open_s: float
+    every_s: float
+    ticks: int
+    begin_s: float
+    end_s: float
+    drain_s: float = 30.0
+
+
+class Generator:
+    """The other end: starts the process and keeps its newest line."""
+
+    def __init__(self, order: Order) -> None:
+        self.newest: dict[str, Any] = {}
+        self.said = threading.Event()
+        environment = os.environ | {"PYTHONPATH": f"{BENCHMARKS}:{os.environ.get('PYTHONPATH', '')}"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "load.generator", json.dumps(asdict(order))],
+            stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.newest = json.loads(line)
+            self.said.set()
+        self.said.set()
+
+    def wait(self, timeout_s: float) -> dict[str, Any]:
+        """Its last line, once it has ended by itself."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(10)
+        if code or not self.newest:
+            raise RuntimeError(f"a generator ended with {code}")
+        return self.newest
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+async def generate(order: Order) -> None:
+    folder = Path(order.folder)
+    authority = Authority.load(folder)
+    pools = [Pool(number, order.gpus) for number in range(min(POOLS, order.count))]
+    counts, pace = Counts(), Pace(order.every_s, order.ticks, order.begin_s, order.end_s)
+    streams = [
+        Stream(name(n), n, n / order.total, pools[n % len(pools)], pace, counts)
+        for n in range(order.first, order.first + order.count)
+    ]
+    opening = [order.begin_s - order.open_s + order.open_s * (n + 0.5) / order.count for n in range(order.count)]
+    ending = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+    tasks = [
+        asyncio.create_task(_open(stream, at_s, order.address, authority))
+        for stream, at_s in zip(streams, opening, strict=True)
+    ]
+    while not ending.is_set():
+        report(streams, counts)
+        if time.time() > order.end_s and (all(s.done for s in streams) or time.time() > order.end_s + order.drain_s):
+            break
+        try:
+            async with asyncio.timeout(1.0):
+                await ending.wait()
+        except TimeoutError:
+            continue
+    report(streams, counts)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=10)
+
+
+async def _open(stream: Stream, at_s: float, address: str, authority: Authority) -> None:
+    await asyncio.sleep(max(0.0, at_s - time.time()))
+    key, certificate = authority.issue(stream.node, f"drover://agent/{stream.node}")
+    await stream.run(address, grpc.ssl_channel_credentials(authority.pem, key, certificate))
+
+
+def report(streams: list[Stream], counts: Counts) -> None:
+    lags = sorted(stream.lag_s for stream in streams)
+    line = asdict(counts) | {
+        "at_s": time.time(), "cpu_s": time.process_time(), "lag_max_s": lags[-1], "lag_p50_s": lags[len(lags) // 2],
+    }  # fmt: skip
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(generate(Order(**json.loads(sys.argv[1]))))
