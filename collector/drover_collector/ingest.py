@@ -23,7 +23,7 @@ from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import when_ended
 from drover_collector.ingest_claims import Claims
-from drover_collector.ingest_limits import Account, Accounts, Bucket, Limits, Teller
+from drover_collector.ingest_limits import Account, Accounts, Bucket, Limits, Room, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting, lane_seqs
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_writers import Writers
@@ -49,8 +49,8 @@ class Ingest:
     """The Telemetry service. `register` it with a server; `close` it after the server's stop.
 
     Args:
-        on_events: is told of events, each once, from the event loop: when they are stored, or when the store keeps
-            them waiting; returns at once.
+        on_events: is told of events that are stored, from the event loop; returns at once.
+        on_unstored: of events that the store keeps waiting, likewise (default: the same). Each event is told once.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Ingest:
         config: IngestConfig,
         on_events: Callable[[list[Event]], None],
         *,
+        on_unstored: Callable[[list[Event]], None] | None = None,
         limits: Limits | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -73,8 +74,9 @@ class Ingest:
         self._now_ms = now_ms
         self._teller = Teller()
         self._writers = Writers(
-            store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events
-        )
+            store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events,
+            on_unstored or on_events,
+        )  # fmt: skip
         self._claims = Claims(self.stats, self._limits, self._teller)
         self._accounts = Accounts(self._limits)
         self._strangers = Bucket(self._limits.fresh_per_s, 4 * self._limits.fresh_entities)
@@ -114,9 +116,9 @@ class Ingest:
             if session.end is None or task is None:
                 raise  # the agent has left
             task.uncancel()
-            await context.abort(session.end.code, str(session.end))
+            await session.abort(session.end)
         except EndError as error:
-            await context.abort(error.code, str(error))
+            await session.abort(error)
         finally:
             del self._sessions[session]
             self.stats.connected = len(self._sessions)
@@ -208,6 +210,7 @@ class Ingest:
         self._claims.take(session, hello.node, hello.spool_id, hello.boot_id[:MAX_NAME])
         session.account = self._accounts.open(hello.node)
         if wait_s := session.account.hellos.take(1):
+            self.stats.slowed += 1
             await asyncio.sleep(min(wait_s, self._limits.hello_s))
         dictionary = read_hello(hello)
         self._check_entities(session, dictionary.known_ids)
@@ -321,7 +324,7 @@ class Ingest:
     # ---- batches and records
 
     async def _batch(self, session: Session, batch: pb.Batch, size: int) -> None:
-        if not await self._may_wait(session, batch.lane):
+        if not await self._may_wait(session, batch.lane, self._writers.room):
             return
         refusal: Refusal | None = None
         taken = None
@@ -347,21 +350,22 @@ class Ingest:
             )
         held = None if isinstance(taken, Refusal) else taken
         waiting = Waiting(session, session.key, pb.EVENTS, record.seq, OVERHEAD + size, record=held)
-        if pb.EVENTS in session.gapped:
-            self._writers.records.judge_early([waiting])
+        records = self._writers.records
+        if pb.EVENTS in session.gapped or not records.room.fits(session.account):
+            records.judge_early([waiting])
+        if not await self._may_wait(session, pb.EVENTS, records.room):
             return
         if isinstance(taken, Refusal):
             self._refuse(session, pb.EVENTS, record.seq, taken)
-        if not self._writers.put(waiting):
-            await self._leave_with_agent(session, pb.EVENTS)
+        self._writers.put(waiting)
 
-    async def _may_wait(self, session: Session, lane: pb.Lane.ValueType) -> bool:
-        """Whether a batch may be taken in; returns when there is room for it.
+    async def _may_wait(self, session: Session, lane: pb.Lane.ValueType, room: Room) -> bool:
+        """Whether a message may be taken in; returns when there is room for it.
 
-        False: the store takes nothing, and to wait in vain would keep the stream's events back. The batch stays with
+        False: the store takes nothing, and to wait in vain would keep the stream's events back. The message stays with
         its agent, as does all of its lane after it, until the stream ends and another begins.
         """
-        writers, room = self._writers, self._writers.room
+        writers = self._writers
         while lane not in session.gapped:
             if room.fits(session.account):
                 if room.filling:

@@ -34,7 +34,7 @@ class Records:
     """The queue of the events lane. Used in the event loop; only the store works in threads.
 
     Args:
-        on_events: is told of new events, each once.
+        on_events: is told of new events that are stored; on_unstored: of those that are not yet. Each is told once.
         release: is told of messages that are done: durable, or else given up.
     """
 
@@ -46,10 +46,12 @@ class Records:
         storing: Storing,
         positions: Positions,
         on_events: Callable[[list[Event]], None],
+        on_unstored: Callable[[list[Event]], None],
         release: Callable[[Sequence[Waiting], bool, Room], None],
     ) -> None:
         self._store, self._stats, self._storing, self._positions = store, stats, storing, positions
-        self._limits, self.on_events, self._release = limits, on_events, release
+        self._limits, self._release = limits, release
+        self.on_events, self._on_unstored = on_events, on_unstored
         self.room = Room(limits.record_bytes)
         self.came = asyncio.Event()
         self._queue: list[Waiting] = []
@@ -57,19 +59,13 @@ class Records:
         self._early: Recent[str, None] = Recent(REMEMBERED)  # judged, and not stored when they were
         self._inventories: Recent[str, tuple[str, int, dict[str, str]]] = Recent(INVENTORIES)
 
-    def put(self, waiting: Waiting) -> bool:
-        """Take a record in, or say that there is no room; an event is judged either way."""
-        event = waiting.record is not None and waiting.record.event is not None
-        if event and self._storing.failing:
+    def put(self, waiting: Waiting) -> None:
+        """Take a record in. While the store fails, its event is judged at once."""
+        if self._storing.failing:
             self.judge_early([waiting])
-        if not self.room.fits(waiting.account):
-            if event:
-                self.judge_early([waiting])
-            return False
         self.room.grow(waiting.account, waiting.size)
         self._queue.append(waiting)
         self.came.set()
-        return True
 
     def put_inventory(self, node: str, ts_ms: int, inventory: dict[str, str]) -> None:
         """What a node is made of. Not acknowledged: its next Hello tells it again."""
@@ -129,12 +125,13 @@ class Records:
             for id_ in fresh:
                 self._early[id_] = None
             self._stats.unstored_events = len(self._early)
-            self._tell(list(fresh.values()))
+            self._tell(self._on_unstored, list(fresh.values()))
 
     def _unlike_held(self, work: Sequence[Waiting]) -> list[Waiting]:
         """Of records whose sequence is held, those that are something else: an agent whose spool came out of a backup
         gives its sequences out again. Absences and holdings are told by their content, and may be stored again."""
         found: list[Waiting] = []
+        told: set[str] = set()
         for waiting in work:
             taken = waiting.record
             if taken is None or taken.event is None:
@@ -144,7 +141,10 @@ class Records:
             held = self._store.events(event.ts_ms, event.ts_ms + 1, event.node, limit=10_000)
             if _content(event) not in {_content(other) for other in held}:
                 digest = hashlib.blake2b(repr(_content(event)).encode(), digest_size=4).hexdigest()
-                found.append(replace(waiting, record=Taken(event=replace(event, id=f"{event.id}~{digest}"))))
+                event = replace(event, id=f"{event.id}~{digest}")
+                if event.id not in told:
+                    found.append(replace(waiting, record=Taken(event=event)))
+                told.add(event.id)
         return found
 
     def _write(self, work: Sequence[Waiting]) -> None:
@@ -163,11 +163,11 @@ class Records:
         self._stats.records += len(work)
         self._stats.events += len(events)
         if fresh:
-            self._tell(fresh)
+            self._tell(self.on_events, fresh)
 
-    def _tell(self, events: list[Event]) -> None:
+    def _tell(self, listener: Callable[[list[Event]], None], events: list[Event]) -> None:
         try:
-            self.on_events(events)
+            listener(events)
         except Exception:
             log.exception("%d events could not be handed on", len(events))
 

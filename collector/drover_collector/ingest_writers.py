@@ -35,7 +35,7 @@ class Writers:
     Args:
         known: nodes of the fleet file.
         refuse: is told of what the store's side refuses, before it is acknowledged.
-        on_events: is told of new events once they are stored, or when the store keeps them waiting.
+        on_events: is told of new events once they are stored; on_unstored: of those that the store keeps waiting.
     Attributes:
         freed: set when room was made.
     Raises:
@@ -52,12 +52,15 @@ class Writers:
         teller: Teller,
         refuse: Refuse,
         on_events: Callable[[list[Event]], None],
+        on_unstored: Callable[[list[Event]], None],
     ) -> None:
         self._store, self._stats, self._limits, self._now_ms, self._teller = store, stats, limits, now_ms, teller
         self.positions = Positions(store, known)
         self.acks = Acks(stats, self.positions.of, now_ms)
         self.storing = Storing(stats, limits, refuse)
-        self.records = Records(store, stats, limits, self.storing, self.positions, on_events, self._release)
+        self.records = Records(
+            store, stats, limits, self.storing, self.positions, on_events, on_unstored, self._release
+        )
         self.room = Room(limits.waiting_bytes)
         self.freed = asyncio.Event()
         self._telemetry: list[Waiting] = []
@@ -66,12 +69,12 @@ class Writers:
         self._full = asyncio.Event()  # enough for an insert, no need to wait for company
         self._tasks: list[asyncio.Task[None]] = []
 
-    def put(self, waiting: Waiting) -> bool:
-        """Take a message in: it is acknowledged on its session in its turn. False: there is no room for it."""
+    def put(self, waiting: Waiting) -> None:
+        """Take a message in. It is acknowledged on its session in its turn."""
         self._start()
+        waiting.session.waiting += 1
         if waiting.lane == pb.EVENTS:
-            if not self.records.put(waiting):
-                return False
+            self.records.put(waiting)
         else:
             self.room.grow(waiting.account, waiting.size)
             self._telemetry.append(waiting)
@@ -79,9 +82,7 @@ class Writers:
             self._came.set()
             if self._bytes >= self._limits.flush_bytes:
                 self._full.set()
-        waiting.session.waiting += 1
         self._stats.waiting_bytes = self.room.used + self.records.room.used
-        return True
 
     def put_inventory(self, node: str, ts_ms: int, inventory: dict[str, str]) -> None:
         """What a node is made of. Not acknowledged: its next Hello tells it again."""
@@ -158,8 +159,7 @@ class Writers:
         self._store.write_entities(decoded.entities)  # first, or a read would meet samples of nobody
         for samples in decoded.samples:
             self._store.write_samples(samples)
-            if hasattr(self._store, "mark_late"):
-                self._store.mark_late(samples, self._now_ms())
+            self._store.mark_late(samples, self._now_ms())
         decoded.mark_placed()
         return decoded
 
@@ -169,7 +169,10 @@ class Writers:
             self.storing.refuse(waiting.session, waiting.lane, waiting.seq, refusal)
         stats = self._stats
         stats.batches += len(work) - len(decoded.refused)
-        stats.rows += sum(samples.rows for samples in decoded.samples)
+        rows = sum(samples.rows for samples in decoded.samples)
+        stats.rows += rows
+        stats.insert_rows.observe(rows)
+        stats.bytes += sum(waiting.size for waiting in work)
         stats.samples += decoded.present
         for (node, metric), count in decoded.out_of_range.items():
             stats.out_of_range[metric] += count

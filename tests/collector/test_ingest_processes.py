@@ -89,7 +89,7 @@ class Sender:
 
     async def _write(self, call: Any, seq: int) -> None:
         while True:
-            made = batch(seq, block([(T0 + seq, 1, (300.0, 50.0))]))
+            made = batch(seq, block([(T0 + 100 * seq, 1, (300.0, 50.0))]))
             await call.write(pb.AgentMessage(batch=made))
             told = pb.Event(ts_ms=T0 + seq, kind="kernel", code="oom", message="x")
             await call.write(pb.AgentMessage(record=pb.Record(seq=seq, event=told)))
@@ -111,7 +111,7 @@ async def test_killed_between_inserts_nothing_acknowledged_is_lost_or_doubled(tm
     )
     assert list((tmp_path / "store" / "inserts").rglob("*.arrow")) == []  # nothing is left of what was under way
     found = json.loads(done.stdout)
-    seqs = [ts - T0 for ts in found["ts"]]
+    seqs = [(ts - T0) // 100 for ts in found["ts"]]
     assert len(seqs) == len(set(seqs))
     assert set(range(1, sender.held[pb.LIVE] + 1)) <= set(seqs) <= set(range(1, sender.sent + 1))
     assert sender.held[pb.EVENTS] <= found["events"] <= sender.sent

@@ -1,0 +1,181 @@
+"""A store that takes nothing: what happens on the nodes is judged and told all the same, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from drover_collector.ingest import Limits
+from drover_collector.notify import Outbox
+from drover_collector.notify.webhook import Delivery
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import Store, StoreError
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.events import Severity
+from testbed.fleets import T0, batch, block, hello, index_of
+from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event
+from testbed.loop import in_loop
+from testbed.waiting import until
+
+QUICK = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, judge_s=0.05, backoff_ms=10)
+
+
+class Disk:
+    """Says no to every write of a store while it is full, or keeps it waiting while it hangs."""
+
+    def __init__(self, store: Store, patch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.free = threading.Event()
+        self.free.set()
+        for name in [name for name in dir(store) if name.startswith("write_")]:
+            patch.setattr(store, name, self._guarded(getattr(store, name)))
+
+    def _guarded(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any) -> Any:
+            self.free.wait(20)
+            if self.full and (not args or args[0]):
+                raise StoreError("no space left on device")
+            return write(*args)
+
+        return guarded
+
+
+class Webhook:
+    """A receiver in memory."""
+
+    name = "ops"
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def wants(self, severity: Severity) -> bool:
+        return severity is not Severity.INFO
+
+    def deliver(self, id_: str, _body: bytes, _now_ms: int) -> Any:
+        self.ids.append(id_)
+        return Delivery(True, "delivered")
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.asynccontextmanager
+async def judging(collector: Collector, webhook: Webhook) -> AsyncIterator[Pipeline]:
+    """The pipeline behind a collector's ingest."""
+    outbox = Outbox(collector.store, [webhook], "http://console", now_ms=lambda: collector.now_ms)  # type: ignore[list-item]
+    pipeline = Pipeline(
+        index_of(), collector.store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: collector.now_ms, wake_s=0.005
+    )
+    await pipeline.start()
+    records = collector.ingest._writers.records
+    records.on_events, records._on_unstored = pipeline.take_events, pipeline.take_unstored
+    task = asyncio.create_task(pipeline.run())
+    try:
+        yield pipeline
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await pipeline.stop()
+
+
+@in_loop
+async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, webhook = Disk(store, monkeypatch), Webhook()
+    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, judge_s=0.05, backoff_ms=10, waiting_bytes=5000)
+    async with Collector(store, limits) as collector, judging(collector, webhook) as pipeline:
+        judged: list[str] = []
+        judge = pipeline.engine.on_events
+
+        def counted(events: Any, now_ms: int) -> Any:
+            judged.extend(e.id for e in events)
+            return judge(events, now_ms)
+
+        monkeypatch.setattr(pipeline.engine, "on_events", counted)
+        disk.full = True
+        async with collector.agent(hello()) as agent:
+            for seq in range(1, 30):  # more than there is room for, before the alarm on the same stream
+                await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0, 50.0))] * 5)))
+            await agent.send(record=event(1, gpu=1))
+            await until(lambda: pipeline.incidents, "the incident is shown")
+            await until(lambda: webhook.ids, "the webhook is told")
+            stats = collector.ingest.stats
+            assert stats.dropped > 0
+            assert stats.waiting_bytes < 8000
+            assert store.incidents("open") == []
+            assert store.events(0, T0 * 2) == []
+            assert agent.held == {EVENTS: 0, LIVE: 0, pb.BACKFILL: 0}  # nothing is acknowledged that is not stored
+            assert any("1 events are judged and told, but not stored yet" in text for text in stats.sentences())
+            assert any("no space left" in text for text in pipeline.troubles())
+            async with collector.agent(hello()) as again:  # as an agent does that gets no Ack
+                await again.send(record=event(1, gpu=1))
+                await again.send(record=event(2, gpu=2))
+                await until(lambda: len(judged) == 2)
+                disk.full = False
+                await again.until_held(EVENTS, 2)
+        assert judged == ["n0/s1/1", "n0/s1/2"]
+        assert len(store.events(0, T0 * 2)) == 2
+        await asyncio.to_thread(pipeline._save)
+        assert {i.id for i in store.incidents("open")} == set(pipeline.incidents)
+        assert len(pipeline._unsaved) == 0
+        await until(lambda: len(webhook.ids) == len(pipeline.incidents))
+        assert len(set(webhook.ids)) == len(webhook.ids)
+        told = {row.id: row.state for i in pipeline.incidents for row in store.outbox_of(i)}
+        assert told == dict.fromkeys(webhook.ids, "delivered")
+        assert stats.sentences() == []
+
+
+@in_loop
+async def test_a_store_that_hangs_keeps_no_alarm_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(store, monkeypatch)
+    async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
+        disk.free.clear()
+        await agent.send(record=event(1))
+        await agent.send(record=event(2))
+        await until(lambda: len(collector.events) == 2)
+        assert agent.held[EVENTS] == 0
+        disk.free.set()
+        await agent.until_held(EVENTS, 2)
+        assert [e.id for e in collector.events] == ["n0/s1/1", "n0/s1/2"]
+
+
+@in_loop
+async def test_alarms_beyond_the_room_are_judged_and_left_with_their_agents(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(store, monkeypatch)
+    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, backoff_ms=10, record_bytes=20_000)
+    async with Collector(store, limits) as collector:
+        disk.full = True
+        async with collector.agent(hello()) as agent:
+            for seq in range(1, 201):
+                await agent.send(record=event(seq))
+            await until(lambda: len(collector.events) == 200)
+            assert collector.ingest.stats.waiting_bytes <= 20_000
+            disk.full = False
+            await agent.ended()
+        async with collector.agent(hello()) as agent:
+            assert agent.held[EVENTS] < 200
+            for seq in range(agent.held[EVENTS] + 1, 201):
+                await agent.send(record=event(seq))
+            await agent.until_held(EVENTS, 200)
+        assert len(store.events(0, T0 * 2, limit=500)) == 200
+        assert sorted(e.id for e in collector.events) == sorted(f"n0/s1/{seq}" for seq in range(1, 201))
+
+
+@in_loop
+async def test_telemetry_goes_on_as_soon_as_the_store_does(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(store, monkeypatch)
+    async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
+        disk.full = True
+        await agent.send(batch=batch(1, GOOD))
+        await until(lambda: collector.ingest.stats.store_failures > 1)
+        disk.full = False
+        await agent.until_held(LIVE, 1)
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
