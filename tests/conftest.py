@@ -3,7 +3,7 @@
 The embedded engine holds one path per process, and pytest runs all tests in one process: they share the path of
 `store_root`, and each test has a database of its own in it. A test that needs a second engine starts a process.
 
-Tests of the modules in FORMS that use `store` or `store_url` run once for each form of the store: embedded, on a server
+Tests of the modules in FORMS that use `store` or `store_url` run in several forms of the store: embedded, on a server
 over HTTP, and spread over a cluster of two shards; docs/testing.md says what of the latter two is real.
 """
 
@@ -28,11 +28,12 @@ _numbers = itertools.count(1)
 
 EMBEDDED, SERVER, CLUSTER = "embedded", "server", "cluster"
 FORMS = {
-    "test_store_samples": (EMBEDDED, SERVER, CLUSTER),
-    "test_store_series": (EMBEDDED, SERVER, CLUSTER),
-    "test_store_history": (EMBEDDED, SERVER, CLUSTER),
+    "test_store_samples": (EMBEDDED, CLUSTER),
+    "test_store_series": (EMBEDDED, CLUSTER),
+    "test_store_history": (EMBEDDED, CLUSTER),
     "test_schema": (EMBEDDED, SERVER),
     "test_ingest": (EMBEDDED, SERVER),
+    "test_role": (SERVER,),
 }
 # What is of the embedded form: one process holds the store, and tables are copied into a new form.
 EMBEDDED_ONLY = {
