@@ -31,6 +31,7 @@ LONGEST_BACKOFF_S = 300.0
 RENEWED_LOOK_S = 60.0  # how often a stream looks whether its certificate was renewed; agents do not do so all at once
 WINDOW_MESSAGES = 256
 WINDOW_BYTES = 8 * 2**20
+WINDOW_EVENTS = 256  # beside them
 MAX_MESSAGE_BYTES = 16 * 2**20
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -205,7 +206,7 @@ class Uplink:
             if flight.age() > ACK_LIMIT_S:
                 raise StreamEndedError(f"nothing was acknowledged for {ACK_LIMIT_S:g} s")
             waits = self._pause_until - self._clock.monotonic()
-            if waits <= 0 and not renewed and flight.has_room() and await self._send_next(call, flight, sent):
+            if not renewed and await self._send_next(call, flight, sent, waits <= 0):
                 self._work.set()
             try:
                 async with asyncio.timeout(min(max(waits, 0.05), 5.0) if waits > 0 else 5.0):
@@ -213,9 +214,14 @@ class Uplink:
             except TimeoutError:
                 continue  # look at the clock again
 
-    async def _send_next(self, call: Any, flight: _Flight, sent: dict[int, int]) -> bool:
-        """Send one message, events before telemetry and the live lane before the backfill."""
+    async def _send_next(self, call: Any, flight: _Flight, sent: dict[int, int], telemetry: bool) -> bool:
+        """Send one message, events before telemetry and the live lane before the backfill.
+
+        Telemetry that the collector asked to hold back, or cannot store, holds no event back.
+        """
         for lane in LANES:
+            if not flight.has_room(lane) or (lane != pb.EVENTS and not telemetry):
+                continue
             if found := self._spool.next(lane, sent[lane]):
                 seq, message, size = found
                 sent[lane] = seq
@@ -278,7 +284,9 @@ class _Flight:
     def count(self) -> int:
         return len(self._sizes)
 
-    def has_room(self) -> bool:
+    def has_room(self, lane: int) -> bool:
+        if lane == pb.EVENTS:
+            return len(self._sizes) < WINDOW_MESSAGES + WINDOW_EVENTS
         return len(self._sizes) < WINDOW_MESSAGES and self._bytes < WINDOW_BYTES
 
     def age(self) -> float:

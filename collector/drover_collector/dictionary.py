@@ -87,6 +87,12 @@ class Dictionary:
         known: Ids = self.ids[self.scopes != 0]
         return known
 
+    def refuse(self, index: int, why: str) -> None:
+        """Rows of this entity are not taken."""
+        self.refused[index] = why
+        self.scopes[index] = 0
+        self.rows.pop(index, None)
+
 
 def read_hello(hello: pb.Hello) -> Dictionary:
     """The dictionary of a Hello. Entities and schemas that cannot be are marked, and cost only their own batches."""

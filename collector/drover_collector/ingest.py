@@ -22,7 +22,7 @@ from drover_collector.config import IngestConfig
 from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import when_ended
-from drover_collector.ingest_claims import Claims
+from drover_collector.ingest_claims import Claims, Things
 from drover_collector.ingest_limits import Account, Accounts, Bucket, Limits, Room, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting, lane_seqs
 from drover_collector.ingest_stats import IngestStats
@@ -78,6 +78,7 @@ class Ingest:
             on_unstored or on_events,
         )  # fmt: skip
         self._claims = Claims(self.stats, self._limits, self._teller)
+        self._things = Things()
         self._accounts = Accounts(self._limits)
         self._strangers = Bucket(self._limits.fresh_per_s, 4 * self._limits.fresh_entities)
         self._sessions: dict[Session, None] = {}
@@ -123,6 +124,7 @@ class Ingest:
             del self._sessions[session]
             self.stats.connected = len(self._sessions)
             self._writers.acks.forget(session)
+            self._things.leave(session)
             if self._claims.leave(session):
                 self._accounts.leave(session.node)
 
@@ -214,6 +216,8 @@ class Ingest:
             await asyncio.sleep(min(wait_s, self._limits.hello_s))
         dictionary = read_hello(hello)
         self._check_entities(session, dictionary.known_ids)
+        self._things.leave(session)  # it may not have all that it had before
+        self._things.take(session, dictionary)
         session.hello_ms, session.clock_offset_ms = hello.ts_ms, now_ms - hello.ts_ms
         session.dictionary = dictionary
         session.hello_bytes = size

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 
 import grpc
+import numpy as np
 
+from drover_collector.dictionary import Dictionary
 from drover_collector.ingest_limits import Limits, Recent, Teller
 from drover_collector.ingest_session import EndError, Session
 from drover_collector.ingest_stats import IngestStats
@@ -77,3 +79,35 @@ class Claims:
             text = f"Streams of node {node} replace each other; do two agents share one spool?"
             self._stats.rivals[node] = (now, text)
             self._teller.warn((node, "flaps"), "%s", text)
+
+
+class Things:
+    """Which stream tells of which GPU. A GPU is in one node at a time: another that claims it while its node sends
+    samples of it would take it, and its history, away. A card that moves is silent in between."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, Session] = {}
+
+    def take(self, session: Session, dictionary: Dictionary) -> None:
+        """Marks in `dictionary` what another node is sending; the rest belongs to `session`."""
+        for index, row in list(dictionary.rows.items()):
+            other = self._told.get(row.entity_id)
+            if other is not None and other.node != session.node and _sends(other, row.entity_id):
+                dictionary.refuse(index, f"{row.key!r} belongs to another node: {other.node!r} reports it now")
+            else:
+                self._told[row.entity_id] = session
+
+    def leave(self, session: Session) -> None:
+        if session.dictionary is not None:
+            for id_ in session.dictionary.known_ids.tolist():
+                if self._told.get(id_) is session:
+                    del self._told[id_]
+
+
+def _sends(session: Session, entity_id: int) -> bool:
+    """Whether samples of this entity came on a stream."""
+    dictionary = session.dictionary
+    if dictionary is None or session.end is not None:
+        return False
+    at = np.flatnonzero(dictionary.ids == np.uint64(entity_id))
+    return bool(dictionary.placed[at].any())

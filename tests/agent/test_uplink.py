@@ -17,6 +17,7 @@ from drover_agent.agent import Agent
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig, SpoolConfig, TlsConfig
 from drover_agent.sources.base import Entity, NodeEvent, Reading
+from drover_agent.tls import ClientTls
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
@@ -184,18 +185,20 @@ def test_backoff_is_honoured_and_ends(tmp_path: Path) -> None:
         clock = HeldClock()
         backoff = pb.CollectorMessage(backoff=pb.Backoff(wait_ms=20_000, reason="busy"))
         server = TelemetryServer(after_welcome=[backoff], acks=False)
+        lanes = lambda: {lane for lane, *_ in server.order}  # noqa: E731  # short, and used only here
         async with running(Agent(settings(tmp_path, await server.start()), "n1", clock=clock)) as agent:
             await until(lambda: agent._uplink._pause_until > 0, "the backoff")
-            before = len(server.order)
+            agent.accept(now_ms(), Reading(rows=[(Entity(Scope.GPU, "SN1", 0), {"power_w": 1.0})]))
             agent.accept(now_ms(), xid("79"))
             agent.flush()
-            await until(lambda: agent.spool.next(pb.EVENTS, 0) and agent.spool.next(pb.LIVE, 0) is None)
+            await until(lambda: agent.spool.next(pb.LIVE, 0))
+            await until(lambda: pb.EVENTS in lanes(), "the event, which telemetry does not hold back")
             agent.accept(now_ms(), Reading(inventory={"driver": "571"}))
             await until(lambda: len(server.hellos) == 2, "a Hello, which is sent nevertheless")
-            assert len(server.order) == before
+            assert pb.LIVE not in lanes()
             clock.steady_s += 21
             agent._uplink.wake()
-            await until(lambda: len(server.order) > before, "sending goes on")
+            await until(lambda: pb.LIVE in lanes(), "sending goes on")
 
     play(scenario())
 
@@ -412,6 +415,41 @@ def test_a_renewed_certificate_is_taken_without_losing_or_resending(
         assert server.repeated_rows == 0
         assert len(server.order) == len(set(server.order))
         assert "no collector" not in caplog.text
+
+    play(scenario())
+
+
+def test_a_renewal_waits_for_the_acks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_agent.uplink.RENEWED_LOOK_S", 0.01)
+    fleet = Fleet(tmp_path / "ca")
+    files = fleet.issue("agent", "n1")
+    seen: list[bool] = []
+    renewed = ClientTls.renewed
+
+    def spy(tls: ClientTls) -> bool:
+        seen.append(renewed(tls))
+        return seen[-1]
+
+    monkeypatch.setattr(ClientTls, "renewed", spy)
+
+    async def scenario() -> None:
+        server = TelemetryServer(acks=False)
+        plain = settings(tmp_path, await server.start(credentials=tls_server(fleet.issue("collector", "c1"))))
+        async with running(Agent(with_tls(plain, files), "n1")) as agent:
+            agent.accept(now_ms(), xid("79"))
+            await until(lambda: server.order, "it is sent")
+            files.renew_from(fleet.issue("agent", "n1"))
+            sent = 0
+            while True not in seen:
+                sent += 1
+                agent.accept(*power(now_ms() + sent))
+                agent.flush()
+                await asyncio.sleep(0.001)
+            for _ in range(50):  # a stream that were ended now would send the event again on the next
+                agent.accept(now_ms(), xid("31"))
+                await asyncio.sleep(0.01)
+            assert server.streams == 1
+            assert len(server.order) == len(set(server.order))
 
     play(scenario())
 

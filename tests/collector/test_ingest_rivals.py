@@ -13,7 +13,7 @@ from drover_collector import ingest_claims
 from drover_collector.ingest import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from testbed.fleets import T0, batch, block, hello, index_of
+from testbed.fleets import T0, batch, block, gpu_key, hello, index_of
 from testbed.ingest import GOOD, LIVE, QUICK, Collector
 from testbed.loop import in_loop
 from testbed.waiting import until
@@ -99,3 +99,33 @@ async def test_two_agents_with_one_spool_are_seen(store: Store, monkeypatch: pyt
             async with collector.agent(told("s1", "b1")), collector.agent(told("s1", "b1")):
                 (text,) = collector.ingest.stats.sentences()
         assert "do two agents share one spool?" in text
+
+
+@in_loop
+async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: Store) -> None:
+    thief = hello("n1")
+    thief.entities[1].key = thief.entities[1].serial = gpu_key(0, 0)
+    async with Collector(store) as collector:
+        async with collector.agent(hello("n0")) as owner:
+            await owner.send(batch=batch(1, GOOD))
+            await owner.until_held(LIVE, 1)
+            async with collector.agent(thief) as other:
+                await other.send(batch=batch(1, block([(T0, 1, (999.0, 99.0)), (T0 + 1500, 1, (999.0, 99.0))])))
+                await other.send(batch=batch(2, block([(T0, 2, (200.0, 40.0))])))
+                await other.until_held(LIVE, 2)
+                assert "belongs to another node: 'n0' reports it now" in other.rejected[LIVE, 1]
+            await owner.send(hello=hello("n0"))  # told anew, it is the owner's still
+            await owner.send(batch=batch(2, block([(T0 + 2000, 1, (320.0, 50.0))])))
+            await owner.until_held(LIVE, 2)
+            assert owner.rejected == {}
+            found = store.bucket(index_of(), T0)
+            assert found.gpu["power_w"][[0, 4, 5]].tolist()[::2] == [310.0, 200.0]
+            assert found.gpu_rows[[0, 4, 5]].tolist() == [3, 0, 1]
+        await until(lambda: collector.ingest.stats.connected == 0)
+        async with collector.agent(thief) as mover:  # a card that was moved
+            await mover.send(batch=batch(3, block([(T0 + 10_000, 1, (250.0, 50.0))])))
+            await mover.until_held(LIVE, 3)
+            assert mover.rejected == {}
+        assert store.bucket(index_of(), T0 + 10_000).gpu_rows[[0, 4]].tolist() == [0, 1]
+        await until(lambda: collector.ingest.stats.connected == 0)
+        assert collector.ingest._things._told == {}
