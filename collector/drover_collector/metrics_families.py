@@ -186,6 +186,9 @@ def process(page: Page, facts: Facts) -> None:
         limit = _known(lambda: me.rlimit(psutil.RLIMIT_NOFILE)[0])
         page.gauge("process_max_fds", "how many may be open", None if limit is None or limit < 0 else limit)
     if facts.tls is not None:
+        begun, followed = facts.tls.connections, facts.gate.calls
+        page.counter("drover_tls_connections_total", "TLS handshakes begun, also those that failed", begun, "listener")
+        page.counter("drover_calls_total", "calls and streams let in, by service", followed, "service")
         page.gauge(
             "drover_certificate_expiry_timestamp_seconds",
             "end of this collector's own certificate, since 1970",

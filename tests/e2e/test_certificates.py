@@ -152,7 +152,7 @@ def test_both_sides_are_renewed_under_a_running_stream(tmp_path: Path) -> None:
     assert longest < BATCH_S * 1000, "no batch is missing: one would leave a gap of BATCH_S more"
     assert "no collector" not in agent_log.read_text()
     assert 'drover_calls_total{service="drover.telemetry.v1.Telemetry"} 2' in text
-    assert 'drover_refused_total{reason="wrong role"} 1' in text
+    assert 'drover_calls_refused_total{reason="wrong role"} 1' in text
 
 
 def test_the_command_reads_its_files_anew_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
