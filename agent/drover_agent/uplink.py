@@ -29,6 +29,7 @@ ANSWER_LIMIT_S = 15.0  # for a Welcome, and for a write that flow control holds 
 ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
 LONGEST_BACKOFF_S = 300.0
 RENEWED_LOOK_S = 60.0  # how often a stream looks whether its certificate was renewed; agents do not do so all at once
+DRAIN_S = 5.0  # how long such a stream waits for the Acks of what it sent before it goes on as it was
 WINDOW_MESSAGES = 256
 WINDOW_BYTES = 8 * 2**20
 WINDOW_EVENTS = 256  # beside them
@@ -191,12 +192,14 @@ class Uplink:
     async def _send(self, call: Any, flight: _Flight) -> None:
         sent = dict(self._spool.held)
         look_s = self._clock.monotonic() + random.uniform(0.5, 1.0) * RENEWED_LOOK_S
-        renewed = False
+        renewed, drained_s = False, 0.0
         while True:
             self._work.clear()
             if not renewed and self._clock.monotonic() >= look_s:
                 look_s = self._clock.monotonic() + RENEWED_LOOK_S
-                renewed = self._tls.renewed()
+                renewed, drained_s = self._tls.renewed(), self._clock.monotonic() + DRAIN_S
+            if renewed and self._clock.monotonic() >= drained_s:
+                renewed = False  # the collector's store lags, and events must not wait for it; another time
             if renewed and not flight.count:  # else it waits for the Acks of what was sent, and sends no more
                 raise RenewedError
             if self._hello_due:
