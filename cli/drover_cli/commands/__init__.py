@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from keyword import iskeyword
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ NAMES = (
     "export",
     "backup",
     "restore",
+    "import",
     "simulate",
     "replay",
     "score",
@@ -36,5 +38,5 @@ NAMES = (
 
 def commands() -> list[Command]:
     """All subcommands."""
-    modules = [import_module(f"drover_cli.commands.{name}") for name in NAMES]
+    modules = [import_module(f"drover_cli.commands.{name}{'_' * iskeyword(name)}") for name in NAMES]
     return [Command(name, m.HELP, m.add_arguments, m.run) for name, m in zip(NAMES, modules, strict=True)]

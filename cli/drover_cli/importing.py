@@ -1,0 +1,147 @@
+"""A case folder into a store: what `drover import` does. Again is as once: rows, events and jobs have identities."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_cli.case import Case, CaseError, Samples, read_jsonl
+from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_proto.catalog import BY_NAME, Scope
+from drover_proto.events import Absence, Holding
+from drover_proto.fleet import FleetSpec
+from drover_proto.times import from_iso
+
+ROWS = 200_000  # of one insert
+EVENTS = 20_000
+Key = tuple[str, int | None, str]  # node, slot, link
+
+
+def load(store: Store, case: Case, absences: Sequence[Absence], say: Callable[[int], None]) -> dict[str, int]:
+    """Write a case into an open store.
+
+    Args:
+        say: is told the rows of samples that are written.
+    Returns:
+        How much of each kind there was.
+    Raises:
+        StoreError: what was written stays, and an import again goes on.
+    """
+    done: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for scope, samples in ((Scope.GPU, case.gpu), (Scope.NODE, case.node), (Scope.LINK, case.link)):
+        if samples is None or not len(samples.ts_ms):
+            continue
+        ids = _entities(store, case, scope, samples)
+        for batch in _batches(scope, samples, ids, refused):
+            store.write_samples(batch)
+            store.mark_late(batch, time.time_ns() // 1_000_000)
+            done["rows"] += batch.rows
+            say(done["rows"])
+    for start in range(0, len(case.events), EVENTS):
+        events = case.events[start : start + EVENTS]
+        store.write_judged(events)  # first: nobody is alarmed about the past
+        store.write_events(events)
+    holdings = holdings_of(case.spec)
+    store.write_holdings(holdings)
+    store.write_absences(absences)
+    case.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
+    return {"rows": done["rows"], "events": len(case.events), "holdings": len(holdings), "absences": len(absences)}
+
+
+def holdings_of(spec: FleetSpec) -> list[Holding]:
+    """What each GPU was held by, from when on. A job that follows at once leaves no gap."""
+    changes: dict[tuple[str, int], dict[int, str | None]] = defaultdict(dict)
+    for job in sorted(spec.jobs, key=lambda j: j.start_ms):
+        for member in job.members:
+            changes[member][job.start_ms] = job.id
+            if job.end_ms is not None:
+                changes[member].setdefault(job.end_ms, None)
+    return [
+        Holding(node, gpu, job, from_ms)
+        for (node, gpu), told in changes.items()
+        for from_ms, job in sorted(told.items())
+    ]
+
+
+def read_absences(case: Case) -> list[Absence]:
+    """Absences of a case; none without the file.
+
+    Raises:
+        CaseError: a line that cannot be used.
+    """
+    path = case.path / "absences.jsonl"
+    if not path.exists():
+        return []
+    found, strangers = [], 0
+    for number, row in read_jsonl(path):
+        try:
+            gpu, to, link = row.get("gpu"), row.get("to"), row.get("link")
+            absence = Absence(
+                str(row["node"]),
+                None if gpu is None else int(gpu),
+                str(row["metric"]),
+                str(row["reason"]),
+                from_iso(row["from"]),
+                None if to is None else from_iso(to),
+                None if link is None else str(link),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CaseError(
+                f'{path}: line {number}: expected {{"node", "gpu", "metric", "reason", "from", "to"}} ({error!r})'
+            ) from None
+        if absence.node in case.index.node_number and absence.metric in BY_NAME:
+            found.append(absence)
+        else:
+            strangers += 1
+    if strangers:
+        case.notes.append(f"absences.jsonl: {strangers} of unknown nodes or metrics were left out")
+    return found
+
+
+def _batches(
+    scope: Scope, samples: Samples, ids: npt.NDArray[np.uint64], refused: Counter[str]
+) -> Iterator[SampleBatch]:
+    for low in range(0, len(samples.ts_ms), ROWS):
+        high = min(low + ROWS, len(samples.ts_ms))
+        values = {name: samples.column(BY_NAME[name], low, high, refused) for name in samples.table.column_names}
+        yield SampleBatch.of_values(scope, ids[samples.entity[low:high]], samples.ts_ms[low:high], values)
+
+
+def _entities(store: Store, case: Case, scope: Scope, samples: Samples) -> npt.NDArray[np.uint64]:
+    """uint64 by the number that samples have: the entity that the store knows at that place, else a new one."""
+    index = case.index
+    places: list[Key]
+    if scope is Scope.GPU:
+        places = [(node.name, slot, "") for node in index.nodes for slot in range(node.gpus)]
+    elif scope is Scope.NODE:
+        places = [(node.name, None, "") for node in index.nodes]
+    else:
+        places = [(node.name, None, link.link) for node in index.nodes for link in node.links]
+    used = np.unique(samples.entity)
+    known = {
+        (row.node, row.gpu, row.link): row
+        for node in sorted({places[number][0] for number in used})
+        for row in store.entities_of(node)
+        if row.scope is scope and not row.mig
+    }
+    span = int(samples.ts_ms[0]), int(samples.ts_ms[-1])
+    ids = np.zeros(len(places), np.uint64)
+    rows = []
+    for number in used.tolist():
+        place = places[number]
+        row = known.get(place)
+        if row is None:
+            # As agents name nodes and ports; for a GPU, whose serial a case does not tell, its place.
+            key = "/".join(str(word) for word in place if word not in (None, ""))
+            node, slot, link = place
+            row = EntityRow(entity_id(scope, key), scope, key, node, slot, link=link, first_ms=span[0])
+        ids[number] = row.entity_id
+        rows.append(replace(row, first_ms=min(row.first_ms, span[0]), last_ms=max(row.last_ms, span[1])))
+    store.write_entities(rows)
+    return ids

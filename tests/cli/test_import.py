@@ -1,0 +1,143 @@
+"""A case into a store and out of it again: the same rows, however often it goes in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from drover_cli.case import read_case
+from drover_cli.importing import holdings_of, load, read_absences
+from drover_cli.main import main
+from drover_collector.api_export import absence_row, jobs_of
+from drover_collector.store import Store
+from drover_proto.catalog import Scope
+from drover_proto.fleet import FleetSpec, JobSpec
+from drover_proto.reports import event_report
+
+KEYS = {"gpu": ["ts", "node", "gpu"], "node": ["ts", "node"], "link": ["ts", "node", "link"]}
+ABSENCES = [
+    {"node": "node001", "gpu": 1, "metric": "power_w", "reason": "lost", "from": "2026-01-01T00:00:10.000Z",
+     "to": None},
+    {
+        "node": "node001", "gpu": None, "metric": "load1", "reason": "error", "from": "2026-01-01T00:00:10.000Z",
+        "to": "2026-01-01T00:01:00.000Z", "link": None,
+    },
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated case with XIDs and jobs, and with absences."""
+    case = tmp_path_factory.mktemp("case") / "case"
+    assert main(["simulate", "--out", str(case), "--nodes", "4", "--hours", "0.2", "--seed", "5"]) == 0
+    names = [node["name"] for node in json.loads((case / "fleet.json").read_text())["nodes"]]
+    rows = [row | {"node": names[0]} for row in ABSENCES]
+    (case / "absences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return case
+
+
+def rows_of(store: Store, case: Path) -> dict[str, Any]:
+    """What the store tells of the case's span, as an export would."""
+    spec = read_case(case).spec
+    span = (0, 1 << 42)
+    found: dict[str, Any] = {}
+    for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+        found[scope] = [row for table in store.export(scope, *span) for row in table.to_pylist()]
+    found["events"] = [event_report(event) for event in store.events(*span, limit=100_000)]
+    found["absences"] = [absence_row(absence) for absence in store.absences_between(*span)]
+    nodes = {node.name for node in spec.nodes}
+    found["jobs"] = [job for job in jobs_of(store.holdings(*span)) if job.members[0][0] in nodes]
+    return found
+
+
+def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: Store) -> None:
+    case = read_case(folder)
+    done = load(store, case, read_absences(case), lambda _: None)
+    first = rows_of(store, folder)
+    for scope, keys in KEYS.items():
+        if not (folder / f"{scope}.parquet").exists():
+            continue
+        table = pq.read_table(folder / f"{scope}.parquet").sort_by([(key, "ascending") for key in keys])
+        held = first[scope]
+        assert len(held) == len(table) > 0
+        for name in table.column_names:
+            if name == "ts":
+                expected = table["ts"].cast(pa.timestamp("ms", "UTC")).to_pylist()
+            else:
+                expected = table[name].to_pylist()
+            got = [row[name] for row in held]
+            assert [value is None for value in got] == [value is None for value in expected], name
+            if name in ("ts", "node", "link"):
+                assert got == expected
+            else:  # a case may be finer than the store's resolution, but one of ours is not
+                there = [value for value in expected if value is not None]
+                assert [value for value in got if value is not None] == pytest.approx(there, rel=1e-12), name
+    assert done["events"] == len(case.events) == len(first["events"])
+    assert first["jobs"] == sorted(case.spec.jobs, key=lambda j: (j.start_ms, j.id))
+    assert [(a["metric"], a["gpu"], a["reason"], a["to"]) for a in first["absences"]] == [
+        ("load1", None, "error", "2026-01-01T00:01:00.000Z"),
+        ("power_w", 1, "lost", None),
+    ]
+    assert load(store, read_case(folder), read_absences(case), lambda _: None) == done
+    assert rows_of(store, folder) == first
+
+
+def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> None:
+    case = read_case(folder)
+    now_ms = time.time_ns() // 1_000_000
+    case.events = [replace(event, ts_ms=now_ms, received_ms=None) for event in case.events]
+    load(store, case, [], lambda _: None)
+    assert len(store.events(0, now_ms + 1, limit=1000)) == len(case.events) > 0
+    assert store.unjudged_events(now_ms, 1000) == []
+
+
+def test_jobs_that_follow_at_once_leave_no_gap() -> None:
+    members = (("n0", 0),)
+    spec = FleetSpec(
+        (), (JobSpec("a", 1000, 2000, members), JobSpec("b", 2000, 3000, members), JobSpec("c", 4000, None, members))
+    )
+    told = [(held.from_ms, held.job) for held in holdings_of(spec)]
+    assert told == [(1000, "a"), (2000, "b"), (3000, None), (4000, "c")]
+    assert jobs_of(holdings_of(spec)) == spec.jobs
+
+
+def spoil(name: str, text: str) -> Callable[[Path], None]:
+    return lambda case: (case / name).write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (spoil("absences.jsonl", '{"node": "n0"}\n'), "absences.jsonl: line 1"),
+        (spoil("events.jsonl", "{}\n"), "events.jsonl: line 1"),
+        (spoil("gpu.parquet", "x"), "not a readable Parquet file"),
+        (lambda case: (case / "fleet.json").unlink(), "fleet.json"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    folder: Path, tmp_path: Path, change: Callable[[Path], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = shutil.copytree(folder, tmp_path / "case")
+    change(case)
+    code = main(["import", str(case), "--url", f"chdb://{tmp_path}/store"])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_store_in_use_is_left_alone(
+    folder: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(folder), "--url", store_url]) == 2
+    assert "open already" in capsys.readouterr().err
+    assert store.totals().samples == 0
