@@ -16,10 +16,12 @@ from pathlib import Path
 
 # Else its core prints lines of its own beside ours, such as for an occupied port. It reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Likewise pyarrow, whose own pool keeps what was freed.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import grpc
 
-from drover_collector import open_files
+from drover_collector import memory, open_files
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import CollectorConfig, load_config, split_address, store_password, webhook_secret
@@ -137,6 +139,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, stopping)
     index = FleetIndex(spec)
+    memory.settle()
     open_files.raise_limit()
     for trouble in open_files.troubles(index.node_count):
         log.warning("%s", trouble)
