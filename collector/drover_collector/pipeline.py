@@ -7,7 +7,6 @@ so that an event does not wait for a slow read. The gRPC servers run in the even
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
@@ -19,6 +18,7 @@ from itertools import groupby
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
@@ -29,13 +29,9 @@ from drover_proto.times import iso
 log = logging.getLogger(__name__)
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
-LOOK_MS = 5_000  # how often who reports to other collectors is looked up
-HEARD_MS = 30_000  # a node that was silent for this long is not reporting
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
 MAX_EVENTS = 100_000  # waiting for the engine; they are in the store already
-POLL_S = 0.5  # how often events are looked for that other collectors took in
-MAX_TAKEN = 200_000  # ids of events that the engine was told of, kept in memory
 MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
 PAUSE_MS = 5_000  # a loop that wakes every second and was away for this long: the process stood still
 SETTLE_MS = 30_000  # after that, agents need this long to be back: their reconnect backoff
@@ -64,8 +60,7 @@ class Pipeline:
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
         self.began_ms = self.started_ms  # to judge
-        self._taken: dict[str, None] = {}  # ids of events that came from the store
-        self._look = asyncio.Event()
+        self._looks = Looks(store, index, now_ms)
         self.ticks = Ticks()
         self.rate = Rate()  # of samples taken in
         self.newest: Bucket | None = None
@@ -81,6 +76,7 @@ class Pipeline:
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
         self.awake_ms = self.started_ms
+        self._followed = False  # another collector detected before this one
         self._pause: tuple[int, int] | None = None  # the newest time this process stood still
 
     async def start(self) -> None:
@@ -115,7 +111,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             works = [self._run_heartbeat, self._run_events, self._run_buckets]
             if self.store.shared:
-                works.append(self._run_looks)
+                works.append(lambda: self._looks.run(self._queue, self._store_failed))
             for work in works:
                 group.create_task(self._keep_on(work))
 
@@ -138,7 +134,7 @@ class Pipeline:
         """
         if self.store.shared:
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._look.set)
+                self._loop.call_soon_threadsafe(self._looks.wake.set)
             return
         self._queue(events)
 
@@ -146,7 +142,7 @@ class Pipeline:
         """Events that the store keeps waiting: they are judged all the same, and not again when they are stored.
         Otherwise like `take_events`."""
         if self.leading:
-            self._taken.update(dict.fromkeys(e.id for e in events))
+            self._looks.know(events)
             self._queue(events)
 
     def _queue(self, events: Sequence[Event]) -> None:
@@ -168,6 +164,7 @@ class Pipeline:
         now_ms = self.now_ms()
         self.store.refresh_entities()
         incidents = self.store.incidents("all", now_ms - RESTORED_MS)
+        self._followed = True
         engine = Engine(self.index, self.policy, self.started_ms)
         engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
         self.engine, self.incidents = engine, engine.incidents
@@ -176,7 +173,7 @@ class Pipeline:
     def _forget(self) -> None:
         self._events.clear()
         self._unsaved.clear()
-        self._taken.clear()
+        self._looks.forget()
         self._pause = None
         self.ticks.troubles.clear()
 
@@ -188,7 +185,9 @@ class Pipeline:
             self._forget()
             self.engine = Engine(self.index, self.policy, now_ms)
             self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
-            self.began_ms = self.awake_ms = now_ms
+            self.began_ms = now_ms
+            if self._followed:  # agents of the one that is gone need a while to come to others
+                self._pause = (now_ms, now_ms)
         incidents = self.store.incidents("open") + [
             i for i in self.store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
         ]
@@ -202,9 +201,11 @@ class Pipeline:
         events = [e for e in self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
         self.engine.restore(incidents, heard, sorted(events, key=lambda e: e.ts_ms))
         self._events.extend(unjudged)
-        self._taken = dict.fromkeys(e.id for e in unjudged)
+        self._looks.know(unjudged)
         self.newest = next((b for b in reversed(heard) if _heard(b)), None)
         self.incidents = self.engine.incidents
+        if self.store.shared:
+            self.awake_ms = self.now_ms()  # not what this took
         self.outbox.start()
         told = self.outbox.enqueue(incidents)
         if incidents or self.newest:
@@ -227,32 +228,6 @@ class Pipeline:
             await self._arrived.wait()
             self._arrived.clear()
             await loop.run_in_executor(self._judge, self.judge_events)
-
-    async def _run_looks(self) -> None:
-        """Events that any collector took in, and where entities have been seen."""
-        seen, heard_ms = -1, 0
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), POLL_S)
-            self._look.clear()
-            try:
-                mark = await asyncio.to_thread(self.store.mark, "events")
-                if mark != seen:
-                    self._queue(await asyncio.to_thread(self._unjudged))
-                    seen = mark
-                await asyncio.to_thread(self.store.refresh_entities)
-                if self.now_ms() - heard_ms >= LOOK_MS:
-                    heard_ms = self.now_ms()
-                    await asyncio.to_thread(self.store.heard, self.index, heard_ms - HEARD_MS, HEARD_MS)
-            except StoreError as error:
-                self._store_failed(error)
-
-    def _unjudged(self) -> list[Event]:
-        found = [e for e in self.store.unjudged_events(self.now_ms(), MAX_EVENTS) if e.id not in self._taken]
-        self._taken.update(dict.fromkeys(e.id for e in found))
-        while len(self._taken) > MAX_TAKEN:
-            del self._taken[next(iter(self._taken))]
-        return found
 
     async def _run_heartbeat(self) -> None:
         while True:

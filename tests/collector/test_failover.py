@@ -74,6 +74,14 @@ class Collector:
             return []
         return [from_json(Incident, text) for text in reply.incidents_json]
 
+    def told(self, node: str) -> bool:
+        """Whether this node's incident is there, and its message delivered and noted so."""
+        found = [i.id for i in self.incidents() if i.node == node]
+        if not found:
+            return False
+        detail = FleetStub(self.channel).GetIncident(pb.IncidentRequest(id=found[0]), timeout=20)
+        return any("incident.opened delivered" in line for line in detail.notifications)
+
     def send_xid(self, node: str) -> None:
         """A GPU of this node falls off the bus; returns when that is acknowledged."""
         done = threading.Event()
@@ -144,7 +152,7 @@ class Two:
     def reports(self, through: Collector, node: str, *, to: Collector) -> None:
         """An event that one took in becomes an incident at the other, which both then show."""
         through.send_xid(node)
-        wait_until(lambda: node in {i.node for i in to.incidents()}, f"{to.name} shows the incident of {node}", 60)
+        wait_until(lambda: to.told(node), f"{to.name} shows the incident of {node}, and that it was told", 60)
 
     def check_effects(self) -> list[int]:
         """No effect of one holder after another has had one, by a later lease; gives the leases in their order."""
@@ -187,7 +195,7 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.a.process.wait()
     two.b.send_xid("n3")
     two.become(two.b, "active")
-    wait_until(lambda: {i.node for i in two.b.incidents()} >= {"n1", "n2", "n3"}, "b took all over", 60)
+    wait_until(lambda: all(two.b.told(node) for node in ("n1", "n2", "n3")), "b took all over", 60)
     two.a.end()
     two.a = two.start("a")
     two.become(two.a, "standby")
@@ -202,6 +210,7 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.server.tell("cut 0")  # a reaches its store no more
     two.become(two.b, "active")
     two.become(two.a, "standby")
+    wait_until(lambda: any("store does not answer" in t for t in two.a.status().troubles), "a says so", 20)
     two.reports(two.b, "n6", to=two.b)
     two.server.tell("mend 0")
     two.reports(two.a, "n7", to=two.b)
