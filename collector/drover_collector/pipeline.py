@@ -33,6 +33,7 @@ RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines 
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
 MAX_EVENTS = 100_000  # waiting for the engine; they are in the store already
 MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
+LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or was left out
 PAUSE_MS = 5_000  # a loop that wakes every second and was away for this long: the process stood still
 SETTLE_MS = 30_000  # after that, agents need this long to be back: their reconnect backoff
 
@@ -66,7 +67,7 @@ class Pipeline:
         self.newest: Bucket | None = None
         self.incidents: Mapping[str, Incident] = {}  # the engine's, as of its newest call: for other threads to read
         self.now_ms = now_ms
-        self.lag_ms = lag_ms
+        self.lag_ms = store.lag_ms = lag_ms
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events: deque[Event] = deque()
@@ -156,6 +157,16 @@ class Pipeline:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._arrived.set)
 
+    @property
+    def waiting_events(self) -> int:
+        """Events that are not judged yet."""
+        return len(self._events)
+
+    @property
+    def waiting_outcomes(self) -> int:
+        """Results that the store has not taken yet."""
+        return len(self._unsaved)
+
     def troubles(self) -> list[str]:
         """Troubles of Drover itself, each a sentence."""
         return [*list(self.ticks.troubles.values()), *self.outbox.troubles]
@@ -242,6 +253,8 @@ class Pipeline:
             if now_ms < due_ms:
                 if due_ms - now_ms > 2 * BUCKET_MS + self.lag_ms:
                     self._clock_went_back(now_ms)
+                if due_ms - now_ms > LATE_S * 2000:
+                    await self._roll(lambda: self.store.roll_up_late(LATE_S))
                 await asyncio.sleep(min(self._wake_s, (due_ms - now_ms) / 1000))
                 continue
             self.busy = True
@@ -268,15 +281,29 @@ class Pipeline:
             return
         began = time.perf_counter()
         try:
-            bucket = await asyncio.to_thread(self.store.bucket, self.index, start_ms)
+            bucket = await asyncio.to_thread(self.store.closing_bucket, self.index, start_ms)
         except StoreError as error:
             self._store_failed(error)
             return
         except Exception as error:  # noqa: BLE001  # nor may one unreadable bucket
             self._failed(error)
             return
+        read = time.perf_counter()
+        self.ticks.read_seconds += read - began
         await asyncio.get_running_loop().run_in_executor(self._judge, self.judge_bucket, bucket)
+        self.ticks.judge_seconds += time.perf_counter() - read
         self.ticks.seconds = time.perf_counter() - began
+        await self._roll(self.store.roll_up)
+
+    async def _roll(self, work: Callable[[], object]) -> None:
+        """Rollups; what fails is marked, and made later."""
+        began = time.perf_counter()
+        try:
+            await asyncio.to_thread(work)
+        except StoreError as error:
+            self._store_failed(error)
+        finally:
+            self.ticks.roll_seconds += time.perf_counter() - began
 
     def judge_events(self) -> None:
         events = [self._events.popleft() for _ in range(len(self._events))]

@@ -53,6 +53,8 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
         *,
         wait_s: float = 0,
         retention_days: int = 30,
+        retention_10s_days: int = 90,
+        retention_5min_days: int = 1100,
         password: str | None = None,
         cluster: str = "",
     ) -> Store:
@@ -63,13 +65,14 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
                 holds several in one folder.
             wait_s: how long to wait for another process to let go of an embedded store.
             retention_days: samples older than this are deleted.
+            retention_10s_days, retention_5min_days: likewise their rollups.
             password: of the server's user; goes before that of the url.
             cluster: name of the server's cluster, for the form that spreads over it; empty: one server.
 
         Raises:
             StoreError: one line, what is wrong and what to do.
         """
-        tables = schema.tables(retention_days)
+        tables = schema.tables(retention_days, retention_10s_days, retention_5min_days)
         sharded = frozenset(t.name for t in tables if t.partition and t.columns[0].name == KEY)
         clients = engine.connect(url, wait_s, password=password, cluster=cluster, sharded=sharded)
         integrity = None if clients.home is None else Integrity(clients, *clients.home)
@@ -89,6 +92,7 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
             store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
             store.kept_days = kept_days(tables)
             store.load_seen()
+            store.load_rollups()
             if integrity is not None:
                 store.integrity = integrity
                 integrity.look()

@@ -27,7 +27,6 @@ class Base:
         self.kept_days: dict[str, int] = {}  # of the tables that grow with time
         self._clients = clients
         self._placements = placements
-        self._counted: int | None = None  # values in the samples tables
         self._count_lock = threading.Lock()
         self._last_ns = 0
         self.integrity: Integrity | None = None  # None: a server, which looks after itself

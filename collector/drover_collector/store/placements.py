@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,6 +61,8 @@ class Placements:
         self._seen_ids: Ids = np.zeros(0, np.uint64)
         self._seen_ms: Millis = np.zeros(0, np.int64)
         self._seen_version = 0
+        self._counts: Counter[Scope] = Counter()
+        self._counted_version = -1
         self.add(list(rows))
 
     def add(self, rows: Sequence[EntityRow]) -> list[EntityRow]:
@@ -106,6 +109,14 @@ class Placements:
     def rows(self) -> list[EntityRow]:
         with self._lock:
             return list(self._places.values())
+
+    def count(self, scope: Scope) -> int:
+        """How many entities of a scope were ever seen."""
+        with self._lock:
+            if self._counted_version != self.version:
+                self._counts = Counter(history[0].scope for history in self._of_entity.values())
+                self._counted_version = self.version
+            return self._counts[scope]
 
     def map(self, index: FleetIndex, scope: Scope, at_ms: int) -> Map:
         """The places at a moment: each entity's newest one that had begun by then, else its first."""

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-import pyarrow as pa
 
 from drover_collector.buckets import BUCKET_MS, Bucket, Ints
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store.base import Base, Floats, aggregate_sql, during, moment, numbers, values, whole_rows
-from drover_collector.store.placements import link_numbers
-from drover_collector.store.records import EntityRow, Millis, Totals
+from drover_collector.store.base import Floats, during, moment, numbers, values
+from drover_collector.store.fold import Folded, units
+from drover_collector.store.placements import Map, link_numbers
+from drover_collector.store.records import EntityRow, Ids, Millis, Totals
+from drover_collector.store.rollups import Rollups
+from drover_collector.store.rows import IDS_MAX, Span
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import BY_NAME, Scope, of_scope
 
+NEWEST_MS = 8_000  # batches of 5 s, and a while on the way
 ValueKey = tuple[Scope, int | None, str | None]  # scope, gpu, link
 
 
-class Reads(Base):
+class Reads(Rollups):
     def bucket(self, index: FleetIndex, start_ms: int, length_ms: int = BUCKET_MS) -> Bucket:
         """One value per entity and metric of [start_ms, start_ms + length_ms), as `buckets.aggregate` makes it."""
-        gpu, gpu_rows = self._scope_bucket(index, Scope.GPU, start_ms, length_ms, index.gpu_count)
-        node, node_rows = self._scope_bucket(index, Scope.NODE, start_ms, length_ms, index.node_count)
-        link: dict[str, Floats] = {}
-        links = len(link_numbers(index))
-        if links:
-            link, _ = self._scope_bucket(index, Scope.LINK, start_ms, length_ms, links)
-        jobs, names = self.jobs_at(index, start_ms + length_ms)
+        span = (start_ms, start_ms + length_ms)
+        folds = {}
+        for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+            level = None
+            if length_ms == BUCKET_MS and start_ms % BUCKET_MS == 0:
+                upto_ms, holes = self.rolled_up(scope, "10s", span)
+                level = "10s" if upto_ms >= span[1] and not holes else None
+            if self._placements.count(scope):
+                folds[scope] = self.fold(scope, [span], length_ms, level=level)
+        return self._bucket(index, start_ms, length_ms, folds)
+
+    def closing_bucket(self, index: FleetIndex, start_ms: int) -> Bucket:
+        """The same of a bucket that is just over, by the active collector, which then calls `roll_up`."""
+        return self._bucket(index, start_ms, BUCKET_MS, self.closing_folds(start_ms))
+
+    def _bucket(self, index: FleetIndex, start_ms: int, length_ms: int, folds: Mapping[Scope, Folded]) -> Bucket:
+        end_ms = start_ms + length_ms
+        gpu, gpu_rows = self._laid_out(index, Scope.GPU, folds, end_ms, index.gpu_count)
+        node, node_rows = self._laid_out(index, Scope.NODE, folds, end_ms, index.node_count)
+        link, _ = self._laid_out(index, Scope.LINK, folds, end_ms, len(link_numbers(index)))
+        jobs, names = self.jobs_at(index, end_ms)
         return Bucket(start_ms, length_ms, gpu, node, gpu_rows, node_rows, jobs, names, link)
 
     def jobs_at(self, index: FleetIndex, ts_ms: int) -> tuple[Ints, tuple[str, ...]]:
@@ -45,15 +64,14 @@ class Reads(Base):
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
         """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""
         result = np.full(index.gpu_count, np.nan)
-        table = self._clients.arrow(
-            f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
-            f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
-            f" WHERE {during(now_ms - within_ms, now_ms + 1)} GROUP BY entity_id"
-        )
-        rows, target = self._placements.map(index, Scope.GPU, now_ms).find(numbers(table, "entity_id"))
-        result[target] = values(table, metric)[rows]
         newest = np.zeros(index.gpu_count, np.int64)
-        newest[target] = numbers(table, "newest")[rows]
+        places = self._placements.map(index, Scope.GPU, now_ms)
+        # Most have a value of the last seconds; only the others are worth a longer look.
+        since_ms = max(now_ms - within_ms, now_ms - NEWEST_MS)
+        self._newest(places, metric, (since_ms, now_ms + 1), None, result, newest)
+        lacking = places.ids[(places.target >= 0) & np.isnan(result[places.target])]
+        if len(lacking) and since_ms > now_ms - within_ms:
+            self._newest(places, metric, (now_ms - within_ms, since_ms), lacking, result, newest)
         absent = self._clients.rows(
             "SELECT node, gpu, toUnixTimestamp64Milli(max(`from`)) AS from_ms FROM absences FINAL"
             " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String} GROUP BY node, gpu",
@@ -64,6 +82,24 @@ class Reads(Base):
             if gpu is not None and newest[gpu] <= row["from_ms"]:
                 result[gpu] = np.nan
         return result
+
+    def _newest(
+        self, places: Map, metric: str, span: Span, lacking: Ids | None, result: Floats, newest: Millis
+    ) -> None:
+        """Fill in the newest values within a span: of all, or of those that have none."""
+        few = lacking is not None and len(lacking) <= IDS_MAX
+        which = f" AND entity_id IN ({_ids(lacking.tolist())})" if lacking is not None and few else ""
+        table = self._clients.arrow(
+            f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
+            f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
+            f" WHERE {during(*span)}{which} GROUP BY entity_id"
+        )
+        rows, target = places.find(numbers(table, "entity_id"))
+        if lacking is not None:
+            still = np.isnan(result[target])
+            rows, target = rows[still], target[still]
+        result[target] = values(table, metric)[rows]
+        newest[target] = numbers(table, "newest")[rows]
 
     def latest_values(
         self, node: str, now_ms: int, within_ms: int = 60_000
@@ -117,13 +153,7 @@ class Reads(Base):
         return sorted(by_slot.values(), key=lambda row: row.gpu or 0)
 
     def totals(self) -> Totals:
-        """What the samples tables hold."""
-        with self._count_lock:
-            if self._counted is None:
-                parts = [f"SELECT sum(present) AS n FROM {samples_table(scope)}" for scope in Scope]
-                found = self._clients.rows(f"SELECT toUInt64(sum(n)) AS n FROM ({' UNION ALL '.join(parts)})")
-                self._counted = int(found[0]["n"])
-            counted = self._counted
+        """What the samples tables hold; a resend counts once."""
         size = self._clients.rows(f"SELECT sum(bytes_on_disk) AS n FROM {self._clients.parts}")
         times = [
             self._clients.rows(
@@ -134,7 +164,7 @@ class Reads(Base):
         ]
         held = [row for row in times if row["n"]]
         return Totals(
-            counted,
+            self.samples(),
             int(size[0]["n"]),
             min((row["oldest"] for row in held), default=0),
             max((row["newest"] for row in held), default=0),
@@ -154,32 +184,20 @@ class Reads(Base):
             np.array([row.entity_id for row in rows], np.uint64), np.array([row.last_ms for row in rows], np.int64)
         )
 
-    def _scope_bucket(
-        self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int, count: int
+    def _laid_out(
+        self, index: FleetIndex, scope: Scope, folds: Mapping[Scope, Folded], at_ms: int, count: int
     ) -> tuple[dict[str, Floats], Ints]:
-        metrics = [metric.name for metric in of_scope(scope)]
-        name, when = samples_table(scope), during(start_ms, start_ms + length_ms)
-        columns = f"entity_id, uniqExact(ts) AS n, {', '.join(map(aggregate_sql, metrics))}"
-        table = self._clients.arrow(
-            f"SELECT {columns}, count() AS held FROM {name} FINAL WHERE {when} GROUP BY entity_id"
-        )
-        ids, several = numbers(table, "entity_id"), numbers(table, "held") > numbers(table, "n")
-        if several.any():  # moments told in parts: these entities again, with one row a moment
-            whole = whole_rows(scope, metrics, f"{when} AND entity_id IN ({_ids(ids[several].tolist())})")
-            again = self._clients.arrow(f"SELECT {columns}, count() AS held FROM {whole} GROUP BY entity_id")
-            table = pa.concat_tables([table.filter(pa.array(~several)), again])
-        places = self._placements.map(index, scope, start_ms + length_ms)
-        rows, target = places.find(numbers(table, "entity_id"))
         counts = np.zeros(count, np.int32)
-        counts[target] = numbers(table, "n")[rows]
         result: dict[str, Floats] = {}
-        for name in metrics:
-            if table[name].null_count == table.num_rows:
-                continue
-            column = np.full(count, np.nan)
-            column[target] = values(table, name)[rows]
-            if not np.isnan(column).all():
-                result[name] = column
+        folded = folds.get(scope)
+        if folded is None or not count:
+            return result, counts
+        rows, target = self._placements.map(index, scope, at_ms).find(folded.ids)
+        counts[target] = folded.rows[rows]
+        for name, (stored, mask) in folded.columns.items():
+            if mask[rows].any():
+                column = result[name] = np.full(count, np.nan)
+                column[target] = units(name, stored[rows], mask[rows])
         return result, counts
 
 

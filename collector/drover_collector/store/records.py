@@ -110,7 +110,7 @@ def _nothing(metric: str, rows: int) -> tuple[Stored, Mask]:
 class Totals:
     """`oldest_ms` and `newest_ms` are 0 when there are no samples."""
 
-    samples: int  # values held; a resend may count twice until the engine has merged it
+    samples: int  # values held
     bytes_on_disk: int
     oldest_ms: int
     newest_ms: int

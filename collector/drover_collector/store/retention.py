@@ -153,8 +153,6 @@ class Retention(Sizes):
     def _note_drops(self, now_ms: int, dropped: list[Dropped]) -> None:
         if not dropped:
             return
-        with self._count_lock:
-            self._counted = None  # counted anew at the next question
         self._clients.insert(
             "drops",
             pa.table(

@@ -8,19 +8,25 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store.base import Base, aggregate_sql, during, numbers, values
+from drover_collector.store.fold import Folded, fold_again, units
 from drover_collector.store.placements import FOREVER, Stay, Target
 from drover_collector.store.records import Ids, Millis
-from drover_collector.store.schema import samples_table
+from drover_collector.store.rollups import Rollups
+from drover_collector.store.rows import LEVELS_MS, RAW_MS, Span, merged, without
+from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import BY_NAME, Scope
 
 Floats32 = npt.NDArray[np.float32]
 SeriesKey = tuple[str, int | None, str | None, str]  # node, gpu, link, metric
 
-# Steps a chart reads well at; none is shorter than the shortest interval of an agent.
+# Steps a chart reads well at; none is shorter than the shortest interval of an agent. From 10 s and 5 min on they are
+# multiples of that: rollups answer them.
 STEPS_MS = tuple(
-    1000 * s for s in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 604_800)
+    1000 * s for s in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 604_800)
 )
+
+PEER_ROWS = 2_000_000  # read for the peers of one chart
+PEERS_MIN = 64
 
 
 def step_for(span_ms: int, max_points: int) -> int:
@@ -28,14 +34,14 @@ def step_for(span_ms: int, max_points: int) -> int:
     for step in STEPS_MS:
         if _points(span_ms, step) <= max_points:
             return step
-    return -(-span_ms // max(1, max_points - 1))
+    return -(-span_ms // max(1, max_points - 1) // STEPS_MS[-1]) * STEPS_MS[-1]
 
 
 def _points(span_ms: int, step_ms: int) -> int:
     return span_ms // step_ms + 2  # the grid is aligned to its step, so the span may begin and end within one
 
 
-class Series(Base):
+class Series(Rollups):
     def series(
         self, scope: Scope, targets: Sequence[Target], metrics: Sequence[str], from_ms: int, to_ms: int, max_points: int
     ) -> tuple[int, Millis, dict[SeriesKey, Floats32]]:
@@ -52,7 +58,7 @@ class Series(Base):
         """
         _check(scope, metrics, from_ms, to_ms, max_points)
         stays = self._placements.stays(targets, scope)
-        step = step_for(to_ms - from_ms, max_points)
+        step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
         first, points = _grid(from_ms, to_ms, step)
         found = self._stepped(scope, stays, metrics, from_ms, to_ms, step)
         spacing = _spacing(found[0], found[1] // step)
@@ -76,24 +82,34 @@ class Series(Base):
     def peers_series(
         self, index: FleetIndex, gpus: npt.NDArray[np.integer], metric: str, from_ms: int, to_ms: int, step_ms: int
     ) -> tuple[Floats32, Floats32, Floats32]:
-        """(p10, median, p90) over GPUs per step, on the grid that `series` has with this step; NaN where none came."""
+        """(p10, median, p90) over GPUs per step, on the grid that `series` has with this step; NaN where none came.
+
+        Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
+        """
         _check(Scope.GPU, [metric], from_ms, to_ms, 2)
         first, points = _grid(from_ms, to_ms, step_ms)
         low, middle, high = (np.full(points, np.nan, np.float32) for _ in range(3))
         places = self._placements.map(index, Scope.GPU, to_ms)
         wanted = places.ids[np.isin(places.target, gpus)]
+        most = max(PEERS_MIN, PEER_ROWS * _width(step_ms) // (to_ms - from_ms))
+        if len(wanted) > most:
+            wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(np.intp)]
         if len(wanted):
-            table = self._clients.arrow(
-                "SELECT step, quantilesExactInclusive(0.1, 0.5, 0.9)(v) AS q"
-                f" FROM (SELECT entity_id, {_step(step_ms)} AS step, {aggregate_sql(metric, 'v')}"
-                f" FROM {samples_table(Scope.GPU)} FINAL"
-                f" WHERE entity_id IN ({_ids(wanted)}) AND {during(from_ms, to_ms)} GROUP BY entity_id, step)"
-                " WHERE isNotNull(v) GROUP BY step"
-            )
-            if table.num_rows:
-                at = (numbers(table, "step") - first) // step_ms
-                spread = np.array(table["q"].to_pylist(), np.float64) * (BY_NAME[metric].step or 1)
-                low[at], middle[at], high[at] = spread.T
+            folded = self._folded(Scope.GPU, wanted, [metric], (from_ms, to_ms), step_ms)
+            if metric in folded.columns:
+                value = units(metric, *folded.columns[metric])
+                held = ~np.isnan(value)
+                at, value = ((folded.start_ms - first) // step_ms)[held], value[held]
+                order = np.lexsort((value, at))
+                at, value = at[order], value[order]
+                begins = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
+                counts = np.diff(np.append(begins, len(at)))
+                for share, line in ((0.1, low), (0.5, middle), (0.9, high)):
+                    rank = share * (counts - 1)
+                    below = np.floor(rank).astype(np.intp)
+                    above = np.minimum(below + 1, counts - 1)
+                    less, more = value[begins + below], value[begins + above]
+                    line[at[begins]] = less + (more - less) * (rank - below)
         return low, middle, high
 
     def _stepped(
@@ -105,13 +121,57 @@ class Series(Base):
             return np.zeros(0, np.uint64), np.zeros(0, np.int64), {metric: np.zeros(0) for metric in metrics}
         ids = np.array(sorted({stay.entity_id for stay in stays}), np.uint64)
         low, high = max(from_ms, min(s.from_ms for s in stays)), min(to_ms, max(s.to_ms for s in stays))
-        table = self._clients.arrow(
-            f"SELECT entity_id, {_step(step)} AS step, {', '.join(map(aggregate_sql, metrics))}"
-            f" FROM {samples_table(scope)} FINAL WHERE entity_id IN ({_ids(ids)}) AND {during(low, high)}"
-            " GROUP BY entity_id, step ORDER BY entity_id, step"
-        )
-        columns = {metric: values(table, metric) for metric in metrics}
-        return numbers(table, "entity_id"), numbers(table, "step"), columns
+        folded = self._folded(scope, ids, metrics, (low, high), step)
+        nothing = np.full(len(folded.ids), np.nan)
+        held = {metric: units(metric, *folded.columns[metric]) for metric in metrics if metric in folded.columns}
+        return folded.ids, folded.start_ms, {metric: held.get(metric, nothing) for metric in metrics}
+
+    def _folded(self, scope: Scope, ids: Ids, metrics: Sequence[str], span: Span, step: int) -> Folded:
+        """Values per step. Those of a step of 10 s or more are made of the values of 10 s, then of 5 min, wherever
+        they come from, so that an answer does not change when samples are rolled up or dropped."""
+        if step % LEVELS_MS["10s"]:
+            return self.fold(scope, [span], step, metrics=metrics, ids=ids)
+        if step % LEVELS_MS["5m"]:
+            parts = self._tens(scope, ids, metrics, span)
+        else:
+            kept = self._kept(scope, "5m", span, ids)
+            parts = [
+                self.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids),
+                fold_again(self._tens(scope, ids, metrics, *without(span, kept)), LEVELS_MS["5m"]),
+            ]
+        return fold_again(parts, step)
+
+    def _tens(self, scope: Scope, ids: Ids, metrics: Sequence[str], *spans: Span) -> list[Folded]:
+        """Values of 10 s, each in one of the parts: rolled up ones, and those that are not."""
+        found = []
+        for span in spans:
+            kept = self._kept(scope, "10s", span, ids)
+            for level, parts in (("10s", kept), (None, without(span, kept))):
+                found.append(self.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids))
+        return found
+
+    def _kept(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
+        """What of a span a rollup answers, in whole buckets."""
+        width = LEVELS_MS[level]
+        upto_ms, holes = self.rolled_up(scope, level, span, ids)
+        begin = -(-span[0] // width) * width
+        end = max(begin, upto_ms // width * width)
+        return without((begin, end), merged((low // width * width, -(-high // width) * width) for low, high in holes))
+
+    def _finest_ms(self, scope: Scope, from_ms: int) -> int:
+        """The shortest step that the store can still answer from then on: samples go before their rollups."""
+        tables = {samples_table(scope): 1, **{rollup_table(scope, level): ms for level, ms in LEVELS_MS.items()}}
+        oldest = {ms: self.oldest_ms(name) for name, ms in tables.items()}
+        held = [each for each in oldest.values() if each is not None]
+        if not held:
+            return 1
+        wanted = max(from_ms, min(held)) + 2 * LEVELS_MS["5m"]
+        return next(ms for ms, each in oldest.items() if each is not None and each <= wanted)
+
+
+def _width(step_ms: int) -> int:
+    """Time between the rows that a step's value is made of."""
+    return next((ms for ms in sorted(LEVELS_MS.values(), reverse=True) if step_ms % ms == 0), min(step_ms, RAW_MS))
 
 
 def _check(scope: Scope, metrics: Sequence[str], from_ms: int, to_ms: int, max_points: int) -> None:
@@ -129,15 +189,7 @@ def _grid(from_ms: int, to_ms: int, step: int) -> tuple[int, int]:
     return first, (to_ms - 1 - first) // step + 1
 
 
-def _step(step: int) -> str:
-    return f"intDiv(toUnixTimestamp64Milli(ts), {int(step)}) * {int(step)}"
-
-
 def _spacing(ids: Ids, steps: Millis) -> int:
     """How many steps lie between one row of an entity and the next, as a rule; 1 when that cannot be told."""
     gaps = np.diff(steps)[ids[1:] == ids[:-1]]
     return int(np.median(gaps)) if len(gaps) else 1
-
-
-def _ids(ids: Ids) -> str:
-    return ", ".join(map(str, ids.tolist()))

@@ -40,9 +40,6 @@ class Writes(Base):
         columns["present"] = pa.array(present)
         self._clients.insert(samples_table(batch.scope), pa.table(columns))
         self._placements.note_seen(batch.entity_id, batch.ts_ms)
-        with self._count_lock:
-            if self._counted is not None:
-                self._counted += int(present.sum(dtype=np.int64))
 
     def write_entities(self, rows: Sequence[EntityRow]) -> None:
         """Who is where, from `first_ms` on."""

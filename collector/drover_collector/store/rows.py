@@ -1,0 +1,140 @@
+"""Rows of samples and rollups, read in pieces that bound the memory, and folded into buckets."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from drover_collector.store import fold
+from drover_collector.store.base import Base, during
+from drover_collector.store.fold import Folded
+from drover_collector.store.records import Ids
+from drover_collector.store.schema import rollup_table, samples_table
+from drover_proto.catalog import Scope, of_scope
+
+Span = tuple[int, int]  # ms, from and to
+
+LEVELS_MS = {"10s": 10_000, "5m": 300_000}
+RAW_MS = 1000  # what an agent's interval is, as a rule
+PIECE_ROWS = 100_000  # of one question: with all columns of a GPU some 30 MB
+IDS_MAX = 5_000  # entities that a question names; above, it reads a range and leaves out the others
+PARTS_S = 10.0
+# One thread, large blocks, and nothing compressed on the way within one process: half the CPU.
+LEAN = (
+    " SETTINGS max_threads = 1, max_block_size = 131072, preferred_block_size_bytes = 67108864,"
+    " output_format_arrow_compression_method = 'none'"
+)
+
+
+class Rows(Base):
+    _parts: Sequence[tuple[str, int, int, int]] = ()
+    _parts_at = -PARTS_S  # monotonic
+
+    def parts_of(self, table: str) -> list[tuple[int, int, int]]:
+        """(rows, from, to ms) of a table's parts, as of the last seconds."""
+        for _ in range(2):
+            found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
+            if found and time.monotonic() - self._parts_at < PARTS_S:
+                break
+            rows = self._clients.rows(
+                "SELECT table, toInt64(rows) AS n, toInt64(toUnixTimestamp(min_time)) * 1000 AS low,"
+                f" toInt64(toUnixTimestamp(max_time)) * 1000 + 999 AS high FROM {self._clients.parts}"
+                " WHERE rows > 0 AND toUnixTimestamp(max_time) > 0"
+            )
+            self._parts = [(row["table"], row["n"], row["low"], row["high"]) for row in rows]
+            self._parts_at = time.monotonic()
+        return found
+
+    def oldest_ms(self, table: str) -> int | None:
+        """About when the oldest rows of a table are from; None: it has none."""
+        return min((low for _, low, _ in self.parts_of(table)), default=None)
+
+    def fold(
+        self,
+        scope: Scope,
+        spans: Sequence[Span],
+        length_ms: int,
+        *,
+        level: str | None = None,
+        metrics: Sequence[str] | None = None,
+        ids: Ids | None = None,
+        entities: Span | None = None,
+    ) -> Folded:
+        """Buckets of `length_ms` out of the rows within `spans`.
+
+        Args:
+            level: of the rollup; None: the samples themselves.
+            metrics: None: all. ids: None: all entities. entities: a range of ids, [low, high).
+        """
+        names = [metric.name for metric in of_scope(scope)] if metrics is None else list(metrics)
+        if not spans:
+            return fold.join([])
+        if level is None:
+            columns, name, every_ms, what = "`present`", samples_table(scope), RAW_MS, fold.fold_raw
+        else:
+            columns, name, what = "`rows`, `present`, version", rollup_table(scope, level), fold.fold_rollup
+            every_ms = LEVELS_MS[level]
+        columns = ", ".join([f"entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {columns}", *(f"`{n}`" for n in names)])
+        when = " OR ".join(during(low, high) for low, high in spans)
+        rows_each = max(1, sum(high - low for low, high in spans) // every_ms)
+        found = []
+        for which in self._pieces(scope, rows_each, ids, entities or (0, 1 << 64)):
+            table = self._clients.arrow(f"SELECT {columns} FROM {name} WHERE {which} AND ({when}){LEAN}")
+            if table.num_rows:
+                piece = what(table, names, length_ms)
+                found.append(piece if ids is None else piece.where(np.isin(piece.ids, ids)))
+        return fold.join(found)
+
+    def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span) -> Iterator[str]:
+        """Conditions on entity ids, each for about PIECE_ROWS rows."""
+        if ids is not None and len(ids) <= IDS_MAX:
+            step = max(1, PIECE_ROWS // rows_each)
+            for at in range(0, len(ids), step):
+                yield f"entity_id IN ({comma(ids[at : at + step].tolist())})"
+            return
+        low, high = entities
+        # An id is a hash: as many entities lie in each equal part of their range.
+        count = self._placements.count(scope) * (high - low) >> 64
+        pieces = max(1, -(-count * rows_each // PIECE_ROWS))
+        edges = [low + (high - low) * n // pieces for n in range(pieces + 1)]
+        for first, last in itertools.pairwise(edges):
+            if (first, last) == (0, 1 << 64):
+                yield "1"
+            else:
+                yield f"entity_id BETWEEN {first} AND {last - 1}"
+
+
+def comma(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def without(span: Span, holes: Sequence[Span]) -> list[Span]:
+    """What of a span lies in no hole. Holes are in order and apart (see `merged`)."""
+    found, low = [], span[0]
+    for first, last in holes:
+        if first > low:
+            found.append((low, min(first, span[1])))
+        low = max(low, last)
+    if low < span[1]:
+        found.append((low, span[1]))
+    return [(a, b) for a, b in found if a < b]
+
+
+def within(span: Span, holes: Sequence[Span]) -> list[Span]:
+    """What of the holes lies in a span."""
+    cut = ((max(first, span[0]), min(last, span[1])) for first, last in holes)
+    return [(a, b) for a, b in cut if a < b]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """In order, those that touch as one."""
+    found: list[Span] = []
+    for low, high in sorted(spans):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], high)
+        else:
+            found.append((low, high))
+    return found

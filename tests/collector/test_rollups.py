@@ -1,0 +1,352 @@
+"""Rollups: whatever came when, was sent twice, left out or cut off by a crash, in the end they say what samples say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from drover_collector import buckets
+from drover_collector.store import SampleBatch, Store, StoreError, fold, marks, rows
+from drover_collector.store.fold import Folded
+from drover_proto.catalog import BY_NAME, Scope, of_scope
+from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
+
+BUCKET, CHUNK = 10_000, 300_000
+METRICS = ("power_w", "energy_j", "fabric_state", "nvlink_effective_ber")
+
+
+def random_batch(rng: np.random.Generator, from_ms: int, to_ms: int, count: int = 60) -> SampleBatch:
+    """Rows of random GPUs at random half seconds, each of which has one value for ever, so that a resend is one."""
+    gpus = [gpu_row(n, g) for n in range(3) for g in range(GPUS)]
+    entity = rng.integers(0, len(gpus), count)
+    ts = rng.integers(from_ms // 500, to_ms // 500, count) * 500
+    key, first = np.unique(entity * (1 << 44) + ts, return_index=True)
+    entity, ts = entity[first], ts[first]
+    columns = {}
+    for name in METRICS:
+        noise = np.random.default_rng(0)
+        table = random_values(noise, BY_NAME[name], 997)
+        columns[name] = table[(key + len(name)) % 997]
+    ids = np.array([gpus[e].entity_id for e in entity], np.uint64)
+    return SampleBatch.of_values(Scope.GPU, ids, ts.astype(np.int64), columns)
+
+
+def store_batch(store: Store, batch: SampleBatch) -> None:
+    """As ingest does before it acknowledges."""
+    store.write_samples(batch)
+    store.mark_late(batch, 0)
+
+
+def finish(store: Store) -> None:
+    while store.roll_up_late(60):
+        pass
+    assert store.open_marks() == []
+
+
+def assert_same(found: Folded, want: Folded) -> None:
+    order = np.lexsort((found.start_ms, found.ids))
+    found = Folded(
+        found.ids[order], found.start_ms[order], found.rows[order], found.present[order],
+        {name: (stored[order], mask[order]) for name, (stored, mask) in found.columns.items()},
+    )  # fmt: skip
+    for name in ("ids", "start_ms", "rows", "present"):
+        assert getattr(found, name).tolist() == getattr(want, name).tolist(), name
+    for name in METRICS:
+        values = [
+            fold.units(name, *each.columns[name]) if name in each.columns else np.full(len(each.ids), np.nan)
+            for each in (found, want)
+        ]
+        np.testing.assert_array_equal(*values, err_msg=name)
+
+
+def assert_complete(store: Store, from_ms: int, to_ms: int) -> None:
+    """Both levels hold what the samples of a span, cut at 5 minutes, make."""
+    raw = store.fold(Scope.GPU, [(from_ms, to_ms)], BUCKET)
+    assert len(raw.ids)
+    assert_same(store.fold(Scope.GPU, [(from_ms, to_ms)], BUCKET, level="10s"), raw)
+    closed = to_ms // CHUNK * CHUNK
+    span = (from_ms // CHUNK * CHUNK, closed)
+    whole = fold.fold_again([store.fold(Scope.GPU, [span], BUCKET)], CHUNK)
+    assert_same(store.fold(Scope.GPU, [span], CHUNK, level="5m"), whole)
+
+
+def distinct_samples(store: Store) -> int:
+    metrics = ", ".join(f"max(`{m.name}`) AS `{m.name}`" for m in of_scope(Scope.GPU))
+    count = " + ".join(f"count(`{m.name}`)" for m in of_scope(Scope.GPU))
+    sql = f"SELECT {count} AS n FROM (SELECT {metrics} FROM gpu_samples GROUP BY entity_id, ts)"
+    return int(store._clients.rows(sql)[0]["n"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_folding_is_the_aggregate_in_numpy(seed: int) -> None:
+    """Every metric, uneven groups, gaps, rows told twice and in parts."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 400))
+    ids = np.sort(rng.integers(0, 1 << 64, 9, np.uint64))
+    entity = rng.integers(0, len(ids), count)
+    ts = T0 + rng.integers(0, (40, 3, 400)[seed % 3], count) * 500
+    table = {"entity_id": pa.array(ids[entity]), "ts_ms": pa.array(ts)}
+    stored = {}
+    for metric in of_scope(Scope.GPU):
+        drawn = random_values(rng, metric, 997, (0.3, 0.0, 0.9)[seed % 3])
+        values = drawn[(entity * 31 + ts // 500) % 997]  # of one moment always the same
+        batch = SampleBatch.of_values(Scope.GPU, ids[entity], ts, {metric.name: values})
+        told = rng.random(count) < (0.7 if seed > 2 else 1.0)  # in parts
+        number, mask = batch.columns[metric.name]
+        mask = mask & told
+        table[metric.name] = pa.array(number, mask=~mask)
+        stored[metric.name] = np.where(mask, number.astype(np.float64) * (metric.step or 1), np.nan)
+    table["present"] = pa.array(sum((~np.isnan(v)).astype(np.uint16) for v in stored.values()))
+    names = [metric.name for metric in of_scope(Scope.GPU)]
+    found = fold.fold_raw(pa.table(table), names, 10_000)
+    starts = ts // 10_000 * 10_000
+    for start in np.unique(starts):
+        inside, there = starts == start, found.start_ms == start
+        at = np.searchsorted(ids, found.ids[there])
+        for name in names:
+            want = buckets.aggregate(name, entity[inside], ts[inside], stored[name][inside], len(ids))
+            got = np.full(len(ids), np.nan)
+            if name in found.columns:
+                got[at] = fold.units(name, *found.columns[name])[there]
+            np.testing.assert_array_equal(got, want, err_msg=name)
+        rows_in = [len(np.unique(ts[inside & (entity == e)])) for e in range(len(ids))]
+        assert found.rows[there].tolist() == [n for n in rows_in if n]
+    moments = {(e, t) for e, t in zip(entity.tolist(), ts.tolist(), strict=True)}
+    assert found.rows.sum() == len(moments)
+    keys = entity * (1 << 44) + ts
+    present = sum(len(np.unique(keys[~np.isnan(v)])) for v in stored.values())
+    assert found.present.sum() == present
+
+
+def test_the_network_sorts_any_number_of_rows() -> None:
+    rng = np.random.default_rng(1)
+    for count in range(1, 40):
+        drawn = rng.integers(0, 50, (count, 200)).astype(np.uint16)
+        ranked = drawn.copy()
+        fold._rank(ranked)
+        np.testing.assert_array_equal(ranked, np.sort(drawn, axis=0))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the fleet were large: questions and late work come in many pieces."""
+    monkeypatch.setattr(rows, "PIECE_ROWS", 1000)
+    monkeypatch.setattr("drover_collector.store.rollups.PIECE_ROWS", 1000)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("small_pieces")
+def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
+    """Buckets judged and left out, rows late by seconds or an hour, resends, and charts that ask all the while."""
+    rng = np.random.default_rng(seed)
+    index = index_of()
+    store.write_entities(everything())
+    kept: list[SampleBatch] = [random_batch(rng, T0 - CHUNK, T0)]  # from before there were rollups
+    store_batch(store, kept[0])
+    steps = 75
+    for n in range(steps):
+        now = T0 + n * BUCKET
+        if rng.random() < 0.8:
+            kept.append(random_batch(rng, now, now + BUCKET))
+            store_batch(store, kept[-1])
+        if rng.random() < 0.2:
+            kept.append(random_batch(rng, T0 - 2 * CHUNK, now + BUCKET, 20))
+            store_batch(store, kept[-1])
+        if rng.random() < 0.2:
+            store_batch(store, kept[int(rng.integers(len(kept)))])
+        if rng.random() < 0.8:  # else the detectors skipped it
+            store.closing_bucket(index, now)
+            store.roll_up()
+        if rng.random() < 0.1:
+            store.roll_up_late(0)
+        if n % 25 == 24:
+            end = now + BUCKET
+            for step in (BUCKET, 60_000, CHUNK):
+                targets = [("n1", g, None) for g in range(GPUS)]
+                span = (T0 - 2 * CHUNK + 3000, end - 2000)
+                asked = store.series(Scope.GPU, targets, METRICS, *span, (span[1] - span[0]) // step + 2)
+                assert asked[0] == step
+                ids = np.array([gpu_row(1, g).entity_id for g in range(GPUS)], np.uint64)
+                want = store.fold(Scope.GPU, [span], BUCKET, ids=ids, metrics=METRICS)
+                if step % CHUNK == 0:
+                    want = fold.fold_again([want], CHUNK)
+                want = fold.fold_again([want], step)
+                for g in range(GPUS):
+                    mine = want.ids == gpu_row(1, g).entity_id
+                    for name in METRICS:
+                        line = np.full(len(asked[1]), np.nan, np.float32)
+                        if name in want.columns:
+                            values = fold.units(name, *want.columns[name])[mine]
+                            line[(want.start_ms[mine] - asked[1][0]) // step] = values
+                        np.testing.assert_array_equal(asked[2]["n1", g, None, name], line, err_msg=f"{name} {step}")
+    last = T0 + steps * BUCKET
+    store.closing_bucket(index, last)
+    store.roll_up()
+    finish(store)
+    assert_complete(store, T0 - 2 * CHUNK, last)
+    store.closing_bucket(index, last + CHUNK)  # late rows of 5 minutes that are not over are counted with their end
+    store.roll_up()
+    finish(store)
+    assert store.totals().samples == distinct_samples(store)
+    for start in range(T0 - 20_000, last, 60_000):  # buckets out of rollups are those out of samples
+        rolled = store.bucket(index, start)
+        raw = store._bucket(index, start, BUCKET, {Scope.GPU: store.fold(Scope.GPU, [(start, start + BUCKET)], BUCKET)})
+        assert rolled.gpu_rows.tolist() == raw.gpu_rows.tolist()
+        assert set(rolled.gpu) == set(raw.gpu)
+        for name, column in raw.gpu.items():
+            np.testing.assert_array_equal(rolled.gpu[name], column)
+
+
+class Cut(BaseException):
+    """What no code catches: the process is gone."""
+
+
+@contextlib.contextmanager
+def cut_at(store: Store, number: int) -> Iterator[Callable[[], bool]]:
+    """The store's process ends at its `number`-th insert from here, half of the time after it is durable."""
+    insert = store._clients.insert
+    done = [0]
+
+    def counted(table: str, data: pa.Table, note: str = "") -> None:
+        done[0] += 1
+        if done[0] == number and number % 2:
+            raise Cut
+        insert(table, data, note)
+        if done[0] == number:
+            raise Cut
+
+    store._clients.insert = counted
+    try:
+        yield lambda: done[0] >= number
+    finally:
+        store._clients.insert = insert
+
+
+@pytest.mark.parametrize("number", range(1, 26))
+@pytest.mark.usefixtures("small_pieces")
+def test_a_crash_at_any_insert_leaves_no_hole(store: Store, store_url: str, number: int) -> None:
+    rng = np.random.default_rng(number)
+    index = index_of()
+    store.write_entities(everything())
+    first = T0 + CHUNK - 2 * BUCKET  # 5 minutes end on the way
+    batches = [random_batch(rng, first + n * BUCKET, first + (n + 1) * BUCKET) for n in range(4)]
+    late = random_batch(rng, first, first + 3 * BUCKET, 20)
+    for batch in batches:
+        store.write_samples(batch)
+
+    def work(opened: Store, from_ms: int) -> None:
+        for start in range(from_ms, first + 4 * BUCKET, BUCKET):
+            opened.closing_bucket(index, start)
+            opened.roll_up()
+            if start == first + 2 * BUCKET:
+                store_batch(opened, late)
+        while opened.roll_up_late(60):
+            pass
+
+    with cut_at(store, number) as was_cut, contextlib.suppress(Cut):
+        work(store, first)
+    assert was_cut() or number > 23, "each insert was cut once"
+    store.close()
+    again = Store.open(store_url, retention_days=3650)
+    try:
+        store_batch(again, late)  # the agent sends again what was not acknowledged
+        work(again, first + 4 * BUCKET)
+        again.closing_bucket(index, first + 4 * BUCKET)
+        again.roll_up()
+        finish(again)
+        assert_complete(again, first, first + 4 * BUCKET)
+        closed = first // CHUNK * CHUNK
+        again.closing_bucket(index, closed + 2 * CHUNK)  # so that all 5 minutes are counted
+        again.roll_up()
+        finish(again)
+        assert again.totals().samples == distinct_samples(again)
+    finally:
+        again.close()
+
+
+def test_a_resend_marks_its_entities_and_no_others(store: Store) -> None:
+    index = index_of()
+    store.write_entities(everything())
+    told = samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})])
+    store_batch(store, told)
+    assert store.open_marks() == [], "in time"
+    store.closing_bucket(index, T0)
+    store.roll_up()
+    assert store.late_rows == 0
+    store_batch(store, told)
+    store_batch(store, samples(Scope.NODE, [(node_row(1), T0 - CHUNK, {"load1": 1.0})]))
+    found = [(m.scope, m.from_ms, m.to_ms, m.entities.tolist()) for m in store.open_marks() if m.entities is not None]
+    assert found == [
+        (Scope.GPU, T0, T0 + CHUNK, [gpu_row(0, 0).entity_id]),
+        (Scope.NODE, T0 - CHUNK, T0, [node_row(1).entity_id]),
+    ]
+    assert store.late_rows == 2
+    assert store.lag(store.open_marks()[0].at_ms + 500)[0] == 2
+
+
+def test_very_many_late_entities_are_one_mark(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "NAMED_MAX", 5)
+    index = index_of()
+    store.write_entities(everything())
+    store.closing_bucket(index, T0)
+    store.roll_up()
+    for slot in range(3):
+        every = [(gpu_row(n, slot), T0 + 1000, {"power_w": 100.0 + slot}) for n in range(3)]
+        store_batch(store, samples(Scope.GPU, every))
+    found = [None if m.entities is None else len(m.entities) for m in store.open_marks()]
+    assert found == [3, None], "the third is covered by the second"
+    finish(store)
+    assert_complete(store, T0, T0 + BUCKET)
+
+
+def test_marks_are_kept_when_the_store_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = index_of()
+    store.write_entities(everything())
+    store.closing_bucket(index, T0)
+    store.roll_up()
+    store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})]))
+
+    def full(*_: object) -> None:
+        raise StoreError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_write", full)
+        with pytest.raises(StoreError):
+            store.roll_up_late(60)
+        assert len(store.open_marks()) == 1
+        store.closing_bucket(index, T0 + BUCKET)
+        with contextlib.suppress(StoreError):
+            store.roll_up()
+    store_batch(store, samples(Scope.GPU, [(gpu_row(0, 1), T0 + 12_000, {"power_w": 100.0})]))
+    store.closing_bucket(index, T0 + 2 * BUCKET)
+    store.roll_up()
+    finish(store)
+    assert_complete(store, T0, T0 + 3 * BUCKET)
+
+
+def test_rollups_answer_when_the_samples_are_gone(store: Store) -> None:
+    """The step becomes what is left, and a late row does not hide what was rolled up with it."""
+    index = index_of()
+    store.write_entities(everything())
+    began = T0 - 8 * 3_600_000
+    times = range(began, began + 2 * CHUNK, 1000)
+    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), t, {"power_w": 100.0 + t // 1000 % 7}) for t in times]))
+    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 50.0})]))
+    store.closing_bucket(index, T0)
+    store.roll_up()
+    finish(store)
+    ask = (Scope.GPU, [("n0", 0, None)], ["power_w"], began, began + 2 * CHUNK)
+    fine = store.series(*ask, 1000)
+    whole = store.series(*ask, 100)
+    assert (fine[0], whole[0]) == (1000, 10_000)
+    oldest = store._clients.rows("SELECT min(_partition_id) AS id FROM gpu_samples")[0]["id"]
+    store._clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{oldest}'")
+    store._parts_at = -1e9  # as after some seconds
+    again = store.series(*ask, 1000)
+    assert again[0] == 10_000
+    np.testing.assert_array_equal(again[2]["n0", 0, None, "power_w"], whole[2]["n0", 0, None, "power_w"])
+    assert store.totals().samples == 1
