@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from drover_cli import certificates as certs
 from drover_collector.api_facts import Facts
 from drover_collector.config import CollectorConfig
 from drover_collector.engine import Trouble
@@ -15,7 +17,9 @@ from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.store import Store
+from drover_collector.tls import ServerTls
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from testbed.certificates import Fleet
 from testbed.collected import small_index, write_entities, write_ticks
 
 INCIDENT = Incident(
@@ -43,16 +47,20 @@ def facts_of(store: Store) -> Facts:
     return Facts(pipeline, stats, CollectorConfig())
 
 
-def whole_page(facts: Facts) -> str:
-    """The page of a collector that has something to say in every family."""
+def whole_page(facts: Facts, folder: Path) -> str:
+    """The page of a collector that has something to say in every family; `folder` is for its certificate."""
     now_ms = facts.now_ms() // 1000 * 1000
     write_entities(facts.store, facts.index)
     write_ticks(facts.store, facts.index, now_ms - 1_800_000, now_ms, 10_000)
+    files = Fleet(folder).issue(certs.COLLECTOR, "collector")
+    facts.tls = ServerTls(*files.paths)
     stats, pipeline = facts.stats, facts.pipeline
     stats.last_seen = {node.name: now_ms for node in facts.index.nodes}
     stats.out_of_range["power_w"] += 1
     stats.skipped["news"] += 1
     facts.gate.refused["denied"] += 1
+    facts.gate.calls["drover.fleet.v1.Fleet"] += 1
+    facts.tls.connections["api"] += 1
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")
