@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -55,6 +55,11 @@ class Victoria:
         if answer.status >= 300:
             raise RuntimeError(f"victoria-metrics: {path}: {answer.status} {text[:200]}")
         return text
+
+    def running(self) -> list[float]:
+        """Merges under way, by kind."""
+        lines = self.ask("/metrics").splitlines()
+        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith("vm_active_")]
 
     def gauges(self, name: str) -> dict[str, float]:
         """Value of a metric of its own by the label `type`."""
@@ -133,24 +138,29 @@ def feed(server: Victoria, batch: SampleBatch) -> None:
     server.ask("/api/v1/import", b"\n".join(lines))
 
 
+def disk_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # merged in this moment
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def settle(server: Victoria) -> tuple[int, dict[str, float]]:
     """(samples, bytes by type) after all merges."""
-    server.ask("/internal/force_flush")
-    server.ask("/internal/force_merge")
     deadline = time.monotonic() + WAIT_S
-    while True:
-        time.sleep(2)
-        active = [float(x.rpartition(" ")[2]) for x in server.ask("/metrics").splitlines() if "vm_active_" in x[:20]]
-        if not any(active):
-            break
+    before = -1
+    while (size := disk_bytes(server.folder / "data")) != before:  # a merge may start late, and its input go late
         if time.monotonic() > deadline:
             raise RuntimeError("victoria-metrics does not end its merges")
+        before = size
+        server.ask("/internal/force_flush")
+        server.ask("/internal/force_merge")
+        time.sleep(5)
+        while any(value for value in server.running()):
+            time.sleep(1)
     rows, sizes = server.gauges("vm_rows"), server.gauges("vm_data_size_bytes")
     return int(sum(n for kind, n in rows.items() if kind.startswith("storage/"))), sizes
-
-
-def disk_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def roll_up(store: Store) -> None:
