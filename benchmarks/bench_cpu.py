@@ -1,0 +1,470 @@
+"""CPU per sample of a collector and of VictoriaMetrics that get the same telemetry at the same time, from many agents.
+
+Every agent has a TLS connection of its own to either server, kept open. VictoriaMetrics (remote write, snappy) asks for
+no client certificate: that its version cannot do. The collector is a whole one: mutual TLS with a certificate per node,
+validation, an Ack after the data is durable (VictoriaMetrics answers before its data is on disk), detection. CPU is
+user and system time of each process over the same windows, merges included. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import os
+import re
+import resource
+import shutil
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from remote_write import Blocks, RemoteWrite, series_labels
+
+from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.catalog import Scope, of_scope
+from drover_proto.fleet import FleetSpec
+from testbed.system_processes import free_port
+
+VICTORIA = "victoria-metrics"
+METHOD = "/drover.telemetry.v1.Telemetry/Stream"
+GOALS = {1: 10.0, 10: 30.0}
+GPUS = 8
+LAG_S = 12.0  # messages of 10 s come up to 10 s after a bucket's end
+MODEL = "NVIDIA H100 80GB HBM3"
+HERTZ = os.sysconf("SC_CLK_TCK")
+START_S = 60.0
+CONNECTING = 16  # agents at once
+
+
+class BenchError(Exception):
+    """The run is worth nothing."""
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, all threads."""
+    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / HERTZ
+
+
+def by_thread_s(pid: int) -> Counter[str]:
+    """The same by name of thread. What Python starts has the process' name; its first thread runs the event loop."""
+    found: Counter[str] = Counter()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it may have ended
+            head, _, tail = (task / "stat").read_text().rpartition(")")
+            parts = tail.split()
+            name = "event loop" if task.name == str(pid) else head.partition("(")[2]
+            found[name] += (int(parts[11]) + int(parts[12])) / HERTZ
+    return found
+
+
+def rss_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Authority:
+    """Certificates of one run, elliptic."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bench authority")])
+        authority = self._made(self._name, self._key, x509.BasicConstraints(ca=True, path_length=0))
+        self.pem = authority.public_bytes(serialization.Encoding.PEM)
+        self.file = folder / "ca.pem"
+        self.file.write_bytes(self.pem)
+
+    def issue(self, name: str, *names: x509.GeneralName) -> tuple[bytes, bytes]:
+        """(certificate, private key), PEM."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:60])])
+        made = self._made(subject, key, x509.SubjectAlternativeName(names))
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return made.public_bytes(serialization.Encoding.PEM), private
+
+    def server_files(self) -> tuple[Path, Path]:
+        cert, key = self._folder / "server.pem", self._folder / "server.key"
+        found = self.issue("localhost", x509.DNSName("localhost"))
+        cert.write_bytes(found[0])
+        key.write_bytes(found[1])
+        return cert, key
+
+    def _made(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: Any) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        builder = x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - dt.timedelta(hours=1)).not_valid_after(now + dt.timedelta(days=90))
+        return builder.add_extension(extension, critical=False).sign(self._key, hashes.SHA256())
+
+
+@contextlib.contextmanager
+def process(folder: Path, name: str, *command: str) -> Iterator[tuple[int, Path]]:
+    log = folder / f"{name}.log"
+    with log.open("w") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            yield child.pid, log
+        finally:
+            ended = child.poll()
+            child.terminate()
+            child.wait(60)
+    if ended is not None:
+        raise SystemExit(f"{name} ended by itself: {log.read_text()[-1000:]}")
+
+
+def fleet_toml(spec: FleetSpec) -> str:
+    rows = (
+        f'[[nodes]]\nnames = "{n.name}"\nrack = "{n.rack}"\nleaf = "{n.leaf}"\npool = "{n.pool}"\nsku = "{n.sku}"\n'
+        f"gpus = {n.gpus}\n"
+        for n in spec.nodes
+    )
+    return "\n".join(rows)
+
+
+def telemetry(spec: FleetSpec, ticks: int) -> tuple[Blocks, np.ndarray[Any, Any], SimulatedFleet]:
+    """(values of all ticks, present bool [gpus, metrics], the fleet). A healthy fleet: what is absent stays so."""
+    fleet = SimulatedFleet(spec, 7, [], time.time_ns() // 1_000_000)
+    metrics = of_scope(Scope.GPU)
+    fleet.step(1.0)
+    fleet.step(1.0)
+    held = [fleet.gpu_columns()[m.name].copy() for m in metrics]
+    present = ~np.isnan(np.stack(held, axis=1))
+    blocks = Blocks(metrics, ticks, GPUS, present)
+    for tick in range(ticks):
+        fleet.step(1.0)
+        now = fleet.gpu_columns()
+        held = [np.where(np.isnan(now[m.name]), old, now[m.name]) for m, old in zip(metrics, held, strict=True)]
+        blocks.put(tick, held)
+    return blocks, present, fleet
+
+
+@dataclass(slots=True)
+class Load:
+    """What all agents do now: messages of `seconds` each; counts what was sent."""
+
+    blocks: Blocks
+    started_s: float  # wall clock of tick 0
+    seconds: int = 1
+    samples: int = 0  # accepted by both
+    messages: int = 0
+    late: int = 0  # messages that left more than a second after their time
+    stopped: bool = False
+    failures: list[str] = field(default_factory=list)
+
+
+class Agent:
+    """One node's connections to both servers."""
+
+    def __init__(self, number: int, name: str, load: Load, present: np.ndarray[Any, Any], share: float) -> None:
+        self.name, self._number, self._load, self._share = name, number, load, share
+        own = slice(number * GPUS, (number + 1) * GPUS)
+        self._mask = present[own]  # [gpus, metrics]
+        self._labels = [
+            series_labels(metric, name, gpu, MODEL)
+            for gpu in range(GPUS)
+            for column, metric in enumerate(load.blocks.metrics)
+            if self._mask[gpu, column]
+        ]
+        self._own = own
+        self._requests: dict[int, RemoteWrite] = {}
+        self._seq = 0
+        self.held = 0
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def connect(
+        self, collector: str, credentials: grpc.ChannelCredentials, victoria: int, tls: ssl.SSLContext
+    ) -> None:
+        options = (("grpc.use_local_subchannel_pool", 1),)  # else channels of one process share a connection
+        self.channel = grpc.aio.secure_channel(collector, credentials, options)
+        self.call = self.channel.stream_stream(METHOD, response_deserializer=pb.CollectorMessage.FromString)()
+        now_ms = time.time_ns() // 1_000_000
+        await self.call.write(self._load.blocks.hello(self.name, f"bench-{now_ms}", now_ms, MODEL))
+        answer = await asyncio.wait_for(self.call.read(), START_S)
+        if not isinstance(answer, pb.CollectorMessage):
+            raise BenchError(f"{self.name}: {await self.call.code()} {await self.call.details()}")
+        self._victoria = victoria, tls
+
+    async def tell_jobs(self, jobs: Sequence[tuple[int, str, int]]) -> None:
+        """(slot, job, since ms): what the straggler detector goes by."""
+        for seq, (slot, job, since_ms) in enumerate(jobs, 1):
+            record = pb.Record(seq=seq, holding=pb.Holding(gpu=slot, job=job, from_ms=since_ms))
+            await self.call.write(pb.AgentMessage(record=record).SerializeToString())
+
+    async def listen(self) -> None:
+        while isinstance(message := await self.call.read(), pb.CollectorMessage):
+            if message.WhichOneof("kind") == "ack":
+                self.held = max([self.held, *(h.seq for h in message.ack.held if h.lane == pb.LIVE)])
+                self._load.failures += [f"{self.name}: {r.reason}" for r in message.ack.rejected]
+            elif message.WhichOneof("kind") == "backoff":
+                self._load.failures.append(f"{self.name}: backoff: {message.backoff.reason}")
+
+    @property
+    def all_held(self) -> bool:
+        return self.held >= self._seq
+
+    async def run(self) -> None:
+        """Messages at this agent's own moments until the load is stopped."""
+        load = self._load
+        while not load.stopped:
+            length = load.seconds
+            elapsed = time.time() - load.started_s
+            turn = int(elapsed / length - self._share) + 1
+            due = (turn + self._share) * length
+            await asyncio.sleep(max(0.0, due - elapsed))
+            if load.stopped or load.seconds != length:
+                continue
+            if time.time() - load.started_s - due > 1:
+                load.late += 1
+            first = int(due) - length
+            if first < 0:
+                continue
+            ts_ms = [int((load.started_s + first + k) * 1000) for k in range(length)]
+            await self._send(first % (len(load.blocks.rows) - length), ts_ms)
+
+    async def _send(self, first: int, ts_ms: Sequence[int]) -> None:
+        self._seq += 1
+        await self.call.write(self._load.blocks.batch(self._number, self._seq, first, ts_ms))
+        request = self._requests.get(len(ts_ms))
+        if request is None:
+            request = self._requests[len(ts_ms)] = RemoteWrite(self._labels, len(ts_ms))
+        values = self._load.blocks.values[first : first + len(ts_ms), self._own][:, self._mask].T
+        body = request.message(ts_ms, values)
+        head = (
+            "POST /api/v1/write HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\n"
+            "Content-Encoding: snappy\r\nX-Prometheus-Remote-Write-Version: 0.1.0\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        if self.writer is None:  # as late as this: it closes what brings no request within five seconds
+            port, tls = self._victoria
+            self.reader, self.writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=tls, server_hostname="localhost"
+            )
+        self.writer.write(head.encode() + body)
+        try:
+            answer = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), START_S)
+        except (OSError, EOFError, TimeoutError) as error:
+            raise BenchError(f"{self.name}: VictoriaMetrics does not answer: {error!r}") from None
+        if not answer.startswith(b"HTTP/1.1 204"):
+            self._load.failures.append(f"{self.name}: VictoriaMetrics: {answer[:100]!r}")
+        self._load.samples += values.size
+        self._load.messages += 1
+
+    async def close(self) -> None:
+        self.call.cancel()
+        if self.writer is not None:
+            self.writer.close()
+        await self.channel.close()
+
+
+@dataclass(slots=True)
+class Servers:
+    ours: int  # process ids
+    victoria: int
+
+    def cpu(self) -> tuple[float, float]:
+        return cpu_s(self.ours), cpu_s(self.victoria)
+
+
+async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load, servers: Servers) -> dict[str, Any]:
+    windows: list[dict[str, Any]] = []
+    running = [asyncio.create_task(agent.run()) for agent in agents]
+    first, began = servers.cpu(), load.samples
+    for _ in range(args.rounds):
+        for seconds in args.messages:
+            load.seconds = seconds
+            await asyncio.sleep(args.warm_up + seconds)
+            threads = by_thread_s(servers.ours)
+            before, samples, messages, at = servers.cpu(), load.samples, load.messages, time.monotonic()
+            await asyncio.sleep(args.window)
+            after, took = servers.cpu(), time.monotonic() - at
+            count = load.samples - samples
+            threads = by_thread_s(servers.ours) - threads
+            windows.append(
+                {
+                    "message_s": seconds,
+                    "samples_per_s": round(count / took),
+                    "messages_per_s": round((load.messages - messages) / took),
+                    "ours_us": 1e6 * (after[0] - before[0]) / count,
+                    "victoria_us": 1e6 * (after[1] - before[1]) / count,
+                    "ours_cores": round((after[0] - before[0]) / took, 3),
+                    "victoria_cores": round((after[1] - before[1]) / took, 3),
+                    "ours_threads": {name: round(spent / took, 3) for name, spent in threads.most_common(8)},
+                }
+            )
+            print(json.dumps(windows[-1]), file=sys.stderr)
+            for task in running:
+                if task.done():
+                    task.result()
+    load.stopped = True
+    await asyncio.gather(*running)
+    deadline = time.monotonic() + 30
+    while not all(agent.all_held for agent in agents) and time.monotonic() < deadline:  # noqa: ASYNC110  # many waits
+        await asyncio.sleep(0.1)
+    held = sum(agent.all_held for agent in agents)
+    await asyncio.sleep(args.tail)
+    last = servers.cpu()
+    return {
+        "windows": windows,
+        "acknowledged_agents": held,
+        "whole_run": {
+            "ours_us": 1e6 * (last[0] - first[0]) / (load.samples - began),
+            "victoria_us": 1e6 * (last[1] - first[1]) / (load.samples - began),
+        },
+    }
+
+
+def report(args: argparse.Namespace, found: dict[str, Any], load: Load, extra: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {"benchmark": "cpu", "agents": args.agents, "gpus": args.agents * GPUS, **extra}
+    for seconds in args.messages:
+        windows = [w for w in found["windows"] if w["message_s"] == seconds]
+        ours = statistics.median(w["ours_us"] for w in windows)
+        theirs = statistics.median(w["victoria_us"] for w in windows)
+        result[f"messages_{seconds}s"] = {
+            "ratio": round(theirs / ours, 2),
+            "goal": GOALS.get(seconds),
+            "ratios": [round(w["victoria_us"] / w["ours_us"], 2) for w in windows],
+            "ours_us_per_sample": round(ours, 4),
+            "victoria_us_per_sample": round(theirs, 4),
+            "samples_per_s": windows[-1]["samples_per_s"],
+            "ours_cores": windows[-1]["ours_cores"],
+            "victoria_cores": windows[-1]["victoria_cores"],
+            "ours_cores_by_thread": windows[-1]["ours_threads"],
+        }
+    whole = found["whole_run"]
+    return result | {
+        "whole_run_ratio": round(whole["victoria_us"] / whole["ours_us"], 2),
+        "samples": load.samples,
+        "late_messages": load.late,
+        "acknowledged_agents": found["acknowledged_agents"],
+        "failures": len(load.failures),
+        "failure": load.failures[0] if load.failures else None,
+        "generator_cpu_s": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
+    }
+
+
+async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    spec = build_fleet(args.agents, 7)
+    ticks = round(args.rounds * sum(args.warm_up + args.window + s for s in args.messages)) + 60
+    blocks, present, fleet = telemetry(spec, min(ticks, args.ticks))
+    authority = Authority(folder)
+    cert, key = authority.server_files()
+    agents_port, api_port, victoria_port = free_port(), free_port(), free_port()
+    (folder / "fleet.toml").write_text(fleet_toml(spec))
+    (folder / "collector.toml").write_text(
+        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n[detect]\nlag_s = {LAG_S}\n'
+        f'[ingest]\nlisten = "127.0.0.1:{agents_port}"\n[api]\nlisten = "127.0.0.1:{api_port}"\n'
+        f'[tls]\nca = "{authority.file}"\ncert = "{cert}"\nkey = "{key}"\n'
+    )
+    collector = [sys.executable, "-m", "drover_collector.main", "run", "--config", str(folder / "collector.toml")]
+    victoria = [VICTORIA, f"-storageDataPath={folder}/victoria", f"-httpListenAddr=127.0.0.1:{victoria_port}", "-tls"]
+    victoria += [f"-tlsCertFile={cert}", f"-tlsKeyFile={key}", "-retentionPeriod=1"]
+    victoria += ["-http.connTimeout=1h", "-http.idleConnTimeout=1h"]  # else it closes them
+    tls = ssl.create_default_context(cafile=str(authority.file))
+    version = await asyncio.to_thread(
+        subprocess.run, [VICTORIA, "-version"], check=True, capture_output=True, text=True
+    )
+    with (
+        process(folder, "collector", *collector) as (ours, log),
+        process(folder, "victoria", *victoria) as (theirs, their_log),
+    ):
+        deadline = time.monotonic() + START_S
+        while "is ready" not in log.read_text() or "started VictoriaMetrics" not in their_log.read_text():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not ready: {log.read_text()[-500:]} {their_log.read_text()[-500:]}")
+            await asyncio.sleep(0.1)
+        load = Load(blocks, 0.0)
+        share = [(n + 0.5) / args.agents for n in range(args.agents)]
+        agents = [Agent(n, node.name, load, present, share[n]) for n, node in enumerate(spec.nodes)]
+        gate = asyncio.Semaphore(CONNECTING)
+
+        async def connect(agent: Agent) -> None:
+            async with gate:
+                uri = x509.UniformResourceIdentifier(f"drover://agent/{agent.name}")
+                pem, private = authority.issue(agent.name, uri)
+                credentials = grpc.ssl_channel_credentials(authority.pem, private, pem)
+                await agent.connect(f"localhost:{agents_port}", credentials, victoria_port, tls)
+
+        await asyncio.gather(*(connect(agent) for agent in agents))
+        load.started_s = float(int(time.time()))
+        jobs: dict[str, list[tuple[int, str, int]]] = {}
+        for job in fleet.jobs:
+            for node, slot in job.members if job.end_ms is None else ():
+                jobs.setdefault(node, []).append((slot, job.id, int(load.started_s * 1000)))
+        listening = [asyncio.create_task(agent.listen()) for agent in agents]
+        for agent in agents:
+            await agent.tell_jobs(jobs.get(agent.name, []))
+        found = await measure(args, agents, load, Servers(ours, theirs))
+        rows = await asyncio.to_thread(victoria_rows, victoria_port, tls)
+        extra: dict[str, Any] = {
+            "metrics": len(blocks.metrics),
+            "victoria_metrics": (re.search(r"\d+\.\d+\.\d+", version.stdout + version.stderr) or [""])[0],
+            "victoria_rows": rows,
+            "ours_rss_mib": round(rss_mib(ours)),
+            "victoria_rss_mib": round(rss_mib(theirs)),
+        }
+        await asyncio.gather(*(agent.close() for agent in agents))
+        await asyncio.gather(*listening, return_exceptions=True)
+    return report(args, found, load, extra)
+
+
+def victoria_rows(port: int, tls: ssl.SSLContext) -> int:
+    """Samples that VictoriaMetrics says it took by remote write."""
+    import urllib.request
+
+    page = urllib.request.urlopen(f"https://localhost:{port}/metrics", context=tls, timeout=30).read().decode()
+    return sum(
+        int(float(v)) for v in re.findall(r'^vm_rows_inserted_total\{type="promremotewrite"\} (\S+)', page, re.M)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=300, help="of 8 GPUs each")
+    parser.add_argument("--messages", type=int, nargs="+", default=[1, 10], help="seconds of samples in a message")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each length is measured, in turn")
+    parser.add_argument("--window", type=float, default=40, help="seconds measured; whole buckets of 10 s")
+    parser.add_argument("--warm-up", type=float, default=10, help="seconds before each window")
+    parser.add_argument("--tail", type=float, default=10, help="seconds after the last message, for merges that follow")
+    parser.add_argument("--ticks", type=int, default=120, help="different seconds of telemetry; then they come again")
+    parser.add_argument("--keep", type=Path, help="leave logs and stores in this folder")
+    args = parser.parse_args()
+    if shutil.which(VICTORIA) is None:
+        raise SystemExit(f"{VICTORIA} is not installed; on Debian: apt-get install victoria-metrics")
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="drover-cpu-"))
+    folder.mkdir(exist_ok=True)
+    try:
+        print(json.dumps(asyncio.run(bench(args, folder))))
+    except BenchError as error:
+        raise SystemExit(str(error)) from None
+    finally:
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
