@@ -27,6 +27,7 @@ from load.measure import Plan, Run, cpu_by_thread, drive, slope
 WARM_S = 15.0  # of the load, before figures count
 GPUS_PER_STREAM = 250
 MIB = 2**20
+TALK = ("event loop", "event_engine")  # threads that receive, parse and answer: what a message costs, whatever is in it
 KEPT_UP_S = 15.0  # a lag below this at the end, and no growing one, is no backlog: two messages and an Ack
 
 
@@ -71,6 +72,7 @@ def figures(run: Run) -> dict[str, Any]:
         "collector_cpu": round(cpu_s / seconds, 3),
         "generator_cpu": round(generator_s / seconds, 3),
         "collector_ns_per_sample": round(cpu_s / max(values, 1) * 1e9, 1),
+        "messages_ms_each": round(1e3 * sum(parts.get(n, 0.0) for n in TALK) * plan.every_s / seconds / plan.shape.streams, 3),
         "cpu_by_thread": {name: round(spent / seconds, 3) for name, spent in parts.items()},
         "detector_tick_s": {"median": _median(ticks), "max": round(max(ticks, default=0.0), 2)},
         "status_answer_s_max": round(max(moment.status_s for moment in moments), 2),
