@@ -57,6 +57,8 @@ LAG_S = 12.0  # messages of 10 s come up to 10 s after a bucket's end
 MODEL = "NVIDIA H100 80GB HBM3"
 HERTZ = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
+SETTLE_S = 120.0
+STEADY = 0.95  # of the samples that should have come
 CONNECTING = 16  # agents at once
 
 
@@ -194,6 +196,7 @@ class Agent:
         self._requests: dict[int, RemoteWrite] = {}
         self._seq = 0
         self.held = 0
+        self.accepted = 0  # messages, by both
         self.writer: asyncio.StreamWriter | None = None
 
     async def connect(
@@ -273,6 +276,7 @@ class Agent:
             self._load.failures.append(f"{self.name}: VictoriaMetrics: {answer[:100]!r}")
         self._load.samples += values.size
         self._load.messages += 1
+        self.accepted += 1
 
     async def close(self) -> None:
         self.call.cancel()
@@ -290,9 +294,25 @@ class Servers:
         return cpu_s(self.ours), cpu_s(self.victoria)
 
 
+def failed(running: Sequence[asyncio.Task[None]]) -> None:
+    """
+    Raises:
+        BenchError: of the first of these that ended.
+    """
+    for task in running:
+        if task.done():
+            task.result()
+
+
 async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load, servers: Servers) -> dict[str, Any]:
     windows: list[dict[str, Any]] = []
     running = [asyncio.create_task(agent.run()) for agent in agents]
+    deadline = time.monotonic() + SETTLE_S
+    while min(agent.accepted for agent in agents) < 3:  # till then VictoriaMetrics makes its index of the series
+        await asyncio.sleep(0.5)
+        failed(running)
+        if time.monotonic() > deadline:
+            raise BenchError(f"not every agent got through within {SETTLE_S:g} s: too many, or a busy machine")
     first, began = servers.cpu(), load.samples
     for _ in range(args.rounds):
         for seconds in args.messages:
@@ -317,9 +337,7 @@ async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load,
                 }
             )
             print(json.dumps(windows[-1]), file=sys.stderr)
-            for task in running:
-                if task.done():
-                    task.result()
+            failed(running)
     load.stopped = True
     await asyncio.gather(*running)
     deadline = time.monotonic() + 30
@@ -351,6 +369,7 @@ def report(args: argparse.Namespace, found: dict[str, Any], load: Load, extra: d
             "ours_us_per_sample": round(ours, 4),
             "victoria_us_per_sample": round(theirs, 4),
             "samples_per_s": windows[-1]["samples_per_s"],
+            "steady": all(w["samples_per_s"] >= STEADY * extra["samples_per_s_wanted"] for w in windows),
             "ours_cores": windows[-1]["ours_cores"],
             "victoria_cores": windows[-1]["victoria_cores"],
             "ours_cores_by_thread": windows[-1]["ours_threads"],
@@ -424,6 +443,7 @@ async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "metrics": len(blocks.metrics),
             "victoria_metrics": (re.search(r"\d+\.\d+\.\d+", version.stdout + version.stderr) or [""])[0],
             "victoria_rows": rows,
+            "samples_per_s_wanted": int(present.sum()),
             "ours_rss_mib": round(rss_mib(ours)),
             "victoria_rss_mib": round(rss_mib(theirs)),
         }
@@ -444,7 +464,7 @@ def victoria_rows(port: int, tls: ssl.SSLContext) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents", type=int, default=300, help="of 8 GPUs each")
+    parser.add_argument("--agents", type=int, default=250, help="of 8 GPUs each")
     parser.add_argument("--messages", type=int, nargs="+", default=[1, 10], help="seconds of samples in a message")
     parser.add_argument("--rounds", type=int, default=2, help="how often each length is measured, in turn")
     parser.add_argument("--window", type=float, default=40, help="seconds measured; whole buckets of 10 s")
