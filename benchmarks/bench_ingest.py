@@ -54,6 +54,7 @@ def figures(run: Run) -> dict[str, Any]:
     grown = slope([moment.at_s for moment in moments], rss) * 60
     acked_at_all, ticks = end.total("acked"), [m.status.detector_seconds for m in moments if m.status is not None]
     parts = cpu_by_thread(first.usage, last.usage)
+    talk_s = sum(parts.get(thread, 0.0) for thread in TALK)
     lag_grows = slope([moment.at_s for moment in moments], [moment.lag_s for moment in moments])
     return {
         "gpus": plan.shape.total,
@@ -72,7 +73,7 @@ def figures(run: Run) -> dict[str, Any]:
         "collector_cpu": round(cpu_s / seconds, 3),
         "generator_cpu": round(generator_s / seconds, 3),
         "collector_ns_per_sample": round(cpu_s / max(values, 1) * 1e9, 1),
-        "messages_ms_each": round(1e3 * sum(parts.get(n, 0.0) for n in TALK) * plan.every_s / seconds / plan.shape.streams, 3),
+        "messages_ms_each": round(1e3 * talk_s / (seconds * plan.shape.streams / plan.every_s), 3),
         "cpu_by_thread": {name: round(spent / seconds, 3) for name, spent in parts.items()},
         "detector_tick_s": {"median": _median(ticks), "max": round(max(ticks, default=0.0), 2)},
         "status_answer_s_max": round(max(moment.status_s for moment in moments), 2),
