@@ -152,6 +152,7 @@ def line_of(run: Run, console: Console, found: dict[str, list[tuple[float, float
         "rss_last_to_first": round(rss["last"] / rss["first"], 3),
         "generator_cpu": round(end.total("cpu_s") / run.plan.run_s, 3),
         "failures": round(end.total("failures")),
+        "reasons": {k: v for generator in run.last for k, v in generator.get("reasons", {}).items()},
         "rejected": round(end.total("rejected")),
         "backoffs": round(end.total("backoffs")),
         "failed_questions": console.failures,
