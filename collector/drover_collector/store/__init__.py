@@ -91,6 +91,7 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
                 row["scope"] = Scope(row["scope"])
             store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
             store.kept_days = kept_days(tables)
+            store.load_newest()
             store.load_seen()
             store.load_rollups()
             if integrity is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ class Base:
         # Called before each write of the active collector's; raises StoreError when this one is not active. Its answer
         # stands beside the write in a server's log.
         self.fence: Callable[[], str] = str
+
+    def limited(self, seconds: float) -> AbstractContextManager[None]:
+        """Within it, questions of this thread end after so long."""
+        return self._clients.limited(seconds)
 
     def close(self) -> None:
         """Waits for running statements; what was written is durable anyway."""

@@ -113,7 +113,7 @@ class Cluster:
         shards = f"cluster('{self.name}', system.parts)"
         mine = f"active AND database = '{self.database}'"
         return (
-            f"(SELECT * REPLACE (replaceRegexpOne(table, '{LOCAL}$', '') AS table) FROM {shards}"
-            f" WHERE {mine} AND endsWith(table, '{LOCAL}')"
+            f"(SELECT * REPLACE (replaceRegexpOne(table, '{LOCAL}$', '') AS table) FROM {shards} AS held"
+            f" WHERE {mine} AND endsWith(held.table, '{LOCAL}')"  # `table` alone would be the name made above
             f" UNION ALL SELECT * FROM system.parts WHERE {mine} AND NOT endsWith(table, '{LOCAL}'))"
         )

@@ -13,6 +13,7 @@ import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,7 @@ class Clients:
         self._on_close = on_close
         # Is told each error of a statement that can be done again; whether it mended what made it fail.
         self.mended: Callable[[str], bool] = lambda _: False
+        self._until = threading.local()
         self._questions = _Pool(make, CLIENTS)
         self._inserts = _Pool(make, WRITERS)
 
@@ -134,6 +136,24 @@ class Clients:
             if client is not None:
                 pool.give(client)
 
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Questions of this thread end after so long, also when nobody waits for them any more."""
+        self._until.at = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._until.at = None
+
+    def _left_s(self) -> float | None:
+        """Time left for this thread's questions; raises StoreError when it is over."""
+        until: float | None = getattr(self._until, "at", None)
+        if until is None:
+            return None
+        if until <= time.monotonic():
+            raise StoreError("this took too long; ask for less, or try again")
+        return max(0.1, until - time.monotonic())
+
     def apart(self) -> Clients:
         """Clients of the same database that nothing else keeps waiting, and that give up soon."""
         return Clients(self._quick or self._make)
@@ -158,8 +178,12 @@ class Clients:
             sql = self.cluster.statements(sql)[0]
         for tries in range(MENDS + 1):
             try:
+                left_s = self._left_s()
+                settings = {} if left_s is None else {"max_execution_time": left_s}
                 with self.use() as client:
-                    return client.query_arrow(sql, parameters=dict(parameters or {}), use_strings=True)
+                    return client.query_arrow(
+                        sql, parameters=dict(parameters or {}), use_strings=True, settings=settings
+                    )
             except StoreError as error:
                 if tries == MENDS or not self.mended(str(error.__cause__)):
                     raise

@@ -26,29 +26,52 @@ class History(Base):
             parameters["node"] = node
         if gpu is not None:
             where += f" AND gpu = {int(gpu)}"
-        return self._events(f"{where} ORDER BY ts DESC, id DESC LIMIT {int(limit)}", parameters)
+        return self._events(where, "ts DESC, id DESC", limit, parameters)
 
     def unjudged_events(self, now_ms: int, limit: int) -> list[Event]:
         """Events of the last days that are stored, but whose outcome is not; in order of receipt."""
         since = f"received >= {moment(now_ms - UNJUDGED_DAYS * 86_400_000)}"
         judged = f"SELECT id FROM judged_events WHERE {since}"
-        return self._events(f"{since} AND id NOT IN ({judged}) ORDER BY received, id LIMIT {int(limit)}", {})
+        return self._events(f"{since} AND id NOT IN ({judged})", "received, id", limit, {})
 
-    def _events(self, where: str, parameters: dict[str, Any]) -> list[Event]:
+    def _events(self, where: str, order: str, limit: int, parameters: dict[str, Any]) -> list[Event]:
+        # Not FINAL, which would read the ids of all events: what has the same id is the same event.
         found = self._clients.rows(
             f"SELECT id, {_ms('ts')} AS ts_ms, node, gpu, kind, code, message, source, backlog, count,"
-            f" {_ms('received')} AS received_ms, clock_suspect, forgeable FROM events FINAL WHERE {where}",
+            f" {_ms('received')} AS received_ms, clock_suspect, forgeable FROM events WHERE {where}"
+            f" ORDER BY {order} LIMIT 1 BY id LIMIT {int(limit)}",
             parameters,
         )
         return [from_dict(Event, row) for row in found]
 
+    def load_newest(self) -> None:
+        """Fills the tables of newest states in a store from before there were any."""
+        of_absences = "node, gpu, link, metric, reason, `from`, `to`, closed"
+        newest = {
+            (
+                "holdings",
+                "holders",
+            ): "SELECT node, gpu, max(`from`), argMax(job, `from`) FROM holdings GROUP BY node, gpu",
+            (
+                "absences",
+                "absent",
+            ): f"SELECT {of_absences}, toUInt64(greatest(0, 2 * {_ms('from')})) + closed AS version"
+            " FROM absences ORDER BY version DESC LIMIT 1 BY metric, node, gpu, link",
+        }
+        for (source, table), select in newest.items():
+            some, filled = (self._clients.rows(f"SELECT 1 FROM {name} LIMIT 1") for name in (source, table))
+            if some and not filled:
+                self._clients.command(f"INSERT INTO {table} {select}")
+
     def absences(self, node: str | None = None) -> list[Absence]:
         """What cannot be read now, of one node or of all."""
-        return self._absences("closed = 0", node)
+        return self._absences("closed = 0", node, "absent")
 
     def absences_between(self, from_ms: int, to_ms: int) -> list[Absence]:
         """Absences that touch [from_ms, to_ms), open ones and closed."""
-        return self._absences(f"`from` < {moment(to_ms)} AND (closed = 0 OR `to` > {moment(from_ms)})", None)
+        return self._absences(
+            f"`from` < {moment(to_ms)} AND (closed = 0 OR `to` > {moment(from_ms)})", None, "absences"
+        )
 
     def inventory(self, node: str) -> dict[str, str]:
         """The newest inventory; empty when the node never told one."""
@@ -66,12 +89,16 @@ class History(Base):
         if since_ms:
             having += f" AND (NOT shut OR closed_at >= {moment(since_ms)})"
         newest = "(version, updated)"
-        found = self._clients.rows(
-            f"SELECT argMax(json, {newest}) AS newest_json, argMax(isNotNull(closed), {newest}) AS shut,"
-            f" argMax(ifNull(closed, {moment(0)}), {newest}) AS closed_at, max(opened) AS began"
-            f" FROM incidents GROUP BY id HAVING {having} ORDER BY began DESC, id"
+        # The text of the chosen versions only: there are many of each incident, and they are long.
+        chosen = (
+            f"SELECT id, max({newest}) AS last, argMax(isNotNull(closed), {newest}) AS shut,"
+            f" argMax(ifNull(closed, {moment(0)}), {newest}) AS closed_at FROM incidents GROUP BY id HAVING {having}"
         )
-        return [from_json(Incident, row["newest_json"]) for row in found]
+        found = self._clients.rows(
+            "SELECT json FROM incidents WHERE (id, version, updated) IN"
+            f" (SELECT id, last.1, last.2 FROM ({chosen})) ORDER BY opened DESC, id LIMIT 1 BY id"
+        )
+        return [from_json(Incident, row["json"]) for row in found]
 
     def incident_history(self, incident: str) -> list[Incident]:
         """All versions of one incident, oldest first."""
@@ -105,23 +132,20 @@ class History(Base):
 
     def holdings(self, from_ms: int, to_ms: int) -> list[Holding]:
         """Changes of who holds what in [from_ms, to_ms), and what was held when it began; oldest first."""
-        found = self._clients.rows(
-            f"SELECT node, gpu, nullIf(job, '') AS job, {_ms('from')} AS from_ms FROM holdings FINAL"
-            f" WHERE `from` < {moment(to_ms)} ORDER BY `from`, node, gpu"
+        columns = f"SELECT node, gpu, nullIf(job, '') AS job, {_ms('from')} AS from_ms"
+        before = self._clients.rows(
+            f"{columns} FROM (SELECT node, gpu, argMax(job, `from`) AS job, max(`from`) AS `from` FROM holdings"
+            f" WHERE `from` < {moment(from_ms)} GROUP BY node, gpu) WHERE job != '' ORDER BY `from`, node, gpu"
         )
-        before: dict[tuple[str, int], Holding] = {}
-        during_it: list[Holding] = []
-        for row in found:
-            holding = from_dict(Holding, row)
-            if holding.from_ms < from_ms:
-                before[holding.node, holding.gpu] = holding
-            else:
-                during_it.append(holding)
-        return [h for h in before.values() if h.job is not None] + during_it
+        during_it = self._clients.rows(
+            f"{columns} FROM holdings FINAL WHERE {during(from_ms, to_ms, 'from')} ORDER BY `from`, node, gpu"
+        )
+        return [from_dict(Holding, row) for row in (*before, *during_it)]
 
     def pending_outbox(self) -> list[OutboxRow]:
         """Notifications that wait for delivery, oldest first."""
-        return self._outbox("state = 'pending'", {})
+        waiting = "SELECT id FROM outbox GROUP BY id HAVING argMax(state, written_ns) = 'pending'"
+        return self._outbox(f"id IN ({waiting})", {})
 
     def outbox_of(self, incident: str) -> list[OutboxRow]:
         """Notifications of one incident, oldest first."""
@@ -132,7 +156,7 @@ class History(Base):
     ) -> dict[tuple[str, str], dict[int, int]]:
         """(node, spool id) -> lane -> the last sequence that is stored; of one node and spool, or of all.
 
-        Events count as stored with their rows, which may be ahead of what was noted by `write_lane_seqs`.
+        Events count as stored with their rows: those of the last hour may be ahead of what `write_lane_seqs` noted.
         """
         where, parameters = "1", {}
         if node is not None:
@@ -154,14 +178,14 @@ class History(Base):
             result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
         return result
 
-    def _absences(self, where: str, node: str | None) -> list[Absence]:
+    def _absences(self, where: str, node: str | None, table: str) -> list[Absence]:
         parameters = {}
         if node is not None:
             where += " AND node = {node:String}"
             parameters["node"] = node
         found = self._clients.rows(
             f"SELECT node, nullIf(gpu, -1) AS gpu, nullIf(link, '') AS link, metric, reason, {_ms('from')} AS from_ms,"
-            f" {_ms('to')} AS to_ms FROM absences FINAL WHERE {where} ORDER BY node, absences.gpu, metric, from_ms",
+            f" {_ms('to')} AS to_ms FROM {table} FINAL WHERE {where} ORDER BY node, {table}.gpu, metric, from_ms",
             parameters,
         )
         return [from_dict(Absence, row) for row in found]
@@ -170,8 +194,7 @@ class History(Base):
         found = self._clients.rows(
             "SELECT id, incident_id, notifier, payload_json, created_ms, state, attempts, next_ms, detail FROM ("
             f"SELECT *, {_ms('created')} AS created_ms, {_ms('next')} AS next_ms FROM outbox"
-            " ORDER BY written_ns DESC LIMIT 1 BY id)"
-            f" WHERE {where} ORDER BY created_ms, id",
+            f" WHERE {where} ORDER BY written_ns DESC LIMIT 1 BY id) ORDER BY created_ms, id",
             parameters,
         )
         return [OutboxRow(**row) for row in found]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from drover_collector.buckets import BUCKET_MS, Bucket, Ints
 from drover_collector.fleet_index import FleetIndex
@@ -14,7 +17,7 @@ from drover_collector.store.placements import Map, link_numbers
 from drover_collector.store.records import EntityRow, Ids, Millis, Totals
 from drover_collector.store.rollups import Rollups
 from drover_collector.store.rows import IDS_MAX, Span
-from drover_collector.store.schema import samples_table
+from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import BY_NAME, Scope, of_scope
 
 NEWEST_MS = 8_000  # batches of 5 s, and a while on the way
@@ -49,17 +52,31 @@ class Reads(Rollups):
 
     def jobs_at(self, index: FleetIndex, ts_ms: int) -> tuple[Ints, tuple[str, ...]]:
         """(int32 [G]: number of the job that holds each GPU at a moment or -1, names by number)."""
-        jobs = np.full(index.gpu_count, -1, np.int32)
-        found = self._clients.rows(
-            f"SELECT node, gpu, argMax(job, `from`) AS holder FROM holdings WHERE `from` <= {moment(ts_ms)}"
-            " GROUP BY node, gpu HAVING holder != '' ORDER BY holder"
+        newest = self._clients.arrow(
+            f"SELECT node, gpu, job, `from` > {moment(ts_ms)} AS later FROM holders FINAL ORDER BY node, gpu"
         )
-        known: dict[str, int] = {}
-        for row in found:
-            gpu = index.gpu(row["node"], row["gpu"])
-            if gpu is not None:
-                jobs[gpu] = known.setdefault(row["holder"], len(known))
-        return jobs, tuple(known)
+        later = newest.filter(pc.equal(newest["later"], 1)).select(["node", "gpu"]).to_pylist()
+        found = [newest.filter(pc.equal(newest["later"], 0)).drop(["later"])]
+        for at in range(0, len(later), IDS_MAX):  # few change in the seconds after a bucket: their history tells
+            which = ", ".join(f"({_quoted(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
+            before = self._clients.arrow(
+                "SELECT node, gpu, argMax(job, `from`) AS job FROM holdings"
+                f" WHERE (node, gpu) IN ({which}) AND `from` <= {moment(ts_ms)} GROUP BY node, gpu"
+            )
+            found += [before] if before.num_rows else []
+        held = pa.concat_tables(found)
+        held = held.filter(pc.not_equal(held["job"], ""))
+        jobs = np.full(index.gpu_count, -1, np.int32)
+        if not held.num_rows:
+            return jobs, ()
+        nodes, node = _coded(held["node"])
+        number = np.array([index.node_number.get(name, -1) for name in nodes], np.intp)[node]
+        slot = numbers(held, "gpu").astype(np.intp)
+        there = (number >= 0) & (slot >= 0) & (slot < np.diff(index.first_gpu)[number])
+        names, job = _coded(held["job"])
+        used, codes = np.unique(np.array(names)[job[there]], return_inverse=True)
+        jobs[index.first_gpu[number[there]] + slot[there]] = codes
+        return jobs, tuple(map(str, used))
 
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
         """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""
@@ -73,8 +90,8 @@ class Reads(Rollups):
         if len(lacking) and since_ms > now_ms - within_ms:
             self._newest(places, metric, (now_ms - within_ms, since_ms), lacking, result, newest)
         absent = self._clients.rows(
-            "SELECT node, gpu, toUnixTimestamp64Milli(max(`from`)) AS from_ms FROM absences FINAL"
-            " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String} GROUP BY node, gpu",
+            "SELECT node, gpu, toUnixTimestamp64Milli(`from`) AS from_ms FROM absent FINAL"
+            " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String}",
             {"metric": metric},
         )
         for row in absent:
@@ -171,14 +188,14 @@ class Reads(Rollups):
         )
 
     def load_seen(self) -> None:
-        """After opening: the newest samples of each entity, looked for in the newest hour of each table."""
+        """After opening: the newest samples of each entity, of the newest minutes; before, to 10 s, of an hour."""
         for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
-            name = samples_table(scope)
-            table = self._clients.arrow(
-                f"SELECT entity_id, toUnixTimestamp64Milli(max(ts)) AS newest FROM {name}"
-                f" WHERE ts > (SELECT max(ts) FROM {name}) - toIntervalHour(1) GROUP BY entity_id"
-            )
-            self._placements.note_seen(numbers(table, "entity_id"), numbers(table, "newest"))
+            for name, minutes in ((samples_table(scope), 2), (rollup_table(scope, "10s"), 60)):
+                table = self._clients.arrow(
+                    f"SELECT entity_id, toUnixTimestamp64Milli(max(ts)) AS newest FROM {name}"
+                    f" WHERE ts > (SELECT max(ts) FROM {name}) - toIntervalMinute({minutes}) GROUP BY entity_id"
+                )
+                self._placements.note_seen(numbers(table, "entity_id"), numbers(table, "newest"))
         rows = self._placements.rows()
         self._placements.note_seen(
             np.array([row.entity_id for row in rows], np.uint64), np.array([row.last_ms for row in rows], np.int64)
@@ -204,9 +221,21 @@ class Reads(Rollups):
 _NOW = 2**62
 
 
+def _coded(words: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[np.intp]]:
+    """(distinct words, number of each row's)."""
+    coded = words.combine_chunks().dictionary_encode()
+    if isinstance(coded, pa.ChunkedArray):
+        coded = coded.combine_chunks()
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.intp)
+
+
 def _known(metric: str) -> str:
     """The name, for SQL; KeyError for what the catalog does not have."""
     return BY_NAME[metric].name
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _ids(ids: list[int]) -> str:

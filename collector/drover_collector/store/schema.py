@@ -201,6 +201,19 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             (node, gpu, Column("from", TIME), Column("job", "String")),
             "ReplacingMergeTree", "(node, gpu, from)",
         ),
+        Table(
+            "holders",  # the newest of `holdings`
+            (node, gpu, Column("from", TIME), Column("job", "String")),
+            "ReplacingMergeTree(`from`)", "(node, gpu)",
+        ),
+        Table(
+            "absent",  # the newest of `absences`; version: its begin, doubled, and one more when it has ended
+            (
+                node, gpu, link, Column("metric", WORD), Column("reason", WORD), Column("from", TIME),
+                Column("to", f"Nullable({TIME})"), Column("closed", "UInt8"), Column("version", "UInt64"),
+            ),
+            "ReplacingMergeTree(version)", "(metric, node, gpu, link)",
+        ),
         Table("inventory", (node, Column("ts", TIME), JSON), "ReplacingMergeTree", "(node, ts)"),
         Table(
             "findings",

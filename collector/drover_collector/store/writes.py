@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,32 +89,29 @@ class Writes(Base):
         )
 
     def write_absences(self, absences: Sequence[Absence]) -> None:
-        self._insert(
-            "absences",
-            absences,
-            {
-                "node": lambda a: a.node,
-                "gpu": lambda a: -1 if a.gpu is None else a.gpu,
-                "link": lambda a: a.link or "",
-                "metric": lambda a: a.metric,
-                "reason": lambda a: a.reason,
-                "from": lambda a: _Ms(a.from_ms),
-                "to": lambda a: _Ms(a.to_ms),
-                "closed": lambda a: int(a.to_ms is not None),
-            },
-        )
+        columns: dict[str, Callable[[Absence], Any]] = {
+            "node": lambda a: a.node,
+            "gpu": lambda a: -1 if a.gpu is None else a.gpu,
+            "link": lambda a: a.link or "",
+            "metric": lambda a: a.metric,
+            "reason": lambda a: a.reason,
+            "from": lambda a: _Ms(a.from_ms),
+            "to": lambda a: _Ms(a.to_ms),
+            "closed": lambda a: int(a.to_ms is not None),
+        }
+        self._insert("absences", absences, columns)
+        newest = columns | {"version": lambda a: max(0, 2 * a.from_ms) + (a.to_ms is not None)}
+        self._insert("absent", absences, newest)
 
     def write_holdings(self, holdings: Sequence[Holding]) -> None:
-        self._insert(
-            "holdings",
-            holdings,
-            {
-                "node": lambda h: h.node,
-                "gpu": lambda h: h.gpu,
-                "from": lambda h: _Ms(h.from_ms),
-                "job": lambda h: h.job or "",
-            },
-        )
+        columns: dict[str, Callable[[Holding], Any]] = {
+            "node": lambda h: h.node,
+            "gpu": lambda h: h.gpu,
+            "from": lambda h: _Ms(h.from_ms),
+            "job": lambda h: h.job or "",
+        }
+        self._insert("holdings", holdings, columns)
+        self._insert("holders", holdings, columns)
 
     def write_inventory(self, node: str, ts_ms: int, inventory: Mapping[str, str]) -> None:
         """What the node is made of, from `ts_ms` on."""
@@ -252,7 +249,7 @@ class _Ms:
         self.value = value
 
 
-_UNSIGNED = {("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns")}
+_UNSIGNED = {("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns"), ("absent", "version")}
 
 
 def _array(table: str, name: str, held: list[Any]) -> pa.Array:
