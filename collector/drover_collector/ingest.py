@@ -371,9 +371,9 @@ class Ingest:
         """
         writers = self._writers
         while lane not in session.gapped:
-            if room.fits(session.account):
-                if room.filling:
-                    await self._hold_back(session, "the collector has more to store than it can")
+            if room.filling:
+                await self._hold_back(session, "the collector has more to store than it can")
+            if room.fits(session.account):  # others may have come meanwhile: nothing is waited for from here on
                 return True
             if writers.storing.failing:
                 break
