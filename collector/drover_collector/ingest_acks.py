@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from drover_collector.ingest_session import Session
 from drover_collector.ingest_stats import IngestStats
 
-ACKS_PER_S = 1_000  # over all streams; an agent asks for nothing sooner than in a minute
-LONGEST_S = 15.0
+ACKS_PER_S = 600  # over all streams; an agent gives up after a minute without
+LONGEST_S = 20.0
+SOON = 0.7  # of the pause: an Ack goes with the work for a message that has just come
 MESSAGES = 8  # durable ones of a stream for which an Ack does not wait
 
 
@@ -39,7 +40,7 @@ class Acks:
 
     async def piggyback(self, session: Session) -> None:
         """While its task is awake anyway: the Ack that would be due soon."""
-        if session.unacked and not session.sending and 2 * self._rested_s(session) >= self.pause_s:
+        if session.unacked and not session.sending and self._rested_s(session) >= SOON * self.pause_s:
             self._later.pop(session, None)
             await self.acknowledge(session)
 
