@@ -1,0 +1,1 @@
+"""Collectors and agents that are killed, and what must be true afterwards."""

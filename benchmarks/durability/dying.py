@@ -1,0 +1,55 @@
+"""The real collector, which kills itself with -9 at a named point of its work.
+
+    python -m durability.dying POINT COUNT CONFIG
+
+POINT is one of POINTS; it dies when it comes there for the COUNT-th time.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from drover_collector.main import main
+from drover_collector.store import Store
+
+POINTS: dict[str, tuple[str, bool]] = {  # method of the store, and whether before it runs or after it returned
+    "before the insert": ("write_samples", False),
+    "between insert and Ack": ("write_samples", True),
+    "after late rows are noted": ("mark_late", True),
+    "between an event's insert and its Ack": ("write_events", True),
+    "before positions are noted": ("write_lane_seqs", False),
+    "after positions are noted": ("write_lane_seqs", True),
+}
+
+
+def arm(point: str, count: int) -> None:
+    method, after = POINTS[point]
+    original: Callable[..., Any] = getattr(Store, method)
+    left = count
+
+    def die() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @functools.wraps(original)
+    def dying(*words: Any, **named: Any) -> Any:
+        if not after:
+            die()
+        result = original(*words, **named)
+        if after:
+            die()
+        return result
+
+    setattr(Store, method, dying)
+
+
+if __name__ == "__main__":
+    arm(sys.argv[1], int(sys.argv[2]))
+    sys.exit(main(["run", "--config", sys.argv[3]]))

@@ -1,0 +1,26 @@
+"""A short form of benchmarks/bench_durability.py: processes killed with -9 under load, and a damaged file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_durability.py"
+KILLS = 5
+
+
+def test_what_was_acknowledged_is_there_once_whoever_is_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--kills", str(KILLS), "--nodes", "2", "--no-disk", "--keep", str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["wrong"] == []
+    assert sum(found["collector_killed"]["points"].values()) == KILLS
+    stored = found["stored"]
+    assert min(stored["rows"], stored["acks"], stored["events"], stored["rollups_compared"]) > 0
+    assert found["damage"]["rows_lost"] > 0  # it was read, and missed
+    assert found["damage"]["rows_lost_after_agents_sent_again"] == 0
