@@ -100,7 +100,8 @@ class Collector:
 
 @contextmanager
 def running(folder: Path, shape: Shape, lag_s: float = 7.0) -> Iterator[Collector]:
-    """A collector with an embedded store in `folder` while inside."""
+    """A collector with an embedded store in `folder` while inside; SIGTERM ends the caller as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the collector and generators would live on
     Authority.new().save(folder)
     (folder / "fleet.toml").write_text(shape.toml())
     (folder / "collector.toml").write_text(
