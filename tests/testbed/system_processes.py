@@ -54,12 +54,12 @@ def running(folder: Path, module: str, *args: str, env: Mapping[str, str] | None
 
 
 @contextmanager
-def collector(folder: Path, fleet_toml: str) -> Iterator[Collector]:
-    """A collector with an embedded store in `folder`."""
+def collector(folder: Path, fleet_toml: str, store: str = "") -> Iterator[Collector]:
+    """A collector with an embedded store in `folder`; `store`: further lines of its settings."""
     agents, api = (f"127.0.0.1:{free_port()}" for _ in range(2))
     (folder / "fleet.toml").write_text(fleet_toml)
     (folder / "collector.toml").write_text(
-        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
+        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n{store}\n'
         f'[ingest]\nlisten = "{agents}"\n[api]\nlisten = "{api}"\n'
     )
     with (

@@ -34,7 +34,12 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress("import", sum(len(samples.ts_ms) for samples in files if samples is not None))
     try:
         # Else an old case would be deleted on its way in. The collector sets its own limits when it starts.
-        store = Store.open(url, retention_days=LONGEST_DAYS)
+        store = Store.open(
+            url,
+            retention_days=LONGEST_DAYS,
+            retention_10s_days=LONGEST_DAYS,
+            retention_5min_days=LONGEST_DAYS,
+        )
         try:
             done = load(store, case, absences, progress.update)
         finally:
