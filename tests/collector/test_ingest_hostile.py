@@ -14,6 +14,7 @@ from drover_collector.decode import MAX_BLOCKS
 from drover_collector.ingest import Limits
 from drover_collector.ingest_limits import Account
 from drover_collector.ingest_positions import SPOOLS
+from drover_collector.main import MESSAGE_BYTES
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello, index_of
@@ -244,3 +245,18 @@ async def test_a_trouble_of_one_writer_is_not_hidden_by_the_other(
             assert collector.ingest.stats.troubles == {"telemetry": "no space left on device"}
         await agent.until_held(LIVE, 1)
         assert collector.ingest.stats.troubles == {}
+
+
+@in_loop
+async def test_what_unpacks_to_more_than_a_message_may_have_ends_its_stream(store: Store) -> None:
+    gzip = grpc.Compression.Gzip
+    huge = (("grpc.max_send_message_length", -1),)
+    async with Collector(store) as collector, collector.agent(hello(), compression=gzip) as good:
+        async with collector.agent(options=huge, compression=gzip) as hostile:
+            await hostile.call.write(bytes(4 * MESSAGE_BYTES))  # some 70 kB on the wire
+            code, why = await hostile.ended()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in why
+        await good.send(batch=batch(1, GOOD))
+        await good.until_held(LIVE, 1)
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 2

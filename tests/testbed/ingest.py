@@ -12,6 +12,7 @@ import grpc
 
 from drover_collector.config import IngestConfig
 from drover_collector.ingest import Ingest, Limits
+from drover_collector.main import AGENT_OPTIONS
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import Event
@@ -34,7 +35,7 @@ class Collector:
         self.ingest = Ingest(
             self.store, index_of(), IngestConfig(), self.events.extend, limits=self.limits, now_ms=lambda: self.now_ms
         )
-        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self.server = grpc.aio.server(options=AGENT_OPTIONS)
         self.ingest.register(self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
@@ -46,12 +47,15 @@ class Collector:
 
     @contextlib.asynccontextmanager
     async def agent(
-        self, message: pb.Hello | None = None, options: Sequence[tuple[str, int]] = ()
+        self,
+        message: pb.Hello | None = None,
+        options: Sequence[tuple[str, int]] = (),
+        compression: grpc.Compression = grpc.Compression.NoCompression,
     ) -> AsyncIterator[Agent]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options) as channel:
             call = channel.stream_stream(
                 "/drover.telemetry.v1.Telemetry/Stream", response_deserializer=pb.CollectorMessage.FromString
-            )()
+            )(compression=compression)
             agent = Agent(call)
             if message is not None:
                 await agent.send(hello=message)
