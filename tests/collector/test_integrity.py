@@ -150,6 +150,13 @@ def test_damage_to_what_came_last_asks_agents_again(folder: Path) -> None:
     assert read(folder)["held"] == []
 
 
+def test_after_a_start_of_the_machine_agents_are_asked_again(folder: Path) -> None:
+    """What it had not brought to its disk may be gone without a trace."""
+    assert read(folder)["held"] == [[7]]
+    (folder / "boot-drover").write_text("another")
+    assert read(folder)["held"] == []
+
+
 def test_old_damage_asks_nobody(folder: Path) -> None:
     part = first_part(folder)
     os.truncate(part / "data.bin", 100)

@@ -97,9 +97,10 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
             if integrity is not None:
                 store.integrity = integrity
                 integrity.look()
-                store.resend = integrity.recent(time.time_ns() // 1_000_000)
+                store.resend = integrity.lost(time.time_ns() // 1_000_000)
                 if store.resend:
                     clients.command("TRUNCATE TABLE lane_seqs")
+                integrity.note_boot()
                 integrity.start()
         except BaseException:
             if integrity is not None:

@@ -67,7 +67,7 @@ def keep(path: Path, database: str) -> None:
         for copy, file in wanted.items():
             data = file.read_bytes()
             if not _broken(data) and _copy_of(copy) != data:
-                _write(copy, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+                write_whole(copy, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
         for old in set((copies / "tables").glob("*.sql")) - set(wanted):
             old.unlink()
     except OSError as error:
@@ -99,7 +99,7 @@ def _mend(path: Path, file: Path, copy: bytes | None, doubtful: bool) -> list[st
         words = f"was damaged, and rests as {aside}"
     if copy is None:
         return [f"the definition {file.name} {words}; there was no copy of it, so it begins anew"]
-    _write(file, copy)
+    write_whole(file, copy)
     return [f"the definition {file.name} {words}; a copy took its place"]
 
 
@@ -132,7 +132,8 @@ def _copy_of(file: Path) -> bytes | None:
     return data if hashlib.sha256(data).hexdigest().encode() == digest else None
 
 
-def _write(file: Path, data: bytes) -> None:
+def write_whole(file: Path, data: bytes) -> None:
+    """Durable, or as it was."""
     temporary = file.with_name(file.name + ".new")
     with temporary.open("wb") as sink:
         sink.write(data)

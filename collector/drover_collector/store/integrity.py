@@ -28,12 +28,14 @@ log = logging.getLogger(__name__)
 
 PARTITION_MS = 4 * 3_600_000
 YEAR_2200_MS = 7_258_118_400_000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOOK_S = 10.0  # how often the engine's count of errors is looked at
 RESEND_MS = 900_000  # agents keep what is acknowledged 10 minutes, and a batch may be up to some minutes old by then
 CHECK_BYTES = 256 << 20  # larger parts are checked only when a read or a merge fails on them
 CHECK_BYTES_PER_S = 20 << 20
 RECENT_S = 10
 REST = 4  # times as long as a check took, before the next
+SHORTEST_REST_S = 0.5
 # A part's folder: the table's UUID, then partition, first and last insert, level and perhaps mutation.
 _NAME = re.compile(r"[0-9a-z-]+(?:_\d+){3,4}")
 _PART = re.compile(rf"([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/({_NAME.pattern})/")
@@ -66,7 +68,8 @@ class Integrity:
 
     def __init__(self, clients: Clients, path: Path, database: str) -> None:
         self._clients = clients.apart()
-        self._path, self._database = path, database
+        self._path = path
+        self._boot = path / f"boot-{database}"  # of the machine, when the store was opened last
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,9 +108,20 @@ class Integrity:
                 log.error("%s", damage.sentence)
         return self._found
 
-    def recent(self, now_ms: int) -> bool:
-        """Whether something was lost that agents may still have."""
+    def lost(self, now_ms: int) -> bool:
+        """Whether something may be gone that agents still have: damage to what was written last, or what a machine
+        that went down had not brought to its disk, of which no file may tell."""
+        boot = _boot()
+        with contextlib.suppress(OSError):
+            if boot and self._boot.read_text("ascii") not in ("", boot):
+                log.info("store: the machine was started anew; agents are asked for what they still keep")
+                return True
         return any(now_ms - damage.written_ms < RESEND_MS for damage in self._found)
+
+    def note_boot(self) -> None:
+        """After what was lost is asked for again."""
+        with contextlib.suppress(OSError):  # a full disk: asked for again at the next start
+            definitions.write_whole(self._boot, _boot().encode())
 
     def set_aside(self, error: str) -> bool:
         """Set aside the damaged parts that an error of the engine names.
@@ -160,16 +174,19 @@ class Integrity:
 
     def _run(self) -> None:
         unchecked: Iterator[float] = iter(())
+        look_s = 0.0
         while not self._stopping.is_set():
             pause = LOOK_S
             try:
-                self._look_at_errors()
-                self.look()
+                if time.monotonic() >= look_s:
+                    look_s = time.monotonic() + LOOK_S
+                    self._look_at_errors()
+                    self.look()
                 took = next(unchecked, None)
                 if took is None:
                     unchecked = self._check_all()
                 else:
-                    pause = min(LOOK_S, took * REST)
+                    pause = min(max(took * REST, SHORTEST_REST_S), LOOK_S)
             except StoreError as error:
                 if not self._stopping.is_set():
                     log.warning("store: not checked: %s", error)
@@ -218,6 +235,14 @@ class Integrity:
         self._moved_s = time.monotonic()
         self.look()
         return True
+
+
+def _boot() -> str:
+    """What is another after each start of the machine; empty: not known."""
+    try:
+        return BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def _damage(table: str, name: str, path: Path) -> Damage:
