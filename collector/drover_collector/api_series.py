@@ -10,7 +10,7 @@ from drover_collector.api_nodes import gpu_group
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, Scope
 
-TARGETS_MAX = 64
+TARGETS_MAX = 128  # a rack of 72 GPUs in one answer
 METRICS_MAX = 16
 POINTS = 1000
 POINTS_MAX = 10_000

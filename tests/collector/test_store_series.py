@@ -15,7 +15,8 @@ from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, sa
 
 def test_step_is_the_shortest_that_fits() -> None:
     assert step_for(60_000, 1000) == 1000
-    assert step_for(3_600_000, 1000) == 5000
+    assert step_for(1_800_000, 1000) == 2000
+    assert step_for(3_600_000, 1000) == 10_000
     for span in (1, 999, 10_000, 86_400_000, 400 * 86_400_000):
         for points in (2, 10, 1000):
             step = step_for(span, points)

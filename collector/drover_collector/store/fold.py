@@ -29,7 +29,7 @@ class Folded:
 
     Attributes:
         ids: uint64 [B]; start_ms: int64 [B].
-        rows: int64 [B], moments that raw rows told of; present: int64 [B], values in them.
+        rows: int64 [B], moments that raw rows told of; present: int64 [B], values in them; not those of charts.
         columns: metric -> (stored form [B], present bool [B]); no key for what no row has.
     """
 
@@ -53,7 +53,7 @@ def fold_raw(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
     same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])
-    present = numbers(table, "present")[order].astype(np.int64)
+    present = _count(table, "present", order)
     if not same.any():
         columns = _Columns(table, metrics, order)
         return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, columns)
@@ -66,19 +66,21 @@ def fold_raw(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
 
 def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
     """Buckets of `length_ms` out of a rollup's rows, which have `rows` and `version` too: the newest version counts."""
-    ids, ts, version = numbers(table, "entity_id"), numbers(table, "ts_ms"), numbers(table, "version")
-    order = np.lexsort((version, ts, ids))
+    ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
+    order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
     newest = np.append((ids[1:] != ids[:-1]) | (ts[1:] != ts[:-1]), True) if len(ids) else np.zeros(0, np.bool_)
-    order, ids, ts = order[newest], ids[newest], ts[newest]
-    rows, present = (numbers(table, name)[order].astype(np.int64) for name in ("rows", "present"))
+    if not newest.all():
+        order = np.lexsort((numbers(table, "version"), numbers(table, "ts_ms"), numbers(table, "entity_id")))
+        order, ids, ts = order[newest], ids[newest], ts[newest]
+    rows, present = (_count(table, name, order) for name in ("rows", "present"))
     return _fold(ids, ts // length_ms * length_ms, rows, present, _Columns(table, metrics, order))
 
 
 def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
     """Longer buckets out of shorter ones, each of which is in one part only, in any order."""
-    whole = join(parts)
-    order = np.lexsort((whole.start_ms, whole.ids))
+    whole = join([part for part in parts if len(part.ids)])
+    order = _order(whole.ids, whole.start_ms)
     ids, starts = whole.ids[order], whole.start_ms[order] // length_ms * length_ms
     return _fold(ids, starts, whole.rows[order], whole.present[order], _Held(whole, order))
 
@@ -241,8 +243,8 @@ def _network(count: int) -> tuple[tuple[int, int], ...]:
 
 def _order(ids: Ids, ts: Millis) -> Places:
     """By entity and time. One sort of one key where the ids differ in their high bits, as hashes do."""
-    if not len(ids):
-        return np.zeros(0, np.intp)
+    if _sorted(ids, ts):
+        return np.arange(len(ids))
     start = int(ts.min())
     bits = np.uint64(int(ts.max() - start).bit_length())
     key = (ids >> bits << bits) | (ts - start).astype(np.uint64)
@@ -252,6 +254,17 @@ def _order(ids: Ids, ts: Millis) -> Places:
     if (sorted_ids[1:] != sorted_ids[:-1])[high[1:] == high[:-1]].any():  # two entities share their high bits
         return np.lexsort((ts, ids))
     return order
+
+
+def _count(table: pa.Table, name: str, order: Places) -> Int64s:
+    """Zeros where nobody asked for the counts."""
+    if name not in table.column_names:
+        return np.zeros(len(order), np.int64)
+    return numbers(table, name)[order].astype(np.int64)
+
+
+def _sorted(ids: Ids, ts: Millis) -> bool:
+    return bool(((ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (ts[1:] >= ts[:-1]))).all())
 
 
 def _decode(table: pa.Table, name: str) -> tuple[Stored, Mask | None]:

@@ -19,7 +19,7 @@ from drover_collector.store.base import during, millis, moment
 from drover_collector.store.fold import Folded
 from drover_collector.store.marks import CHUNK_MS, Mark, Marks, chunk_of
 from drover_collector.store.records import Ids
-from drover_collector.store.rows import LEVELS_MS, PIECE_ROWS, RAW_MS, Span, merged
+from drover_collector.store.rows import LEVELS_MS, PIECE_ROWS, RAW_MS, Span, merged, slices
 from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import Scope
 
@@ -164,7 +164,7 @@ class Rollups(Marks):
             ids = None if whole else np.unique(np.concatenate([m.entities for m in marks if m.entities is not None]))
             counts = np.zeros(1 << SLICE_BITS, np.uint64)
             counted = True
-            for ids_piece, entities in self._late_pieces(scope, ids):
+            for ids_piece, entities in self._late_pieces(scope, chunk_ms, ids):
                 found = self._again(scope, chunk_ms, ids_piece, entities)
                 if found is None:
                     counted = False
@@ -176,8 +176,8 @@ class Rollups(Marks):
                     if ids is None and counted:
                         self._write_counts(scope, chunk_ms, {n: int(count) for n, count in enumerate(counts)})
                     else:
-                        slices = range(1 << SLICE_BITS) if ids is None else np.unique(_slice(ids)).tolist()
-                        self._write_counts(scope, chunk_ms, self._count(scope, chunk_ms, slices))
+                        some = range(1 << SLICE_BITS) if ids is None else np.unique(_slice(ids)).tolist()
+                        self._write_counts(scope, chunk_ms, self._count(scope, chunk_ms, some))
             self._finish(marks, chunk_ms)
             yield
 
@@ -219,16 +219,18 @@ class Rollups(Marks):
             found.setdefault(names[row["table"]], []).append((row["low"] * 1000, row["high"] * 1000 + 999))
         return {scope: merged(spans) for scope, spans in found.items()}
 
-    def _late_pieces(self, scope: Scope, ids: Ids | None) -> Iterator[tuple[Ids | None, Span | None]]:
-        each = max(1, PIECE_ROWS * RAW_MS // CHUNK_MS)  # entities of one piece
-        if ids is not None:
-            for at in range(0, len(ids), each):
-                yield ids[at : at + each], None
+    def _late_pieces(self, scope: Scope, chunk_ms: int, ids: Ids | None) -> Iterator[tuple[Ids | None, Span | None]]:
+        """Entities of which some PIECE_ROWS rows are in 5 minutes: named ones, or ranges of all."""
+        if ids is None:
+            found = self._sum(
+                f"SELECT count() AS n FROM {samples_table(scope)} WHERE {during(chunk_ms, chunk_ms + CHUNK_MS)}"
+            )
+            for entities in slices(-(-found // PIECE_ROWS)):
+                yield None, entities
             return
-        pieces = -(-self._placements.count(scope) // each)
-        pieces = max(1, pieces)
-        for n in range(pieces):
-            yield None, ((n << 64) // pieces, ((n + 1) << 64) // pieces)
+        each = max(1, PIECE_ROWS * RAW_MS // CHUNK_MS)
+        for at in range(0, len(ids), each):
+            yield ids[at : at + each], None
 
     def _again(self, scope: Scope, chunk_ms: int, ids: Ids | None, entities: Span | None) -> Folded | None:
         """Both levels of 5 minutes, of some entities; the 5 min values, None while the 5 minutes are not over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,7 +19,8 @@ Span = tuple[int, int]  # ms, from and to
 LEVELS_MS = {"10s": 10_000, "5m": 300_000}
 RAW_MS = 1000  # what an agent's interval is, as a rule
 PIECE_ROWS = 100_000  # of one question: with all columns of a GPU some 30 MB
-IDS_MAX = 5_000  # entities that a question names; above, it reads a range and leaves out the others
+WIDTH = len(of_scope(Scope.GPU)) + 5
+IDS_MAX = 20_000  # entities that a question names; above, it reads a range and leaves out the others
 PARTS_S = 10.0
 # One thread, large blocks, and nothing compressed on the way within one process: half the CPU.
 LEAN = (
@@ -35,10 +35,8 @@ class Rows(Base):
 
     def parts_of(self, table: str) -> list[tuple[int, int, int]]:
         """(rows, from, to ms) of a table's parts, as of the last seconds."""
-        for _ in range(2):
-            found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
-            if found and time.monotonic() - self._parts_at < PARTS_S:
-                break
+        found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
+        if time.monotonic() - self._parts_at >= (PARTS_S if found else PARTS_S / 10):
             rows = self._clients.rows(
                 "SELECT table, toInt64(rows) AS n, toInt64(toUnixTimestamp(min_time)) * 1000 AS low,"
                 f" toInt64(toUnixTimestamp(max_time)) * 1000 + 999 AS high FROM {self._clients.parts}"
@@ -46,6 +44,7 @@ class Rows(Base):
             )
             self._parts = [(row["table"], row["n"], row["low"], row["high"]) for row in rows]
             self._parts_at = time.monotonic()
+            found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
         return found
 
     def oldest_ms(self, table: str) -> int | None:
@@ -62,49 +61,55 @@ class Rows(Base):
         metrics: Sequence[str] | None = None,
         ids: Ids | None = None,
         entities: Span | None = None,
+        counts: bool = True,
     ) -> Folded:
         """Buckets of `length_ms` out of the rows within `spans`.
 
         Args:
             level: of the rollup; None: the samples themselves.
-            metrics: None: all. ids: None: all entities. entities: a range of ids, [low, high).
+            metrics: None: all. ids: None: all entities. entities: a range of ids, [low, high), that is read at once.
+            counts: False: without how many rows and values there were.
         """
         names = [metric.name for metric in of_scope(scope)] if metrics is None else list(metrics)
         if not spans:
             return fold.join([])
         if level is None:
-            columns, name, every_ms, what = "`present`", samples_table(scope), RAW_MS, fold.fold_raw
+            extra, name, what, every_ms = ["present"], samples_table(scope), fold.fold_raw, RAW_MS
         else:
-            columns, name, what = "`rows`, `present`, version", rollup_table(scope, level), fold.fold_rollup
+            extra, name, what = ["rows", "present"], rollup_table(scope, level), fold.fold_rollup
             every_ms = LEVELS_MS[level]
-        columns = ", ".join([f"entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {columns}", *(f"`{n}`" for n in names)])
+        extra = [*(extra if counts else []), *(["version"] if level else []), *names]
+        columns = ", ".join(["entity_id", "toUnixTimestamp64Milli(ts) AS ts_ms", *(f"`{column}`" for column in extra)])
         when = " OR ".join(during(low, high) for low, high in spans)
-        rows_each = max(1, sum(high - low for low, high in spans) // every_ms)
+        # As rows with all columns of a GPU, which are what a piece is measured by.
+        rows_each = max(1, sum(high - low for low, high in spans) // every_ms * (len(names) + 5) // WIDTH)
         found = []
-        for which in self._pieces(scope, rows_each, ids, entities or (0, 1 << 64)):
+        for which in self._pieces(scope, rows_each, ids, entities):
             table = self._clients.arrow(f"SELECT {columns} FROM {name} WHERE {which} AND ({when}){LEAN}")
             if table.num_rows:
                 piece = what(table, names, length_ms)
                 found.append(piece if ids is None else piece.where(np.isin(piece.ids, ids)))
         return fold.join(found)
 
-    def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span) -> Iterator[str]:
+    def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span | None) -> Iterator[str]:
         """Conditions on entity ids, each for about PIECE_ROWS rows."""
+        if entities is not None:
+            yield f"entity_id BETWEEN {entities[0]} AND {entities[1] - 1}"
+            return
         if ids is not None and len(ids) <= IDS_MAX:
             step = max(1, PIECE_ROWS // rows_each)
             for at in range(0, len(ids), step):
                 yield f"entity_id IN ({comma(ids[at : at + step].tolist())})"
             return
-        low, high = entities
         # An id is a hash: as many entities lie in each equal part of their range.
-        count = self._placements.count(scope) * (high - low) >> 64
-        pieces = max(1, -(-count * rows_each // PIECE_ROWS))
-        edges = [low + (high - low) * n // pieces for n in range(pieces + 1)]
-        for first, last in itertools.pairwise(edges):
-            if (first, last) == (0, 1 << 64):
-                yield "1"
-            else:
-                yield f"entity_id BETWEEN {first} AND {last - 1}"
+        for first, last in slices(-(-self._placements.count(scope) * rows_each // PIECE_ROWS)):
+            yield f"entity_id BETWEEN {first} AND {last - 1}" if last - first < 1 << 64 else "1"
+
+
+def slices(count: int) -> list[Span]:
+    """The range of entity ids, [0, 2**64), in at least one part."""
+    count = max(1, count)
+    return [((n << 64) // count, ((n + 1) << 64) // count) for n in range(count)]
 
 
 def comma(numbers: Iterable[int]) -> str:

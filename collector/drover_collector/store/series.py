@@ -25,14 +25,15 @@ STEPS_MS = tuple(
     1000 * s for s in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 604_800)
 )
 
-PEER_ROWS = 2_000_000  # read for the peers of one chart
+FINE_MS = 1_800_000  # longer spans are not shown finer than in steps of 10 s
+PEER_ROWS = 600_000  # read for the peers of one chart
 PEERS_MIN = 64
 
 
 def step_for(span_ms: int, max_points: int) -> int:
-    """The shortest step that covers `span_ms` with `max_points` or fewer."""
+    """The shortest step that covers `span_ms` with `max_points` or fewer; of a long span, one that rollups answer."""
     for step in STEPS_MS:
-        if _points(span_ms, step) <= max_points:
+        if _points(span_ms, step) <= max_points and (step >= LEVELS_MS["10s"] or span_ms <= FINE_MS):
             return step
     return -(-span_ms // max(1, max_points - 1) // STEPS_MS[-1]) * STEPS_MS[-1]
 
@@ -130,13 +131,13 @@ class Series(Rollups):
         """Values per step. Those of a step of 10 s or more are made of the values of 10 s, then of 5 min, wherever
         they come from, so that an answer does not change when samples are rolled up or dropped."""
         if step % LEVELS_MS["10s"]:
-            return self.fold(scope, [span], step, metrics=metrics, ids=ids)
+            return self.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
         if step % LEVELS_MS["5m"]:
             parts = self._tens(scope, ids, metrics, span)
         else:
             kept = self._kept(scope, "5m", span, ids)
             parts = [
-                self.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids),
+                self.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
                 fold_again(self._tens(scope, ids, metrics, *without(span, kept)), LEVELS_MS["5m"]),
             ]
         return fold_again(parts, step)
@@ -147,7 +148,9 @@ class Series(Rollups):
         for span in spans:
             kept = self._kept(scope, "10s", span, ids)
             for level, parts in (("10s", kept), (None, without(span, kept))):
-                found.append(self.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids))
+                found.append(
+                    self.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
+                )
         return found
 
     def _kept(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
