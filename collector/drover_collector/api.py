@@ -44,6 +44,7 @@ class FleetApi(FleetServicer):
         """Waits for the answers under way, which may read the store."""
         self._threads.shutdown(cancel_futures=True)
         self._export_thread.shutdown(cancel_futures=True)
+        self._facts.store.stop_backup()
         self._backup_thread.shutdown(cancel_futures=True)
 
     async def GetStatus(self, _request: pb.StatusRequest, context: Context) -> pb.Status:

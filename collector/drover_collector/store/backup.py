@@ -43,6 +43,10 @@ class Copied:
 
 
 class Backup(Base):
+    def stop_backup(self) -> None:
+        """One that is under way ends soon, without a result; no other begins."""
+        self._stopping.set()
+
     def backup(self, folder: Path, now_ms: int) -> Copied:
         """Copy the store to a folder that is made. Takes as long as the disk needs; what comes in goes on.
 
@@ -109,7 +113,8 @@ class Backup(Base):
                 time.sleep(POLL_S)
         late = time.monotonic() > deadline
         while _status(clients, begun) != "done":
-            time.sleep(10 * POLL_S)
+            if self._stopping.wait(10 * POLL_S):
+                raise StoreError("the collector stops; make the backup again")
         return not late
 
 
