@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from drover_collector.pipeline import Pipeline
@@ -58,7 +58,8 @@ class Leadership:
             StoreError: the store cannot be read.
         """
         if self._may_lead and await self._in_thread(self._lease.step):
-            await self._lead()
+            async with self._keeping():  # to take up a long history may take longer than the lease lasts
+                await self._lead()
         else:
             await self._pipeline.follow()
 
@@ -70,16 +71,22 @@ class Leadership:
 
     async def stop(self) -> None:
         """Ends detection, stores what came of it, and lets another take over at once."""
-        keeping = asyncio.create_task(self._keep())  # the end may take longer than the lease lasts
         try:
-            await self._pipeline.stop()
+            async with self._keeping():  # the end may take longer than the lease lasts
+                await self._pipeline.stop()
         finally:
-            keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
             with contextlib.suppress(StoreError):
                 await self._in_thread(self._lease.release)
             self._steps.shutdown()
+
+    @contextlib.asynccontextmanager
+    async def _keeping(self) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
 
     async def _keep(self) -> None:
         while True:
@@ -98,6 +105,8 @@ class Leadership:
             if self._may_lead and self._lease.holds():
                 await self._lead_while_held()
             else:
+                if self._pipeline.leading:  # the lease was lost before judging began
+                    await self._give_up()
                 with contextlib.suppress(StoreError):  # told by ingest, which writes to the same store
                     await self._pipeline.follow()
                 with contextlib.suppress(TimeoutError):
@@ -119,8 +128,10 @@ class Leadership:
                 self._changed.clear()
         finally:
             judging.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await judging
+            await asyncio.wait([judging])
+        await self._give_up()
+
+    async def _give_up(self) -> None:
         log.warning("this collector is not the active one any more; it goes on taking in")
         await self._pipeline.give_up()
 

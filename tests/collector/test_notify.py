@@ -17,7 +17,7 @@ import pytest
 
 from drover_collector.notify import Outbox, Webhook, tell
 from drover_collector.notify.outbox import DELAYS_S, Told, transition
-from drover_collector.store import OutboxRow, Store
+from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 from drover_proto.times import iso
 
@@ -254,6 +254,29 @@ def test_a_message_that_was_never_written_is_written_at_the_next_start(
     store.write_incidents([INCIDENT])  # and then the collector was killed
     assert outboxes(webhook(receiver.url)).enqueue(store.incidents("open")) == 1
     until(lambda: receiver.types == ["incident.opened"], "told")
+
+
+def test_a_moment_without_the_lease_delays_a_message_and_no_more(
+    receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
+) -> None:
+    outbox = outboxes(webhook(receiver.url))
+    lost = threading.Event()
+
+    def fence() -> str:
+        if threading.current_thread().name == "webhook-ops" and not lost.is_set():
+            lost.set()
+            raise StoreError("this collector is not the active one any more")
+        return ""
+
+    store.fence = fence
+    outbox.enqueue([INCIDENT])
+    until(lost.is_set, "the lease is asked")
+    until(lambda: states(store) == [("delivered", 1)], "delivered when it is back")
+
+
+def test_a_second_start_leaves_one_courier(receiver: Receiver, outboxes: Callable[..., Outbox]) -> None:
+    outboxes(webhook(receiver.url)).start()  # the rest of a start may fail, and is tried again
+    assert [thread.name for thread in threading.enumerate()].count("webhook-ops") == 1
 
 
 def test_messages_for_a_webhook_that_is_gone_are_given_up(outboxes: Callable[..., Outbox], store: Store) -> None:

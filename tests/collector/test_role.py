@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -49,19 +50,29 @@ class Receiver(Webhook):
         return Delivery(True)
 
 
-@contextlib.asynccontextmanager
-async def collector(
-    store: Store, lease: Given, receiver: Receiver, *, may_lead: bool = True
-) -> AsyncIterator[tuple[Pipeline, Leadership]]:
+def made(store: Store, lease: Given, receiver: Receiver, *, may_lead: bool = True) -> tuple[Pipeline, Leadership]:
     now = lambda: T0 + 1500  # noqa: E731  # short, and used twice below
     index: FleetIndex = small_index()
     outbox = Outbox(store, [receiver], "http://console", now_ms=now)
     pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=LAG_MS, now_ms=now, wake_s=0.005)
-    leadership = Leadership(pipeline, lease, may_lead=may_lead)
+    return pipeline, Leadership(pipeline, lease, may_lead=may_lead)
+
+
+@contextlib.asynccontextmanager
+async def collector(
+    store: Store, lease: Given, receiver: Receiver, *, may_lead: bool = True
+) -> AsyncIterator[tuple[Pipeline, Leadership]]:
+    pipeline, leadership = made(store, lease, receiver, may_lead=may_lead)
     await leadership.start()
+    async with running_of(leadership):
+        yield pipeline, leadership
+
+
+@contextlib.asynccontextmanager
+async def running_of(leadership: Leadership) -> AsyncIterator[None]:
     running = asyncio.create_task(leadership.run())
     try:
-        yield pipeline, leadership
+        yield
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -143,3 +154,39 @@ async def test_one_that_only_ingests_never_leads(store: Store) -> None:
         assert leadership.role() == INGEST
         await pipeline.follow()
         assert not pipeline.leading
+
+
+@in_loop
+async def test_the_lease_is_kept_while_a_long_history_is_taken_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed = threading.Event()
+
+    class Counted(Given):
+        steps = 0
+
+        def step(self) -> bool:
+            self.steps += 1
+            if self.steps > 2:
+                renewed.set()
+            return self.held
+
+    pending = store.pending_outbox
+    monkeypatch.setattr(store, "pending_outbox", lambda: pending() if renewed.wait(30) else [])
+    _, leadership = made(store, Counted(), Receiver())
+    await leadership.start()
+    async with running_of(leadership):
+        assert renewed.is_set()
+
+
+@in_loop
+async def test_one_that_lost_the_lease_before_it_judged_begins_anew(store: Store) -> None:
+    lease, receiver = Given(), Receiver()
+    pipeline, leadership = made(store, lease, receiver)
+    await leadership.start()
+    lease.held = False
+    async with running_of(leadership):
+        await until(lambda: not pipeline.leading, "it gives up")
+        store.write_events([xid(1)])
+        lease.held = True
+        await until(lambda: len(receiver.got) == 1, "it leads again")

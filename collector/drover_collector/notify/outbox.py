@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 DELAYS_S: tuple[float, ...] = (5, 15, 60, 180, 420, 900, 1800)
 MAX_PENDING = 10_000  # per receiver, in memory
 REMEMBERED = 20_000  # (incident, receiver) pairs whose last message is kept in memory; others are read from the store
+FENCED_S = 1.0  # how often one that may not deliver looks whether it may
 STOP_S = 2.0  # how long a stop waits for a try under way
 
 
@@ -85,6 +86,7 @@ class Outbox:
         Raises:
             StoreError: the store cannot be read.
         """
+        self.stop()  # those of a start that something else then made fail
         self._couriers = self._fresh()  # a thread starts once
         self._told.clear()
         for row in self._store.pending_outbox():
@@ -306,8 +308,9 @@ class _Courier(threading.Thread):
         while (row := self._next()) is not None:
             try:
                 self._store.fence()
-            except StoreError:
-                return  # another collector delivers it
+            except StoreError:  # another collector delivers it, unless the lease comes back
+                self._rest(FENCED_S)
+                continue
             try:
                 result = self.webhook.deliver(row.id, row.payload_json.encode(), self._now_ms())
                 self._settle(row, result.delivered, result.detail)
@@ -331,6 +334,11 @@ class _Courier(threading.Thread):
                     return row_due
                 self._changed.wait(wait_ms / 1000)
         return None
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            if not self._stopping:
+                self._changed.wait(seconds)
 
     def _settle(self, row: OutboxRow, delivered: bool, detail: str) -> None:
         now_ms, attempts = self._now_ms(), row.attempts + 1
