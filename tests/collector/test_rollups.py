@@ -328,6 +328,35 @@ def test_marks_are_kept_when_the_store_fails(store: Store, monkeypatch: pytest.M
     assert_complete(store, T0, T0 + 3 * BUCKET)
 
 
+def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a server the state is read again for each chart: from a replica that lags, or begun before a write."""
+    index = index_of()
+    store.write_entities(everything())
+    rows_of = store._clients.rows
+    said: list[list[dict[str, int]]] = []
+
+    def told(sql: str) -> list[dict[str, int]]:
+        if "FROM rollup_state" in sql:
+            said.append(rows_of(sql))
+            return said[0]
+        return rows_of(sql)
+
+    store.closing_bucket(index, T0)
+    store.roll_up()
+    with monkeypatch.context() as patched:
+        patched.setattr(store._clients, "rows", told)
+        store._read_state()
+        store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + BUCKET, {"power_w": 100.0})]))
+        store.closing_bucket(index, T0 + BUCKET)
+        store.roll_up()
+        store._read_state()
+    store.closing_bucket(index, T0 + 2 * BUCKET)
+    store.roll_up()
+    assert said[0] != said[1]
+    assert store.open_marks() == []
+    assert store.totals().samples == 1
+
+
 def test_rollups_answer_when_the_samples_are_gone(store: Store) -> None:
     """The step becomes what is left, and a late row does not hide what was rolled up with it."""
     index = index_of()

@@ -36,6 +36,7 @@ class Rollups(Marks):
 
     version = 0  # of the newest rollup rows
     _upto_5m = 0
+    _state_version = 0  # of what is known of the state
     _open_samples = 0  # in the 5 minutes that are not closed
     _known_at = 0.0
     _held_at = -HELD_S  # monotonic; when `_held` was read, and which marks were there before
@@ -44,6 +45,7 @@ class Rollups(Marks):
         """Where the last active collector stopped, and what is marked."""
         self._rolling = threading.RLock()
         self._late = threading.Lock()
+        self._state_lock = threading.Lock()
         self._work: Iterator[None] | None = None
         self._unrolled: tuple[int, int, dict[Scope, Folded]] | None = None
         self._held: dict[Scope, list[Span]] = {}
@@ -113,7 +115,8 @@ class Rollups(Marks):
             self.load_marks()
         upto = self._upto_5m if level == "5m" else self._upto_ms
         # Of what holds no samples any more the rollups are all there is.
-        since = max(span[0], self.oldest_ms(samples_table(scope)) or 0)
+        oldest_ms = self.oldest_ms(samples_table(scope))
+        since = span[1] if oldest_ms is None else max(span[0], oldest_ms)
         holes = merged(self.marked(scope, (since, span[1]), ids)) if since < span[1] else []
         return min(upto, span[1]), holes
 
@@ -332,18 +335,24 @@ class Rollups(Marks):
             ),
             self.fence(),
         )
-        self._upto_ms, self._upto_5m, self._open_samples = upto_ms, upto_5m, opened
+        with self._state_lock:
+            self._upto_ms, self._upto_5m, self._open_samples = upto_ms, upto_5m, opened
+            self._state_version = version
 
     def _read_state(self) -> None:
         found = self._clients.rows(
             "SELECT level, toUnixTimestamp64Milli(upto) AS upto_ms, samples, version FROM rollup_state FINAL"
         )
-        for row in found:
-            self.version = max(self.version, row["version"])
-            if row["level"] == "5m":
-                self._upto_5m = row["upto_ms"]
-            else:
-                self._upto_ms, self._open_samples = row["upto_ms"], row["samples"]
+        with self._state_lock:
+            for row in found:
+                if row["version"] < self._state_version:
+                    continue  # read before this one wrote, or from a replica that lags
+                self.version = max(self.version, row["version"])
+                if row["level"] == "5m":
+                    self._upto_5m = row["upto_ms"]
+                else:
+                    self._upto_ms, self._open_samples = row["upto_ms"], row["samples"]
+            self._state_version = max([self._state_version, *(row["version"] for row in found)])
         self._closing_ms = max(self._closing_ms, self._upto_ms)
         self._known_at = time.monotonic()
 
