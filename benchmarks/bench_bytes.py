@@ -2,11 +2,17 @@
 
 A simulated fleet at 1 Hz, all GPU rows of the catalog, values in the resolution that is stored. VictoriaMetrics
 (Debian's) takes them by its import API into a folder of its own and merges them by force; ours takes them as the
-collector does, minute by minute, and merges by OPTIMIZE FINAL. Ours counts all of the table: keys, null maps, marks.
-VictoriaMetrics is counted without its index of series, which is told beside it. Prints a table per column on stderr,
+collector does, minute by minute, and merges by OPTIMIZE FINAL. Ours counts all of the table: keys, primary index, null
+maps, marks. VictoriaMetrics is counted without its index of series, which is told beside it.
+
+PCIe and NVLink rates, in B/s, are multiples of 1e6. VictoriaMetrics keeps the values of a block with one decimal
+exponent and packs them worse than the same in MB/s. So it takes the rates a second time in MB/s; `ratio_rates_in_mb` is
+against that. --rate-step 1 is a fleet whose rates are not rounded.
+
+Prints a table per column on stderr, with --per-column VictoriaMetrics' bytes for the larger ones and their entropy,
 then one JSON line.
 
-    python benchmarks/bench_bytes.py [--nodes 16] [--seconds 3600] [--seed 1] [--rate-step 1024]
+    python benchmarks/bench_bytes.py [--nodes 8] [--seconds 7200] [--seed 1] [--rate-step 1] [--per-column]
 """
 
 from __future__ import annotations
@@ -30,6 +36,8 @@ from typing import Any
 import numpy as np
 from telemetry import record
 
+from drover_agent.simulation.sensors import Sensors
+from drover_agent.sources.base import RATE_STEP
 from drover_collector.store import SampleBatch, Store
 from drover_collector.store.base import aggregate_sql
 from drover_proto.catalog import BY_NAME, Scope, of_scope
@@ -37,6 +45,7 @@ from drover_proto.catalog import BY_NAME, Scope, of_scope
 SERVER = "/usr/bin/victoria-metrics"
 WAIT_S = 120.0
 GOAL = 0.75
+MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +106,14 @@ def victoria() -> Iterator[Victoria]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def coarser(batch: SampleBatch, step: int) -> SampleBatch:
-    """With rates in coarser steps."""
-    columns = {
-        name: ((stored // step * step).astype(stored.dtype), mask) if BY_NAME[name].unit == "B/s" else (stored, mask)
-        for name, (stored, mask) in batch.columns.items()
-    }
+def parted(batch: SampleBatch, rates: bool) -> SampleBatch:
+    """The columns that are rates, or the others."""
+    columns = {name: column for name, column in batch.columns.items() if (BY_NAME[name].unit == "B/s") is rates}
     return SampleBatch(batch.scope, batch.entity_id, batch.ts_ms, columns)
 
 
-def lines_of(batch: SampleBatch) -> Iterator[bytes]:
-    """A line of the import API per series."""
+def lines_of(batch: SampleBatch, divisor: int) -> Iterator[bytes]:
+    """A line of the import API per series. With a divisor, a series has a name of its own."""
     order = np.lexsort((batch.ts_ms, batch.entity_id))
     ids = batch.entity_id[order]
     cuts = np.flatnonzero(np.diff(ids)) + 1
@@ -121,15 +127,21 @@ def lines_of(batch: SampleBatch) -> Iterator[bytes]:
             values: Any = stored[held]
             if step not in (0, 1):
                 values = np.round(values * step, digits)
-            labels = {"__name__": name, "gpu": f"GPU-{batch.entity_id[held[0]]:016x}", "job": "drover"}
+            if divisor != 1:
+                values = values // divisor
+            labels = {
+                "__name__": name if divisor == 1 else f"{name}_divided",
+                "gpu": f"GPU-{batch.entity_id[held[0]]:016x}",
+                "job": "drover",
+            }
             line = {"metric": labels, "values": values.tolist(), "timestamps": batch.ts_ms[held].tolist()}
             yield json.dumps(line, separators=(",", ":")).encode()
 
 
-def feed(server: Victoria, batch: SampleBatch) -> None:
+def feed(server: Victoria, batch: SampleBatch, divisor: int = 1) -> None:
     lines: list[bytes] = []
     size = 0
-    for line in lines_of(batch):
+    for line in lines_of(batch, divisor):
         lines.append(line)
         size += len(line)
         if size > 16 << 20:
@@ -161,6 +173,84 @@ def settle(server: Victoria) -> tuple[int, dict[str, float]]:
             time.sleep(1)
     rows, sizes = server.gauges("vm_rows"), server.gauges("vm_data_size_bytes")
     return int(sum(n for kind, n in rows.items() if kind.startswith("storage/"))), sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """Bytes of VictoriaMetrics."""
+
+    data: int
+    index: int
+    folder: int
+    rates: int  # of `data`
+    rates_in_mb: int | None  # had it got them in MB/s; None: they are not multiples of that
+
+
+def measure_victoria(batches: list[SampleBatch]) -> Theirs:
+    samples = sum(batch.samples for batch in batches)
+    rates = [parted(batch, rates=True) for batch in batches]
+    with victoria() as server:
+        for batch in batches:
+            feed(server, parted(batch, rates=False))
+        others = settle(server)[1]
+        for batch in rates:
+            feed(server, batch)
+        held, sizes = settle(server)
+        folder = disk_bytes(server.folder / "data")
+        if held != samples:
+            raise RuntimeError(f"victoria-metrics holds {held} of {samples} samples")
+        whole = all((stored % MB == 0).all() for batch in rates for stored, _ in batch.columns.values())
+        again = None
+        if whole:
+            for batch in rates:
+                feed(server, batch, MB)
+            again = settle(server)[1]
+    data = data_bytes(sizes)
+    return Theirs(
+        data, sum(size for kind, size in sizes.items() if kind.startswith("indexdb/")), folder,
+        data - data_bytes(others), None if again is None else data_bytes(again) - data,
+    )  # fmt: skip
+
+
+def data_bytes(sizes: dict[str, float]) -> int:
+    return int(sum(size for kind, size in sizes.items() if kind.startswith("storage/")))
+
+
+def entropy(values: Any, cuts: Any) -> float:
+    """Bytes a value that an ideal coder without memory needs, that knows the distribution in each series, of the values
+    or of their differences, whichever is less. Too low where most values of a series differ."""
+    bits = total = 0.0
+    for series in np.split(values.astype(np.int64), cuts):
+        found = []
+        for form in (series, np.diff(series)):
+            counts = np.unique(form, return_counts=True)[1]
+            found.append(float(-(counts * np.log2(counts / max(1, len(form)))).sum()))
+        bits += min(found)
+        total += len(series)
+    return bits / 8 / max(1.0, total)
+
+
+def compare_columns(batches: list[SampleBatch], ours: dict[str, float]) -> dict[str, dict[str, float]]:
+    """For columns of some size: bytes a value here and there, and their entropy; on stderr, too."""
+    whole = SampleBatch.join(batches)
+    order = np.lexsort((whole.ts_ms, whole.entity_id))
+    found: dict[str, dict[str, float]] = {}
+    print(f"{'column':<28} {'ours':>8} {'theirs':>8} {'entropy':>8}", file=sys.stderr)
+    with victoria() as server:
+        before = 0
+        for name, each in ours.items():
+            if name not in whole.columns or each < 0.02:
+                continue
+            stored, mask = whole.columns[name]
+            feed(server, SampleBatch(whole.scope, whole.entity_id, whole.ts_ms, {name: (stored, mask)}))
+            after = data_bytes(settle(server)[1])
+            rows = order[mask[order]]
+            cuts = np.flatnonzero(np.diff(whole.entity_id[rows])) + 1
+            theirs, floor = (after - before) / len(rows), entropy(stored[rows], cuts)
+            before = after
+            found[name] = {"ours": each, "theirs": round(theirs, 4), "entropy": round(floor, 4)}
+            print(f"{name:<28} {each:8.4f} {theirs:8.4f} {floor:8.4f}", file=sys.stderr)
+    return found
 
 
 def roll_up(store: Store) -> None:
@@ -209,39 +299,40 @@ def print_columns(store: Store, batches: list[SampleBatch]) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=16, help="of 8 GPUs")
-    parser.add_argument("--seconds", type=int, default=3600)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=8, help="of 8 GPUs")
+    parser.add_argument("--seconds", type=int, default=7200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate-step", type=int, default=1, help="round what is in B/s to multiples of this")
+    parser.add_argument("--rate-step", type=int, default=int(RATE_STEP), help="what rates are rounded to, in B/s")
+    parser.add_argument("--per-column", action="store_true", help="VictoriaMetrics' bytes per column too: minutes")
     args = parser.parse_args(argv)
+    Sensors.rate_step = args.rate_step
     batches = [b for b in record(args.nodes, args.seconds, args.seed) if b.scope is Scope.GPU]
-    if args.rate_step > 1:
-        batches = [coarser(batch, args.rate_step) for batch in batches]
     samples = sum(batch.samples for batch in batches)
-    with victoria() as server:
-        for batch in batches:
-            feed(server, batch)
-        held, sizes = settle(server)
-        on_disk = disk_bytes(server.folder / "data")
-    if held != samples:
-        raise RuntimeError(f"victoria-metrics holds {held} of {samples} samples")
-    theirs = sum(size for kind, size in sizes.items() if kind.startswith("storage/"))
-    index = sum(size for kind, size in sizes.items() if kind.startswith("indexdb/"))
+    theirs = measure_victoria(batches)
     with tempfile.TemporaryDirectory(prefix="drover-bench-") as folder:
         store = Store.open(f"chdb://{folder}/store", retention_days=3650)
         for batch in batches:
             store.write_samples(batch)
         fresh = table_bytes(store, "gpu_samples")
+        began = time.process_time()
         store._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+        merged_s = time.process_time() - began
         if store.totals().samples != samples:
             raise RuntimeError(f"this store holds {store.totals().samples} of {samples} samples")
         ours = table_bytes(store, "gpu_samples")
         columns = print_columns(store, batches)
+        rates = sum(
+            each * sum(int(batch.columns[name][1].sum()) for batch in batches)
+            for name, each in columns.items()
+            if name in BY_NAME and BY_NAME[name].unit == "B/s"
+        )
         roll_up(store)
         rollups = {level: table_bytes(store, f"gpu_{level}") for level in ("10s", "5m")}
         store.close()
-    ratio = ours / theirs
+    compared = compare_columns(batches, columns) if args.per_column else {}
+    ratio = ours / theirs.data
+    in_mb = None if theirs.rates_in_mb is None else theirs.data - theirs.rates + theirs.rates_in_mb
     print(
         json.dumps(
             {
@@ -254,15 +345,19 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "bytes_per_sample": round(ours / samples, 4),
                 "bytes_per_sample_with_rollups": round((ours + sum(rollups.values())) / samples, 4),
                 "bytes_per_sample_before_merges": round(fresh / samples, 4),
+                "last_merge_cpu_ns_per_sample": round(merged_s / samples * 1e9, 1),
                 "rollup_share": {level: round(size / ours, 4) for level, size in rollups.items()},
-                "victoria_bytes_per_sample": round(theirs / samples, 4),
-                "victoria_with_index": round((theirs + index) / samples, 4),
-                "victoria_data_folder": round(on_disk / samples, 4),
+                "victoria_bytes_per_sample": round(theirs.data / samples, 4),
+                "victoria_with_index": round((theirs.data + theirs.index) / samples, 4),
+                "victoria_data_folder": round(theirs.folder / samples, 4),
                 "ratio": round(ratio, 4),
-                "ratio_with_rollups": round((ours + sum(rollups.values())) / theirs, 4),
+                "ratio_rates_in_mb": None if in_mb is None else round(ours / in_mb, 4),
+                "ratio_without_rates": round((ours - rates) / (theirs.data - theirs.rates), 4),
+                "ratio_with_rollups": round((ours + sum(rollups.values())) / theirs.data, 4),
                 "goal": GOAL,
                 "met": ratio <= GOAL,
                 "columns": columns,
+                "compared": compared,
             }
         )
     )

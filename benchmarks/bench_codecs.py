@@ -24,7 +24,11 @@ from drover_collector.store import SampleBatch, Store, codecs
 from drover_proto.catalog import METRICS, STORAGE, Metric, Scope
 
 WHOLE = ("ZSTD(1)", "T64, ZSTD(1)", "T64('bit'), ZSTD(1)", "Delta(W), ZSTD(1)", "DoubleDelta, ZSTD(1)", "LZ4")
-MORE = ("ZSTD(3)", "T64, ZSTD(3)", "T64, LZ4", "GCD, ZSTD(1)", "GCD, T64, ZSTD(1)", "Delta(W), T64, ZSTD(1)")
+MORE = (
+    "ZSTD(3)", "T64, ZSTD(3)", "T64, LZ4", "GCD, ZSTD(1)", "GCD, T64, ZSTD(1)", "GCD, T64('bit'), ZSTD(1)",
+    "GCD, T64, ZSTD(3)", "Delta(W), T64, ZSTD(1)", "Delta(W), Delta(W), ZSTD(1)", "Delta(W), Delta(W), ZSTD(3)",
+    "DoubleDelta, ZSTD(3)",
+)  # fmt: skip
 REAL = ("ZSTD(1)", "Gorilla(8), ZSTD(1)", "FPC(12), ZSTD(1)", "LZ4", "ZSTD(3)", "Delta(8), ZSTD(1)")
 
 

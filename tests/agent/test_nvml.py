@@ -60,7 +60,7 @@ def test_units_are_those_of_the_catalog(fake_nvml: FakeNvml, source: NvmlSource)
     assert values["energy_j"] == pytest.approx(987_654_321)
     assert values["gpu_util_ratio"] == pytest.approx(0.99)
     assert values["sm_active_ratio"] == pytest.approx(0.915)
-    assert values["pcie_tx_bytes_per_s"] == pytest.approx(1200 * 1024 * 1024)
+    assert values["pcie_tx_bytes_per_s"] == 1_258_000_000  # 1,200 MiB/s in whole MB/s
     assert values["framebuffer_total_bytes"] == 85_520_809_984
 
 

@@ -1,7 +1,7 @@
 """What the agents read: catalog values with the sensors' noise and resolution, absent where a board has no such sensor.
 
-Resolution as NVML gives it: temperatures in whole degrees, power in mW, utilisation in whole percent, clocks in steps
-of 15 MHz.
+Resolution as the reader of NVML gives it: temperatures in whole degrees, power in mW, utilisation in whole percent,
+clocks in steps of 15 MHz, PCIe and NVLink rates in MB/s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from drover_agent.simulation.hardware import Floats, Hardware
 from drover_agent.simulation.modifiers import Modifiers
 from drover_agent.simulation.physics import Physics
 from drover_agent.simulation.steps import Shares, Steps
+from drover_agent.sources.base import RATE_STEP
 
 ASKED = ("tensor", "dram", "occupancy", "nvlink", "pcie_bytes_per_s", "memory_fill")
 
@@ -33,6 +34,8 @@ def relaxed(speed: Floats) -> Floats:
 
 class Sensors:
     """Reads the fleet. Draws the same random numbers for every step, whatever is read of it."""
+
+    rate_step = RATE_STEP  # B/s
 
     def __init__(self, hardware: Hardware, seed: int) -> None:
         self._hw = hardware
@@ -62,6 +65,9 @@ class Sensors:
         def ratio(value: Floats, which: int, step: float = 1e-3, spread: float = 0.012) -> Floats:
             clipped = np.clip(value * (1 + spread * noise[which]), 0, 1)
             return np.asarray(np.round(clipped / step) * step)
+
+        def rate(value: Floats) -> Floats:
+            return np.asarray(np.round(value / self.rate_step) * self.rate_step)
 
         computing = np.clip(shares.duty - shares.gap, 0, 1)
         sm = shares.main * (0.90 * computing + WAIT_SM * (1 - shares.duty)) + shares.sync * 0.3 + shares.spin * WAIT_SM
@@ -106,10 +112,10 @@ class Sensors:
             "fp64_active_ratio": np.zeros(n),
             "fp32_active_ratio": ratio(0.07 * sm, 9),
             "fp16_active_ratio": ratio(0.03 * sm, 9),
-            "pcie_tx_bytes_per_s": np.floor(np.minimum(pcie * 0.6 + network + saved, room) * (1 + 0.03 * noise[10])),
-            "pcie_rx_bytes_per_s": np.floor(np.minimum(pcie + network, room) * (1 + 0.03 * noise[10])),
-            "nvlink_tx_bytes_per_s": np.floor(nvlink * (1 + 0.015 * noise[11])),
-            "nvlink_rx_bytes_per_s": np.floor(nvlink * (1 - 0.015 * noise[11])),
+            "pcie_tx_bytes_per_s": rate(np.minimum(pcie * 0.6 + network + saved, room) * (1 + 0.03 * noise[10])),
+            "pcie_rx_bytes_per_s": rate(np.minimum(pcie + network, room) * (1 + 0.03 * noise[10])),
+            "nvlink_tx_bytes_per_s": rate(nvlink * (1 + 0.015 * noise[11])),
+            "nvlink_rx_bytes_per_s": rate(nvlink * (1 - 0.015 * noise[11])),
             "pcie_generation": modifiers.pcie_generation.copy(),
             "pcie_width": modifiers.pcie_width.copy(),
             "nvlink_active_links": hw.nvlinks - modifiers.nvlinks_down,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pynvml
 
-from drover_agent.sources.base import Entity, NodeEvent, Reading
+from drover_agent.sources.base import RATE_STEP, Entity, NodeEvent, Reading
 from drover_agent.sources.nvml_fields import (
     BER_KEY,
     DEVICE_KEYS,
@@ -210,7 +211,7 @@ class NvmlDevice:
             if isinstance(answer, pynvml.NVMLError):
                 found.miss(metric, self._why(answer, key))
             else:
-                found.put(metric, _no_more_than_all(metric, answer * metric.sources["gpm"].scale))
+                found.put(metric, _meaningful(metric, answer * metric.sources["gpm"].scale))
         return True
 
     def _miss_gpm(self, found: _Found, why: Absent, *, also_pcie: bool) -> None:
@@ -291,8 +292,11 @@ class _Found:
                 self.absent[metric.name] = why
 
 
-def _no_more_than_all(metric: Metric, value: float) -> float:
-    """GPM divides two windows that do not end together, so that a busy unit comes out at a little over 100 %."""
+def _meaningful(metric: Metric, value: float) -> float:
+    """A value of GPM in the resolution that is told. GPM divides two windows that do not end together, so that a busy
+    unit comes out at a little over 100 %."""
+    if metric.unit == "B/s" and math.isfinite(value):
+        return round(value / RATE_STEP) * RATE_STEP
     return metric.high if metric.unit == "ratio" and metric.high < value <= metric.high * 1.05 else value
 
 

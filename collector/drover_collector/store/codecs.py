@@ -43,7 +43,9 @@ def of_metric(metric: Metric) -> str:
         # Those of bytes and joules run all the time, and grow by what fits few bits; the others mostly stand still.
         return f"Delta({width}), T64, {PLAIN}" if metric.unit in ("B", "J") else f"Delta({width}), {PLAIN}"
     if metric.unit == "degC":
-        return f"Delta({width}), T64, {PLAIN}"
-    if metric.unit in ("ratio", "MHz", "B/s"):
-        return f"GCD, T64, {PLAIN}"  # sensors may be coarser than our steps: thousandths, percents, 15 MHz, 1 kB/s
+        return "DoubleDelta, ZSTD(3)"
+    if metric.unit == "B/s":
+        return f"GCD, T64('bit'), {PLAIN}"  # agents tell MB/s; noise
+    if metric.unit in ("ratio", "MHz"):
+        return f"GCD, T64, {PLAIN}"  # sensors may be coarser than our steps: thousandths, percents, 15 MHz
     return f"T64, {PLAIN}"  # noise in few bits
