@@ -80,7 +80,10 @@ def troubles(facts: Facts) -> list[str]:
     if facts.tls is not None:
         found += [f"This collector's {line}." for line in facts.tls.troubles()]
     if facts.store.integrity is not None:
-        found += [damage.sentence for damage in facts.store.integrity.damages[-SHOWN_DAMAGES:]]
+        damages = facts.store.integrity.damages
+        found += [damage.sentence for damage in damages[-SHOWN_DAMAGES:]]
+        if len(damages) > SHOWN_DAMAGES:
+            found.append(f"{len(damages) - SHOWN_DAMAGES} more damaged parts lie there; the log names each.")
     judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.began_ms)
     if pipeline.leading and facts.now_ms() - judged_ms > UNJUDGED_MS:
         found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")

@@ -33,16 +33,20 @@ def troubles(facts: Facts) -> list[str]:
         size = sum(drop.bytes for drop in drops)
         kinds = "samples and rollups" if any(not drop.table.endswith("_samples") for drop in drops) else "samples"
         raw = [part for part in _parts(facts) if part.table.endswith("_samples") and part.oldest_ms]
-        days = (max(p.newest_ms for p in raw) - min(p.oldest_ms for p in raw)) / DAY_MS if raw else 0.0
+        held = (
+            _span(max(p.newest_ms for p in raw) - min(p.oldest_ms for p in raw)) + " of samples are"
+            if raw
+            else "none is"
+        )
         found.append(
-            f"The store ran short of room: in the last 24 h {size / 1e9:,.1f} GB of the oldest {kinds} were deleted,"
-            f" up to {iso(max(drop.to_ms for drop in drops))}; {days:.1f} days of samples are left. Give it a"
+            f"The store ran short of room: in the last 24 h {_size(size)} of the oldest {kinds} were deleted,"
+            f" up to {iso(max(drop.to_ms for drop in drops))}; {held} left. Give it a"
             " larger disk, or set store.retention_days to what this one holds."
         )
     disk = store.disk()
     if disk is not None and disk[0] < keep_free(disk[1], facts.config.store.keep_free_bytes) // 2:
         found.append(
-            f"The disk of the store has {disk[0] / 1e9:,.1f} GB left and deleting old samples does not help: something"
+            f"The disk of the store has {_size(disk[0])} left and deleting old samples does not help: something"
             " else fills it."
         )
     return found
@@ -59,3 +63,13 @@ def room(facts: Facts, parts: list[Part], disk: tuple[int, int]) -> float:
     if config.max_bytes:
         left = min(left, config.max_bytes - sum(part.bytes for part in parts))
     return max(0.0, left)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def _span(ms: int) -> str:
+    if ms >= 2 * DAY_MS:
+        return f"{ms / DAY_MS:.1f} days"
+    return f"{ms / 3_600_000:.1f} h" if ms >= 7_200_000 else f"{ms / 60_000:.0f} min"

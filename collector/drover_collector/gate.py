@@ -162,7 +162,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def _ended(self, peer: Peer, denied: frozenset[int]) -> tuple[str, str] | None:
         if peer.certificate.serial in denied:
-            return "denied", f"the certificate with serial {peer.certificate.serial:X} is denied"
+            return "denied", f"the certificate of {peer.identity} with serial {peer.certificate.serial:X} is denied"
         if peer.certificate.ended(self._now_s()):
             return "ended", x509.ended_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
         return None

@@ -410,7 +410,7 @@ class Ingest:
             session.refuse(lane, seq, refusal)
 
     def _count(self, node: str, refusal: Refusal) -> None:
-        self.stats.rejected[refusal.code] += 1
+        self.stats.refused(node, refusal.code, refusal.text)
         self._teller.warn((node, refusal.code), "%s: refused: %s", node, refusal.text[:500])
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from drover_collector.exposition import ROWS, SECONDS, Histogram
 from drover_collector.ingest_limits import Recent
 
-RIVALS_S = 300.0  # how long a quarrel about a node is shown
+RIVALS_S = 300.0  # how long a quarrel about a node, or a refusal, is shown
 SHOWN = 5
+TOLD_CHARS = 200  # of a refusal
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class IngestStats:
     agent_versions: dict[str, str] = field(default_factory=dict)
     replaced: int = 0  # streams ended because a newer one came for their node
     rivals: Recent[str, tuple[float, str]] = field(default_factory=lambda: Recent(100))  # node -> (when, sentence)
+    refusals: Recent[str, tuple[float, str]] = field(default_factory=lambda: Recent(100))  # node -> (when, why)
     backoffs: int = 0  # times an agent was asked to hold back
     slowed: int = 0  # times an agent was read later because it sent more than its share
     dropped: int = 0  # messages left with their agents because the store fails
@@ -57,6 +59,10 @@ class IngestStats:
         """Why the store does not take data now; empty when it does."""
         return next(iter(self.troubles.copy().values()), "")
 
+    def refused(self, node: str, reason: str, text: str) -> None:
+        self.rejected[reason] += 1
+        self.refusals[node] = (time.monotonic(), text[:TOLD_CHARS])
+
     def wrote(self, what: str, seconds: float) -> None:
         self.write_seconds = seconds
         self.write_times.setdefault(what, Histogram(SECONDS)).observe(seconds)
@@ -70,4 +76,8 @@ class IngestStats:
             )
         since = time.monotonic() - RIVALS_S
         found += [text for _, (at, text) in self.rivals.items() if at >= since][-SHOWN:]
+        refused = [f"{node}: {text}" for node, (at, text) in self.refusals.items() if at >= since]
+        found += [f"Data was refused within {RIVALS_S / 60:.0f} min, of {each}." for each in refused[-SHOWN:]]
+        if len(refused) > SHOWN:
+            found.append(f"Data of at least {len(refused) - SHOWN} more nodes was refused; the log names them.")
         return found

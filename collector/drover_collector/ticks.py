@@ -11,11 +11,11 @@ class Rate:
     """Growth of a count per second over about the last ten seconds, out of how it stood whenever someone asked."""
 
     def __init__(self) -> None:
-        self._stood: deque[tuple[float, int]] = deque()
+        self._stood = deque([(time.monotonic(), 0)])  # the first who asks is told of the time since the start
 
     def per_s(self, count: int) -> float:
         now = time.monotonic()
-        if not self._stood or now - self._stood[-1][0] >= 1:
+        if now - self._stood[-1][0] >= 1:
             self._stood.append((now, count))
         while len(self._stood) > 2 and now - self._stood[1][0] >= 10:
             self._stood.popleft()

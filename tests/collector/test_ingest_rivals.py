@@ -110,6 +110,8 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
                 await other.send(batch=batch(2, block([(T0, 2, (200.0, 40.0))])))
                 await other.until_held(LIVE, 2)
                 assert "belongs to another node: 'n0' reports it now" in other.rejected[LIVE, 1]
+                (told_of,) = collector.ingest.stats.sentences()
+                assert told_of.startswith("Data was refused within 5 min, of n1: entity 1:")
             await owner.send(hello=hello("n0"))  # told anew, it is the owner's still
             await owner.send(batch=batch(2, block([(T0 + 2000, 1, (320.0, 50.0))])))
             await owner.until_held(LIVE, 2)

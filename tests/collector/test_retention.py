@@ -224,13 +224,13 @@ def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: p
     assert (status.retention_days, status.store_free_bytes) == (3650, TOTAL // 2)
     assert status.store_days_left == FOREVER_DAYS
     assert api_store.troubles(facts) == []
-    filled.make_room(NOW, disk=lambda: None, max_bytes=1)
+    size = sum(drop.bytes for drop in filled.make_room(NOW, disk=lambda: None, max_bytes=1))
     monkeypatch.setattr(filled, "disk", lambda: (1, TOTAL))
     told, nothing = api_store.troubles(facts)
     assert told.startswith(
-        "The store ran short of room: in the last 24 h 0.0 GB of the oldest samples were deleted, up to"
+        f"The store ran short of room: in the last 24 h {size / 1e6:,.1f} MB of the oldest samples were deleted, up to"
     )
-    assert "0.0 days of samples are left" in told
+    assert "; none is left." in told
     assert "something else fills it" in nothing
 
 

@@ -364,7 +364,7 @@ def test_open_streams_of_both_services_end_when_denied(fleet: Fleet, collector: 
             server.gate.look()
             for call, files in ((stream, agent), (export, viewer)):
                 assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.PERMISSION_DENIED
-                assert await call.details() == f"the certificate with serial {files.serial:X} is denied"
+                assert f"with serial {files.serial:X} is denied" in (await call.details() or "")
             await asyncio.wait_for(server.ended.wait(), WAIT_S)
             assert "is denied" in await server.ask(STATUS, viewer)
             await echo(bystander)

@@ -8,10 +8,15 @@ import time
 from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
-from drover_cli.output import ago, plain, print_json, size_text
+from drover_cli.output import ago, duration, plain, print_json, size_text
 from drover_proto import fleet_pb2 as pb
 
 ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
+ROLES = {
+    "active": "active: detects and tells",
+    "standby": "standby: takes in and answers; another collector detects",
+    "ingest": "ingest: takes in and answers, never detects",
+}
 HELP = "health of the fleet and of Drover itself in one screen"
 
 
@@ -43,19 +48,19 @@ def run(args: argparse.Namespace) -> int:
         "open incidents": incidents,
         "lost": f"{status.gpu_hours_lost:.1f} GPU-hours to faults, {status.gpu_hours_waited:.1f} waited (24 h)",
         "newest sample": ago(status.newest_sample_ms, now),
-        "last detection": f"{ago(status.newest_tick_ms, now)}, took {status.detector_seconds:.2f} s",
+        "last detection": _detection(status, now),
         "jobs hurt": f"{status.jobs_hurt} by open incidents",
         "samples": f"{status.samples_stored:,} stored, {status.samples_per_s:,.0f}/s, "
         f"{status.batches_rejected} batches rejected",
         "store": _store(status),
         "policy": f"{status.policy}, {mode}",
+        "role": ROLES.get(status.role, plain(status.role) or "not told"),
     }
     for name, text in lines.items():
         print(f"{name:<15} {text}")
     for table in status.tables:
-        if table.oldest_ms:
-            days = (table.newest_ms - table.oldest_ms) / 86_400_000
-            print(f"  {table.name:<20} {size_text(table.bytes):>10}, {table.rows:,} rows over {days:.1f} days")
+        over = f" over {duration((table.newest_ms - table.oldest_ms) / 1000)}" if table.oldest_ms else ""
+        print(f"  {table.name:<20} {size_text(table.bytes):>10}, {table.rows:,} rows{over}")
     for node in status.unknown_nodes:
         print(f"unknown node    {plain(node)} reports but is not in fleet.toml: add it there or stop its agent")
     for trouble in status.troubles:
@@ -63,11 +68,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _detection(status: pb.Status, now_ms: int) -> str:
+    if status.newest_tick_ms:
+        return f"{ago(status.newest_tick_ms, now_ms)}, took {status.detector_seconds:.2f} s"
+    return "not by this collector" if status.role in ("standby", "ingest") else "never"
+
+
 def _store(status: pb.Status) -> str:
-    text = f"{size_text(status.store_bytes)} on disk, samples kept {status.retention_days} days"
-    if status.HasField("store_free_bytes"):
-        text += f"; {size_text(status.store_free_bytes)} free"
-    if status.HasField("store_days_left"):
-        enough = status.store_days_left >= ENOUGH_DAYS
-        text += ", enough for that" if enough else f": full in {status.store_days_left:.1f} days at this rate"
-    return text
+    """Bytes and days: what is held, what is kept, what is free and for how long that will do."""
+    spans = [(t.oldest_ms, t.newest_ms) for t in status.tables if t.name.endswith("_samples") and t.oldest_ms]
+    held = ""
+    if spans:
+        held = f" of {duration((max(newest for _, newest in spans) - min(oldest for oldest, _ in spans)) / 1000)},"
+    text = f"{size_text(status.store_bytes)} on disk; samples{held} kept {status.retention_days} days"
+    if not status.HasField("store_free_bytes"):
+        return text  # a server's disk: not known here
+    text += f"; {size_text(status.store_free_bytes)} free, "
+    if not status.HasField("store_days_left"):
+        return text + "too little data yet to tell for how long"
+    if status.store_days_left >= ENOUGH_DAYS:
+        return text + "enough for all that is kept"
+    return text + f"at this rate the oldest samples go for room in {duration(status.store_days_left * 86_400)}"

@@ -1,0 +1,83 @@
+"""What `drover status` says of the store and of this collector's part, line by line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from drover_cli import client
+from drover_cli.main import main
+from drover_proto import fleet_pb2 as pb
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_790_000_000_000
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Lines by name that the command prints of a status."""
+
+    def ask(**fields: Any) -> dict[str, str]:
+        class Stub:
+            def GetStatus(self, request: pb.StatusRequest, timeout: float) -> pb.Status:  # gRPC's name
+                return pb.Status(mode="observe", policy="nvidia", retention_days=30, **fields)
+
+        @contextlib.contextmanager
+        def connect(args: object) -> Iterator[Stub]:
+            yield Stub()
+
+        monkeypatch.setattr(client, "connect", connect)
+        assert main(["status"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:15].strip() if line[0] != " " else line.split()[0]: line[16:].strip() for line in lines}
+
+    return ask
+
+
+def samples(name: str, hours: float, size: int) -> pb.TableSize:
+    return pb.TableSize(name=name, rows=10, bytes=size, oldest_ms=NOW_MS - round(hours * HOUR_MS), newest_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("days_left", "says"),
+    [
+        (None, "9.0 GB free, too little data yet to tell for how long"),
+        (36_500.0, "9.0 GB free, enough for all that is kept"),
+        (5.25, "9.0 GB free, at this rate the oldest samples go for room in 5.2 d"),
+        (0.01, "9.0 GB free, at this rate the oldest samples go for room in 14 min"),
+    ],
+)
+def test_the_store_in_bytes_and_days(said: Any, days_left: float | None, says: str) -> None:
+    tables = [samples("gpu_samples", 49, 10**9), samples("node_samples", 60, 10**6), samples("gpu_5m", 900, 10**6)]
+    told = said(store_bytes=2 * 10**9, store_free_bytes=9 * 10**9, store_days_left=days_left, tables=tables)
+    assert told["store"] == f"2.0 GB on disk; samples of 2.5 d, kept 30 days; {says}"
+
+
+def test_a_server_and_an_empty_store_tell_nothing_that_is_not_known(said: Any) -> None:
+    told = said(store_bytes=100, tables=[pb.TableSize(name="incidents", rows=0, bytes=7)])
+    assert told["store"] == "100 B on disk; samples kept 30 days"
+    assert told["last detection"] == "never"
+    assert told["newest sample"] == "never"
+    assert "over" not in told["incidents"]
+
+
+def test_tables_tell_spans_in_units_that_are_not_zero(said: Any) -> None:
+    told = said(tables=[samples("gpu_samples", 0.1, 5000)])
+    assert told["gpu_samples"].endswith("5.0 kB, 10 rows over 6 min")
+
+
+@pytest.mark.parametrize(
+    ("role", "says", "detection"),
+    [
+        ("active", "active: detects and tells", "never"),
+        ("standby", "standby: takes in and answers; another collector detects", "not by this collector"),
+        ("ingest", "ingest: takes in and answers, never detects", "not by this collector"),
+        ("", "not told", "never"),
+    ],
+)
+def test_the_part_of_this_collector(said: Any, role: str, says: str, detection: str) -> None:
+    told = said(role=role)
+    assert (told["role"], told["last detection"]) == (says, detection)
