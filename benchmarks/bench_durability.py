@@ -19,6 +19,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,12 +31,13 @@ from typing import Any
 
 import grpc
 from durability.agents import READY
-from durability.content import toml
+from durability.content import METRICS, name, toml
 from durability.dying import POINTS
 
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 
+OFTEN = {"before the insert", "between insert and Ack", "after late rows are noted"}  # points that each batch passes
 PERIOD_S = 0.1  # between two rows of a GPU
 START_S = 60.0
 DELIVER_S = 120.0
@@ -123,6 +125,15 @@ class Site:
         with grpc.insecure_channel(self.api_at) as channel:
             return FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=20, wait_for_ready=True)
 
+    def read(self, from_ms: int, to_ms: int) -> None:
+        """A chart on the samples of one GPU."""
+        request = pb.SeriesRequest(
+            scope="gpu", targets=[pb.SeriesTarget(node=name(0), gpu=0)], metrics=METRICS, from_ms=from_ms,
+            to_ms=min(to_ms, from_ms + 60_000), max_points=60_000,
+        )  # fmt: skip
+        with grpc.insecure_channel(self.api_at) as channel:
+            FleetStub(channel).QuerySeries(request, timeout=30, wait_for_ready=True)
+
     def until_rolled_up(self) -> None:
         """Until what was delivered is past, and judged."""
         delivered_ms = time.time_ns() // 1_000_000
@@ -162,7 +173,7 @@ def collector_killed(site: Site, kills: int, rng: random.Random) -> dict[str, An
     site.start_agents()
     for number in range(kills):
         point = names[number // 2 % len(names)] if number % 2 else ""
-        site.start_collector(point, rng.randint(1, 4))
+        site.start_collector(point, rng.randint(1, 4) if point in OFTEN else 1)
         assert site.collector is not None
         if point:
             try:
@@ -241,15 +252,18 @@ def _fill(ballast: Path, disk: Path, left: int) -> None:
 
 def damaged(site: Site, rng: random.Random) -> dict[str, Any]:
     """Bits flipped in the largest part of the samples: told with table and time, the rest answers, new rows go in."""
-    [largest, *_] = sorted(site.store.glob("store/*/*/*/minmax_ts.idx"), key=lambda f: -_weight(f.parent))
-    file = max(largest.parent.glob("*.bin"), key=lambda f: f.stat().st_size)
-    data = bytearray(file.read_bytes())
+    largest = max(_active(site.store), key=_weight)
+    # What each read of samples reads.
+    file = next(name for name in (largest / "ts.bin", largest / "data.bin") if name.exists())
+    data, span = bytearray(file.read_bytes()), (largest / "minmax_ts.idx").read_bytes()
     for _ in range(64):
         data[rng.randrange(len(data))] ^= 255
     file.write_bytes(data)
     started = time.monotonic()
     site.start_collector()
     ready_s = time.monotonic() - started
+    low, high = struct.unpack("<qq", span)
+    site.read(low, high)
     _until(lambda: any("is damaged" in line for line in site.status().troubles), 60)
     sentence = next((line for line in site.status().troubles if "is damaged" in line), "")
     site.stop_collector()
@@ -282,6 +296,17 @@ def _until(true: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.5)
     return True
+
+
+def _active(store: Path) -> list[Path]:
+    """Parts of samples; not those that a merge has replaced, which stay for some minutes."""
+    parts = [file.parent for file in store.glob("store/*/*/*/minmax_ts.idx")]
+
+    def covers(other: Path, part: Path) -> bool:
+        (to, a, b, level), (at, c, d, lower) = ([*map(int, each.name.split("_")[:4])] for each in (other, part))
+        return other.parent == part.parent and to == at and a <= c and d <= b and level > lower
+
+    return [part for part in parts if not any(covers(other, part) for other in parts)]
 
 
 def _weight(part: Path) -> int:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from drover_collector import ingest
+from drover_collector.ingest_limits import Limits
 from drover_collector.main import main
 from drover_collector.store import Store
 
@@ -51,5 +53,6 @@ def arm(point: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    vars(ingest)["Limits"] = functools.partial(Limits, seqs_every_s=0.5)  # else these points come every 5 s
     arm(sys.argv[1], int(sys.argv[2]))
     sys.exit(main(["run", "--config", sys.argv[3]]))
