@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drover_agent.config import AgentConfig
 from drover_agent.simulation.fault import Fault
 from drover_agent.simulation.faults import dump_faults
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.run import add_arguments, run
 from drover_agent.simulation.workload import planned_jobs
+from drover_agent.sources import polled
 from drover_proto.catalog import BY_NAME, Absent, Scope
 from drover_proto.fleet import FleetSpec, JobSpec, NodeSpec
 from testbed.telemetry_server import TelemetryServer, play
@@ -229,3 +231,11 @@ def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], says: str, capsy
     assert run(arguments(*argv)) == 2
     errors = capsys.readouterr().err
     assert says in errors and len(errors.splitlines()) == 1
+
+
+def test_nodes_with_simulated_hardware_have_gpus_of_their_own() -> None:
+    serials = set()
+    for node in ("a", "b"):
+        (source,) = polled(AgentConfig(node=node, hardware="simulated"))
+        serials |= {e.serial for e, _ in source.read(START_MS).rows if e.scope is Scope.GPU}
+    assert len(serials) == 16

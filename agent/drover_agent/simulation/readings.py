@@ -5,6 +5,7 @@ Numpy arrays become Python lists once per tick for the whole fleet; nothing here
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,10 @@ CUDA = "12.8"
 
 
 def gpu_entities(hardware: Hardware, node: int) -> list[Entity]:
-    """The GPUs of a node, with serials and UUIDs that follow from fleet, node and slot."""
+    """The GPUs of a node, with serials and UUIDs that follow from its name and the slot."""
     result = []
     for g in hardware.gpus_of(node).tolist():
-        rng = np.random.default_rng([g, 12])
+        rng = np.random.default_rng([zlib.crc32(hardware.names[node].encode()), int(hardware.gpu_slot[g]), 12])
         serial = f"165{int(rng.integers(10**10)):010d}"
         h = rng.bytes(16).hex()
         uuid = f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"

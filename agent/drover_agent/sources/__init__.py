@@ -6,6 +6,7 @@ the driver) and the kernel log (`kmsg.py`, which waits for lines) are run by `ru
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ def _host(config: AgentConfig) -> Source:
 def _simulated(config: AgentConfig) -> Source:
     from drover_agent.sources.simulated import SimulatedNode
 
-    return SimulatedNode(config.node_name)
+    return SimulatedNode(config.node_name, zlib.crc32(config.node_name.encode()))  # else all had the same serials
 
 
 # name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
