@@ -116,6 +116,8 @@ async def test_without_the_lease_nothing_is_written_and_nothing_told(store: Stor
             store.write_incidents([incident])
         with pytest.raises(StoreError, match="not the active one"):
             store.write_judged([xid(1)])
+        with pytest.raises(StoreError, match="not the active one"):
+            store.make_room(T0 + 1500, max_bytes=1)
         await until(lambda: not pipeline.leading, "it gives up")
         store.write_events([xid(1, "n2")])
         await until(lambda: len(pipeline.incidents) == 1, "it follows")

@@ -69,17 +69,19 @@ class Retention(Sizes):
         Args:
             keep_free_bytes: the reserve; 0: by the size of the disk. max_bytes: 0: no cap.
         Raises:
-            StoreError: a partition cannot be dropped.
+            StoreError: a partition cannot be dropped, or another collector may be the one that drops.
         """
         parts = self.partitions()
         lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self.disk)
         if lacking <= 0:
             return []
+        self.fence()
         dropped: list[Dropped] = []
         for step in _steps(parts, now_ms):
             if lacking <= 0:
                 break
             for part in step:
+                self.fence()
                 self._clients.command(f"ALTER TABLE {part.table} DROP PARTITION ID '{part.partition}'")
                 lacking -= part.bytes
                 dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
