@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME, Metric, Scope, of_scope
 from drover_proto.events import Event, EventKind
-from drover_proto.fleet import FleetError, FleetSpec, load_json
+from drover_proto.fleet import FleetError, FleetSpec, LinkSpec, load_json
 from drover_proto.times import from_iso
 
 CHUNK_BUCKETS = 60
@@ -144,9 +144,11 @@ def _aggregate(
     return values, rows
 
 
-def read_case(path: Path) -> Case:
+def read_case(path: Path, *, all_ports: bool = False) -> Case:
     """Read a case folder.
 
+    Args:
+        all_ports: take ports of known nodes that fleet.json does not list too, as a store does; else they are left out.
     Raises:
         CaseError: it cannot be used; the message names the file and the mend.
     """
@@ -156,6 +158,8 @@ def read_case(path: Path) -> Case:
         spec = load_json(path / "fleet.json")
     except FleetError as error:
         raise CaseError(str(error)) from None
+    if all_ports:
+        spec = _with_ports(spec, path / "link.parquet")
     index = FleetIndex(spec)
     notes: list[str] = []
     gpu = _read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
@@ -171,6 +175,23 @@ def read_case(path: Path) -> Case:
 def _ports(index: FleetIndex) -> list[tuple[str, str]]:
     """(node, link) of all ports of the fleet, in the order that buckets have them."""
     return [(node.name, link.link) for node in index.nodes for link in node.links]
+
+
+def _with_ports(spec: FleetSpec, path: Path) -> FleetSpec:
+    """The fleet with the ports of a link.parquet. A file that cannot be read is told by who reads its samples."""
+    try:
+        rows = pq.read_table(path, columns=["node", "link"])
+    except (OSError, pa.ArrowInvalid):
+        return spec
+    found: dict[str, set[str]] = {}
+    for row in rows.group_by(["node", "link"]).aggregate([]).to_pylist():
+        if row["link"] is not None:
+            found.setdefault(str(row["node"]), set()).add(str(row["link"]))
+    nodes = []
+    for node in spec.nodes:
+        new = sorted(found.get(node.name, set()) - {link.link for link in node.links})
+        nodes.append(replace(node, links=(*node.links, *map(LinkSpec, new))))
+    return replace(spec, nodes=tuple(nodes))
 
 
 def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str]) -> Samples | None:
@@ -190,7 +211,13 @@ def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str])
     known = entity >= 0
     if not known.all():
         names = table.column("node").cast(pa.string())
-        strangers = sorted({str(names[int(i)]) for i in np.flatnonzero(~known)[:1000]})
+        ports = table.column("link") if scope is Scope.LINK else None
+        strangers = sorted(
+            {
+                str(names[int(i)]) + (f" port {ports[int(i)]}" if ports is not None else "")
+                for i in np.flatnonzero(~known)[:1000]
+            }
+        )
         notes.append(
             f"{path.name}: {int((~known).sum())} rows of things fleet.json does not list "
             f"(such as {', '.join(strangers[:3])}) were left out"

@@ -19,6 +19,8 @@ from drover_proto.settings import SettingsError, between, load, one_of, required
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
 
+LEAST_BYTES = 1_000_000_000  # of a store with a limit
+
 
 def _address(value: str) -> str | None:
     try:
@@ -26,6 +28,11 @@ def _address(value: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _no_slip(value: int) -> str | None:
+    """So few bytes are a slip, such as a number of gigabytes: nearly all that is held would be deleted at once."""
+    return None if value == 0 or LEAST_BYTES <= value <= 2**60 else f"must be 0 or at least {LEAST_BYTES} (bytes)"
 
 
 def _observe(value: str) -> str | None:
@@ -58,7 +65,7 @@ class StoreConfig:
         " (2 GiB or 5 %, the larger, but no more than 20 %)",
         between(0, 2**60),
     )
-    max_bytes: int = setting(0, "the oldest samples go when the store is larger than this; 0: no such limit")
+    max_bytes: int = setting(0, "the oldest samples go when the store is larger than this; 0: no such limit", _no_slip)
     backup_folder: str = setting(
         "/var/lib/drover/backups", "where `drover backup` copies an embedded store to; best on another disk"
     )

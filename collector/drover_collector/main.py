@@ -24,7 +24,14 @@ import grpc
 from drover_collector import memory, open_files
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
-from drover_collector.config import CollectorConfig, load_config, split_address, store_password, webhook_secret
+from drover_collector.config import (
+    CollectorConfig,
+    StoreConfig,
+    load_config,
+    split_address,
+    store_password,
+    webhook_secret,
+)
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import Gate
 from drover_collector.identity import Denied
@@ -35,7 +42,7 @@ from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.role import Leadership, holder
-from drover_collector.store import Store, StoreError
+from drover_collector.store import Store, StoreError, check_url
 from drover_collector.tls import ServerTls, server_tls
 from drover_proto import x509
 from drover_proto.events import Severity
@@ -120,8 +127,9 @@ def _parser() -> argparse.ArgumentParser:
 def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:
     """
     Raises:
-        SettingsError: certificates that cannot be used.
+        SettingsError: certificates that cannot be used. StoreError: a store.url that is none.
     """
+    check_url(config.store.url, config.store.cluster)
     tls = server_tls(config.tls)
     until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
     print(f"{path or 'defaults'}: good; {len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}{until}")
@@ -152,6 +160,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         cluster=config.store.cluster,
     )
     try:
+        check_disk(config.store, store.disk())
         outbox = Outbox(store, webhooks(config), config.console.url)
         pipeline = Pipeline(index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000))
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
@@ -164,6 +173,20 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     finally:
         await asyncio.to_thread(store.close)
     log.info("stopped")
+
+
+def check_disk(config: StoreConfig, disk: tuple[int, int] | None) -> None:
+    """
+    Args:
+        disk: free and total bytes of the store's disk; None: a server's, not known here.
+    Raises:
+        SettingsError: the disk is too small for what is to be kept free of it, so that everything would be deleted.
+    """
+    if disk is not None and config.keep_free_bytes >= disk[1]:
+        raise SettingsError(
+            f"store.keep_free_bytes: {config.keep_free_bytes} is more than the store's disk has, {disk[1]}: all samples"
+            " would be deleted; set less, or 0 for a share of the disk"
+        )
 
 
 def _stop(stopping: asyncio.Event) -> None:

@@ -18,7 +18,7 @@ from drover_cli.case import read_case
 from drover_cli.importing import holdings_of, load, read_absences
 from drover_cli.main import main
 from drover_collector.api_export import absence_row, jobs_of
-from drover_collector.store import Store
+from drover_collector.store import Store, StoreError
 from drover_proto.catalog import Scope
 from drover_proto.fleet import FleetSpec, JobSpec
 from drover_proto.reports import event_report
@@ -91,6 +91,20 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
     assert rows_of(store, folder) == first
 
 
+def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: Path, store: Store) -> None:
+    """As of a collector whose fleet.toml lists none, which stores them all the same."""
+    case = shutil.copytree(folder, tmp_path / "case")
+    fleet = json.loads((case / "fleet.json").read_text())
+    for node in fleet["nodes"]:
+        node["links"] = node.get("links", [])[:1]
+    (case / "fleet.json").write_text(json.dumps(fleet))
+    held = pq.read_table(case / "link.parquet").num_rows
+    assert held > 0
+    assert any("port" in note for note in read_case(case).notes)
+    load(store, read_case(case, all_ports=True), [], lambda _: None)
+    assert sum(len(table) for table in store.export(Scope.LINK, 0, 1 << 42)) == held
+
+
 def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> None:
     case = read_case(folder)
     now_ms = time.time_ns() // 1_000_000
@@ -141,3 +155,33 @@ def test_a_store_in_use_is_left_alone(
     assert main(["import", str(folder), "--url", store_url]) == 2
     assert "open already" in capsys.readouterr().err
     assert store.totals().samples == 0
+
+
+def test_a_server_is_asked_with_the_password_of_the_settings_which_nobody_sees(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("geheim\n")
+    secret.chmod(0o600)
+    config = tmp_path / "collector.toml"
+    config.write_text(
+        f'[store]\nurl = "clickhouse://u:alt@host/drover"\ncluster = "three"\npassword_file = "{secret}"\n'
+    )
+    asked: dict[str, Any] = {}
+
+    def refuse(url: str, **words: Any) -> Store:
+        asked.update(words)
+        raise StoreError("away")
+
+    monkeypatch.setattr(Store, "open", refuse)
+    assert main(["import", str(folder), "--config", str(config)]) == 2
+    assert (asked["password"], asked["cluster"]) == ("geheim", "three")
+    secret.chmod(0o644)
+    assert main(["import", str(folder), "--config", str(config)]) == 2
+    told = capsys.readouterr().err
+    assert "is open to every user; chmod o=" in told
+    assert main(["restore", str(folder), "--config", str(config)]) == 2
+    told += capsys.readouterr().err
+    assert "a server restores its own" in told
+    assert "alt@" not in told
+    assert "geheim" not in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -130,6 +131,19 @@ def test_a_store_that_is_there_is_moved_aside_only_by_force(backup: Made, tmp_pa
     assert (aside / "precious").read_text() == "kept"
     assert str(aside) in done.stderr
     assert (store / "store").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_restores_belongs_to_the_user_of_the_collector(backup: Made, tmp_path: Path) -> None:
+    home, nobody = tmp_path / "lib", 65534
+    home.mkdir()
+    os.chown(home, nobody, nobody)
+    for force in ((), ("--force",)):
+        done = drover("restore", backup[0], "--url", f"chdb://{home}/store", *force)
+        assert done.returncode == 0, done.stderr
+        owners = {path.lstat().st_uid for path in [home / "store", *(home / "store").rglob("*")]}
+        assert owners == {nobody}
+        os.chown(home, 0, 0)  # then it is the store that was there whose owner counts
 
 
 @pytest.mark.parametrize("kind", ["flipped", "cut", "missing"])

@@ -49,6 +49,9 @@ def test_the_sample_is_a_file_that_loads_to_the_defaults(tmp_path: Path) -> None
         (webhook('secret_env = "S"') + webhook('secret_env = "S"'), "'ops' is there twice"),
         ('[[webhooks]]\nname = "a.b"\nurl = "http://x"\nsecret_env = "S"', "must be a word of letters"),
         ('[tls]\ndenied_serials_file = "/etc/hostname"', "there are no certificates to refuse"),
+        ("[store]\nmax_bytes = -1", "store.max_bytes: must be 0 or at least 1000000000 (bytes)"),
+        ("[store]\nmax_bytes = 500", "store.max_bytes: must be 0 or at least 1000000000 (bytes)"),
+        ("[store]\nkeep_free_bytes = -1", "store.keep_free_bytes: must be from 0 to"),
         ('[[webhooks]]\nname = "a"\nurl = "ftp://x"\nsecret_env = "S"', "must be an http:// or https:// address"),
     ],
 )

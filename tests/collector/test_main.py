@@ -105,6 +105,39 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(
         assert says in said(capsys)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("chdb://relative/path", "needs an absolute path"),
+        ("chdb:///x?databse=y", "'databse' is not known here"),
+        ("clickhouse://u:geheim@:8123/drover", "has no host"),
+        ("clickhouse://u:geheim@host/dro-ver", "no name for a database"),
+        ("mysql://u:geheim@host/x", "not a store"),
+    ],
+)
+def test_a_url_that_is_none_is_told_by_check_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str, says: str
+) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace(f"chdb://{tmp_path}/store", url))
+    for command in ("check", "run"):
+        assert main([command, "--config", str(path)]) == 2
+        text = said(capsys)
+        assert says in text
+        assert "geheim" not in text
+
+
+def test_more_to_keep_free_than_the_disk_has(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("[store]", "[store]\nkeep_free_bytes = 1000000000000000000"))
+    done = subprocess.run(
+        [sys.executable, "-m", "drover_collector.main", "run", "--config", str(path)],
+        capture_output=True, text=True, timeout=START_S,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "store.keep_free_bytes: 1000000000000000000 is more than the store's disk has" in done.stderr
+
+
 def test_missing_files_are_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", str(tmp_path / "none.toml")]) == 2
     assert "check the path given with --config" in said(capsys)

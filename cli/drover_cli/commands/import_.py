@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
-from drover_cli.commands.restore import add_store_arguments, store_url
+from drover_cli.commands.restore import add_store_arguments, store_of
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
 from drover_cli.output import Progress, print_json
@@ -25,17 +26,22 @@ def run(args: argparse.Namespace) -> int:
     with needs("collector"):
         from drover_cli.case import read_case
         from drover_cli.importing import load, read_absences
-        from drover_collector.store import Store, StoreError
+        from drover_collector.config import store_password
+        from drover_collector.store import Store, StoreError, shown
+        from drover_proto.settings import SettingsError
 
-    case = read_case(args.case)
+    case = read_case(args.case, all_ports=True)
     absences = read_absences(case)  # first: it may be unusable
-    url = store_url(args)
+    config = store_of(args)
+    url = shown(config.url)
     files = (case.gpu, case.node, case.link)
     progress = Progress("import", sum(len(samples.ts_ms) for samples in files if samples is not None))
     try:
         # Else an old case would be deleted on its way in. The collector sets its own limits when it starts.
         store = Store.open(
-            url,
+            config.url,
+            password=store_password(config),
+            cluster=config.cluster,
             retention_days=LONGEST_DAYS,
             retention_10s_days=LONGEST_DAYS,
             retention_5min_days=LONGEST_DAYS,
@@ -44,10 +50,15 @@ def run(args: argparse.Namespace) -> int:
             done = load(store, case, absences, progress.update)
         finally:
             store.close()
-    except StoreError as error:
+    except (SettingsError, StoreError) as error:
         raise CliError(str(error)) from None
     finally:
         progress.done()
+    if case.span[0] < (time.time() - config.retention_days * 86_400) * 1000:
+        case.notes.append(
+            f"samples older than store.retention_days ({config.retention_days} here) are deleted when a collector"
+            " starts; give it more days before"
+        )
     for note in case.notes:
         print(f"drover: note: {note}", file=sys.stderr)
     if args.json:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drover_cli.errors import CliError
+from drover_cli.extras import needs
 from drover_cli.output import print_json, size_text
+
+if TYPE_CHECKING:
+    from drover_collector.config import StoreConfig
 
 HELP = "an embedded store out of a backup, while its collector is stopped"
 
@@ -25,27 +30,28 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--url", metavar="URL", help="the store itself, chdb:///PATH")
 
 
-def store_url(args: argparse.Namespace) -> str:
+def store_of(args: argparse.Namespace) -> StoreConfig:
     """The store that the arguments name; by default that of a collector without settings.
 
     Raises:
         CliError: settings that cannot be used.
     """
-    from drover_collector.config import CollectorConfig
+    from drover_collector.config import CollectorConfig, StoreConfig
     from drover_proto.settings import SettingsError, load
 
     if args.url:
-        return str(args.url)
+        return StoreConfig(url=args.url)
     try:
-        return load(CollectorConfig, args.config).store.url
+        return load(CollectorConfig, args.config).store
     except SettingsError as error:
         raise CliError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:
-    from drover_collector.store import StoreError, restore
+    with needs("collector"):
+        from drover_collector.store import StoreError, restore
 
-    url = store_url(args)
+    url = store_of(args).url
     try:
         copied = restore(url, args.backup, force=args.force, say=lambda line: print(line, file=sys.stderr))
     except StoreError as error:

@@ -18,6 +18,7 @@ from drover_collector.store.reads import Reads
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
 from drover_collector.store.retention import Dropped, Retention, keep_free, kept_days
 from drover_collector.store.series import Series
+from drover_collector.store.server import redacted as shown
 from drover_collector.store.sizes import FOREVER_DAYS, Part, TableSize, days_left, sizes_of
 from drover_collector.store.writes import FENCED, Writes
 from drover_proto.catalog import Scope
@@ -35,12 +36,22 @@ __all__ = [
     "StoreError",
     "TableSize",
     "Totals",
+    "check_url",
     "days_left",
     "entity_id",
     "keep_free",
     "restore",
+    "shown",
     "sizes_of",
 ]
+
+
+def check_url(url: str, cluster: str = "") -> None:
+    """
+    Raises:
+        StoreError: a url that is none, or that does not go with a cluster. One line; no store is looked for.
+    """
+    engine.address(url, cluster=cluster)
 
 
 class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention):
@@ -96,6 +107,7 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
             store.load_rollups()
             if integrity is not None:
                 store.integrity = integrity
+                integrity.told = lambda damage: store.mark_damaged(damage.table, damage.from_ms, damage.to_ms)
                 integrity.look()
                 store.resend = integrity.lost(time.time_ns() // 1_000_000)
                 if store.resend:

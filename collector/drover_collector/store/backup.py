@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from drover_collector.store import embedded, engine
+from drover_collector.store import embedded, engine, server
 from drover_collector.store.base import Base
 from drover_collector.store.errors import StoreError
 
@@ -140,7 +140,9 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
     """
     parts = urlsplit(url)
     if parts.scheme != "chdb":
-        raise StoreError(f"{url}: only an embedded store, chdb:///PATH, is restored; a server restores its own backups")
+        raise StoreError(
+            f"{server.redacted(url)}: only an embedded store, chdb:///PATH, is restored; a server restores its own"
+        )
     path = Path(unquote(parts.path))
     told = _manifest(backup)
     rows: dict[str, int] = told["rows"]
@@ -171,6 +173,7 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
             raise
         clients.close()
         if there:
+            embedded.give(new, path)
             aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
             path.rename(aside)
             say(f"what was there rests in {aside}")

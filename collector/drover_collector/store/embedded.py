@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -51,8 +52,44 @@ def release(path: Path, database: str) -> None:
         mine = _held[path]
         mine.databases.discard(database)
         if not mine.databases:
+            give(path, path)
             mine.file.close()  # gives the lock back
             del _held[path]
+
+
+def make(path: Path) -> None:
+    """The folder; of one that root makes the owner is that of the folder above, as which the collector may run.
+
+    Raises:
+        OSError
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        _own(each, each.parent.stat())
+
+
+def give(folder: Path, like: Path) -> None:
+    """All in the folder to the owner of `like`: `drover restore` and `import` may be root's, the collector is not.
+
+    Raises:
+        StoreError: not possible on this disk.
+    """
+    try:
+        owner = like.stat()
+        if os.geteuid() != 0 or owner.st_uid == 0:
+            return
+        for at, folders, files in os.walk(folder):
+            for name in (".", *folders, *files):
+                with contextlib.suppress(FileNotFoundError):  # what the engine removes meanwhile
+                    _own(Path(at, name), owner)
+    except OSError as error:
+        raise StoreError(f"{error.filename}: {error.strerror}; chown -R {folder} to the collector's user") from None
+
+
+def _own(path: Path, owner: os.stat_result) -> None:
+    if os.geteuid() == 0 and path.lstat().st_uid != owner.st_uid:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def lock_file(path: Path, wait_s: float) -> IO[str]:

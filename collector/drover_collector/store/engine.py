@@ -145,14 +145,16 @@ class Clients:
         finally:
             self._until.at = None
 
-    def _left_s(self) -> float | None:
-        """Time left for this thread's questions; raises StoreError when it is over."""
+    def _limited(self, sql: str) -> str:
+        """A question with the time that is left for it; raises StoreError when there is none."""
         until: float | None = getattr(self._until, "at", None)
         if until is None:
-            return None
-        if until <= time.monotonic():
+            return sql
+        left_s = until - time.monotonic()
+        if left_s <= 0:
             raise StoreError("this took too long; ask for less, or try again")
-        return max(0.1, until - time.monotonic())
+        # In the text: as a setting of the call, the embedded engine's client asks four statements more.
+        return f"{sql}{',' if ' SETTINGS ' in sql else ' SETTINGS'} max_execution_time = {max(0.1, left_s):.1f}"
 
     def apart(self) -> Clients:
         """Clients of the same database that nothing else keeps waiting, and that give up soon."""
@@ -178,12 +180,9 @@ class Clients:
             sql = self.cluster.statements(sql)[0]
         for tries in range(MENDS + 1):
             try:
-                left_s = self._left_s()
-                settings = {} if left_s is None else {"max_execution_time": left_s}
+                limited = self._limited(sql)
                 with self.use() as client:
-                    return client.query_arrow(
-                        sql, parameters=dict(parameters or {}), use_strings=True, settings=settings
-                    )
+                    return client.query_arrow(limited, parameters=dict(parameters or {}), use_strings=True)
             except StoreError as error:
                 if tries == MENDS or not self.mended(str(error.__cause__)):
                     raise
@@ -308,6 +307,18 @@ def connect(
     Raises:
         StoreError: a url that is none, a store that is in use, a server that does not answer.
     """
+    at = address(url, password=password, cluster=cluster)
+    if isinstance(at, server.Server):
+        return _server(at, cluster, sharded)
+    return _embedded(*at, wait_s)
+
+
+def address(url: str, *, password: str | None = None, cluster: str = "") -> server.Server | tuple[Path, str]:
+    """The server that a url names, or the folder and database of an embedded store. Opens nothing.
+
+    Raises:
+        StoreError: a url that is none, without what may be secret in it.
+    """
     parts = urlsplit(url)
     if parts.scheme == "chdb":
         if parts.netloc or not parts.path.strip("/"):
@@ -315,12 +326,17 @@ def connect(
         unknown = set(parse_qs(parts.query)) - {"database"}
         if unknown:
             raise StoreError(f"{url}: {min(unknown)!r} is not known here; only database=NAME is")
-        database = parse_qs(parts.query).get("database", [DATABASE])[0]
         if cluster:
             raise StoreError(f"{url}: an embedded store is no cluster; give a clickhouse:// url, or no store.cluster")
-        return _embedded(Path(unquote(parts.path)), database, wait_s)
+        database = parse_qs(parts.query).get("database", [DATABASE])[0]
+        server.name(database)
+        return Path(unquote(parts.path)), database
     if parts.scheme in server.SCHEMES:
-        return _server(server.parse(url, password, DATABASE), cluster, sharded)
+        at = server.parse(url, password, DATABASE)
+        server.name(at.database)
+        if cluster:
+            server.word(cluster)
+        return at
     raise StoreError(
         f"{server.redacted(url)}: not a store; write chdb:///PATH (embedded) or clickhouse://USER@HOST/DATABASE"
     )
@@ -341,7 +357,7 @@ def _server(at: server.Server, cluster: str, sharded: frozenset[str]) -> Clients
 
 def _embedded(path: Path, database: str, wait_s: float) -> Clients:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        embedded.make(path)
         path = path.resolve()
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}; give a folder that this user may write, in store.url") from None
