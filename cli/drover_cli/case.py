@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from drover_cli.errors import CliError
+from drover_cli.ports import with_ports
 from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME, Metric, Scope, of_scope
 from drover_proto.events import Event, EventKind
-from drover_proto.fleet import FleetError, FleetSpec, LinkSpec, load_json
+from drover_proto.fleet import FleetError, FleetSpec, load_json
 from drover_proto.times import from_iso
 
 CHUNK_BUCKETS = 60
@@ -159,7 +160,7 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
     except FleetError as error:
         raise CaseError(str(error)) from None
     if all_ports:
-        spec = _with_ports(spec, path / "link.parquet")
+        spec = with_ports(spec, path / "link.parquet")
     index = FleetIndex(spec)
     notes: list[str] = []
     gpu = _read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
@@ -175,23 +176,6 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
 def _ports(index: FleetIndex) -> list[tuple[str, str]]:
     """(node, link) of all ports of the fleet, in the order that buckets have them."""
     return [(node.name, link.link) for node in index.nodes for link in node.links]
-
-
-def _with_ports(spec: FleetSpec, path: Path) -> FleetSpec:
-    """The fleet with the ports of a link.parquet. A file that cannot be read is told by who reads its samples."""
-    try:
-        rows = pq.read_table(path, columns=["node", "link"])
-    except (OSError, pa.ArrowInvalid):
-        return spec
-    found: dict[str, set[str]] = {}
-    for row in rows.group_by(["node", "link"]).aggregate([]).to_pylist():
-        if row["link"] is not None:
-            found.setdefault(str(row["node"]), set()).add(str(row["link"]))
-    nodes = []
-    for node in spec.nodes:
-        new = sorted(found.get(node.name, set()) - {link.link for link in node.links})
-        nodes.append(replace(node, links=(*node.links, *map(LinkSpec, new))))
-    return replace(spec, nodes=tuple(nodes))
 
 
 def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str]) -> Samples | None:
