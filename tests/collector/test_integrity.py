@@ -157,6 +157,65 @@ def test_after_a_start_of_the_machine_agents_are_asked_again(folder: Path) -> No
     assert read(folder)["held"] == []
 
 
+ROLL = """
+import sys
+import numpy as np
+from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_proto.catalog import Scope
+
+store, start = Store.open(sys.argv[1], retention_days=3650), int(sys.argv[2])
+row = EntityRow(entity_id(Scope.GPU, "s"), Scope.GPU, "s", "n0", 0)
+store.write_entities([row])
+store.write_samples(SampleBatch(Scope.GPU, np.full(600, row.entity_id, np.uint64), start + 1000 * np.arange(600),
+    {"gpu_temp_c": (np.full(600, 50, np.int16), np.ones(600, bool))}))
+store.closing_folds(start + 600_000)
+store.roll_up()
+while store.roll_up_late(60):
+    pass
+for table in ("gpu_10s", "gpu_5m"):
+    store._clients.command(f"OPTIMIZE TABLE {table} FINAL")
+    found = store._clients.rows(
+        f"SELECT path FROM system.parts WHERE active AND database = currentDatabase() AND table = '{table}'")
+    print(*(row["path"] for row in found))
+store.close()
+"""
+ASK = """
+import sys
+import numpy as np
+from drover_collector.store import Store
+from drover_proto.catalog import Scope
+
+store, start = Store.open(sys.argv[1], retention_days=3650), int(sys.argv[2])
+def steps(seconds):
+    ask = (Scope.GPU, [("n0", 0, None)], ["gpu_temp_c"], start, start + 600_000, 600 // seconds + 2)
+    return int(np.isfinite(store.series(*ask)[2]["n0", 0, None, "gpu_temp_c"]).sum())
+for seconds in (10, 300):
+    steps(seconds)  # one that finds the damage may lack it
+print(steps(10), steps(300))
+while store.roll_up_late(60):
+    pass
+print(steps(10), steps(300), len(store.open_marks()))
+for table in ("gpu_10s", "gpu_5m"):
+    print(store._clients.rows(f"SELECT count() AS n FROM {table} FINAL")[0]["n"])
+store.close()
+"""
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("kind", ["bits flipped", "missing", "times"])
+def test_rollups_that_are_damaged_are_made_again(tmp_path: Path, kind: str, level: int) -> None:
+    url = f"chdb://{tmp_path}/store"
+    start = T0 // 300_000 * 300_000
+    made = run(ROLL, url, start)
+    assert made.returncode == 0, made.stderr[-2000:]
+    [part] = made.stdout.splitlines()[level].split()
+    DAMAGE[kind](Path(part))
+    asked = run(ASK, url, start)
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    assert "is damaged" in asked.stderr
+    assert asked.stdout.split("\n")[:4] == ["60 2", "60 2 0", "60", "2"]
+
+
 def test_old_damage_asks_nobody(folder: Path) -> None:
     part = first_part(folder)
     os.truncate(part / "data.bin", 100)

@@ -15,7 +15,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,9 @@ class Integrity:
         self._checked: set[str] = set()  # parts, by table and name
         self._moved_s = -math.inf  # when a part was set aside last
         self._seen = 0  # when the engine's errors were looked at, seconds
+        self._untold: list[Damage] = []
+        # Is told of what was set aside just now; when it raises StoreError, again with the next look.
+        self.told: Callable[[Damage], None] | None = None
 
     @property
     def damages(self) -> tuple[Damage, ...]:
@@ -106,7 +109,18 @@ class Integrity:
         for damage in self._found:
             if damage.path not in known:
                 log.error("%s", damage.sentence)
+                if _just_moved(damage.path):
+                    self._untold.append(damage)
+        self._tell()
         return self._found
+
+    def _tell(self) -> None:
+        try:
+            while self._untold and self.told is not None:
+                self.told(self._untold[0])
+                self._untold.pop(0)
+        except StoreError as error:
+            log.warning("store: what damage took from rollups is not marked yet: %s", error)
 
     def lost(self, now_ms: int) -> bool:
         """Whether something may be gone that agents still have: damage to what was written last, or what a machine
@@ -262,6 +276,13 @@ def _span(path: Path, partition: str) -> tuple[int | None, int | None]:
         if begin <= low <= high < end and high > 0:
             return low, high
     return (begin, end - 1) if begin else (None, None)
+
+
+def _just_moved(path: Path) -> bool:
+    try:
+        return path.stat().st_ctime > time.time() - RESEND_MS / 1000
+    except OSError:
+        return False
 
 
 def _written_ms(path: Path) -> int:

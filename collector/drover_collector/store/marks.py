@@ -14,7 +14,8 @@ import pyarrow as pa
 from drover_collector.buckets import BUCKET_MS
 from drover_collector.store.base import millis
 from drover_collector.store.records import Ids, SampleBatch
-from drover_collector.store.rows import Rows, Span
+from drover_collector.store.rows import LEVELS_MS, Rows, Span
+from drover_collector.store.schema import samples_table
 from drover_proto.catalog import Scope
 
 CHUNK_MS = 300_000  # what is marked, and rolled up again: a 5 min bucket
@@ -101,6 +102,22 @@ class Marks(Rows):
             everything = len(named) + names > NAMED_MAX
             marks.append(self._mark(samples.scope, *span, None if everything else named))
         self._insert_marks(marks)
+
+    def mark_damaged(self, table: str, from_ms: int | None, to_ms: int | None) -> None:
+        """Rows of a table are gone. If it is a rollup, they are made again, as far as samples are there.
+
+        Args:
+            from_ms, to_ms: the first and the last that may be gone; None: not known.
+        Raises:
+            StoreError: not noted.
+        """
+        scope, _, level = table.rpartition("_")
+        if level not in LEVELS_MS:
+            return
+        low = self.oldest_ms(samples_table(Scope(scope))) if from_ms is None else from_ms
+        high = self._upto_ms if to_ms is None else to_ms + 1
+        if low is not None and low < high:
+            self._insert_marks([self._mark(Scope(scope), chunk_of(low), chunk_of(high - 1) + CHUNK_MS, None)])
 
     def open_marks(self) -> list[Mark]:
         with self._marks_lock:
