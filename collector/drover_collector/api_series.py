@@ -89,8 +89,8 @@ def _add_peers(
     peers = members[members != gpu].astype(np.int32)
     if not len(peers):
         return
-    for metric in metrics:
-        spread = facts.store.peers_series(facts.index, peers, metric, from_ms, to_ms, reply.step_ms)
+    spreads = facts.store.peers_series(facts.index, peers, metrics, from_ms, to_ms, reply.step_ms)
+    for metric, spread in spreads.items():
         for role, values in zip(("peers_p10", "peers_median", "peers_p90"), spread, strict=True):
             _add(reply, node, slot, None, metric, role, values)
 

@@ -77,11 +77,11 @@ def test_peers(store: Store) -> None:
         if (n, g) != (2, 3)
     ]
     store.write_samples(samples(Scope.GPU, told))
-    low, middle, high = store.peers_series(index, np.arange(11), "power_w", T0, T0 + 30_000, 10_000)
+    low, middle, high = store.peers_series(index, np.arange(11), ["power_w"], T0, T0 + 30_000, 10_000)["power_w"]
     np.testing.assert_allclose(low, [100.0, np.nan, np.nan])
     np.testing.assert_allclose(middle, [500.0, np.nan, np.nan])
     np.testing.assert_allclose(high, [900.0, np.nan, np.nan])
-    only = store.peers_series(index, np.array([11]), "power_w", T0, T0 + 10_000, 10_000)
+    only = store.peers_series(index, np.array([11]), ["power_w"], T0, T0 + 10_000, 10_000)["power_w"]
     assert all(np.isnan(line).all() for line in only)
 
 

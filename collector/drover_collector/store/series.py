@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store.fold import Folded, fold_again, units
+from drover_collector.store.fold import Folded, fold_again, join, units
 from drover_collector.store.placements import FOREVER, Stay, Target
 from drover_collector.store.records import Ids, Millis
 from drover_collector.store.rollups import Rollups
@@ -17,6 +17,7 @@ from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import BY_NAME, Scope
 
 Floats32 = npt.NDArray[np.float32]
+Spread = tuple[Floats32, Floats32, Floats32]  # p10, median, p90
 SeriesKey = tuple[str, int | None, str | None, str]  # node, gpu, link, metric
 
 # Steps a chart reads well at; none is shorter than the shortest interval of an agent. From 10 s and 5 min on they are
@@ -81,37 +82,35 @@ class Series(Rollups):
         return step, first + step * np.arange(points, dtype=np.int64), result
 
     def peers_series(
-        self, index: FleetIndex, gpus: npt.NDArray[np.integer], metric: str, from_ms: int, to_ms: int, step_ms: int
-    ) -> tuple[Floats32, Floats32, Floats32]:
-        """(p10, median, p90) over GPUs per step, on the grid that `series` has with this step; NaN where none came.
+        self,
+        index: FleetIndex,
+        gpus: npt.NDArray[np.integer],
+        metrics: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        step_ms: int,
+    ) -> dict[str, Spread]:
+        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `series` has; NaN where none came.
 
         Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
         """
-        _check(Scope.GPU, [metric], from_ms, to_ms, 2)
+        _check(Scope.GPU, metrics, from_ms, to_ms, 2)
         first, points = _grid(from_ms, to_ms, step_ms)
-        low, middle, high = (np.full(points, np.nan, np.float32) for _ in range(3))
+        result: dict[str, Spread] = {}
         places = self._placements.map(index, Scope.GPU, to_ms)
         wanted = places.ids[np.isin(places.target, gpus)]
         most = max(PEERS_MIN, PEER_ROWS * _width(step_ms) // (to_ms - from_ms))
         if len(wanted) > most:
             wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(np.intp)]
-        if len(wanted):
-            folded = self._folded(Scope.GPU, wanted, [metric], (from_ms, to_ms), step_ms)
+        folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, to_ms), step_ms) if len(wanted) else join([])
+        for metric in metrics:
+            lines = tuple(np.full(points, np.nan, np.float32) for _ in range(3))
             if metric in folded.columns:
                 value = units(metric, *folded.columns[metric])
                 held = ~np.isnan(value)
-                at, value = ((folded.start_ms - first) // step_ms)[held], value[held]
-                order = np.lexsort((value, at))
-                at, value = at[order], value[order]
-                begins = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
-                counts = np.diff(np.append(begins, len(at)))
-                for share, line in ((0.1, low), (0.5, middle), (0.9, high)):
-                    rank = share * (counts - 1)
-                    below = np.floor(rank).astype(np.intp)
-                    above = np.minimum(below + 1, counts - 1)
-                    less, more = value[begins + below], value[begins + above]
-                    line[at[begins]] = less + (more - less) * (rank - below)
-        return low, middle, high
+                _spread(((folded.start_ms - first) // step_ms)[held], value[held], lines)
+            result[metric] = lines[0], lines[1], lines[2]
+        return result
 
     def _stepped(
         self, scope: Scope, stays: Sequence[Stay], metrics: Sequence[str], from_ms: int, to_ms: int, step: int
@@ -170,6 +169,21 @@ class Series(Rollups):
             return 1
         wanted = max(from_ms, min(held)) + 2 * LEVELS_MS["5m"]
         return next(ms for ms, each in oldest.items() if each is not None and each <= wanted)
+
+
+def _spread(at: npt.NDArray[np.int64], value: npt.NDArray[np.float64], lines: Sequence[Floats32]) -> None:
+    """Writes percentiles of the values of each step into the lines, interpolated as numpy does."""
+    if not len(at):
+        return
+    order = np.lexsort((value, at))
+    at, value = at[order], value[order]
+    begins = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
+    counts = np.diff(np.append(begins, len(at)))
+    for share, line in zip((0.1, 0.5, 0.9), lines, strict=True):
+        rank = share * (counts - 1)
+        below = np.floor(rank).astype(np.intp)
+        less, more = value[begins + below], value[begins + np.minimum(below + 1, counts - 1)]
+        line[at[begins]] = less + (more - less) * (rank - below)
 
 
 def _width(step_ms: int) -> int:
