@@ -345,7 +345,7 @@ def test_what_is_stuck_or_broken_inside_is_told(store: Store) -> None:
             stats = fleet.facts.stats
             stats.writing["telemetry"] = time.monotonic() - 100
             stats.defects, stats.defect = 2, "telemetry: KeyError"
-            fleet.pipeline.now_ms = lambda: END + 100_000
+            fleet.pipeline.leading, fleet.pipeline.now_ms = True, lambda: END + 100_000
             troubles = (await fleet.stub.GetStatus(pb.StatusRequest())).troubles
             for words in ("from taking telemetry", "failed 2 times", f"Nothing has been judged since {iso(END)}"):
                 assert any(words in trouble for trouble in troubles), words

@@ -19,7 +19,7 @@ from drover_collector.store.base import during, millis, moment
 from drover_collector.store.fold import Folded
 from drover_collector.store.marks import CHUNK_MS, Mark, Marks, chunk_of
 from drover_collector.store.records import Ids
-from drover_collector.store.rows import LEVELS_MS, PIECE_ROWS, RAW_MS, Span, merged, slices
+from drover_collector.store.rows import LEVELS_MS, PARTS_S, PIECE_ROWS, RAW_MS, Span, merged, slices
 from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import Scope
 
@@ -123,6 +123,7 @@ class Rollups(Marks):
     def samples(self) -> int:
         """Values held, each once. Of hours that are marked as a whole, as before the first rollup, an estimate."""
         self.rolled_up(Scope.GPU, "10s", (0, 1))  # what other collectors rolled up
+        self._parts_at = -PARTS_S  # read anew
         marks = [mark for mark in self.open_marks() if mark.entities is None]
         closed_ms = self._upto_5m
         whole = all(mark.to_ms <= closed_ms for mark in marks)  # what was rolled up since has no gap
@@ -181,6 +182,8 @@ class Rollups(Marks):
                     else:
                         some = range(1 << SLICE_BITS) if ids is None else np.unique(_slice(ids)).tolist()
                         self._write_counts(scope, chunk_ms, self._count(scope, chunk_ms, some))
+                elif ids is None:
+                    self._count_open()
             self._finish(marks, chunk_ms)
             yield
 
@@ -192,7 +195,10 @@ class Rollups(Marks):
             self._held_at = time.monotonic()
         newest: tuple[int, str] | None = None
         empty: list[Mark] = []
+        settled_ms = time.time_ns() // 1_000_000 - self.settle_ms
         for mark in self.open_marks():
+            if mark.at_ms > settled_ms:
+                continue
             last = min(mark.to_ms, self._closing_ms) - 1
             if last < mark.from_ms:
                 continue
@@ -273,6 +279,13 @@ class Rollups(Marks):
             f" AND ({which}) GROUP BY slice"
         )
         return dict.fromkeys(slices, 0) | {row["slice"]: row["n"] for row in found}
+
+    def _count_open(self) -> None:
+        """Samples in the 5 minutes that are not closed, after buckets that were left out are rolled up too."""
+        when = during(self._upto_5m, self._upto_ms)
+        tables = [rollup_table(scope, "10s") for scope in Scope]
+        opened = sum(self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {when}") for name in tables)
+        self._write_state(self._upto_ms, self._upto_5m, opened)
 
     def _mark_gap(self, start_ms: int) -> None:
         """What lies between where rolling up stopped and the bucket that comes."""
