@@ -328,6 +328,22 @@ def test_marks_are_kept_when_the_store_fails(store: Store, monkeypatch: pytest.M
     assert_complete(store, T0, T0 + 3 * BUCKET)
 
 
+def test_buckets_left_out_of_five_minutes_that_are_open_are_counted(store: Store) -> None:
+    index = index_of()
+    store.write_entities(everything())
+    begin = marks.chunk_of(T0)
+    for n in range(3):
+        store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), begin + n * BUCKET, {"power_w": 100.0})]))
+    store.closing_bucket(index, begin + 2 * BUCKET)
+    store.roll_up()
+    assert store.totals().samples == 3
+    finish(store)
+    assert store.totals().samples == 3
+    store.closing_bucket(index, begin + 3 * BUCKET)
+    store.roll_up()
+    assert store.totals().samples == 3
+
+
 def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a server the state is read again for each chart: from a replica that lags, or begun before a write."""
     index = index_of()
