@@ -153,7 +153,11 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
     Raises:
         CaseError: it cannot be used; the message names the file and the mend.
     """
-    if not path.is_dir():
+    try:
+        there = path.is_dir()
+    except OSError as error:
+        raise CaseError(f"{path}: {error.strerror}; choose a folder that this user may read") from None
+    if not there:
         raise CaseError(f"{path}: no such folder; a case is a folder with fleet.json and gpu.parquet")
     try:
         spec = load_json(path / "fleet.json")

@@ -134,6 +134,15 @@ def test_broken_case_is_one_clear_line(tmp_path: Path, file: str, content: str, 
     assert said in str(error.value) and file in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_folder_that_may_not_be_looked_at_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(CaseError, match="Permission denied; choose a folder"):
+        read_case(tmp_path / "case")
+
+
 def test_broken_columns(tmp_path: Path) -> None:
     given = rows((0, "n1", 0, 1.0))
     with pytest.raises(CaseError, match="'node' is missing"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from drover_collector.config import StoreConfig, store_password
-from drover_collector.store import Store, StoreError, migrations, schema
+from drover_collector.store import Store, StoreError, migrations, schema, server
 from drover_collector.store.cluster import Cluster
 from drover_collector.store.engine import Clients
 from drover_collector.store.lease import KeeperEpochs
@@ -216,6 +216,33 @@ def test_a_collector_whose_server_is_away_at_the_start_says_so_in_one_line(tmp_p
         capture_output=True, text=True, timeout=60, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("drover-collector: no ClickHouse at 127.0.0.1:1/x: ")
+    assert done.stderr == "drover-collector: no ClickHouse at 127.0.0.1:1/x: Connection refused; check store.url\n"
     assert done.stderr.count("\n") == 1
     assert "hush" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "Error HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /?query_id=5cb6-ab (Caused by"
+            ' NewConnectionError("HTTPConnection(host=h): Failed: [Errno 111] Connection refused")) executing',
+            "Connection refused",
+        ),
+        (
+            "Error HTTPSConnectionPool(host='h', port=8443): Max retries exceeded with url: /?query_id=a1 (Caused by"
+            " SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self"
+            "-signed certificate (_ssl.c:1006)')))",
+            "certificate verify failed: self-signed certificate",
+        ),
+        (
+            "Error HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /?query_id=a1 (Caused by"
+            " ConnectTimeoutError(<x>, 'Connection to h timed out. (connect timeout=5)'))",
+            "Connection to h timed out",
+        ),
+        ("Error HTTPConnectionPool(host='h'): odd /?query_id=a1-b2", "Error HTTPConnectionPool(host='h'): odd /?"),
+        ("Code: 60. DB::Exception: no table", "Code: 60. DB::Exception: no table"),
+    ],
+)
+def test_why_a_server_is_away_is_short_and_the_same_each_time(text: str, why: str) -> None:
+    assert server.short(text) == why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         from drover_collector.store import Store, StoreError, shown
         from drover_proto.settings import SettingsError
 
+    logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, and is told once
     case = read_case(args.case, all_ports=True)
     absences = read_absences(case)  # first: it may be unusable
     config = store_of(args)

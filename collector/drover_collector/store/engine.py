@@ -406,4 +406,4 @@ def quoted(path: Path) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+    return server.short(" ".join(str(error).split()))[:500]

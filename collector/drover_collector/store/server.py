@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,14 @@ class Server:
 def redacted(url: str) -> str:
     """The url without what may be secret: user, password and parameters."""
     return f"{url.partition('://')[0]}://{url.rpartition('@')[2].partition('?')[0]}" if "@" in url else url
+
+
+def short(text: str) -> str:
+    """Why a connection failed, out of what the HTTP client says: the same each time, so that it is logged once."""
+    if "ConnectionPool(" not in text:
+        return text
+    found = re.search(r"\[(?:Errno|SSL)[^\]]*\] ?([^()'\"]+)", text) or re.search(r"(\w+(?: to \S+)? timed out)", text)
+    return found[1].strip() if found else re.sub(r"query_id=[0-9a-f-]+", "", text)
 
 
 def parse(url: str, password: str | None, default_database: str) -> Server:
