@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from drover_collector.api_facts import DAY_MS, LONG_S, Facts
-from drover_collector.store import FOREVER_DAYS, Part, days_left, keep_free, sizes_of
+from drover_collector.store import FOREVER_DAYS, KEEP_FREE_BYTES, Part, days_left, keep_free, sizes_of
 from drover_proto import fleet_pb2 as pb
 from drover_proto.times import iso
+
+SOON_BYTES = KEEP_FREE_BYTES + KEEP_FREE_BYTES // 4
 
 
 def fill(status: pb.Status, facts: Facts) -> None:
@@ -44,7 +46,8 @@ def troubles(facts: Facts) -> list[str]:
             " larger disk, or set store.retention_days to what this one holds."
         )
     disk = store.disk()
-    if disk is not None and disk[0] < keep_free(disk[1], facts.config.store.keep_free_bytes) // 2:
+    # Half of the reserve is gone; of a small disk's, so much that the store soon takes nothing.
+    if disk is not None and disk[0] < max(keep_free(disk[1], facts.config.store.keep_free_bytes) // 2, SOON_BYTES):
         found.append(
             f"The disk of the store has {_size(disk[0])} left and deleting old samples does not help: something"
             " else fills it."

@@ -225,6 +225,8 @@ def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: p
     assert status.store_days_left == FOREVER_DAYS
     assert api_store.troubles(facts) == []
     size = sum(drop.bytes for drop in filled.make_room(NOW, disk=lambda: None, max_bytes=1))
+    monkeypatch.setattr(filled, "disk", lambda: (engine.KEEP_FREE_BYTES + 1, GIB))  # of a small disk, before it is full
+    assert any("something else fills it" in line for line in api_store.troubles(facts))
     monkeypatch.setattr(filled, "disk", lambda: (1, TOTAL))
     told, nothing = api_store.troubles(facts)
     assert told.startswith(

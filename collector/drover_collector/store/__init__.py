@@ -7,6 +7,7 @@ import time
 from drover_collector.store import definitions, engine, migrations, schema
 from drover_collector.store.backup import Backup, restore
 from drover_collector.store.cluster import KEY
+from drover_collector.store.engine import KEEP_FREE_BYTES
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
 from drover_collector.store.following import Following
@@ -25,6 +26,7 @@ from drover_proto.catalog import Scope
 
 __all__ = [
     "FOREVER_DAYS",
+    "KEEP_FREE_BYTES",
     "Dropped",
     "EntityRow",
     "FileLease",
