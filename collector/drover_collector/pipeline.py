@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
+LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
 MAX_EVENTS = 100_000  # waiting for the engine; they are in the store already
 MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
@@ -68,6 +69,7 @@ class Pipeline:
         self.incidents: Mapping[str, Incident] = {}  # the engine's, as of its newest call: for other threads to read
         self.now_ms = now_ms
         self.lag_ms = store.lag_ms = lag_ms
+        store.settle_ms = LATE_SETTLE_MS
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events: deque[Event] = deque()

@@ -44,6 +44,7 @@ class Mark:
 
 class Marks(Rows):
     lag_ms = 7_000  # after its end a bucket is read no sooner
+    settle_ms = 0  # so long a mark waits for more of its kind: each piece of work on it reads 5 minutes
     late_rows = 0  # rows that came after their bucket was read
     _upto_ms = 0  # 10 s buckets before this are rolled up or marked
     _closing_ms = 0  # buckets before this have been read
