@@ -16,6 +16,7 @@ from drover_collector.notify import Outbox
 from drover_collector.pipeline import MAX_BEHIND, MAX_EVENTS, PAUSE_MS, Pipeline
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
+from drover_proto.catalog import Scope
 from drover_proto.events import Event, EventKind, Health, Incident, Severity
 from testbed.collected import small_index, write_entities, write_ticks
 
@@ -348,3 +349,51 @@ def test_a_flood_of_events_is_bounded_and_said(store: Store, index: FleetIndex) 
     pipeline.take_events([xid(1)] * (MAX_EVENTS + 5))
     assert pipeline.ticks.lost_events == 5
     assert "5 events came faster" in pipeline.troubles()[0]
+
+
+def rolled_up(store: Store) -> set[int]:
+    """Starts of the 10 s that are rolled up, in seconds after T0."""
+    found = store.fold(Scope.GPU, [(T0 - 600_000, T0 + 600_000)], 10_000, level="10s", metrics=["power_w"])
+    return {(start - T0) // 1000 for start in found.start_ms.tolist()}
+
+
+def test_judged_buckets_are_rolled_up_and_those_of_a_pause_later(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 120_000)
+        pipeline = pipeline_of(store, index, clock)
+        store.settle_ms = 0
+        async with running(pipeline):
+            await advance(pipeline, clock, T0 + 30_000 + LAG_MS)
+            assert rolled_up(store) == {0, 10, 20}
+            clock.now_ms = T0 + 90_000 + LAG_MS  # this process stood still: nothing is judged, nothing is lost
+            await until(lambda: pipeline.next_ms >= T0 + 90_000 and not pipeline.busy, "on with the newest")
+            await advance(pipeline, clock, T0 + 120_000 + LAG_MS + 3000)
+            await until(
+                lambda: rolled_up(store) == set(range(0, 120, 10)) and not store.open_marks(), "all made up for"
+            )
+
+    asyncio.run(scenario())
+
+
+def test_rollups_that_fail_stop_no_detection(store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 40_000)
+
+        def full(*_: object) -> None:
+            raise StoreError("disk full")
+
+        pipeline = pipeline_of(store, index, clock)
+        store.settle_ms = 0
+        async with running(pipeline):
+            with monkeypatch.context() as patched:
+                patched.setattr(store, "_write", full)
+                await advance(pipeline, clock, T0 + 20_000 + LAG_MS)
+            assert (pipeline.ticks.done, pipeline.ticks.store_failures) == (2, 2)
+            await advance(pipeline, clock, T0 + 40_000 + LAG_MS + 3000)
+            await until(lambda: rolled_up(store) == {0, 10, 20, 30}, "made up for")
+
+    asyncio.run(scenario())
