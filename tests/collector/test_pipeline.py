@@ -361,7 +361,7 @@ def test_judged_buckets_are_rolled_up_and_those_of_a_pause_later(store: Store, i
     async def scenario() -> None:
         clock = Clock()
         write_entities(store, index)
-        write_ticks(store, index, T0, T0 + 120_000)
+        write_ticks(store, index, T0, T0 + 150_000)
         pipeline = pipeline_of(store, index, clock)
         store.settle_ms = 0
         async with running(pipeline):
@@ -369,9 +369,9 @@ def test_judged_buckets_are_rolled_up_and_those_of_a_pause_later(store: Store, i
             assert rolled_up(store) == {0, 10, 20}
             clock.now_ms = T0 + 90_000 + LAG_MS  # this process stood still: nothing is judged, nothing is lost
             await until(lambda: pipeline.next_ms >= T0 + 90_000 and not pipeline.busy, "on with the newest")
-            await advance(pipeline, clock, T0 + 120_000 + LAG_MS + 3000)
+            await advance(pipeline, clock, T0 + 150_000 + LAG_MS + 3000)
             await until(
-                lambda: rolled_up(store) == set(range(0, 120, 10)) and not store.open_marks(), "all made up for"
+                lambda: rolled_up(store) == set(range(0, 150, 10)) and not store.open_marks(), "all made up for"
             )
 
     asyncio.run(scenario())
