@@ -6,9 +6,10 @@ The live pipeline and `drover replay` both drive it, so that a recorded run give
 from __future__ import annotations
 
 import hashlib
+import heapq
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,12 +105,17 @@ class Engine:
         self._hear(bucket)
         return self._judge(Window(self.index, self._buckets.all(), True, (), self.started_ms), now_ms)
 
-    def restore(self, incidents: Sequence[Incident], buckets: Sequence[Bucket], events: Sequence[Event]) -> None:
-        """After a restart: take over incidents, and let the detectors see the recent past without raising anything."""
+    def restore(self, incidents: Sequence[Incident], buckets: Iterable[Bucket], events: Sequence[Event]) -> None:
+        """After a restart: take over incidents, and let the detectors see the recent past without raising anything.
+
+        Args:
+            buckets: in order of time; taken one by one, because those of a large fleet are 40 MB each.
+        """
         self._states["xid"] = xid.restored(incidents)
-        timed: list[tuple[int, int, Bucket | Event]] = [(b.end_ms + LAG_MS, 1, b) for b in buckets]
-        timed += [(e.received_ms or e.ts_ms, 0, e) for e in events]
-        for ts_ms, _, item in sorted(timed, key=lambda entry: entry[:2]):
+        told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in events), key=lambda entry: entry[0])
+        seen = ((b.end_ms + LAG_MS, 1, b) for b in buckets)
+        timed: Iterator[tuple[int, int, Bucket | Event]] = heapq.merge(told, seen, key=lambda entry: entry[:2])
+        for ts_ms, _, item in timed:
             if isinstance(item, Bucket):
                 self._hear(item)
                 self._detect(Window(self.index, self._buckets.all(), True, (), self.started_ms), ts_ms)

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
@@ -204,18 +204,13 @@ class Pipeline:
         incidents = self.store.incidents("open") + [
             i for i in self.store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
         ]
-        starts = range(self.next_ms - RESTORED_BUCKETS * BUCKET_MS, self.next_ms, BUCKET_MS)
-        buckets = [self.store.bucket(self.index, start) for start in starts]
-        # Those of a time when no collector ran are no silence of the nodes. The newest one goes in all the same: it
-        # tells how old the rest is, so that what was healthy then is unknown now.
-        heard = [b for b in buckets[:-1] if _heard(b)] + buckets[-1:]
         unjudged = self.store.unjudged_events(now_ms, MAX_EVENTS)
         left = {e.id for e in unjudged}
         events = [e for e in self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
-        self.engine.restore(incidents, heard, sorted(events, key=lambda e: e.ts_ms))
+        self.newest = None
+        self.engine.restore(incidents, self._recent(), sorted(events, key=lambda e: e.ts_ms))
         self._events.extend(unjudged)
         self._looks.know(unjudged)
-        self.newest = next((b for b in reversed(heard) if _heard(b)), None)
         self.incidents = self.engine.incidents
         if self.store.shared:
             self.awake_ms = self.now_ms()  # not what this took
@@ -223,9 +218,19 @@ class Pipeline:
         told = self.outbox.enqueue(incidents)
         if incidents or self.newest:
             log.info(
-                "restored %d incidents, %d buckets, %d events; %d events and %d messages had been left over",
-                len(incidents), len(heard), len(events), len(unjudged), told,
+                "restored %d incidents and %d events; %d events and %d messages had been left over",
+                len(incidents), len(events), len(unjudged), told,
             )  # fmt: skip
+
+    def _recent(self) -> Iterator[Bucket]:
+        """Buckets of the last minutes; the newest that heard anything becomes `newest`."""
+        for back in range(RESTORED_BUCKETS, 0, -1):
+            bucket = self.store.bucket(self.index, self.next_ms - back * BUCKET_MS)
+            self.newest = bucket if _heard(bucket) else self.newest
+            # A time when no collector ran is no silence of the nodes. The last bucket goes in all the same: it tells
+            # how old the rest is, so that what was healthy then is unknown now.
+            if _heard(bucket) or back == 1:
+                yield bucket
 
     async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
