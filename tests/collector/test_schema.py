@@ -122,6 +122,7 @@ from drover_collector.store import Store
 store = Store.open(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
+store.close()  # the engine may hang or crash in an exit that finds it open
 """
 
 
