@@ -108,6 +108,8 @@ def victoria() -> Iterator[Victoria]:
 
 def parted(batch: SampleBatch, rates: bool) -> SampleBatch:
     """The columns that are rates, or the others."""
+    if not Path(SERVER).exists():
+        raise SystemExit(f"{SERVER} is not installed; on Debian: apt-get install victoria-metrics")
     columns = {name: column for name, column in batch.columns.items() if (BY_NAME[name].unit == "B/s") is rates}
     return SampleBatch(batch.scope, batch.entity_id, batch.ts_ms, columns)
 
