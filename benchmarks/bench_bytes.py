@@ -82,6 +82,8 @@ class Victoria:
 
 @contextmanager
 def victoria() -> Iterator[Victoria]:
+    if not Path(SERVER).exists():
+        raise SystemExit(f"{SERVER} is not installed; on Debian: apt-get install victoria-metrics")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -108,8 +110,6 @@ def victoria() -> Iterator[Victoria]:
 
 def parted(batch: SampleBatch, rates: bool) -> SampleBatch:
     """The columns that are rates, or the others."""
-    if not Path(SERVER).exists():
-        raise SystemExit(f"{SERVER} is not installed; on Debian: apt-get install victoria-metrics")
     columns = {name: column for name, column in batch.columns.items() if (BY_NAME[name].unit == "B/s") is rates}
     return SampleBatch(batch.scope, batch.entity_id, batch.ts_ms, columns)
 
