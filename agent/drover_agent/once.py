@@ -10,6 +10,7 @@ from drover_agent.config import AgentConfig
 from drover_agent.sampler import Sampler, SourceStats
 from drover_agent.sources import polled
 from drover_agent.sources.base import Entity, Reading
+from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import NvmlSource
 from drover_agent.tls import report as tls_report
 from drover_proto.catalog import BY_NAME, Absent, describe
@@ -43,10 +44,11 @@ async def read_once(config: AgentConfig) -> tuple[Collected, dict[str, SourceSta
     clock = SystemClock()
     collected = Collected()
     sampler = Sampler(collected.take, BETWEEN_S, clock, LIMIT_S)
-    for source in polled(config):
+    gpus = Gpus()
+    for source in polled(config, gpus):
         sampler.add(source)
     if config.hardware in ("auto", "nvml"):
-        sampler.add(NvmlSource(config.node_name))
+        sampler.add(NvmlSource(config.node_name, gpus))
     await sampler.tick(clock.now_ms())
     await clock.sleep(BETWEEN_S)
     # Sources sit out ticks within their own interval, so the second tick is one of the next second.

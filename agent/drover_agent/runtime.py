@@ -16,8 +16,8 @@ from drover_agent.config import AgentConfig
 from drover_agent.sampler import READ_LIMIT_S, Sampler
 from drover_agent.sources import polled
 from drover_agent.sources.base import NodeEvent, Reading
+from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.kmsg import KmsgReader
-from drover_agent.sources.kmsg_lines import normal_pci
 from drover_agent.sources.nvml import NvmlSource
 from drover_agent.watchdog import Outcome, Worker
 
@@ -39,12 +39,13 @@ class NodeRuntime:
     def __init__(self, config: AgentConfig, clock: Clock | None = None) -> None:
         self.config = config
         self._clock: Clock = clock or SystemClock()
-        sources = polled(config)
+        self.gpus = Gpus()
+        sources = polled(config, self.gpus)
         self.agent = Agent(config, config.node_name, clock=self._clock)
         self.sampler = Sampler(self.agent.accept, config.interval_s, self._clock)
         for source in sources:
             self.sampler.add(source)
-        self._nvml = NvmlSource(config.node_name) if config.hardware in ("auto", "nvml") else None
+        self._nvml = NvmlSource(config.node_name, self.gpus) if config.hardware in ("auto", "nvml") else None
         self._no_gpu_reason = ""
         self._kmsg: KmsgReader | None = None
 
@@ -179,11 +180,8 @@ class NodeRuntime:
 
     def slot_of(self, pci: str, uuid: str) -> int | None:
         """The GPU at a PCI address (as `normal_pci` writes it) or with a UUID; None for any other device."""
-        for device in self._nvml.devices if self._nvml else ():
-            entity = device.entity
-            if (pci and normal_pci(entity.pci) == pci) or (uuid and entity.uuid == uuid):
-                return entity.gpu
-        return None
+        found = self.gpus.find(pci=pci, uuid=uuid)
+        return found.gpu if found else None
 
 
 def _read_log(reader: KmsgReader, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[Exception | None]) -> None:

@@ -20,6 +20,7 @@ from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.run import add_arguments, run
 from drover_agent.simulation.workload import planned_jobs
 from drover_agent.sources import polled
+from drover_agent.sources.gpus import Gpus
 from drover_proto.catalog import BY_NAME, Absent, Scope
 from drover_proto.fleet import FleetSpec, JobSpec, NodeSpec
 from testbed.telemetry_server import TelemetryServer, play
@@ -236,6 +237,6 @@ def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], says: str, capsy
 def test_nodes_with_simulated_hardware_have_gpus_of_their_own() -> None:
     serials = set()
     for node in ("a", "b"):
-        (source,) = polled(AgentConfig(node=node, hardware="simulated"))
+        (source,) = polled(AgentConfig(node=node, hardware="simulated"), Gpus())
         serials |= {e.serial for e, _ in source.read(START_MS).rows if e.scope is Scope.GPU}
     assert len(serials) == 16

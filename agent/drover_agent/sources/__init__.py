@@ -12,34 +12,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drover_agent.sources.base import Source
+from drover_agent.sources.gpus import Gpus
 
 if TYPE_CHECKING:
     from drover_agent.config import AgentConfig
 
 
-def _host(config: AgentConfig) -> Source:
+def _host(config: AgentConfig, _: Gpus) -> Source:
     from drover_agent.sources.host import HostSource
 
     return HostSource(config.node_name, Path(config.proc_root), Path(config.sys_root))
 
 
-def _simulated(config: AgentConfig) -> Source:
+def _simulated(config: AgentConfig, _: Gpus) -> Source:
     from drover_agent.sources.simulated import SimulatedNode
 
     return SimulatedNode(config.node_name, zlib.crc32(config.node_name.encode()))  # else all had the same serials
 
 
 # name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
-POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig], Source]]] = {
+POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] = {
     "host": (frozenset({"auto", "nvml", "none"}), _host),
     "simulated": (frozenset({"simulated"}), _simulated),
 }
 
 
-def polled(config: AgentConfig) -> list[Source]:
-    """The scheduled sources of a node with these settings.
+def polled(config: AgentConfig, gpus: Gpus) -> list[Source]:
+    """The scheduled sources of a node with these settings; `gpus` is what they may ask of its GPUs.
 
     Raises:
         ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
     """
-    return [make(config) for hardware, make in POLLED.values() if config.hardware in hardware]
+    return [make(config, gpus) for hardware, make in POLLED.values() if config.hardware in hardware]

@@ -28,6 +28,7 @@ from typing import Any
 import pynvml
 
 from drover_agent.sources.base import NodeEvent, Reading
+from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml_device import NvmlDevice
 from drover_agent.sources.nvml_events import NvmlXidWatcher
 from drover_agent.sources.nvml_fields import field_ids
@@ -57,10 +58,12 @@ class NvmlSource:
     name = "nvml"
     interval_s = 1.0
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, gpus: Gpus | None = None) -> None:
+        """`gpus` is told who they are; left out where nobody asks."""
         self.devices: list[NvmlDevice] = []
         self.xids: NvmlXidWatcher | None = None
         self._node = node
+        self._gpus = gpus or Gpus()
         self._next_try_ms = 0
         self._reason = ""  # why there is no GPU, "" before the first attempt and when there is one
         self._missing = False  # a driver_missing event is out
@@ -86,7 +89,7 @@ class NvmlSource:
             return self._unavailable(now_ms, _NO_DEVICES, driver_missing=False)
         serials: dict[str, set[int]] = {}
         ids = field_ids(driver)
-        self.devices = [NvmlDevice(slot, self._node, ids, serials) for slot in range(count)]
+        self.devices = [NvmlDevice(slot, self._node, ids, serials, self._gpus) for slot in range(count)]
         self.xids = NvmlXidWatcher(self.devices)
         reading = Reading(inventory=self._inventory(driver))
         if self._missing:

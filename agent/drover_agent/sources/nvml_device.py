@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 
 from drover_agent.sources.base import RATE_STEP, Entity, NodeEvent, Reading
+from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml_fields import (
     BER_KEY,
     DEVICE_KEYS,
@@ -56,7 +57,7 @@ class NvmlDevice:
 
     interval_s = 1.0
 
-    def __init__(self, slot: int, node: str, ids: Mapping[str, int], serials: dict[str, set[int]]) -> None:
+    def __init__(self, slot: int, node: str, ids: Mapping[str, int], serials: dict[str, set[int]], gpus: Gpus) -> None:
         """`ids`: NVML's number of each field; `serials`: the slots that have each serial, one dict for all devices."""
         self.slot = slot
         self.name = f"nvml:{slot}"
@@ -67,6 +68,7 @@ class NvmlDevice:
         self._node = node
         self._ids = ids
         self._serials = serials
+        self._gpus = gpus
         self._known: dict[str, str] = {}  # what has been read of the identity; kept when the GPU is lost
         self._asked: set[str] = set()  # parts of the identity that were answered, or refused for good
         self._gpm: Gpm | None = None
@@ -108,6 +110,7 @@ class NvmlDevice:
             if slow:
                 self._last_slow = now_ms // SLOW_MS
         entity = self.entity
+        self._gpus.tell(entity)
         if found.values:
             reading.rows.append((entity, found.values))
         reading.absent.extend((entity, name, why) for name, why in found.absent.items())

@@ -1,0 +1,61 @@
+"""What is known of the node's GPUs: told by their reader (`nvml.py`), asked by every other source, from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from drover_agent.sources.base import Entity
+from drover_agent.sources.kmsg_lines import normal_pci
+
+
+class Gpus:
+    """Who the GPUs and MIG instances of this node are, and which processes hold them.
+
+    Attributes:
+        profiled_elsewhere: another source gives the profiling metrics (DCGM does), so NVML need not, and must not: two
+            readers of the same hardware counters disturb each other.
+    """
+
+    def __init__(self) -> None:
+        self.profiled_elsewhere = False
+        self._lock = threading.Lock()
+        self._entities: dict[tuple[int | None, str], Entity] = {}
+        self._pids: dict[int, tuple[int, ...]] = {}
+
+    def tell(self, entity: Entity) -> None:
+        """This is now the GPU of its slot, or the MIG instance of its name there."""
+        place = entity.gpu, entity.mig
+        if self._entities.get(place) != entity:
+            with self._lock:
+                self._entities = {**self._entities, place: entity}
+
+    def tell_pids(self, gpu: int, pids: tuple[int, ...] | None) -> None:
+        """The processes with a context on this GPU; None: it cannot be read."""
+        with self._lock:
+            rest = {slot: held for slot, held in self._pids.items() if slot != gpu}
+            self._pids = rest if pids is None else {**rest, gpu: pids}
+
+    def forget(self, gpu: int | None = None) -> None:
+        """This GPU and its MIG instances, or all, are not what they were."""
+        with self._lock:
+            self._entities = {p: e for p, e in self._entities.items() if gpu is not None and p[0] != gpu}
+            self._pids = {slot: pids for slot, pids in self._pids.items() if gpu is not None and slot != gpu}
+
+    def all(self) -> tuple[Entity, ...]:
+        """Whole GPUs, by slot."""
+        return tuple(e for (_, mig), e in sorted(self._entities.items(), key=lambda row: row[0][0] or 0) if not mig)
+
+    def find(self, *, pci: str = "", uuid: str = "") -> Entity | None:
+        """The GPU at a PCI address, or the GPU or MIG instance with a UUID; None for any other device."""
+        wanted = normal_pci(pci)
+        for (_, mig), entity in self._entities.items():
+            if uuid and (entity.uuid == uuid or mig == uuid):
+                return entity
+            if wanted and not mig and normal_pci(entity.pci) == wanted:
+                return entity
+        return None
+
+    def pids(self) -> Mapping[int, tuple[int, ...]]:
+        """Slot -> processes that hold it; a slot that could not be read is missing."""
+        return self._pids

@@ -1,0 +1,43 @@
+"""The directory of the node's GPUs that sources share."""
+
+from __future__ import annotations
+
+from drover_agent.sources.base import Entity
+from drover_agent.sources.gpus import Gpus
+from drover_proto.catalog import Scope
+
+WHOLE = Entity(Scope.GPU, "S1", 1, uuid="GPU-1", serial="S1", pci="0000:3b:00.0")
+SLICE = Entity(Scope.GPU, "S1", 1, uuid="MIG-1", pci="0000:3b:00.0", mig="MIG-1")
+
+
+def test_gpus_are_found_by_address_and_uuid_and_instances_by_their_own() -> None:
+    gpus = Gpus()
+    gpus.tell(SLICE)
+    gpus.tell(WHOLE)
+    assert gpus.find(pci="00000000:3B:00.0") == WHOLE
+    assert gpus.find(uuid="GPU-1") == WHOLE
+    assert gpus.find(uuid="MIG-1") == SLICE
+    assert gpus.find(pci="0000:af:00.0") is None
+    assert gpus.find() is None
+    assert gpus.all() == (WHOLE,)
+
+
+def test_a_gpu_that_became_another_replaces_the_one_of_its_slot() -> None:
+    gpus = Gpus()
+    gpus.tell(WHOLE)
+    other = Entity(Scope.GPU, "S2", 1, uuid="GPU-2")
+    gpus.tell(other)
+    assert gpus.all() == (other,)
+    assert gpus.find(uuid="GPU-1") is None
+
+
+def test_processes_that_could_not_be_read_are_unknown_not_none() -> None:
+    gpus = Gpus()
+    gpus.tell_pids(0, (5, 6))
+    gpus.tell_pids(1, ())
+    assert gpus.pids() == {0: (5, 6), 1: ()}
+    gpus.tell_pids(0, None)
+    assert gpus.pids() == {1: ()}
+    gpus.tell(WHOLE)
+    gpus.forget(1)
+    assert (gpus.pids(), gpus.all()) == ({}, ())
