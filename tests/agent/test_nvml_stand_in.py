@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -116,3 +117,25 @@ def test_a_gpu_that_is_gone_is_lost_now_and_not_listed_next_time(fake_nvml: Fake
     pynvml.nvmlInit()
     assert pynvml.nvmlDeviceGetCount() == 7
     assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1)).startswith("GPU-00000002")
+
+
+def test_calls_are_counted_and_a_batch_of_fields_costs_what_its_driver_calls_do(
+    fake_nvml: FakeNvml, handle: Any, tmp_path: Path
+) -> None:
+    fake_nvml.count_calls(tmp_path / "calls")
+    fields = [pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT]  # one driver call
+    fake_nvml.costs(call_us=1)
+    pynvml.nvmlDeviceGetFieldValues(handle, fields)
+    assert fake_nvml.driver_calls() == 1
+    pynvml.nvmlDeviceGetFieldValues(handle, [*fields, pynvml.NVML_FI_DEV_MEMORY_TEMP, (161, 0), (163, 0), (163, 1)])
+    assert fake_nvml.driver_calls() == 1 + 4
+    pynvml.nvmlDeviceGetName(handle)
+    assert fake_nvml.driver_calls() == 1 + 4 + 1
+    assert fake_nvml.calls() == {"nvmlDeviceGetFieldValues": 2, "nvmlDeviceGetName": 1}
+
+
+def test_an_older_driver_does_not_know_later_fields(fake_nvml: FakeNvml, handle: Any) -> None:
+    fake_nvml.system("fields", "190")
+    asked = [pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT]
+    answers = pynvml.nvmlDeviceGetFieldValues(handle, asked)
+    assert [a.nvmlReturn for a in answers] == [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INVALID_ARGUMENT]

@@ -8,6 +8,18 @@
 
 In the test's own process: `load(library)` once, `monkeypatch.setenv(SCRIPT_VARIABLE, str(fake.script))`, then pynvml.
 Without the variable the stand-in says that there is no library, so that other tests see a machine without GPU.
+
+What calls cost, and how many there were (a benchmark's part):
+
+    fake.costs()                                # 140 us asleep for each driver call, 4.5 ms for a process list
+    fake.costs(spin=True)                       # the same, busy: counts as CPU time of the caller
+    fake.count_calls(folder / "calls")          # from now on, in whatever process
+    before = fake.calls(); ...; after = fake.calls()        # {"nvmlDeviceGetFieldValues": 8, ...}
+    fake.driver_calls()                         # what they were to the driver
+
+A batch of field values costs one driver call for each group of fields that NVML serves by one (`served` in fields.h),
+and waiting for events, allocating samples and computing GPM metrics out of two samples cost none: they stay in the
+library.
 """
 
 from __future__ import annotations
@@ -15,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +36,21 @@ SCRIPT_VARIABLE = "DROVER_FAKE_NVML"
 SONAME = "libnvidia-ml.so.1"
 SOURCES = Path(__file__).parent / "nvml"
 LINKS = 18
+
+_CALLS = struct.Struct("56sQQ")
+_CALL_FILE = 256  # records of it, as in script.h
+IN_THE_LIBRARY = (  # functions that make no driver call
+    "nvmlEventSetWait_v2",
+    "nvmlEventSetCreate",
+    "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleFree",
+    "nvmlGpmMetricsGet",
+)
+PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+)
 
 # What an 8-GPU H100 node under a steady training job answers, in NVML's units. Slots differ where real ones would.
 STEADY: dict[str, str] = {
@@ -107,6 +135,7 @@ class FakeNvml:
         self._lines: dict[tuple[str, ...], str] = {}
         self._xids: list[str] = []
         self._batched = False
+        self._calls = script.with_name(script.name + ".calls")
 
     def env(self) -> dict[str, str]:
         """Environment of a process (a real `drover-agent`, say) that shall find this stand-in as its NVML."""
@@ -140,7 +169,7 @@ class FakeNvml:
                         self.set(gpu, f"{key}.{link}", value)
 
     def system(self, key: str, value: str) -> None:
-        """`devices`, `driver`, `nvml` or `cuda`."""
+        """`devices`, `driver`, `nvml`, `cuda`, `fields` or `calls`."""
         self._put(key, value=value)
 
     def set(self, gpu: int, key: str, value: str | float) -> None:
@@ -166,6 +195,35 @@ class FakeNvml:
 
     def cost(self, gpu: int, function: str, sleep_us: int, spin_us: int = 0) -> None:
         self._put("cost", str(gpu), function, value=f"{sleep_us} {spin_us}")
+
+    def costs(self, call_us: int = 140, list_us: int = 4500, *, spin: bool = False) -> None:
+        """What each driver call costs on every GPU: time asleep, or busy with `spin`."""
+
+        def put(function: str, us: int) -> None:
+            self._put("cost", "*", function, value=f"0 {us}" if spin else f"{us} 0")
+
+        with self.batch():
+            put("*", call_us)
+            for function in PROCESS_LISTS:
+                put(function, list_us)
+            for function in IN_THE_LIBRARY:
+                put(function, 0)
+
+    def count_calls(self, path: Path) -> None:
+        """Count from now on; a process counts into the first file that it was told of."""
+        path.write_bytes(bytes(_CALLS.size * _CALL_FILE))
+        self._calls = path
+        self.system("calls", str(path))
+
+    def calls(self) -> dict[str, int]:
+        """Calls of each function since `count_calls`, of all processes."""
+        found = _CALLS.iter_unpack(self._calls.read_bytes())
+        return {name.rstrip(b"\0").decode(): count for name, count, _ in found if name[0]}
+
+    def driver_calls(self) -> int:
+        """How many calls into the driver those were: see the module's docstring."""
+        found = _CALLS.iter_unpack(self._calls.read_bytes())
+        return sum(count for name, _, count in found if name.rstrip(b"\0").decode() not in IN_THE_LIBRARY)
 
     def lose(self, gpu: int) -> None:
         self._put("lost", str(gpu))

@@ -9,13 +9,16 @@
  * The script, one statement a line, later lines win, GPU is a slot or * for all:
  *   devices N                      how many GPUs nvmlInit finds (a `gone` one is not counted)
  *   driver V / nvml V / cuda N     versions
+ *   fields N                       NVML_FI_MAX of the driver: it does not know fields from N on
+ *   calls PATH                     count the calls of each function in this file (see struct Calls)
  *   set GPU KEY VALUE              what KEY answers; a KEY without a value is NOT_SUPPORTED. KEYs: the symbols of
  *                                  NVML, "FI_DEV_..." for field values (".LINK" behind it for those of one NVLink),
  *                                  "GPM_METRIC_..."; and serial, uuid, pci, name, vbios, links (NVLinks wired up),
  *                                  gpm (1: the GPU has GPM)
  *   error GPU WHAT CODE            WHAT, a function or a KEY, fails with CODE, by its name without NVML_ERROR_
  *   block GPU FUNCTION             FUNCTION does not return while this line stands
- *   cost GPU FUNCTION SLEEP_US SPIN_US   what each call costs: time asleep, then time busy; FUNCTION may be *
+ *   cost GPU FUNCTION SLEEP_US SPIN_US   what each call costs: time asleep, then time busy; FUNCTION may be *.
+ *                                  A batch of field values costs this for each driver call that it takes.
  *   lost GPU                       every call on the GPU fails with GPU_IS_LOST
  *   gone GPU                       likewise, and the next nvmlInit does not find it
  *   xid SEQ GPU CODE               one XID event; SEQ grows from line to line and tells new ones from old ones

@@ -99,11 +99,31 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, u64 types, nvmlEventS
     set->slots |= 1ull << device->slot;
     return SUCCESS;
 }
+/* Until the script may have changed, or the time is over: as the real one it sleeps, for its CPU counts as the agent's. */
+static void await_script(u64 end_us) {
+    char folder[sizeof path];
+    snprintf(folder, sizeof folder, "%s", path);
+    char *slash = strrchr(folder, '/');
+    if (slash) *slash = 0;
+    struct pollfd look = {.fd = inotify_init1(IN_CLOEXEC), .events = POLLIN};
+    inotify_add_watch(look.fd, slash ? folder : ".", IN_MOVED_TO | IN_CLOSE_WRITE);
+    pthread_mutex_lock(&lock);
+    ino_t before = seen_inode;
+    reload();
+    int changed = before != seen_inode;
+    pthread_mutex_unlock(&lock);
+    u64 now = now_us();
+    if (!changed && now < end_us) poll(&look, 1, (int)((end_us - now + 999) / 1000));
+    close(look.fd);
+}
+
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, EventData *out, unsigned timeout_ms) {
+    nvmlReturn_t entered = enter_system(__func__);
+    if (entered) return entered;
+    NEED(out && set && set->magic == SET_MAGIC);
     for (u64 end = now_us() + 1000ull * timeout_ms;;) {
-        nvmlReturn_t r = enter_system(__func__);
+        nvmlReturn_t r = scripted(__func__, 0);
         if (r) return r;
-        NEED(out && set && set->magic == SET_MAGIC);
         int found = -1;
         pthread_mutex_lock(&lock);
         for (int i = 0; i < n_xids && found < 0; i++)
@@ -117,6 +137,9 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, EventData *out, unsigned ti
         for (int slot = 0; slot < SLOTS; slot++)
             if (set->slots >> slot & 1 && is_lost(slot)) return GPU_IS_LOST;
         if (now_us() >= end) return TIMEOUT;
-        usleep(2000);
+        await_script(end);
+        pthread_mutex_lock(&lock);
+        reload();
+        pthread_mutex_unlock(&lock);
     }
 }

@@ -1,9 +1,13 @@
 /* Part of fake_nvml.c: the script, and what every call goes through before it answers. */
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -67,12 +71,12 @@ static void refuse_script(const char *line) {
 }
 
 static void parse(char *line) {
-    char verb[16], gpu[16], key[76], value[92] = "";
+    char verb[16], gpu[92], key[76], value[92] = "";
     line[strcspn(line, "\r\n")] = 0;
     if (!*line || *line == '#') return;
-    int n = sscanf(line, "%15s %15s %75s %91[^\n]", verb, gpu, key, value);
+    int n = sscanf(line, "%15s %91s %75s %91[^\n]", verb, gpu, key, value);
     if (n == 2 && (!strcmp(verb, "devices") || !strcmp(verb, "driver") || !strcmp(verb, "nvml") ||
-                   !strcmp(verb, "cuda"))) {
+                   !strcmp(verb, "cuda") || !strcmp(verb, "calls") || !strcmp(verb, "fields"))) {
         store('s', -1, verb, gpu);
         return;
     }
@@ -152,18 +156,57 @@ static nvmlReturn_t scripted(const char *what, int gpu) {
     return find('e', gpu, what, name) ? code_of(name) : SUCCESS;
 }
 
-/* Cost, blocking and errors of `function` for one slot (0 for calls about no device). No lock is held meanwhile. */
-static nvmlReturn_t act(const char *function, int slot) {
+/* ---- what calls cost, and how many there were ---- */
+
+typedef struct { char function[56]; u64 n, driver; } Calls; /* of the file named by `calls`: CALLS of them, unused ones empty */
+#define CALLS 256
+static Calls *calls;
+
+/* With `lock` held: the counts live in a file that another process can read, and outlive this one. */
+static void open_calls(void) {
+    char name[92];
+    Entry *e = table ? place('s', -1, "calls") : NULL;
+    if (calls || !e || !e->verb) return;
+    snprintf(name, sizeof name, "%s", e->value);
+    int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0 || ftruncate(file, CALLS * sizeof *calls)) refuse_script("calls: its file cannot be written");
+    calls = mmap(NULL, CALLS * sizeof *calls, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (calls == MAP_FAILED) refuse_script("calls: its file cannot be mapped");
+}
+
+static void count_call(const char *function, unsigned driver_calls) {
+    pthread_mutex_lock(&lock);
+    open_calls();
+    for (int i = 0; calls && i < CALLS; i++) {
+        if (!*calls[i].function) snprintf(calls[i].function, sizeof calls[i].function, "%s", function);
+        if (!strcmp(calls[i].function, function)) {
+            calls[i].n++;
+            calls[i].driver += driver_calls;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* `times` what one driver call of `function` costs. No lock is held meanwhile. */
+static void pay(const char *function, int slot, unsigned times) {
     char cost[92];
     unsigned sleep_us = 0, spin_us = 0;
+    if ((find('c', slot, function, cost) || find('c', slot, "*", cost)) &&
+        sscanf(cost, "%u %u", &sleep_us, &spin_us) == 2) {
+        if (sleep_us && times) usleep(sleep_us * times);
+        for (u64 end = now_us() + (u64)spin_us * times; now_us() < end;) {}
+    }
+}
+
+/* Counting, cost, blocking and errors of `function` for one slot (0 for calls about no device). */
+static nvmlReturn_t act_for(const char *function, int slot, unsigned driver_calls) {
     pthread_mutex_lock(&lock);
     reload();
     pthread_mutex_unlock(&lock);
-    if ((find('c', slot, function, cost) || find('c', slot, "*", cost)) &&
-        sscanf(cost, "%u %u", &sleep_us, &spin_us) == 2) {
-        if (sleep_us) usleep(sleep_us);
-        for (u64 end = now_us() + spin_us; now_us() < end;) {}
-    }
+    count_call(function, driver_calls);
+    pay(function, slot, driver_calls);
     while (find('b', slot, function, NULL)) {
         usleep(2000);
         pthread_mutex_lock(&lock);
@@ -172,6 +215,7 @@ static nvmlReturn_t act(const char *function, int slot) {
     }
     return scripted(function, slot);
 }
+static nvmlReturn_t act(const char *function, int slot) { return act_for(function, slot, 1); }
 
 static nvmlReturn_t enter_system(const char *function) {
     if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
@@ -180,13 +224,14 @@ static nvmlReturn_t enter_system(const char *function) {
 
 static int is_lost(int slot) { return find('l', slot, "", NULL) || find('g', slot, "", NULL); }
 
-static nvmlReturn_t enter(const char *function, nvmlDevice_t device) {
+static nvmlReturn_t enter_for(const char *function, nvmlDevice_t device, unsigned driver_calls) {
     if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
     uintptr_t at = (uintptr_t)device - (uintptr_t)devices;
     if (at >= sizeof devices || at % sizeof *devices) return INVALID_ARGUMENT;
-    nvmlReturn_t r = act(function, device->slot);
+    nvmlReturn_t r = act_for(function, device->slot, driver_calls);
     return r ? r : is_lost(device->slot) ? GPU_IS_LOST : SUCCESS;
 }
+static nvmlReturn_t enter(const char *function, nvmlDevice_t device) { return enter_for(function, device, 1); }
 #define ENTER(device) do { nvmlReturn_t r_ = enter(__func__, device); if (r_) return r_; } while (0)
 #define NEED(pointer) do { if (!(pointer)) return INVALID_ARGUMENT; } while (0)
 
