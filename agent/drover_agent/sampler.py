@@ -45,6 +45,7 @@ class Sampler:
         self._deliver, self._interval_s, self._clock, self._limit_s = deliver, interval_s, clock, limit_s
         self._sampled: dict[str, _Sampled] = {}
         self.missed_ticks = 0
+        self.ticks = 0  # made by `run`: a schedule that stands still shows here
 
     @property
     def stats(self) -> dict[str, SourceStats]:
@@ -76,6 +77,7 @@ class Sampler:
                     if abs(number - last) * self._interval_s > max(5 * self._interval_s, 5):
                         log.warning("the clock moved by %g s since the last tick", (number - last) * self._interval_s)
                 last = number
+                self.ticks += 1
                 task = asyncio.create_task(self.tick(number * interval_ms))
                 open_ticks.add(task)
                 task.add_done_callback(open_ticks.discard)
