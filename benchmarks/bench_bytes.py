@@ -38,9 +38,8 @@ from telemetry import record
 
 from drover_agent.simulation.sensors import Sensors
 from drover_agent.sources.base import RATE_STEP
-from drover_collector.store import SampleBatch, Store
-from drover_collector.store.base import aggregate_sql
-from drover_proto.catalog import BY_NAME, Scope, of_scope
+from drover_collector.store import SampleBatch, Store, sizes_of
+from drover_proto.catalog import BY_NAME, Kind, Scope, of_scope
 
 SERVER = "/usr/bin/victoria-metrics"
 WAIT_S = 120.0
@@ -255,6 +254,12 @@ def compare_columns(batches: list[SampleBatch], ours: dict[str, float]) -> dict[
     return found
 
 
+def aggregate_sql(metric: str) -> str:
+    """One value of a metric per group, as `buckets.aggregate` makes it; both skip NULL."""
+    value = f"quantileExactLow(0.5)(`{metric}`)" if BY_NAME[metric].kind is Kind.GAUGE else f"argMax(`{metric}`, ts)"
+    return f"{value} AS `{metric}`"
+
+
 def roll_up(store: Store) -> None:
     """The rollups of all that is stored, as the collector keeps them."""
     metrics = [metric.name for metric in of_scope(Scope.GPU)]
@@ -271,7 +276,7 @@ def roll_up(store: Store) -> None:
 
 
 def table_bytes(store: Store, table: str) -> int:
-    return sum(size.bytes for size in store.table_sizes() if size.name == table)
+    return sum(size.bytes for size in sizes_of(store.partitions()) if size.name == table)
 
 
 def print_columns(store: Store, batches: list[SampleBatch]) -> dict[str, float]:

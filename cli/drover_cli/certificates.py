@@ -98,7 +98,6 @@ class Authority:
         *,
         days: int,
         hosts: Sequence[str] = (),
-        key: ec.EllipticCurvePrivateKey | None = None,
     ) -> tuple[bytes, bytes, Issued]:
         """(certificate, key) in PEM form, and their line of the register, which is not written."""
         alternatives: list[x509.GeneralName] = [_host(host) for host in hosts]

@@ -54,6 +54,8 @@ def _url(value: str) -> str | None:
 class StoreConfig:
     url: str = setting("chdb:///var/lib/drover/store", "where data rests: chdb:///PATH is embedded, needs no server")
     retention_days: int = setting(30, "samples older than this are deleted", between(1, 3650))
+    retention_10s_days: int = setting(90, "likewise values of 10 s, which charts are made of", between(1, 3650))
+    retention_5min_days: int = setting(1100, "likewise values of 5 min", between(1, 3650))
     cluster: str = setting(
         "", "name of the server's cluster, as in its remote_servers: tables are spread over it; empty: one server"
     )

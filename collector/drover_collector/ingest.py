@@ -18,7 +18,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from drover_collector import identity
-from drover_collector.config import IngestConfig
 from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import when_ended
@@ -57,7 +56,6 @@ class Ingest:
         self,
         store: Store,
         index: FleetIndex,
-        config: IngestConfig,
         on_events: Callable[[list[Event]], None],
         *,
         on_unstored: Callable[[list[Event]], None] | None = None,
@@ -69,7 +67,7 @@ class Ingest:
             StoreError: the store cannot be read.
         """
         self.stats = IngestStats()
-        self._index, self._config = index, config
+        self._index = index
         self._limits = limits or Limits()
         self._now_ms = now_ms
         self._teller = Teller()
@@ -138,13 +136,16 @@ class Ingest:
         session.heard_s = time.monotonic()
         try:
             message = pb.AgentMessage.FromString(raw)
+            kind: str = message.WhichOneof("kind") or "unknown"
         except DecodeError:
             self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("junk", "a message that is none of ours"))
-            message = pb.AgentMessage()
+            message, kind = pb.AgentMessage(), "junk"
         if session.node:
             self.stats.last_seen[session.node] = self._now_ms()
         size, rows, events = len(raw), 0, 0
-        match message.WhichOneof("kind"):
+        match kind:
+            case "junk":
+                pass  # counted; and against its share, below
             case "hello":
                 await self._hello(session, message.hello, size)
             case "batch":
@@ -153,8 +154,8 @@ class Ingest:
             case "record":
                 events = 1
                 await self._record(session, message.record, size)
-            case kind:
-                self.stats.skipped[kind or "unknown"] += 1  # from a newer agent
+            case _:
+                self.stats.skipped[kind] += 1  # from a newer agent
         await self._writers.acks.piggyback(session)
         wait_s = session.account.take_message(size, rows, events)
         if wait_s:

@@ -158,6 +158,8 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         config.store.url,
         wait_s=STORE_WAIT_S,
         retention_days=config.store.retention_days,
+        retention_10s_days=config.store.retention_10s_days,
+        retention_5min_days=config.store.retention_5min_days,
         password=store_password(config.store),
         cluster=config.store.cluster,
     )
@@ -209,9 +211,7 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, leadership: Leader
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
-    ingest = Ingest(
-        pipeline.store, pipeline.index, config.ingest, pipeline.take_events, on_unstored=pipeline.take_unstored
-    )
+    ingest = Ingest(pipeline.store, pipeline.index, pipeline.take_events, on_unstored=pipeline.take_unstored)
     facts = Facts(pipeline, ingest.stats, config, gate, tls)
     api = FleetApi(facts)
     agents = grpc.aio.server(options=AGENT_OPTIONS, interceptors=(gate,))
@@ -235,7 +235,9 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, leadership: Leader
         await people.start()
         guarding = asyncio.create_task(gate.watch())
         stack.callback(guarding.cancel)
-        maintenance = Maintenance(pipeline.store, config.store, lambda: pipeline.leading)
+        maintenance = Maintenance(
+            pipeline.store, config.store, lambda: pipeline.leading, troubles=pipeline.ticks.troubles
+        )
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
         judging = asyncio.create_task(leadership.run())

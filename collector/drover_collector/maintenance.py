@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
 from drover_collector.config import StoreConfig
 from drover_collector.store import Store, StoreError
@@ -19,6 +19,8 @@ HISTORIES_S = 86_400.0
 class Maintenance:
     """Passes until cancelled, while `active()`: of several collectors one drops.
 
+    Args:
+        troubles: has a sentence under "maintenance" while passes fail.
     Attributes:
         passes: made so far. dropped: partitions that went for room since the start. failures: passes that failed.
     """
@@ -29,8 +31,10 @@ class Maintenance:
         config: StoreConfig,
         active: Callable[[], bool] = lambda: True,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        troubles: MutableMapping[str, str] | None = None,
     ) -> None:
         self._store, self._config, self._active, self._now_ms = store, config, active, now_ms
+        self._troubles = {} if troubles is None else troubles
         self._histories_at = time.monotonic()
         self.passes = self.dropped = self.failures = 0
 
@@ -50,6 +54,15 @@ class Maintenance:
                 self._histories_at = time.monotonic()
                 self._store.expire_histories(self._now_ms())
         except StoreError as error:
-            self.failures += 1
             log.warning("maintenance of the store: %s", error)
+            self._failed(str(error))
+        except Exception as error:  # the disk would run full if a defect ended the passes
+            log.exception("maintenance of the store")
+            self._failed(f"{type(error).__name__}, see the log")
+        else:
+            self._troubles.pop("maintenance", None)
         self.passes += 1
+
+    def _failed(self, why: str) -> None:
+        self.failures += 1
+        self._troubles["maintenance"] = f"No room can be made in the store, whose disk may run full: {why}."

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector.config import IngestConfig
 from drover_collector.ingest import Ingest
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
@@ -27,14 +26,13 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 import grpc
 from testbed.fleets import T0, index_of
-from drover_collector.config import IngestConfig
 from drover_collector.ingest import Ingest, Limits
 from drover_collector.store import Store
 
 async def main():
     store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
     now = lambda: T0 + 3_600_000
-    ingest = Ingest(store, index_of(), IngestConfig(), lambda events: None, limits=Limits(flush_s=0.01), now_ms=now)
+    ingest = Ingest(store, index_of(), lambda events: None, limits=Limits(flush_s=0.01), now_ms=now)
     server = grpc.aio.server()
     ingest.register(server)
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
@@ -157,7 +155,7 @@ async def test_a_certificate_speaks_for_its_node_only(
     store: Store, certificates: Path, name: str, node: str, words: str
 ) -> None:
     read = lambda file: (certificates / file).read_bytes()  # noqa: E731  # short, and used once below
-    ingest = Ingest(store, index_of(), IngestConfig(), lambda events: None, now_ms=lambda: T0)
+    ingest = Ingest(store, index_of(), lambda events: None, now_ms=lambda: T0)
     server = grpc.aio.server()
     ingest.register(server)
     credentials = grpc.ssl_server_credentials([(read("collector.key"), read("collector.pem"))], read("ca.pem"), True)

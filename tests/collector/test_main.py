@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from drover_collector.main import main
+from drover_collector.store import Store, StoreError
 from drover_proto import fleet_pb2 as pb
 from drover_proto import telemetry_pb2 as wire
 from drover_proto.events import Incident, from_json
@@ -309,6 +310,22 @@ def test_a_denied_certificate_is_refused_and_its_open_stream_ends(tmp_path: Path
             with pytest.raises(grpc.RpcError):
                 FleetStub(viewer).GetStatus(pb.StatusRequest(), timeout=20)
         assert running.stop() == 0
+
+
+def test_every_setting_of_the_retention_reaches_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+
+    def opened(url: str, **settings: object) -> None:
+        given.update(settings)
+        raise StoreError("seen enough")
+
+    monkeypatch.setattr(Store, "open", opened)
+    path = write(tmp_path)
+    days = {"retention_days": 3, "retention_10s_days": 4, "retention_5min_days": 5}
+    lines = "".join(f"{name} = {value}\n" for name, value in days.items())
+    path.write_text(path.read_text().replace("[ingest]", f"{lines}[ingest]"))
+    assert main(["run", "--config", str(path)]) != 0
+    assert {name: given[name] for name in days} == days
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -46,7 +46,7 @@ def filled(store: Store) -> Store:
 
 
 def oldest(store: Store) -> dict[str, int]:
-    return {size.name: size.oldest_ms for size in store.table_sizes() if size.name.endswith("_samples")}
+    return {size.name: size.oldest_ms for size in sizes_of(store.partitions()) if size.name.endswith("_samples")}
 
 
 def test_with_room_nothing_is_dropped(filled: Store) -> None:
@@ -93,10 +93,10 @@ def test_what_was_dropped_is_told_after_a_restart(filled: Store, store_url: str)
 
 
 def test_events_and_everything_else_stay_whatever_happens(filled: Store) -> None:
-    kept = {size.name: size.rows for size in filled.table_sizes() if not size.name.endswith("_samples")}
+    kept = {size.name: size.rows for size in sizes_of(filled.partitions()) if not size.name.endswith("_samples")}
     filled.make_room(NOW, disk=free(0))
     assert oldest(filled) == {}
-    rows = {size.name: size.rows for size in filled.table_sizes()}
+    rows = {size.name: size.rows for size in sizes_of(filled.partitions())}
     assert kept
     assert {name: rows[name] for name in kept} == kept
     assert [event.id for event in filled.events(START - 1, NOW)] == ["e1"]
@@ -161,7 +161,9 @@ def test_sizes_add_up(filled: Store) -> None:
     gpu = sizes["gpu_samples"]
     assert (gpu.rows, gpu.oldest_ms, gpu.newest_ms) == (600, START + 1000, START + 44 * HOUR_MS + 50_000)
     assert sizes["events"].oldest_ms == 0
-    assert [size.bytes for size in filled.table_sizes()] == sorted((s.bytes for s in sizes.values()), reverse=True)
+    assert [size.bytes for size in sizes_of(filled.partitions())] == sorted(
+        (s.bytes for s in sizes.values()), reverse=True
+    )
     assert filled.kept_days["gpu_samples"] == 3650
     assert "events" not in filled.kept_days
 
@@ -189,17 +191,21 @@ def test_superseded_states_go_and_the_newest_of_each_stays(store: Store) -> None
 def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maintenance = Maintenance(filled, StoreConfig(max_bytes=1), now_ms=lambda: NOW)
+    troubles: dict[str, str] = {}
+    maintenance = Maintenance(filled, StoreConfig(max_bytes=1), now_ms=lambda: NOW, troubles=troubles)
+    for number, error in enumerate((StoreError("no disk"), ZeroDivisionError("a defect of ours")), 1):
 
-    def refuse(*_: object, **__: object) -> None:
-        raise StoreError("no")
+        def refuse(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(filled, "make_room", refuse)
-        maintenance.once()
-    assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (1, 1, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(filled, "make_room", refuse)
+            maintenance.once()
+        assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (number, number, 0)
+        assert "disk may run full" in troubles["maintenance"]
     maintenance.once()
-    assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (2, 1, 36)
+    assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (3, 2, 36)
+    assert troubles == {}
 
 
 class FactsOf:
@@ -251,7 +257,7 @@ sys.path.insert(0, sys.argv[2])
 import numpy as np
 from drover_collector.config import StoreConfig
 from drover_collector.maintenance import Maintenance
-from drover_collector.store import SampleBatch, Store
+from drover_collector.store import SampleBatch, Store, sizes_of
 from drover_proto.catalog import Scope, of_scope
 from testbed.fleets import T0, everything, gpu_row, random_values
 
@@ -274,7 +280,7 @@ for k in range(60):  # five days in steps of two hours; nothing is refused, alth
     lowest = min(lowest, shutil.disk_usage(sys.argv[1]).free)
 assert maintenance.failures == 0
 assert maintenance.dropped > 5, maintenance.dropped
-sizes = {s.name: s for s in store.table_sizes()}
+sizes = {s.name: s for s in sizes_of(store.partitions())}
 assert sizes["gpu_samples"].newest_ms // 1000 == now // 1000
 assert sizes["gpu_samples"].oldest_ms > start + 24 * hour
 assert len(store.drops(0)) == maintenance.dropped

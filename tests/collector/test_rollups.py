@@ -395,3 +395,21 @@ def test_rollups_answer_when_the_samples_are_gone(store: Store) -> None:
     assert again[0] == 10_000
     np.testing.assert_array_equal(again[2]["n0", 0, None, "power_w"], whole[2]["n0", 0, None, "power_w"])
     assert store.totals().samples == 1
+
+
+def test_a_fresh_mark_waits_for_more_of_its_kind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of late work reads 5 minutes, so what comes in drops is worked on together."""
+    store.write_entities(everything())
+    store_batch(store, random_batch(np.random.default_rng(1), T0, T0 + BUCKET))
+    store.closing_bucket(index_of(), T0)
+    store.roll_up()
+    finish(store)
+    store_batch(store, random_batch(np.random.default_rng(2), T0, T0 + BUCKET))
+    (mark,) = store.open_marks()
+    store.settle_ms = 60_000
+    for age_ms, worked in ((59_000, False), (-1, True)):  # one of the future is of a clock that was set back
+        monkeypatch.setattr("time.time_ns", lambda at_ms=mark.at_ms + age_ms: at_ms * 1_000_000)
+        while store.roll_up_late(60):
+            pass
+        assert (store.open_marks() == []) is worked
+    assert_complete(store, T0, T0 + BUCKET)

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from drover_collector.config import IngestConfig
 from drover_collector.ingest import Ingest, Limits
 from drover_collector.main import AGENT_OPTIONS
 from drover_collector.store import Store
@@ -32,9 +31,7 @@ class Collector:
     events: list[Event] = field(default_factory=list)
 
     async def __aenter__(self) -> Collector:
-        self.ingest = Ingest(
-            self.store, index_of(), IngestConfig(), self.events.extend, limits=self.limits, now_ms=lambda: self.now_ms
-        )
+        self.ingest = Ingest(self.store, index_of(), self.events.extend, limits=self.limits, now_ms=lambda: self.now_ms)
         self.server = grpc.aio.server(options=AGENT_OPTIONS)
         self.ingest.register(self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")

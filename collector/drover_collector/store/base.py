@@ -15,7 +15,7 @@ from drover_collector.store.engine import Clients
 from drover_collector.store.integrity import Integrity
 from drover_collector.store.placements import Placements
 from drover_collector.store.schema import samples_table
-from drover_proto.catalog import BY_NAME, Kind, Scope
+from drover_proto.catalog import BY_NAME, Scope
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,12 +56,6 @@ def moment(ts_ms: int) -> str:
 def during(from_ms: int, to_ms: int, column: str = "ts") -> str:
     """`column` within [from_ms, to_ms)."""
     return f"`{column}` >= {moment(from_ms)} AND `{column}` < {moment(to_ms)}"
-
-
-def aggregate_sql(metric: str, alias: str | None = None) -> str:
-    """One value of a metric per group, as `buckets.aggregate` makes it; both skip NULL."""
-    value = f"quantileExactLow(0.5)(`{metric}`)" if BY_NAME[metric].kind is Kind.GAUGE else f"argMax(`{metric}`, ts)"
-    return f"{value} AS `{alias or metric}`"
 
 
 def whole_rows(scope: Scope, metrics: Sequence[str], where: str) -> str:

@@ -204,6 +204,8 @@ class Integrity:
             except StoreError as error:
                 if not self._stopping.is_set():
                     log.warning("store: not checked: %s", error)
+            except Exception:  # a defect or a folder that cannot be read must not end this thread
+                log.exception("store: not checked")
             self._stopping.wait(pause)
 
     def _look_at_errors(self) -> None:

@@ -195,9 +195,9 @@ class Rollups(Marks):
             self._held_at = time.monotonic()
         newest: tuple[int, str] | None = None
         empty: list[Mark] = []
-        settled_ms = time.time_ns() // 1_000_000 - self.settle_ms
+        now_ms = time.time_ns() // 1_000_000
         for mark in self.open_marks():
-            if mark.at_ms > settled_ms:
+            if 0 <= now_ms - mark.at_ms < self.settle_ms:  # one of the future is of a clock that went back
                 continue
             last = min(mark.to_ms, self._closing_ms) - 1
             if last < mark.from_ms:

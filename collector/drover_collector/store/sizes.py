@@ -49,16 +49,13 @@ class Sizes(Base):
             Part(r["table"], r["partition_id"], r["rows"], r["bytes"], r["oldest_ms"], r["newest_ms"]) for r in found
         ]
 
-    def table_sizes(self) -> list[TableSize]:
-        """The largest first."""
-        return sizes_of(self.partitions())
-
     def disk(self) -> tuple[int, int] | None:
         """(free, total) bytes of the disk of an embedded store; None: a server's, not known here."""
         return self._clients.disk()
 
 
 def sizes_of(parts: Iterable[Part]) -> list[TableSize]:
+    """What each table holds, the largest first."""
     held: dict[str, list[Part]] = {}
     for part in parts:
         held.setdefault(part.table, []).append(part)
