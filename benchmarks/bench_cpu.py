@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime as dt
 import json
 import os
 import re
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,20 +31,18 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import numpy as np
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+from load.certificates import Authority
+from load.collector import usage_of
 from remote_write import Blocks, RemoteWrite, series_labels
 
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope, of_scope
-from drover_proto.fleet import FleetSpec
+from drover_proto.fleet import FleetSpec, dump_toml
 from testbed.system_processes import free_port
 
 VICTORIA = "victoria-metrics"
@@ -55,7 +51,6 @@ GOALS = {1: 10.0, 10: 30.0}
 GPUS = 8
 LAG_S = 12.0  # messages of 10 s come up to 10 s after a bucket's end
 MODEL = "NVIDIA H100 80GB HBM3"
-HERTZ = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 SETTLE_S = 120.0
 STEADY = 0.95  # of the samples that should have come
@@ -64,64 +59,6 @@ CONNECTING = 16  # agents at once
 
 class BenchError(Exception):
     """The run is worth nothing."""
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process, all threads."""
-    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(parts[11]) + int(parts[12])) / HERTZ
-
-
-def by_thread_s(pid: int) -> Counter[str]:
-    """The same by name of thread. What Python starts has the process' name; its first thread runs the event loop."""
-    found: Counter[str] = Counter()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it may have ended
-            head, _, tail = (task / "stat").read_text().rpartition(")")
-            parts = tail.split()
-            name = "event loop" if task.name == str(pid) else head.partition("(")[2]
-            found[name] += (int(parts[11]) + int(parts[12])) / HERTZ
-    return found
-
-
-def rss_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-class Authority:
-    """Certificates of one run, elliptic."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bench authority")])
-        authority = self._made(self._name, self._key, x509.BasicConstraints(ca=True, path_length=0))
-        self.pem = authority.public_bytes(serialization.Encoding.PEM)
-        self.file = folder / "ca.pem"
-        self.file.write_bytes(self.pem)
-
-    def issue(self, name: str, *names: x509.GeneralName) -> tuple[bytes, bytes]:
-        """(certificate, private key), PEM."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:60])])
-        made = self._made(subject, key, x509.SubjectAlternativeName(names))
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        return made.public_bytes(serialization.Encoding.PEM), private
-
-    def server_files(self) -> tuple[Path, Path]:
-        cert, key = self._folder / "server.pem", self._folder / "server.key"
-        found = self.issue("localhost", x509.DNSName("localhost"))
-        cert.write_bytes(found[0])
-        key.write_bytes(found[1])
-        return cert, key
-
-    def _made(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: Any) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC)
-        builder = x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
-        builder = builder.not_valid_before(now - dt.timedelta(hours=1)).not_valid_after(now + dt.timedelta(days=90))
-        return builder.add_extension(extension, critical=False).sign(self._key, hashes.SHA256())
 
 
 @contextlib.contextmanager
@@ -137,15 +74,6 @@ def process(folder: Path, name: str, *command: str) -> Iterator[tuple[int, Path]
             child.wait(60)
     if ended is not None:
         raise SystemExit(f"{name} ended by itself: {log.read_text()[-1000:]}")
-
-
-def fleet_toml(spec: FleetSpec) -> str:
-    rows = (
-        f'[[nodes]]\nnames = "{n.name}"\nrack = "{n.rack}"\nleaf = "{n.leaf}"\npool = "{n.pool}"\nsku = "{n.sku}"\n'
-        f"gpus = {n.gpus}\n"
-        for n in spec.nodes
-    )
-    return "\n".join(rows)
 
 
 def telemetry(spec: FleetSpec, ticks: int) -> tuple[Blocks, np.ndarray[Any, Any], SimulatedFleet]:
@@ -204,7 +132,8 @@ class Agent:
     ) -> None:
         options = (("grpc.use_local_subchannel_pool", 1),)  # else channels of one process share a connection
         self.channel = grpc.aio.secure_channel(collector, credentials, options)
-        self.call = self.channel.stream_stream(METHOD, response_deserializer=pb.CollectorMessage.FromString)()
+        method = self.channel.stream_stream(METHOD, response_deserializer=pb.CollectorMessage.FromString)
+        self.call = method(compression=grpc.Compression.Gzip)  # as agents stream
         now_ms = time.time_ns() // 1_000_000
         await self.call.write(self._load.blocks.hello(self.name, f"bench-{now_ms}", now_ms, MODEL))
         answer = await asyncio.wait_for(self.call.read(), START_S)
@@ -291,7 +220,7 @@ class Servers:
     victoria: int
 
     def cpu(self) -> tuple[float, float]:
-        return cpu_s(self.ours), cpu_s(self.victoria)
+        return usage_of(self.ours).cpu_s, usage_of(self.victoria).cpu_s
 
 
 def failed(running: Sequence[asyncio.Task[None]]) -> None:
@@ -318,12 +247,13 @@ async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load,
         for seconds in args.messages:
             load.seconds = seconds
             await asyncio.sleep(args.warm_up + seconds)
-            threads = by_thread_s(servers.ours)
+            threads = usage_of(servers.ours).by_thread
             before, samples, messages, at = servers.cpu(), load.samples, load.messages, time.monotonic()
             await asyncio.sleep(args.window)
             after, took = servers.cpu(), time.monotonic() - at
             count = load.samples - samples
-            threads = by_thread_s(servers.ours) - threads
+            now = usage_of(servers.ours).by_thread
+            spent = {name: round((now[name] - threads.get(name, 0.0)) / took, 3) for name in now}
             windows.append(
                 {
                     "message_s": seconds,
@@ -333,7 +263,7 @@ async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load,
                     "victoria_us": 1e6 * (after[1] - before[1]) / count,
                     "ours_cores": round((after[0] - before[0]) / took, 3),
                     "victoria_cores": round((after[1] - before[1]) / took, 3),
-                    "ours_threads": {name: round(spent / took, 3) for name, spent in threads.most_common(8)},
+                    "ours_threads": dict(sorted(spent.items(), key=lambda item: -item[1])[:8]),
                 }
             )
             print(json.dumps(windows[-1]), file=sys.stderr)
@@ -390,20 +320,21 @@ async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     spec = build_fleet(args.agents, 7)
     ticks = round(args.rounds * sum(args.warm_up + args.window + s for s in args.messages)) + 60
     blocks, present, fleet = telemetry(spec, min(ticks, args.ticks))
-    authority = Authority(folder)
-    cert, key = authority.server_files()
+    authority = Authority.new()
+    authority.save(folder)
+    ca, cert, key = (folder / name for name in ("ca.crt", "collector.crt", "collector.key"))
     agents_port, api_port, victoria_port = free_port(), free_port(), free_port()
-    (folder / "fleet.toml").write_text(fleet_toml(spec))
+    (folder / "fleet.toml").write_text(dump_toml(spec))
     (folder / "collector.toml").write_text(
         f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n[detect]\nlag_s = {LAG_S}\n'
         f'[ingest]\nlisten = "127.0.0.1:{agents_port}"\n[api]\nlisten = "127.0.0.1:{api_port}"\n'
-        f'[tls]\nca = "{authority.file}"\ncert = "{cert}"\nkey = "{key}"\n'
+        f'[tls]\nca = "{ca}"\ncert = "{cert}"\nkey = "{key}"\n'
     )
     collector = [sys.executable, "-m", "drover_collector.main", "run", "--config", str(folder / "collector.toml")]
     victoria = [VICTORIA, f"-storageDataPath={folder}/victoria", f"-httpListenAddr=127.0.0.1:{victoria_port}", "-tls"]
     victoria += [f"-tlsCertFile={cert}", f"-tlsKeyFile={key}", "-retentionPeriod=1"]
     victoria += ["-http.connTimeout=1h", "-http.idleConnTimeout=1h"]  # else it closes them
-    tls = ssl.create_default_context(cafile=str(authority.file))
+    tls = ssl.create_default_context(cafile=str(ca))
     with (
         process(folder, "collector", *collector) as (ours, log),
         process(folder, "victoria", *victoria) as (theirs, their_log),
@@ -420,9 +351,8 @@ async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         async def connect(agent: Agent) -> None:
             async with gate:
-                uri = x509.UniformResourceIdentifier(f"drover://agent/{agent.name}")
-                pem, private = authority.issue(agent.name, uri)
-                credentials = grpc.ssl_channel_credentials(authority.pem, private, pem)
+                key, certificate = authority.issue(agent.name, f"drover://agent/{agent.name}")
+                credentials = grpc.ssl_channel_credentials(authority.pem, key, certificate)
                 await agent.connect(f"localhost:{agents_port}", credentials, victoria_port, tls)
 
         await asyncio.gather(*(connect(agent) for agent in agents))
@@ -441,8 +371,8 @@ async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "victoria_metrics": await asyncio.to_thread(victoria_version),
             "victoria_rows": rows,
             "samples_per_s_wanted": int(present.sum()),
-            "ours_rss_mib": round(rss_mib(ours)),
-            "victoria_rss_mib": round(rss_mib(theirs)),
+            "ours_rss_mib": usage_of(ours).rss_bytes >> 20,
+            "victoria_rss_mib": usage_of(theirs).rss_bytes >> 20,
         }
         await asyncio.gather(*(agent.close() for agent in agents))
         await asyncio.gather(*listening, return_exceptions=True)

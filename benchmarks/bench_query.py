@@ -151,7 +151,7 @@ def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     async def serve() -> None:
         server = grpc.aio.server()
         api = FleetApi(facts)
-        add_FleetServicer_to_server(api, server)  # type: ignore[no-untyped-call]
+        add_FleetServicer_to_server(api, server)
         ports.append(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         ready.set()
@@ -164,7 +164,7 @@ def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     ready.wait(30)
     try:
         with grpc.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
-            yield FleetStub(channel)  # type: ignore[no-untyped-call]
+            yield FleetStub(channel)
     finally:
         loop.call_soon_threadsafe(done.set)
         thread.join()

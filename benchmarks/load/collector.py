@@ -61,26 +61,7 @@ class Collector:
 
     def usage(self) -> Usage:
         """Raises FileNotFoundError when it has ended."""
-        root = Path(f"/proc/{self.process.pid}")
-        rss = int((root / "statm").read_text().split()[1]) * PAGE
-        by_thread: dict[str, float] = {}
-        count = 0
-        for task in (root / "task").iterdir():
-            try:
-                text = (task / "stat").read_text()
-            except OSError:
-                continue  # the thread has ended meanwhile
-            count += 1
-            named, _, rest = text.rpartition(")")
-            name = (
-                "event loop" if task.name == str(self.process.pid) else named.partition("(")[2].rstrip("0123456789_-#")
-            )
-            fields = rest.split()
-            by_thread[name] = by_thread.get(name, 0.0) + (int(fields[11]) + int(fields[12])) * TICK_S
-        fields = (root / "stat").read_text().rpartition(")")[2].split()
-        total = (int(fields[11]) + int(fields[12])) * TICK_S
-        by_thread["ended"] = max(0.0, total - sum(by_thread.values()))
-        return Usage(total, by_thread, rss, count, len(os.listdir(root / "fd")))  # noqa: PTH208  # only their number
+        return usage_of(self.process.pid)
 
     def page(self) -> dict[str, float]:
         """The Prometheus page: name with its labels -> value; empty when it does not answer."""
@@ -96,6 +77,32 @@ class Collector:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def usage_of(pid: int) -> Usage:
+    """Threads that Python starts have the process' name; the first one runs the event loop.
+
+    Raises:
+        FileNotFoundError: it has ended.
+    """
+    root = Path(f"/proc/{pid}")
+    rss = int((root / "statm").read_text().split()[1]) * PAGE
+    by_thread: dict[str, float] = {}
+    count = 0
+    for task in (root / "task").iterdir():
+        try:
+            text = (task / "stat").read_text()
+        except OSError:
+            continue  # the thread has ended meanwhile
+        count += 1
+        named, _, rest = text.rpartition(")")
+        name = "event loop" if task.name == str(pid) else named.partition("(")[2].rstrip("0123456789_-#")
+        fields = rest.split()
+        by_thread[name] = by_thread.get(name, 0.0) + (int(fields[11]) + int(fields[12])) * TICK_S
+    fields = (root / "stat").read_text().rpartition(")")[2].split()
+    total = (int(fields[11]) + int(fields[12])) * TICK_S
+    by_thread["ended"] = max(0.0, total - sum(by_thread.values()))
+    return Usage(total, by_thread, rss, count, len(os.listdir(root / "fd")))  # noqa: PTH208  # only their number
 
 
 @contextmanager
