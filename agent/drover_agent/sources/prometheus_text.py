@@ -1,0 +1,100 @@
+"""Prometheus' exposition text: the samples with wanted names, out of a page of hundreds of kilobytes.
+
+The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/ (text 0.0.4), and of OpenMetrics 1.0
+as far as samples go: exemplars after ` # `, timestamps in seconds, `# EOF`. Lines with other names are only looked at
+as far as their name, which is what makes it cheap: a page of dcgm-exporter or vLLM holds few samples of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+
+MAX_SAMPLES = 50_000  # with wanted names; 64 GPUs with all of DCGM's fields are 4,000
+
+Sample = tuple[Mapping[str, str], float]  # labels, value
+
+_LABEL = re.compile(r'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
+_NUMBER = re.compile(r"[+-]?(?:nan|inf(?:inity)?|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
+
+
+class ExpositionError(ValueError):
+    """A page that is no exposition, or a wanted line that cannot be understood; the message says where and why."""
+
+
+def parse(text: str, wanted: Container[str]) -> dict[str, list[Sample]]:
+    """The samples whose name (with `_bucket`, `_sum`, `_total`) is in `wanted`, by name, in the page's order.
+
+    Raises:
+        ExpositionError: a wanted line is garbled, there are too many, or the page is HTML.
+    """
+    if text[:256].lstrip()[:1] == "<":
+        raise ExpositionError("the page is HTML or XML, not Prometheus text; check the path of the url")
+    found: dict[str, list[Sample]] = {}
+    known: dict[str, Mapping[str, str]] = {}  # all metrics of one GPU have the same ten labels
+    count = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        brace = line.find("{")
+        name = head = line[:brace] if brace > 0 else line
+        if name not in wanted:  # a blank ends the name where no brace does, or one of an exemplar
+            parts = head.split(None, 1)
+            name = parts[0] if parts else ""
+            if name not in wanted:
+                continue
+        count += 1
+        if count > MAX_SAMPLES:
+            raise ExpositionError(f"the page has more than {MAX_SAMPLES} samples of the wanted names")
+        start = line.index(name) + len(name)
+        try:
+            found.setdefault(name, []).append(_sample(line, start, known))
+        except ExpositionError as error:
+            raise ExpositionError(f"line {number}: {error}: {line[:120]!r}") from None
+    return found
+
+
+def _sample(line: str, at: int, known: dict[str, Mapping[str, str]]) -> Sample:
+    """Labels and value of a line whose name ends at `at`; `known` holds labels that were read before, by their text."""
+    while line[at : at + 1] in (" ", "\t"):
+        at += 1
+    labels: Mapping[str, str] = {}
+    if line[at : at + 1] == "{":
+        # Without an exemplar the last brace is the one that ends the labels: what follows are numbers.
+        end = line.rfind("}") + 1 if "#" not in line else 0
+        text = line[at:end]
+        if text in known:
+            labels, at = known[text], end
+        else:
+            labels = {}
+            at = _labels(line, at + 1, labels)
+            if at == end:
+                known[text] = labels
+    fields = line[at:].partition(" # ")[0].split()
+    if not 1 <= len(fields) <= 2:
+        raise ExpositionError("a value, and at most a timestamp, must follow the name and labels")
+    for field in fields:
+        if not _NUMBER.fullmatch(field):
+            raise ExpositionError(f"{field[:40]!r} is no number")
+    return labels, float(fields[0])
+
+
+def _labels(line: str, at: int, labels: dict[str, str]) -> int:
+    """Read labels up to the closing brace; returns the place behind it."""
+    while (match := _LABEL.match(line, at)) is not None:
+        value = match[2]
+        labels[match[1]] = _ESCAPE.sub(_unescape, value) if "\\" in value else value
+        at = match.end()
+        if line[at : at + 1] != ",":
+            break
+        at += 1
+    while line[at : at + 1] in (" ", "\t"):
+        at += 1
+    if line[at : at + 1] != "}":
+        raise ExpositionError('labels must read name="value", with commas between them and a brace at the end')
+    return at + 1
+
+
+def _unescape(match: re.Match[str]) -> str:
+    """Escapes other than the three of the format stay as they are, as Prometheus' own parser has it."""
+    return _ESCAPED.get(match[1], match[0])
