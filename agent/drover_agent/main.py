@@ -1,4 +1,4 @@
-"""The command `drover-agent`: run, once, fleet, config."""
+"""The command `drover-agent`: run, once, check, sources, fleet, config."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
-from drover_agent.once import as_text, once
-from drover_agent.runtime import NodeRuntime
 from drover_agent.spool import SpoolError
 from drover_proto.settings import SettingsError, sample
 
+if TYPE_CHECKING:
+    from drover_agent.runtime import NodeRuntime
+
 BAD_INPUT = 2
+COMMANDS = {
+    "run": "stream this node until stopped",
+    "once": "read everything once and print it; what is absent says why",
+    "check": "what can be read here and what cannot, why, and how to mend it; exits with 1 when something is broken",
+    "sources": "every source: whether it is on, why not, its pace, what a reading costs here",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,13 +46,13 @@ def _run(argv: list[str]) -> int:
         prog="drover-agent", description="Streams a node's telemetry to a Drover collector."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, help_ in (("run", "stream this node until stopped"), ("once", "read everything once and print it")):
+    for name, help_ in COMMANDS.items():
         command = commands.add_parser(name, help=help_, description=help_)
         command.add_argument("--config", metavar="FILE", help=f"settings (default: {DEFAULT_PATH} if it is there)")
         command.add_argument(
             "--set", metavar="KEY=VALUE", action="append", default=[], help="override one setting; may be repeated"
         )
-        if name == "once":
+        if name != "run":
             command.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("config", help="print a settings file with every setting, its help and default")
     fleet = commands.add_parser("fleet", help="stream a whole simulated fleet from this process")
@@ -61,24 +69,64 @@ def _run(argv: list[str]) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    if options.command == "run":
+        return asyncio.run(_serve(config))
+    return _look(config, options)
+
+
+def _look(config: AgentConfig, options: argparse.Namespace) -> int:
+    """once, check, sources. Their modules are loaded here: a running agent has no use for them."""
+    code = 0
     if options.command == "once":
-        report = once(config)
-        print(json.dumps(report, indent=2) if options.json else as_text(report))
-        return 0
-    return asyncio.run(_serve(config))
+        from drover_agent import once, once_text
+
+        seen = once.once(config)
+        text = json.dumps(seen, indent=2) if options.json else once_text.as_text(seen)
+    elif options.command == "check":
+        from drover_agent import check
+
+        lines = check.check(config, str(options.config or (DEFAULT_PATH if DEFAULT_PATH.exists() else "")))
+        code = 1 if check.is_broken(lines) else 0
+        text = json.dumps(check.as_json(config.node_name, lines), indent=2) if options.json else check.as_text(lines)
+    else:
+        from drover_agent import sources_report
+
+        rows = sources_report.sources(config)
+        text = json.dumps(rows, indent=2) if options.json else sources_report.as_text(rows)
+    print(text, flush=True)
+    return code
 
 
 async def _serve(config: AgentConfig) -> int:
-    """Run until SIGTERM or SIGINT, which end it cleanly."""
-    work = asyncio.create_task(NodeRuntime(config).run())
+    """Run until SIGTERM or SIGINT, which end it cleanly. systemd, where it is there, is told how it goes."""
+    from drover_agent.clock import SystemClock
+    from drover_agent.runtime import NodeRuntime
+    from drover_agent.systemd_notify import Notifier, Tender, tended
+
+    node = NodeRuntime(config)
+    tender = Tender(Notifier(), SystemClock(), config.interval_s, lambda: node.sampler.ticks, lambda: status(node))
+    work = asyncio.create_task(node.run())
+
+    def stop() -> None:
+        tender.stopping()
+        work.cancel()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, work.cancel)
+        loop.add_signal_handler(number, stop)
     try:
-        await work
+        await tended(tender, work)
     except asyncio.CancelledError:
         logging.getLogger(__name__).info("stopped")
     return 0
+
+
+def status(node: NodeRuntime) -> str:
+    """One line of how the agent stands, for `systemctl status`."""
+    gpus = len(node.gpus.all())
+    waiting, size = node.agent.spool.pending()
+    to = f"sending to {node.agent.connected_to}" if node.agent.connected_to else "no collector"
+    return f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}; {to}; {waiting} messages ({size / 1e6:.1f} MB) wait"
 
 
 if __name__ == "__main__":

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig
-from drover_agent.sampler import Sampler, SourceStats
-from drover_agent.sources import polled
+from drover_agent.look import Look, look
 from drover_agent.sources.base import Entity, Reading
-from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.nvml import NvmlSource
 from drover_agent.tls import report as tls_report
-from drover_proto.catalog import BY_NAME, Absent, describe
+from drover_proto import VERSION
+from drover_proto.catalog import Absent, Metric, Scope, of_scope
 from drover_proto.times import iso
 
-BETWEEN_S = 0.5  # rates need two readings
-LIMIT_S = 10.0
+NOT_READ = "not-read"  # beside the reasons of Absent: nothing that reads here knows it
+WHY: dict[str, str] = {
+    Absent.UNSUPPORTED: "this device, driver or kernel does not have it",
+    Absent.LOST: "the device has gone",
+    Absent.TIMEOUT: "the read did not return",
+    Absent.NO_PERMISSION: "not allowed to this user; `drover-agent check` says what is missing",
+    Absent.ERROR: "the read failed; standard error says how",
+    Absent.OUT_OF_RANGE: "what was read cannot be true",
+}
+OF_RUNNING_AGENT = frozenset({"uplink", "spool", "agent"})  # readers of the catalog that only a running agent has
 
 
 class Collected:
     """The newest of everything that was read."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self.values: dict[Entity, dict[str, float]] = {}
         self.absent: dict[Entity, dict[str, Absent]] = {}
         self.inventory: dict[str, str] = {}
+        self.holdings: dict[int, str | None] = {}
+        self.events: list[dict[str, Any]] = []
 
-    def take(self, _: int, reading: Reading) -> None:
+    def take(self, found: Look) -> None:
+        for reading in found.readings:
+            self._take_reading(reading)
+        if found.hung and found.slot is not None:
+            entity = next((e for e in self.values if e.gpu == found.slot and e.scope is Scope.GPU and not e.mig), None)
+            entity = entity or Entity(Scope.GPU, f"{self._node}/gpu{found.slot}", found.slot)
+            self.values[entity] = {}
+            self.absent[entity] = {metric.name: Absent.TIMEOUT for metric in of_scope(Scope.GPU)}
+
+    def _take_reading(self, reading: Reading) -> None:
         for entity, values in reading.rows:
             self.values.setdefault(entity, {}).update(values)
             for name in values:
@@ -37,69 +58,91 @@ class Collected:
             self.values.setdefault(entity, {}).pop(name, None)
             self.absent.setdefault(entity, {})[name] = reason
         self.inventory |= reading.inventory
+        self.holdings |= dict(reading.holdings)
+        for event in reading.events:
+            row = dataclasses.asdict(event) | {"ts": iso(event.ts_ms)}
+            del row["ts_ms"]
+            self.events.append(row)
+
+    def entities(self) -> list[Entity]:
+        """Each once: a device that told its name only at the second reading is the same as before."""
+        last = {(e.scope, e.gpu, e.mig, e.link, "" if e.scope is Scope.GPU else e.key): e for e in self.values}
+        return sorted(last.values(), key=lambda e: (list(Scope).index(e.scope), e.gpu or 0, e.mig, e.link, e.key))
 
 
-async def read_once(config: AgentConfig) -> tuple[Collected, dict[str, SourceStats]]:
-    """Read every source twice, a moment apart."""
-    clock = SystemClock()
-    collected = Collected()
-    sampler = Sampler(collected.take, BETWEEN_S, clock, LIMIT_S)
-    gpus = Gpus()
-    for source in polled(config, gpus):
-        sampler.add(source)
-    if config.hardware in ("auto", "nvml"):
-        sampler.add(NvmlSource(config.node_name, gpus))
-    await sampler.tick(clock.now_ms())
-    await clock.sleep(BETWEEN_S)
-    # Sources sit out ticks within their own interval, so the second tick is one of the next second.
-    await sampler.tick(clock.now_ms() + 1000)
-    sampler.close()
-    return collected, sampler.stats
+def why_not_read(entity: Entity, metric: Metric) -> str:
+    """Why a metric that no source told of is not there."""
+    readers = metric.sources.keys()
+    if readers and readers <= OF_RUNNING_AGENT:
+        return "only a running agent knows it"
+    if entity.mig:
+        return "not told of MIG instances; the whole GPU's row may have it"
+    if entity.scope is Scope.WORKLOAD:
+        return "this workload does not report it"
+    return "no source that is on here gives it"
 
 
-def as_json(config: AgentConfig, collected: Collected, stats: dict[str, SourceStats]) -> dict[str, Any]:
-    entities = sorted(collected.values, key=lambda e: (e.scope, e.gpu or 0, e.link))
+def kernel_log(config: AgentConfig) -> dict[str, Any]:
+    """Whether the kernel log can be read; nothing is read of it but its first record."""
+    path = config.kmsg_path
+    found: dict[str, Any] = {"path": path, "readable": False, "why": ""}
+    if not config.kmsg_enabled:
+        return found | {"why": "switched off (kmsg_enabled)"}
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.read(descriptor, 8192)  # the kernel asks for the right at open or at read, by version
+        except (BlockingIOError, BrokenPipeError):  # nothing in it, or the oldest line was just overwritten
+            pass
+        finally:
+            os.close(descriptor)
+    except PermissionError:
+        return found | {"why": "not allowed: the agent needs CAP_SYSLOG"}
+    except OSError as error:
+        return found | {"why": error.strerror or str(error)}
+    return found | {"readable": True}
+
+
+def as_json(config: AgentConfig, looks: Sequence[Look]) -> dict[str, Any]:
+    collected = Collected(config.node_name)
+    for found in looks:
+        collected.take(found)
+    now_ms = SystemClock().now_ms()
     return {
         "node": config.node_name,
-        "ts": iso(SystemClock().now_ms()),
-        "certificate": tls_report(config.tls, SystemClock().now_ms() / 1000),  # empty: plain connections
+        "ts": iso(now_ms),
+        "version": VERSION,
+        "certificate": tls_report(config.tls, now_ms / 1000),  # empty: plain connections
         "inventory": collected.inventory,
-        "entities": [
-            {
-                "scope": entity.scope,
-                "key": entity.key,
-                "gpu": entity.gpu,
-                "values": collected.values[entity],
-                "absent": collected.absent.get(entity, {}),
-            }
-            for entity in entities
-        ],
+        "kernel_log": kernel_log(config),
+        "holdings": {str(gpu): job for gpu, job in sorted(collected.holdings.items())},
+        "events": collected.events,
+        "entities": [_entity(collected, entity) for entity in collected.entities()],
         "sources": {
-            name: {"seconds": round(s.last_s, 6), "timeouts": s.timeouts, "failures": s.failures}
-            for name, s in stats.items()
+            found.name: {
+                "seconds": round(found.seconds[-1], 6) if found.seconds else None,
+                "readings": len(found.readings),
+                "trouble": found.error,
+            }
+            for found in looks
         },
     }
 
 
-def as_text(report: dict[str, Any]) -> str:
-    lines = [f"{report['node']} at {report['ts']}"]
-    if report["certificate"]:
-        lines.append(f"  certificate: {report['certificate']}")
-    lines += [f"  {key}: {value}" for key, value in report["inventory"].items() if value]
-    for entity in report["entities"]:
-        title = f"GPU {entity['gpu']} ({entity['key']})" if entity["scope"] == "gpu" else entity["key"]
-        lines += ["", f"{entity['scope']}: {title}"]
-        for name, value in entity["values"].items():
-            lines.append(f"  {name:<26} {describe(BY_NAME[name], value)}")
-        for name, reason in entity["absent"].items():
-            lines.append(f"  {name:<26} absent: {reason}")
-    lines.append("")
-    for name, source in report["sources"].items():
-        trouble = "; did not answer" if source["timeouts"] else "; failed, see the log" if source["failures"] else ""
-        lines.append(f"source {name}: {source['seconds'] * 1000:.1f} ms{trouble}")
-    return "\n".join(lines)
+def _entity(collected: Collected, entity: Entity) -> dict[str, Any]:
+    values = collected.values[entity]
+    absent: dict[str, str] = {name: str(reason) for name, reason in collected.absent.get(entity, {}).items()}
+    why = {name: WHY[reason] for name, reason in absent.items()}
+    for metric in of_scope(entity.scope):
+        if metric.name not in values and metric.name not in absent:
+            absent[metric.name], why[metric.name] = NOT_READ, why_not_read(entity, metric)
+    found = {"scope": entity.scope, "key": entity.key, "gpu": entity.gpu, "mig": entity.mig, "link": entity.link}
+    return found | {"values": values, "absent": absent, "why": why}
 
 
 def once(config: AgentConfig) -> dict[str, Any]:
-    collected, stats = asyncio.run(read_once(config))
-    return as_json(config, collected, stats)
+    """
+    Raises:
+        ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
+    """
+    return as_json(config, asyncio.run(look(config)))

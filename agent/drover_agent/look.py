@@ -1,0 +1,129 @@
+"""Every source of this node, read a few times: what `once`, `check` and `sources` show.
+
+A source that does not answer is named and left behind, so that each of them ends within LIMIT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from drover_agent.clock import SystemClock
+from drover_agent.config import AgentConfig
+from drover_agent.sources import POLLED
+from drover_agent.sources.base import Reading, Source
+from drover_agent.sources.gpus import Gpus
+from drover_agent.watchdog import Guard, Worker
+
+LIMIT_S = 9.0  # for all readings together
+READ_LIMIT_S = 3.0  # for one
+BETWEEN_S = 1.0  # rates need two readings
+
+
+@dataclass(slots=True)
+class Look:
+    """What one source gave.
+
+    Attributes:
+        slot: the GPU that it reads, if it reads one.
+        seconds, cpu_s: of each reading that returned: how long it took, and how much of that on a CPU.
+        error: why the last reading failed, or why there is none; "" otherwise.
+        hung: a reading has not returned.
+    """
+
+    name: str
+    interval_s: float
+    slot: int | None = None
+    readings: list[Reading] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    error: str = ""
+    hung: bool = False
+
+
+class _Looked:
+    """A source behind its guard, with what it gave."""
+
+    def __init__(self, source: Source) -> None:
+        self.name, self.interval_s = source.name, source.interval_s
+        self.look = Look(source.name, source.interval_s, getattr(source, "slot", None))
+        self._source = source
+        self.guard = Guard(self)
+
+    def read(self, now_ms: int) -> Reading:
+        began = time.thread_time()
+        reading = self._source.read(now_ms)
+        self.look.cpu_s.append(time.thread_time() - began)
+        return reading
+
+    def close(self) -> None:
+        self._source.close()
+
+    async def take(self, limit_s: float) -> None:
+        if self.guard.busy:
+            return
+        outcome = await self.guard.read(SystemClock().now_ms(), limit_s)
+        if outcome is None:
+            self.look.hung, self.look.error = True, f"did not answer within {limit_s:g} s"
+            return
+        self.look.seconds.append(outcome.seconds)
+        if outcome.reading is None:
+            self.look.error = f"{type(outcome.error).__name__}: {outcome.error}"
+        else:
+            self.look.error = ""
+            self.look.readings.append(outcome.reading)
+
+
+async def look(config: AgentConfig, readings: int = 2, only: Iterable[str] | None = None) -> list[Look]:
+    """Read all sources that these settings turn on, or those named in `only` ("nvml" stands for all GPUs).
+
+    Raises:
+        ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
+    """
+    wanted = None if only is None else set(only)
+    deadline = time.monotonic() + LIMIT_S
+
+    def limit_s() -> float:
+        return min(READ_LIMIT_S, max(deadline - time.monotonic(), 0.1))
+
+    gpus = Gpus()
+    others = [
+        _Looked(make(config, gpus))
+        for name, (hardware, make) in POLLED.items()
+        if config.hardware in hardware and (wanted is None or name in wanted)
+    ]
+    found: list[Look] = []
+    devices: list[_Looked] = []
+    if config.hardware in ("auto", "nvml") and (wanted is None or "nvml" in wanted):
+        opened, devices = await _open_nvml(config, gpus, limit_s())
+        found.append(opened)
+    for number in range(readings):
+        if number:
+            await asyncio.sleep(BETWEEN_S)
+        for group in (devices, others):  # the others may ask who the GPUs are
+            await asyncio.gather(*(one.take(limit_s()) for one in group))
+    for one in (*devices, *others):
+        one.guard.close()
+    return found + [one.look for one in (*devices, *others)]
+
+
+async def _open_nvml(config: AgentConfig, gpus: Gpus, limit_s: float) -> tuple[Look, list[_Looked]]:
+    from drover_agent.sources.nvml import NvmlSource
+
+    nvml = NvmlSource(config.node_name, gpus)
+    opened = Look(nvml.name, nvml.interval_s)
+    running = Worker("nvml:open").submit(partial(nvml.open, SystemClock().now_ms()))
+    done, _ = await asyncio.wait([running], timeout=limit_s)
+    if not done:
+        opened.hung, opened.error = True, f"opening NVML did not return within {limit_s:g} s"
+        return opened, []
+    outcome = running.result()
+    opened.seconds.append(outcome.seconds)
+    if outcome.reading is None:
+        opened.error = f"{type(outcome.error).__name__}: {outcome.error}"
+    else:
+        opened.readings.append(outcome.reading)
+    return opened, [_Looked(device) for device in nvml.devices]

@@ -1,0 +1,65 @@
+"""What each source is, for `drover-agent sources`, `check` and docs/sources.md. A source without a row fails a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """
+    Attributes:
+        what: what it gives.
+        reads: from where.
+        pace: how often.
+        rights: what it needs beyond those of any user, or how to mend that it may not.
+        missing: what it means that it gives nothing.
+        setting: what turns it on and off.
+    """
+
+    what: str
+    reads: str
+    pace: str
+    rights: str
+    missing: str
+    setting: str
+
+
+FACTS: Mapping[str, Facts] = MappingProxyType(
+    {
+        "nvml": Facts(
+            what="GPUs: clocks, power, temperatures, memory, ECC, row remaps, PCIe, NVLink; profiling (GPM, Hopper on)",
+            reads="libnvidia-ml.so.1, each GPU in a thread of its own",
+            pace="1 s; ECC, remaps, NVLink, processes every 10 s",
+            rights="read and write access to /dev/nvidiactl and /dev/nvidia*",
+            missing="no NVIDIA driver on this node",
+            setting='`hardware = "auto"` or `"nvml"`',
+        ),
+        "kmsg": Facts(
+            what="events: XIDs, SXids, PCIe, memory and OOM lines, since boot and as they come",
+            reads="/dev/kmsg",
+            pace="at once",
+            rights="CAP_SYSLOG where kernel.dmesg_restrict is 1",
+            missing="the kernel log is not read",
+            setting="`kmsg_enabled`",
+        ),
+        "host": Facts(
+            what="the node: CPU, memory, disks, network, inlet temperature, PCIe AER, EDAC, OOM kills, the agent",
+            reads="/proc, /sys",
+            pace="1 s; error counters and temperature every 10 s",
+            rights="none",
+            missing="/proc or /sys is not what it should be",
+            setting="always on, but for simulated hardware",
+        ),
+        "simulated": Facts(
+            what="eight GPUs, their host and jobs, made up",
+            reads="nothing of this machine",
+            pace="each tick",
+            rights="none; needs the extra `simulation`",
+            missing="nothing is simulated",
+            setting='`hardware = "simulated"`',
+        ),
+    }
+)

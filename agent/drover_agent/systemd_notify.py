@@ -1,0 +1,115 @@
+"""What systemd is told of the agent (sd_notify(3)): when it is ready, how it stands, and that it still works.
+
+A hung driver does not stop the ticks and so no keep-alive; an event loop that stands still does, and systemd then
+starts the agent anew. Outside systemd, or with a unit that is not of Type=notify, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+from drover_agent.clock import Clock
+
+log = logging.getLogger(__name__)
+
+READY_S = 10.0  # at the latest, where the interval between two ticks is longer
+LOOK_S = 0.2  # how often the first tick is looked for
+STATUS_S = 10.0  # between two status lines
+STALE_S = 20.0  # beyond two intervals: a tick as old as this means that the schedule stands still
+
+
+class Notifier:
+    """Sends to the socket that systemd names in the environment."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        env = os.environ if environment is None else environment
+        path = env.get("NOTIFY_SOCKET", "")
+        # A leading @ stands for the zero byte of an abstract address.
+        self._address = "\0" + path[1:] if path.startswith("@") else path
+        self.watchdog_s = _watchdog_s(env)
+        self._told_trouble = False
+
+    @property
+    def on(self) -> bool:
+        return bool(self._address)
+
+    def send(self, *lines: str) -> bool:
+        """Whether it was sent. A manager that does not listen is logged once and stops nothing."""
+        if not self._address:
+            return False
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as out:
+                out.sendto("\n".join(lines).encode(), self._address)
+        except OSError as error:
+            if not self._told_trouble:
+                log.warning("systemd at NOTIFY_SOCKET could not be told: %s", error.strerror)
+            self._told_trouble = True
+            return False
+        self._told_trouble = False
+        return True
+
+
+def _watchdog_s(env: Mapping[str, str]) -> float | None:
+    """Seconds within which a keep-alive is expected; None when none is."""
+    if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # meant for another process of the unit
+    try:
+        return int(env["WATCHDOG_USEC"]) / 1e6 or None
+    except (KeyError, ValueError):
+        return None
+
+
+class Tender:
+    """Tells systemd of one agent until cancelled.
+
+    Args:
+        ticks: how many ticks there have been.
+        status: one line for `systemctl status`.
+    """
+
+    def __init__(
+        self, notifier: Notifier, clock: Clock, interval_s: float, ticks: Callable[[], int], status: Callable[[], str]
+    ) -> None:
+        self._notifier, self._clock, self._interval_s = notifier, clock, interval_s
+        self._ticks, self._status = ticks, status
+
+    async def run(self) -> None:
+        if not self._notifier.on:
+            return
+        began_s = self._clock.monotonic()
+        while not self._ticks() and self._clock.monotonic() - began_s < READY_S:
+            await self._clock.sleep(LOOK_S)
+        self._notifier.send("READY=1", f"STATUS={self._line()}")
+        every_s = min(STATUS_S, (self._notifier.watchdog_s or STATUS_S) / 3)
+        seen, since_s = self._ticks(), self._clock.monotonic()
+        while True:
+            now_s = self._clock.monotonic()
+            if self._ticks() != seen:
+                seen, since_s = self._ticks(), now_s
+            lines = [f"STATUS={self._line()}"]
+            if self._notifier.watchdog_s and now_s - since_s < 2 * self._interval_s + STALE_S:
+                lines.append("WATCHDOG=1")
+            self._notifier.send(*lines)
+            await self._clock.sleep(every_s)
+
+    def stopping(self) -> None:
+        self._notifier.send("STOPPING=1", "STATUS=stopping")
+
+    def _line(self) -> str:
+        return " ".join(self._status().split())  # a line break would begin another assignment
+
+
+async def tended(tender: Tender, work: asyncio.Task[None]) -> None:
+    """Wait for `work` and tell systemd of it meanwhile."""
+    tending = asyncio.create_task(tender.run())
+    try:
+        await work
+    finally:
+        tending.cancel()
+        [ended] = await asyncio.gather(tending, return_exceptions=True)
+        if isinstance(ended, Exception):
+            log.error("telling systemd of this agent failed", exc_info=ended)
