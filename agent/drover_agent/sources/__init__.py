@@ -24,6 +24,18 @@ def _host(config: AgentConfig, _: Gpus) -> Source:
     return HostSource(config.node_name, Path(config.proc_root), Path(config.sys_root))
 
 
+def _infiniband(config: AgentConfig, gpus: Gpus) -> Source:
+    from drover_agent.sources.infiniband import InfinibandSource
+
+    return InfinibandSource(config.node_name, Path(config.sys_root), gpus)
+
+
+def _ethernet(config: AgentConfig, _: Gpus) -> Source:
+    from drover_agent.sources.ethernet import EthernetSource
+
+    return EthernetSource(config.node_name, Path(config.sys_root))
+
+
 def _simulated(config: AgentConfig, _: Gpus) -> Source:
     from drover_agent.sources.simulated import SimulatedNode
 
@@ -33,6 +45,8 @@ def _simulated(config: AgentConfig, _: Gpus) -> Source:
 # name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
 POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] = {
     "host": (frozenset({"auto", "nvml", "none"}), _host),
+    "infiniband": (frozenset({"auto", "nvml", "none"}), _infiniband),
+    "ethernet": (frozenset({"auto", "nvml", "none"}), _ethernet),
     "simulated": (frozenset({"simulated"}), _simulated),
 }
 
