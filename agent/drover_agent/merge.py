@@ -3,11 +3,13 @@
 The first occurrence leaves at once. Repeats of the same error of the same device are summed, and told every
 `WINDOW_MS` with their count. What two sources report in one window is the same occurrence: the higher of their counts
 is the true one. NVML carries no text, so its report waits `HOLD_MS` for the kernel's line where that log is read.
+
+What is remembered is bounded. Beyond `MAX_OPEN` different errors (or `MAX_FORGEABLE` lines that user space could have
+written) in one window, further ones are summed whatever they are, so that no storm fills the spool.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 
 from drover_agent.sources.base import NodeEvent
@@ -15,8 +17,9 @@ from drover_proto.events import EventKind
 
 WINDOW_MS = 10_000
 HOLD_MS = 250
-MAX_OPEN = 2_000
-_PCI = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\b")
+MAX_OPEN = 3_000  # every XID on each of 16 GPUs
+MAX_FORGEABLE = 50
+MANY = "many different lines, such as: "
 
 Key = tuple[EventKind, int | None, str, str, bool, bool]
 
@@ -28,6 +31,7 @@ class _Open:
     newest: NodeEvent
     until_ms: int  # end of the window, or of the wait for text
     waits: bool  # nothing told yet: the kernel's line may bring the text
+    many: bool  # stands for all that was too many to remember
     told: int = 0
     seen: dict[str, int] = field(default_factory=dict)  # source -> occurrences since this was opened
     text: str = ""  # the message told last
@@ -47,6 +51,7 @@ class EventMerger:
     def __init__(self, *, expect_kernel_log: bool) -> None:
         self._expect_kernel_log = expect_kernel_log
         self._open: dict[Key, _Open] = {}
+        self._forgeable = 0  # of these
         self.merged = 0  # lines that did not become events of their own
 
     @property
@@ -58,7 +63,7 @@ class EventMerger:
         """What to tell now that `event` came."""
         if event.kind is EventKind.LIFECYCLE:
             return [event]
-        key = _key(event)
+        key = self._key(event)
         told = []
         known = self._open.get(key)
         if known and known.over(event.ts_ms):
@@ -67,10 +72,9 @@ class EventMerger:
         if known is None:
             waits = event.source == "nvml" and self._expect_kernel_log
             until_ms = event.ts_ms + (HOLD_MS if waits else WINDOW_MS)
-            known = _Open(event, until_ms, waits, seen={event.source: event.count})
+            known = _Open(event, until_ms, waits, many=not key[2], seen={event.source: event.count})
             self._open[key] = known
-            if len(self._open) > MAX_OPEN:
-                told += self._flush(next(iter(self._open)))
+            self._forgeable += event.forgeable
             return told if waits else [*told, self._tell(known, event)]
         known.seen[event.source] = known.seen.get(event.source, 0) + event.count
         if event.source != "nvml" or known.newest.source == "nvml":
@@ -99,24 +103,31 @@ class EventMerger:
         """At the end of a window: tell its sum and begin the next one, or forget a device that was quiet."""
         known = self._open[key]
         if known.untold <= 0:
-            del self._open[key]
+            self._forget(key)
             return []
         known.until_ms = now_ms + WINDOW_MS
         return [self._tell(known, known.newest)]
 
     def _flush(self, key: Key) -> list[NodeEvent]:
-        known = self._open.pop(key)
+        known = self._forget(key)
         return [self._tell(known, known.newest)] if known.untold > 0 else []
+
+    def _forget(self, key: Key) -> _Open:
+        known = self._open.pop(key)
+        self._forgeable -= known.newest.forgeable
+        return known
 
     def _tell(self, known: _Open, event: NodeEvent) -> NodeEvent:
         count = max(known.untold, 1)
         known.told += count
         known.waits = False
         known.text = event.message
-        return replace(event, count=count)
+        return replace(event, count=count, message=MANY + event.message if known.many else event.message)
 
-
-def _key(event: NodeEvent) -> Key:
-    """What makes two events reports of the same thing. A line that user space could have written hides no real one."""
-    where = _PCI.search(event.message) if event.gpu is None else None
-    return event.kind, event.gpu, event.code, where[0] if where else "", event.forgeable, event.backlog
+    def _key(self, event: NodeEvent) -> Key:
+        """What makes two events reports of the same thing. A line that user space could have written hides no real
+        one. NVML says no more of an XID than its GPU and code."""
+        where = "" if event.kind is EventKind.XID and event.gpu is not None else event.where
+        key = event.kind, event.gpu, event.code, where, event.forgeable, event.backlog
+        full = self._forgeable >= MAX_FORGEABLE if event.forgeable else len(self._open) >= MAX_OPEN
+        return key if key in self._open or not full else (event.kind, None, "", "", event.forgeable, event.backlog)

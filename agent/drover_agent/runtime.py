@@ -48,6 +48,7 @@ class NodeRuntime:
         self._nvml = NvmlSource(config.node_name, self.gpus) if config.hardware in ("auto", "nvml") else None
         self._no_gpu_reason = ""
         self._kmsg: KmsgReader | None = None
+        self._log_trouble: str | None = None  # why the kernel log cannot be read, "" for nothing, None: not tried yet
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -134,9 +135,9 @@ class NodeRuntime:
             self.slot_of,
             lambda events: self._hand_over(loop, events),
             accept_user_facility=self.config.kmsg_accept_user_facility,
+            caught_up=lambda: loop.call_soon_threadsafe(self._tell_log, path, ""),
         )
         self._kmsg = reader
-        told = ""
         while not reader.stopped:
             ended: asyncio.Future[Exception | None] = loop.create_future()
             threading.Thread(target=_read_log, args=(reader, loop, ended), name="kmsg", daemon=True).start()
@@ -144,11 +145,23 @@ class NodeRuntime:
                 text = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
                 if isinstance(error, PermissionError):
                     text += "; give the agent CAP_SYSLOG"
-                if text != told:
-                    told = text
+                elif isinstance(error, FileNotFoundError):
+                    text += "; give the container the host's /dev/kmsg, or set kmsg_enabled = false"
+                if text != self._log_trouble:
                     log.error("%s: %s; no events come from the kernel log", path, text, exc_info=_unforeseen(error))
-                    self.agent.tell("kmsg_unreadable", f"{path}: {text}")
+                self._tell_log(path, text)
                 await self._clock.sleep(RETRY_S)
+
+    def _tell_log(self, path: Path, trouble: str) -> None:
+        """Whether the kernel log can be read, as an event when it changes, and for the inventory."""
+        if trouble != self._log_trouble:
+            if trouble:
+                self.agent.tell("kmsg_unreadable", f"{path}: {trouble}")
+            elif self._log_trouble:
+                self.agent.tell("kmsg_back", f"{path} can be read again")
+        self._log_trouble = trouble
+        state = f"not read: {trouble}" if trouble else "read"
+        self.agent.accept(self._clock.now_ms(), Reading(inventory={"host.kernel_log": state}))
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, events: list[NodeEvent]) -> None:
         """Give events of the reader's thread to the agent and wait, so that the reader's place is never ahead of the

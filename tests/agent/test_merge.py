@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_agent.merge import HOLD_MS, WINDOW_MS, EventMerger
+from drover_agent.merge import HOLD_MS, MANY, MAX_FORGEABLE, MAX_OPEN, WINDOW_MS, EventMerger
 from drover_agent.sources.base import NodeEvent
 from drover_proto.events import EventKind
 
@@ -70,8 +70,8 @@ def test_other_codes_other_gpus_and_unknown_devices_stay_apart() -> None:
         line(0, "kmsg", "79", 0),
         line(0, "kmsg", "79", 1),
         line(0, "kmsg", "48", 0),
-        line(0, "kmsg", "79", None, message="NVRM: Xid (PCI:0000:5e:00): 79, x"),
-        line(0, "kmsg", "79", None, message="NVRM: Xid (PCI:0000:86:00): 79, x"),
+        line(0, "kmsg", "79", None, where="0000:5e:00"),
+        line(0, "kmsg", "79", None, where="0000:86:00"),
     ]
     assert sum(len(merger.offer(event)) for event in events) == len(events)
 
@@ -109,3 +109,38 @@ def test_lifecycle_events_pass() -> None:
     merger = EventMerger(expect_kernel_log=True)
     event = NodeEvent(T, 0, EventKind.LIFECYCLE, "gpu_lost", "", "nvml")
     assert merger.offer(event) == merger.offer(event) == [event]
+
+
+def kernel(ms: int, code: str, where: str, **more: object) -> NodeEvent:
+    return NodeEvent(T + ms, None, EventKind.KERNEL, code, f"{code} {where}", "kmsg", where=where, **more)  # type: ignore[arg-type]  # flags
+
+
+def test_the_same_trouble_of_other_devices_is_told_at_once() -> None:
+    merger = EventMerger(expect_kernel_log=True)
+    for where in ("0000:5e:00 Corrected", "0000:5e:00 Uncorrected (Fatal)", "0000:86:00 Corrected"):
+        assert [event.message for event in merger.offer(kernel(0, "aer", where))] == [f"aer {where}"]
+        assert merger.offer(kernel(1, "aer", where)) == []
+
+
+def test_more_different_lines_than_are_remembered_are_summed() -> None:
+    merger = EventMerger(expect_kernel_log=True)
+    out = [event for number in range(MAX_OPEN + 500) for event in merger.offer(kernel(0, "disk", f"sd{number}"))]
+    assert len(merger._open) == MAX_OPEN + 1
+    assert [event.message for event in out[-2:]] == [f"disk sd{MAX_OPEN - 1}", f"{MANY}disk sd{MAX_OPEN}"]
+    [rest] = merger.due(T + WINDOW_MS)
+    assert (rest.count, rest.message) == (499, f"{MANY}disk sd{MAX_OPEN + 499}")
+    assert merger.due(T + 2 * WINDOW_MS) == [] and not merger.open
+    assert merger.offer(kernel(2 * WINDOW_MS, "disk", "sd1"))[0].message == "disk sd1"
+
+
+def test_many_forgeable_lines_leave_room_for_the_real_ones() -> None:
+    merger = EventMerger(expect_kernel_log=True)
+    out = [event for number in range(500) for event in merger.offer(kernel(0, "disk", f"sd{number}", forgeable=True))]
+    assert len(out) == MAX_FORGEABLE + 1
+    assert merger.offer(kernel(0, "disk", "sd499"))[0].message == "disk sd499"
+    merger.due(T + WINDOW_MS)
+    merger.due(T + 2 * WINDOW_MS)
+    again = [
+        event for number in range(500) for event in merger.offer(kernel(30_000, "disk", f"x{number}", forgeable=True))
+    ]
+    assert len(again) == MAX_FORGEABLE + 1

@@ -42,6 +42,7 @@ class NodeEvent:
     backlog: bool = False
     count: int = 1
     forgeable: bool = False
+    where: str = ""  # what tells it from others with its code (device, port, severity); kept within the agent
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from drover_agent.files import write_whole
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.kmsg_lines import understand
+from drover_agent.sources.kmsg_clock import Clocks, LogClock, may_be_suspend, system_clocks
+from drover_agent.sources.kmsg_lines import SETTLED_US, STARTING, understand
 from drover_proto.events import EventKind
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ log = logging.getLogger(__name__)
 RECORD_BYTES = 16_384  # the kernel refuses smaller reads than a record, and caps records below this
 WAIT_S = 0.5
 SAVE_S = 5.0
-LIVE_US = 5_000_000  # a line of the backlog younger than this happened now
 BATCH = 500  # records read before their events are told
+MAX_REST = 65_536  # bytes kept of a record that has not ended; the device gives whole ones
+LOST_EVERY_S = 10.0  # lines that go on being lost are told in sums
 
 SlotOf = Callable[[str, str], int | None]  # (PCI address as `normal_pci` writes it, UUID or "") -> GPU slot
 Deliver = Callable[[list[NodeEvent]], None]  # returns when the events are in the spool
@@ -67,15 +69,26 @@ class KmsgReader:
         deliver: Deliver,
         *,
         accept_user_facility: bool = False,
+        clocks: Callable[[], Clocks] = system_clocks,
+        caught_up: Callable[[], object] = lambda: None,
     ) -> None:
+        """`caught_up` is called in the reader's thread when the log could be read to its end, once for each `run`."""
         self._path, self._boot_id, self._state = path, boot_id, state
-        self._slot_of, self._deliver, self._accept_user = slot_of, deliver, accept_user_facility
+        self._slot_of, self._deliver, self._accept_user, self._caught_up = (
+            slot_of,
+            deliver,
+            accept_user_facility,
+            caught_up,
+        )
         self._stopped = threading.Event()
-        self._last = self._load()  # sequence of the newest record seen in this boot, None for none
+        self._last: int | None = None  # sequence of the newest record seen in this boot, None for none
+        self._clock = self._load(clocks)
         self._saved = self._last
         self._save_at = 0.0
         self._backlog = True
-        self._lost_before_next = False
+        self._overran = False
+        self._lost: int | None = None  # lines that were lost and not told yet; 0 when nobody knows how many
+        self._tell_lost_at = 0.0
         self._rest = b""
 
     def stop(self) -> None:
@@ -94,40 +107,70 @@ class KmsgReader:
         """
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            if self._clock.unexplained:
+                self._explain(descriptor)
             waits = select.poll()
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if not regular:  # a regular file is always readable
                 waits.register(descriptor, select.POLLIN)
+            prompt, told = False, False
             while not self._stopped.is_set():
-                more = self._read_some(descriptor)
-                if not more:
-                    self._backlog = False
-                    self._save(time.monotonic())
-                    waits.poll((0.05 if regular else WAIT_S) * 1000)
+                if self._read_some(descriptor, prompt):
+                    prompt = False
+                    continue
+                self._backlog = False
+                if not told:
+                    told = True
+                    self._caught_up()
+                self._tell_lost()
+                self._save(time.monotonic())
+                before = time.clock_gettime(time.CLOCK_BOOTTIME)
+                waits.poll((0.05 if regular else WAIT_S) * 1000)
+                # Not when the machine or this process stood still meanwhile: then the lines may be old.
+                prompt = time.clock_gettime(time.CLOCK_BOOTTIME) - before < 2 * WAIT_S
             self._save(float("inf"))
         finally:
             os.close(descriptor)
 
-    def _read_some(self, descriptor: int) -> bool:
-        """Read up to BATCH records and tell their events; False when nothing is left to read."""
-        events: list[NodeEvent] = []
-        more = True
-        for _ in range(BATCH):
+    def _explain(self, descriptor: int) -> None:
+        """Look through the whole log for suspends, then begin at its beginning again; a pipe has none."""
+        found: list[tuple[int, str]] = []
+        try:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            while data := self._read(descriptor):
+                found += [(r.us, r.text) for r in self._records(data) if r.facility == 0 and may_be_suspend(r.text)]
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        except OSError as error:
+            if error.errno != errno.ESPIPE:
+                raise
+        self._overran, self._rest = False, b""
+        self._clock.explain(found)
+
+    def _read(self, descriptor: int) -> bytes:
+        """What one read gives; nothing when there is nothing now."""
+        while True:
             try:
-                data = os.read(descriptor, RECORD_BYTES)
+                return os.read(descriptor, RECORD_BYTES)
             except BlockingIOError:
-                more = False
-                break
+                return b""
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                self._lost_before_next = True  # the kernel overwrote what was not read yet
-                continue
-            if not data:
-                more = False
-                break
-            for record in self._records(data):
-                events += self._take(record)
+                self._overran = True  # the kernel overwrote what was not read yet; the next read goes on
+
+    def _read_some(self, descriptor: int, prompt: bool) -> bool:
+        """Read up to BATCH records and tell their events; False when nothing is left to read. `prompt`: the first of
+        them came while this waited."""
+        records: list[KernelRecord] = []
+        more = True
+        while len(records) < BATCH and more:
+            data = self._read(descriptor)
+            records += self._records(data)
+            more = bool(data)
+        self._clock.look((record.us, record.text) for record in records if record.facility == 0)
+        if prompt and records:
+            self._clock.came_now(records[0].us)
+        events = [event for record in records for event in self._take(record)]
         if events:
             self._deliver(events)
             self._save_at = 0.0  # what was told must not be told again after a restart
@@ -135,7 +178,8 @@ class KmsgReader:
 
     def _records(self, data: bytes) -> Iterator[KernelRecord]:
         """The device gives one record a read; files and pipes give many, and parts of them."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest if len(rest) <= MAX_REST else b""
         for line in lines:
             if line and not line.startswith(b" ") and (record := parse_record(line)):
                 yield record
@@ -145,45 +189,58 @@ class KmsgReader:
         if known is not None and record.seq <= known:
             return
         self._last = record.seq
-        age_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000 - record.us
-        # Lines are timed by a clock that nothing corrects: minutes off after weeks. Only old lines are reckoned by it.
-        reckoned = self._backlog and age_us > LIVE_US
-        ts_ms = time.time_ns() // 1_000_000 - (age_us // 1000 if reckoned else 0)
         gap = record.seq - known - 1 if known is not None else 0
-        if self._lost_before_next or gap > 0:
-            self._lost_before_next = False
-            count = f"{gap} kernel log lines" if gap > 0 else "kernel log lines"
-            yield self._event(ts_ms, None, EventKind.LIFECYCLE, "kmsg_overrun", f"{count} were lost before being read")
+        if self._overran or gap > 0:
+            self._overran = False
+            self._lost = (self._lost or 0) + gap
+            yield from self._lost_lines()
         line = understand(record.text)
-        if line is None:
+        if line is None or (line.code in STARTING and record.us < SETTLED_US):
             return
         gpu = self._slot_of(line.pci, line.uuid) if line.pci or line.uuid else None
         forgeable = record.facility != 0 and not self._accept_user
-        yield self._event(ts_ms, gpu, line.kind, line.code, line.message, forgeable=forgeable)
+        ts_ms = self._clock.wall_ms(record.us)
+        yield NodeEvent(
+            ts_ms, gpu, line.kind, line.code, line.message, "kmsg", self._backlog, 1, forgeable, where=line.where
+        )
 
-    def _event(
-        self, ts_ms: int, gpu: int | None, kind: EventKind, code: str, message: str, *, forgeable: bool = False
-    ) -> NodeEvent:
-        return NodeEvent(ts_ms, gpu, kind, code, message, "kmsg", backlog=self._backlog, forgeable=forgeable)
+    def _lost_lines(self) -> Iterator[NodeEvent]:
+        """Word of lost lines: the first at once, then every LOST_EVERY_S."""
+        if self._lost is None or time.monotonic() < self._tell_lost_at:
+            return
+        self._tell_lost_at = time.monotonic() + LOST_EVERY_S
+        text = f"{self._lost or 'some'} kernel log lines were lost before being read"
+        count, self._lost = max(self._lost, 1), None
+        now_ms = time.time_ns() // 1_000_000
+        yield NodeEvent(now_ms, None, EventKind.LIFECYCLE, "kmsg_overrun", text, "kmsg", self._backlog, count)
 
-    def _load(self) -> int | None:
+    def _tell_lost(self) -> None:
+        if events := list(self._lost_lines()):
+            self._deliver(events)
+
+    def _load(self, clocks: Callable[[], Clocks]) -> LogClock:
+        """Go on where the last run of this boot stopped."""
         if self._state is None:
-            return None
+            return LogClock(clocks)
         try:
             data = json.loads(self._state.read_bytes())
-            return int(data["seq"]) if data["boot_id"] == self._boot_id else None
+            if data["boot_id"] == self._boot_id:
+                clock = LogClock(clocks, data.get("clock"))
+                self._last = int(data["seq"])
+                return clock
         except FileNotFoundError:
-            return None
+            pass
         except (OSError, ValueError, TypeError, KeyError) as error:
             log.warning("%s: %s; the kernel log is read from its beginning", self._state, error)
-            return None
+        return LogClock(clocks)
 
     def _save(self, now: float) -> None:
         if self._state is None or self._last is None or self._last == self._saved or now < self._save_at:
             return
         self._save_at = now + SAVE_S
+        data = {"boot_id": self._boot_id, "seq": self._last, "clock": self._clock.state}
         try:
-            write_whole(self._state, json.dumps({"boot_id": self._boot_id, "seq": self._last}).encode(), sync=False)
+            write_whole(self._state, json.dumps(data).encode(), sync=False)
             self._saved = self._last
         except OSError as error:
             log.error("%s: %s; lines may be told again after a restart", self._state, error.strerror)

@@ -1,4 +1,13 @@
-"""Which lines of the kernel log are events, and what they say."""
+"""Which lines of the kernel log are events, and what they say.
+
+The forms are those of Linux 4.18 to 6.17 and of NVIDIA's drivers 450 to 580, taken from their sources: drivers/pci/pcie
+(aer, dpc), drivers/edac, mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h,
+drivers/nvme/host, block/blk-core.c, fs/ext4, fs/xfs, drivers/net/ethernet (mellanox/mlx5/core events.c and health.c,
+broadcom/bnxt, intel/ice), drivers/thermal/intel/therm_throt.c, open-gpu-kernel-modules. Cases: tests/cases/agent/kmsg/.
+
+Every pattern begins at the line's beginning: names that a user gives (of a cgroup, a process, a file) stand in lines
+of the kernel too, and must not pass for an error.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +17,137 @@ from dataclasses import dataclass
 from drover_proto.events import EventKind
 
 MAX_MESSAGE = 1_000  # characters kept of a line
+SETTLED_US = 300_000_000  # links come up and cables are found while a machine starts; that is told from then on
+STARTING = frozenset({"nic_link", "nic_module", "pcie"})  # the codes for which this counts
 
 _PCI = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _ADDRESS = re.compile(rf"\b({_PCI})")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:02): 13, ...   (MIG)      NVRM: Xid (0000:03:00): 31, ...   (older drivers)
-_XID = re.compile(r"NVRM: Xid \(([^)]{1,120})\): (\d{1,5})\b")
+_XID = re.compile(r"NVRM: (?:GPU at \S+ )?Xid \(([^)]{1,120})\): (\d{1,5})\b")
 # nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)
-_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(([^)]{1,120})\): (\d{1,6})\b")
+_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(([^)]{1,120})\): (\d{1,6})\b(?:.*?(Link \d+))?")
+_SXID_MORE = re.compile(r"\): \d+, (?:Severity \d+ Engine instance|Data \{)")  # more of the error told before
+
+
+def _row(code: str, word: str, pattern: str) -> tuple[str, str, re.Pattern[str]]:
+    """`word` is what every such line contains, a cheap look before the pattern. What the named groups match tells two
+    errors with the same code apart, beside the PCI address."""
+    return code, word, re.compile(pattern)
+
+
 # Words are chosen so that what every boot prints ("AER: enabled with IRQ 24", "mce: CPU0: Thermal monitoring
-# enabled", "EDAC MC: Ver: 3.0.0") is not taken for an error.
-_OTHERS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
-    ("aer", "AER", re.compile(r"AER: .*(?:error (?:message )?received|recovery failed)")),
-    ("aer", "PCIe Bus Error", re.compile(r"PCIe Bus Error: severity=")),
-    ("edac", "EDAC", re.compile(r"EDAC \S+: \d+ (?:CE|UE) ")),
-    ("mce", "Hardware Error", re.compile(r"\[Hardware Error\]: ")),
-    ("oom", "ut of memory", re.compile(r"[Oo]ut of memory: Kill(?:ed)? process \d+")),
-    ("hung_task", "blocked for more than", re.compile(r"INFO: task .{1,80}:\d+ blocked for more than \d+ seconds")),
-    (
-        "nvrm",
-        "NVRM",
-        re.compile(
-            r"NVRM: .*(?:fallen off the bus|[Rr]m_?[Ii]nit_?[Aa]dapter failed|GPU (?:is )?lost|API mismatch"
-            r"|heartbeat timed out|Timeout after \d+s? of waiting for RPC|probe failed|GPU reset required)"
-        ),
+# enabled", "EDAC MC: Ver: 3.0.0") is not taken for an error. The first that matches counts.
+_OTHERS = (
+    _row(
+        "aer",
+        "AER: ",
+        r"(?:\S+ \S+: )?AER: (?:(?:Multiple )?(?P<severity>(?:Unc|C)orrect(?:ed|able)(?: \([\w-]+\))?) error "
+        r"(?:message )?received|(?:device|subordinate device) re(?:covery|set) failed)",
     ),
+    _row("aer", "PCIe Bus Error", r"\S+ \S+: (?:AER: )?PCIe Bus Error: severity=(?P<severity>[^,]+)"),
+    _row("pcie", "DPC: ", r"\S+ \S+: DPC: (?:containment event|unmasked uncorrectable error)"),
+    _row(
+        "pcie",
+        "pciehp: ",
+        r"\S+ \S+: pciehp: Slot\((?P<slot>[^)]{1,40})\): (?P<what>Link Down|Card not present|Power fault)",
+    ),
+    _row("edac", "EDAC ", r"EDAC (?P<controller>\S+): \d+ (?P<type>CE|UE) "),
+    _row("mce", "[Hardware Error]: ", r"(?:\S{1,20}:? ?)?(?:\{\d+\})?\[Hardware Error\]: (?:.*?Bank (?P<bank>\d+))?"),
+    _row(
+        "oom",
+        "ut of memory",
+        r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process \d+ (?:\((?P<name>.{1,16}?)\))?",
+    ),
+    _row(
+        "hung_task", "blocked", r"INFO: task (?P<name>.{1,80}):\d+ blocked(?: in I/O wait)? for more than \d+ seconds"
+    ),
+    _row("lockup", "soft lockup", r"(?:\S+ )?(?:watchdog: )?BUG: soft lockup - CPU#(?P<cpu>\d+) stuck for \d+"),
+    _row("lockup", "hard LOCKUP", r"(?:NMI )?watchdog: (?:Watchdog detected|CPU\d+: Watchdog detected) hard LOCKUP"),
+    _row("rcu_stall", "INFO: rcu", r"(?:rcu: )?INFO: rcu\w+ (?:self-)?detected (?:expedited )?stalls?\b"),
+    _row("panic", "Kernel panic", r"Kernel panic - not syncing"),
+    _row("panic", "BUG: ", r"BUG: (?:unable to handle|kernel NULL pointer|KASAN|Bad page|scheduling while atomic)"),
+    _row("panic", "[#", r"(?:Internal error: |Oops|general protection fault).*\[#\d+\]"),
+    _row("panic", "kernel BUG at", r"kernel BUG at "),
+    _row(
+        "nvlink",
+        "nvidia-nv",
+        r"nvidia-(?:nvswitch\d*|nvlink): .*(?:[Ff]atal|[Ff]ailed|[Tt]imed out|[Tt]imeout|degraded|not responding)",
+    ),
+    _row("nvlink", "NVRM: ", r"NVRM: .*(?i:nvlink).*(?:[Ff]atal|[Tt]raining failed|failed to train)"),
+    _row(
+        "nvrm",
+        "NVRM: ",
+        r"NVRM: .*(?:fallen off the bus|[Rr]m_?[Ii]nit_?[Aa]dapter(?: failed|: .*failed|: Cannot)|GPU (?:is )?lost"
+        r"|API mismatch|heartbeat timed out|Timeout after \d+s? of waiting for RPC|GSP Timeout|WPR2 already up"
+        r"|Cannot initialize GSP|GSP firmware.*(?:failed|timed out)|probe failed|probe routine failed"
+        r"|None of the NVIDIA .*initialized|device is invalid|GPU reset required)",
+    ),
+    _row("nic_link", "ink ", r"mlx5_core \S+ (?P<port>\S+): Link (?P<state>down|up)\b"),
+    _row(
+        "nic_link",
+        "NIC Link is ",
+        r"(?:bnxt_en|ice|i40e|ixgbe|igb) \S+ (?P<port>\S+): NIC Link is (?P<state>[Uu]p|[Dd]own)\b",
+    ),
+    _row(
+        "nic_module", "Port module event", r"mlx5_core \S+ .*Port module event.*?: module (?P<module>\d+), (?P<what>.+)"
+    ),
+    _row("nic_temperature", "High temp", r"mlx5_core \S+ .*High temp(?:e)?rature"),
+    _row("nic_power", "insufficient power", r"mlx5_core \S+ .*Detected insufficient power on the PCIe slot"),
+    _row(
+        "nic_error",
+        "mlx5_core",
+        r"mlx5_core.*(?:health compromised|Fatal error \d+ detected|FW is unable to respond|handling bad device"
+        r"|Health issue observed|firmware internal error|unrecoverable hardware error|irisc not responding"
+        r"|firmware CRC error|fetch PCI error|HW fatal error|EQ buffer overrun|EQ error|FFSER error"
+        r"|timeout\. Will cause a leak|health recovery f(?:ailed|low failed))",
+    ),
+    _row(
+        "nic_error",
+        "NETDEV WATCHDOG",
+        r"(?:\S+ \S+ \S+: )?NETDEV WATCHDOG: (?:(?P<port>\S+) \(\S+\): |.*?)transmit queue \d+ timed out",
+    ),
+    _row(
+        "nic_error",
+        "bnxt_en",
+        r"bnxt_en \S+ (?P<port>\S+): .*(?:TX timeout detected|[Ff]irmware (?:\S+ )?reset event|Error \(timeout"
+        r"|Firmware not re(?:ady|sponding))",
+    ),
+    _row("nic_error", "ice ", r"ice \S+ .*(?:tx_timeout: VSI|[Rr]eset failed|Malicious Driver Detection|GLOBR|EMPR)"),
+    _row(
+        "nic_error",
+        "irdma",
+        r"(?:irdma|ice|i40e) \S+ .*(?:CQP .*(?:timeout|error)|[Aa]bnormal|HW error|Requesting a reset)",
+    ),
+    _row(
+        "nvme",
+        "nvme ",
+        r"nvme (?P<device>nvme\d+): (?:I/O (?:tag )?\d+ .*timeout|controller is down|Removing after probe failure"
+        r"|Device not ready|Disabling device after reset failure|frozen state error|Identify Controller failed)",
+    ),
+    _row(
+        "filesystem",
+        "EXT4-fs",
+        r"EXT4-fs (?:error \(device (?P<device>[^)]{1,40})\)"
+        r"|\((?P<mounted>[^)]{1,40})\): (?:Remounting filesystem read-only|.*[Ss]hut(?:ting)? ?down))",
+    ),
+    _row("filesystem", "Aborting journal", r"(?:JBD2: )?Aborting journal on device (?P<device>[^ ]{1,40}?)\."),
+    _row(
+        "filesystem",
+        "XFS (",
+        r"XFS \((?P<device>[^)]{1,40})\): .*(?:[Cc]orruption|[Ss]hut(?:ting)? down|I/O [Ee]rror)",
+    ),
+    _row("filesystem", "BTRFS ", r"BTRFS (?:error|critical) \(device (?P<device>[^)]{1,40})\)"),
+    # A drive without a disc, as many virtual machines have one, fails each time it is looked at.
+    _row(
+        "disk",
+        " error",
+        r"(?:blk_update_request: )?(?:critical \w+|I/O|Buffer I/O) error,? (?:on )?dev (?P<device>(?!fd|sr)\w[\w-]*)",
+    ),
+    _row("disk", "ata", r"(?P<device>ata\d+(?:\.\d+)?): (?:exception Emask|failed command|disable device|disabled)"),
+    _row("disk", "Disk failure", r"md/\S+ Disk failure on (?P<device>\w+)"),
+    _row("cpu_throttle", "above threshold", r"CPU\d+: (?P<what>Core|Package) temperature (?:is )?above threshold"),
 )
 
 
@@ -46,6 +160,7 @@ class Line:
     message: str
     pci: str
     uuid: str
+    where: str = ""  # what tells it from others with its code: device, port, severity
 
 
 def normal_pci(text: str) -> str:
@@ -64,14 +179,24 @@ def normal_pci(text: str) -> str:
 def understand(text: str) -> Line | None:
     """The event in a kernel message, None for the many that are none."""
     if "Xid (" in text:
-        for kind, pattern in ((EventKind.SXID, _SXID), (EventKind.XID, _XID)):
-            if found := pattern.search(text):
-                uuid = _UUID.search(text)
-                return Line(kind, str(int(found[2])), text[:MAX_MESSAGE], normal_pci(found[1]), uuid[0] if uuid else "")
+        if found := _XID.match(text):
+            uuid = _UUID.search(text)
+            pci = normal_pci(found[1])
+            return Line(EventKind.XID, str(int(found[2])), text[:MAX_MESSAGE], pci, uuid[0] if uuid else "", pci)
+        if found := _SXID.match(text):
+            if _SXID_MORE.search(text):
+                return None
+            pci = normal_pci(found[1])
+            where = f"{pci} {found[3]}" if found[3] else pci
+            return Line(EventKind.SXID, str(int(found[2])), text[:MAX_MESSAGE], pci, "", where)
+        return None
     for code, word, pattern in _OTHERS:
-        if word in text and pattern.search(text):
+        if word in text and (found := pattern.match(text)):
             # AER lines name the reporting port first and the device that erred last.
             addresses = _ADDRESS.findall(text)
-            device = addresses[-1] if code in ("aer", "nvrm") and addresses else ""
-            return Line(EventKind.KERNEL, code, text[:MAX_MESSAGE], normal_pci(device), "")
+            pci = ""
+            if addresses and code not in ("oom", "hung_task", "edac", "mce"):
+                pci = normal_pci(addresses[-1 if code == "aer" else 0])
+            where = " ".join(part for part in (pci, *found.groupdict().values()) if part)
+            return Line(EventKind.KERNEL, code, text[:MAX_MESSAGE], pci, "", where[:120])
     return None
