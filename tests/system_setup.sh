@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler, openssl, Chromium,
-# ZooKeeper, Prometheus and its Alertmanager.
+# ZooKeeper, Prometheus and its Alertmanager, systemd's own checks of units.
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "make test SYSTEM=1 needs root on Debian or Ubuntu; plain \`make test\` does not" >&2
@@ -12,6 +12,7 @@ command -v openssl >/dev/null || missing+=(openssl)
 command -v chromium >/dev/null || missing+=(chromium)
 test -e /usr/share/java/zookeeper.jar || missing+=(zookeeper default-jre-headless)
 command -v promtool >/dev/null || missing+=(prometheus)
+command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing ${missing[*]} ..."
