@@ -26,6 +26,22 @@ def _addresses(value: tuple[str, ...]) -> str | None:
     return None
 
 
+def _page(value: str) -> str | None:
+    if value in ("", "auto"):
+        return None
+    from drover_agent.sources.http_page import url_trouble  # here and below: only a node that sets it loads it
+
+    return url_trouble(value)
+
+
+def _servers(value: tuple[str, ...]) -> str | None:
+    if not value:
+        return None
+    from drover_agent.sources.inference import urls_trouble
+
+    return urls_trouble(value)
+
+
 @dataclass(frozen=True)
 class SpoolConfig:
     """Where data waits until a collector holds it."""
@@ -73,6 +89,19 @@ class AgentConfig:
     )
     proc_root: str = setting("/proc", "where procfs is mounted")
     sys_root: str = setting("/sys", "where sysfs is mounted")
+    dcgm_url: str = setting(
+        "auto",
+        "dcgm-exporter's metrics page; auto looks for it at http://127.0.0.1:9400/metrics, empty does without",
+        _page,
+    )
+    inference_urls: tuple[str, ...] = setting(
+        (),
+        'metrics pages of inference servers with a name for each, as in ["chat=http://127.0.0.1:8000/metrics"]',
+        _servers,
+    )
+    steps_socket: str = setting(
+        "/run/drover/steps.sock", "socket where training loops report their steps; empty does without"
+    )
     log_level: str = setting("info", "debug, info, warning or error", one_of("debug", "info", "warning", "error"))
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

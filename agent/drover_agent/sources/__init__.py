@@ -11,11 +11,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drover_agent.sources.base import Source
+from drover_agent.sources.base import Reading, Source
 from drover_agent.sources.gpus import Gpus
 
 if TYPE_CHECKING:
     from drover_agent.config import AgentConfig
+
+
+class Off:
+    """Stands for a source that the settings turn off."""
+
+    interval_s = 3600.0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, _: int) -> Reading:
+        return Reading()
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
 def _host(config: AgentConfig, _: Gpus) -> Source:
@@ -36,6 +51,31 @@ def _ethernet(config: AgentConfig, _: Gpus) -> Source:
     return EthernetSource(config.node_name, Path(config.sys_root))
 
 
+def _dcgm(config: AgentConfig, gpus: Gpus) -> Source:
+    if not config.dcgm_url:
+        return Off("dcgm")
+    from drover_agent.sources.dcgm import DcgmSource
+
+    kmsg = Path(config.kmsg_path) if config.kmsg_enabled else None
+    return DcgmSource(config.node_name, config.dcgm_url, gpus, kmsg)
+
+
+def _inference(config: AgentConfig, _: Gpus) -> Source:
+    if not config.inference_urls:
+        return Off("inference")
+    from drover_agent.sources.inference import InferenceSource
+
+    return InferenceSource(config.node_name, config.inference_urls)
+
+
+def _steps(config: AgentConfig, gpus: Gpus) -> Source:
+    if not config.steps_socket:
+        return Off("steps")
+    from drover_agent.sources.steps import StepsSource
+
+    return StepsSource(config.node_name, Path(config.steps_socket), gpus)
+
+
 def _simulated(config: AgentConfig, _: Gpus) -> Source:
     from drover_agent.sources.simulated import SimulatedNode
 
@@ -47,6 +87,9 @@ POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] 
     "host": (frozenset({"auto", "nvml", "none"}), _host),
     "infiniband": (frozenset({"auto", "nvml", "none"}), _infiniband),
     "ethernet": (frozenset({"auto", "nvml", "none"}), _ethernet),
+    "dcgm": (frozenset({"auto", "nvml"}), _dcgm),
+    "inference": (frozenset({"auto", "nvml", "none"}), _inference),
+    "steps": (frozenset({"auto", "nvml", "none"}), _steps),
     "simulated": (frozenset({"simulated"}), _simulated),
 }
 
