@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def sources(config: AgentConfig, looks: Sequence[Look]) -> list[Line]:
     for found in looks:
         if found.slot is None and found.name != "nvml":
             lines.append(_source(found))
-    return [*lines, _dmi(Path(config.sys_root))]
+    return [*lines, _steps(config), _dmi(Path(config.sys_root))]
 
 
 # ---- any source
@@ -34,6 +35,8 @@ def sources(config: AgentConfig, looks: Sequence[Look]) -> list[Line]:
 def _source(found: Look) -> Line:
     facts = FACTS.get(found.name)
     needs = facts.rights if facts else ""
+    if found.off:
+        return Line(found.name, State.MISSING, f"not set: {facts.setting}" if facts else "switched off")
     if found.hung:
         return Line(found.name, State.BROKEN, found.error, HUNG)
     if found.error:
@@ -53,7 +56,7 @@ def _source(found: Look) -> Line:
                 found.name, State.LIMITED, f"{text}; {reason}: {_names(failed)}", "`drover-agent once` says how"
             )
     if lacking := absent.get(Absent.UNSUPPORTED):
-        text += f"; not here: {_names(lacking)}"
+        text += f"; not here: {_names(lacking, 5)}"
     return Line(found.name, State.OK, text)
 
 
@@ -158,6 +161,20 @@ def _gpus_on_bus(sys: Path) -> int:
             continue
         count += vendor == NVIDIA and kind.startswith(DISPLAY_CLASSES)
     return count
+
+
+def _steps(config: AgentConfig) -> Line:
+    """Whether an agent receives there; a loop that reports sees the same."""
+    path = config.steps_socket
+    if not path:
+        return Line("steps", State.MISSING, "not set: `steps_socket`")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError as error:
+            text = f"no agent receives at {path}: {error.strerror}; training loops report to nobody"
+            return Line("steps", State.MISSING, text, FACTS["steps"].rights)
+    return Line("steps", State.OK, f"an agent receives at {path}")
 
 
 def _dmi(sys: Path) -> Line:

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig
-from drover_agent.sources import POLLED
+from drover_agent.sources import POLLED, Off
 from drover_agent.sources.base import Reading, Source
 from drover_agent.sources.gpus import Gpus
 from drover_agent.watchdog import Guard, Worker
 
 LIMIT_S = 9.0  # for all readings together
 READ_LIMIT_S = 3.0  # for one
+READINGS = 2
 BETWEEN_S = 1.0  # rates need two readings
+# They wait for others to report to them: opening their socket would keep a running agent from it.
+PASSIVE = frozenset({"steps"})
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Look:
         seconds, cpu_s: of each reading that returned: how long it took, and how much of that on a CPU.
         error: why the last reading failed, or why there is none; "" otherwise.
         hung: a reading has not returned.
+        off: the settings turn it off.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Look:
     cpu_s: list[float] = field(default_factory=list)
     error: str = ""
     hung: bool = False
+    off: bool = False
 
 
 class _Looked:
@@ -77,30 +81,30 @@ class _Looked:
             self.look.readings.append(outcome.reading)
 
 
-async def look(config: AgentConfig, readings: int = 2, only: Iterable[str] | None = None) -> list[Look]:
-    """Read all sources that these settings turn on, or those named in `only` ("nvml" stands for all GPUs).
+async def look(config: AgentConfig) -> list[Look]:
+    """Read all sources that these settings turn on, but the PASSIVE ones.
 
     Raises:
         ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
     """
-    wanted = None if only is None else set(only)
     deadline = time.monotonic() + LIMIT_S
 
     def limit_s() -> float:
         return min(READ_LIMIT_S, max(deadline - time.monotonic(), 0.1))
 
     gpus = Gpus()
-    others = [
-        _Looked(make(config, gpus))
+    made = [
+        make(config, gpus)
         for name, (hardware, make) in POLLED.items()
-        if config.hardware in hardware and (wanted is None or name in wanted)
+        if config.hardware in hardware and name not in PASSIVE
     ]
-    found: list[Look] = []
+    others = [_Looked(source) for source in made if not isinstance(source, Off)]
+    found = [Look(source.name, source.interval_s, off=True) for source in made if isinstance(source, Off)]
     devices: list[_Looked] = []
-    if config.hardware in ("auto", "nvml") and (wanted is None or "nvml" in wanted):
+    if config.hardware in ("auto", "nvml"):
         opened, devices = await _open_nvml(config, gpus, limit_s())
         found.append(opened)
-    for number in range(readings):
+    for number in range(READINGS):
         if number:
             await asyncio.sleep(BETWEEN_S)
         for group in (devices, others):  # the others may ask who the GPUs are

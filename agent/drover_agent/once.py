@@ -125,6 +125,7 @@ def as_json(config: AgentConfig, looks: Sequence[Look]) -> dict[str, Any]:
                 "trouble": found.error,
             }
             for found in looks
+            if not found.off
         },
     }
 

@@ -53,6 +53,22 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="/proc or /sys is not what it should be",
             setting="always on, but for simulated hardware",
         ),
+        "infiniband": Facts(
+            what="InfiniBand and RoCE ports: state, rate, traffic, errors, congestion",
+            reads="/sys/class/infiniband",
+            pace="1 s; error counters every 10 s",
+            rights="none",
+            missing="no InfiniBand or RoCE port on this node",
+            setting="always on, but for simulated hardware",
+        ),
+        "ethernet": Facts(
+            what="Ethernet ports: state, rate, traffic, errors",
+            reads="/sys/class/net, physical ports only",
+            pace="1 s; error counters every 10 s",
+            rights="none",
+            missing="no physical Ethernet port on this node",
+            setting="always on, but for simulated hardware",
+        ),
         "dcgm": Facts(
             what="GPUs' profiling metrics; everything it has where NVML cannot be opened",
             reads="dcgm-exporter's metrics page",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drover_agent.config import AgentConfig
-from drover_agent.look import Look, look
+from drover_agent.look import PASSIVE, Look, look
 from drover_agent.once import kernel_log
 from drover_agent.source_facts import FACTS
 from drover_agent.sources import POLLED
@@ -27,7 +27,7 @@ def sources(config: AgentConfig) -> list[Report]:
 
 def _row(config: AgentConfig, name: str, looks: Sequence[Look]) -> Report:
     facts = FACTS[name]
-    off = _off(config, name)
+    off = _off(config, name, looks)
     row: Report = {
         "name": name,
         "on": not off,
@@ -44,7 +44,7 @@ def _row(config: AgentConfig, name: str, looks: Sequence[Look]) -> Report:
     if name == "kmsg" and not off:
         log = kernel_log(config)
         row["error"] = "" if log["readable"] else log["why"]
-    elif not off and not row["error"] and not any(_gave(found) for found in looks):
+    elif not off and name not in PASSIVE and not row["error"] and not any(_gave(found) for found in looks):
         row["why"] = facts.missing
     if name == "nvml":
         reasons = [r.inventory.get("no_gpu_reason", "") for found in looks for r in found.readings]
@@ -62,7 +62,7 @@ def _gave(found: Look) -> bool:
     return any(r.rows or r.absent or r.inventory or r.holdings or r.events for r in found.readings)
 
 
-def _off(config: AgentConfig, name: str) -> str:
+def _off(config: AgentConfig, name: str, looks: Sequence[Look]) -> str:
     """Which setting turns it off; "" when it is on."""
     if name == "nvml":
         wanted = {"auto", "nvml"}
@@ -72,7 +72,10 @@ def _off(config: AgentConfig, name: str) -> str:
         wanted = {"auto", "nvml", "none"}
     else:
         wanted = set(POLLED[name][0])
-    return "" if config.hardware in wanted else f"hardware = {config.hardware}"
+    if config.hardware not in wanted:
+        return f"hardware = {config.hardware}"
+    off = any(found.off for found in looks) or (name == "steps" and not config.steps_socket)
+    return f"not set: {FACTS[name].setting}" if off else ""
 
 
 def as_text(rows: Sequence[Report]) -> str:
