@@ -4,73 +4,98 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
-from drover_agent.files import write_whole
 from drover_agent.sources.base import Entity
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Absent
+from drover_proto.catalog import Absent, Scope
 
 log = logging.getLogger(__name__)
 
-AbsenceKey = tuple[int | None, str, str]  # (GPU slot, link, metric)
+MAX_OPEN = 10_000  # of one node; things that come and go for years must not fill its memory
+
+Place = tuple[int | None, str]  # GPU slot, link
 
 
 class Absences:
     """The open intervals, kept over a restart so that their end is told. Feed it in the order of time."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open: dict[AbsenceKey, tuple[str, int]] = {}
-        self._began: set[AbsenceKey] = set()
+        self._open: dict[Place, dict[str, tuple[str, int]]] = {}
+        self._began: set[tuple[Place, str]] = set()
         self._ended: list[pb.Absence] = []
+        self._count = 0
         try:
             for gpu, link, metric, reason, from_ms in json.loads(path.read_bytes()):
-                self._open[gpu, link, metric] = reason, from_ms
+                self._open.setdefault((gpu, link), {})[metric] = reason, from_ms
+                self._count += 1
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError) as error:
             log.error("%s: %s; absences of the last run are not ended", path, error)
 
     def missing(self, entity: Entity, metric: str, reason: Absent, ts_ms: int) -> None:
-        key = (entity.gpu, entity.link, metric)
-        known = self._open.get(key)
+        place = _place(entity)
+        opened = self._open.setdefault(place, {})
+        known = opened.get(metric)
         if known and known[0] == reason:
             return
         if known:
-            self._end(key, ts_ms)
-        self._open[key] = reason, ts_ms
-        self._began.add(key)
+            self._end(place, metric, ts_ms)
+        opened[metric] = reason, ts_ms
+        self._began.add((place, metric))
+        self._count += 1
+        if self._count > MAX_OPEN:
+            self._forget_oldest()
 
-    def present(self, entity: Entity, metrics: Iterable[str], ts_ms: int) -> None:
-        if self._open:
-            for metric in metrics:
-                key = (entity.gpu, entity.link, metric)
-                if key in self._open:
-                    self._end(key, ts_ms)
+    def present(self, entity: Entity, values: Mapping[str, float], ts_ms: int) -> None:
+        """The entity has these values; a value that cannot be true is to be told as missing, not here."""
+        if opened := self._open.get(_place(entity)):
+            for metric in [metric for metric in opened if metric in values]:
+                self._end(_place(entity), metric, ts_ms)
 
-    def _end(self, key: AbsenceKey, ts_ms: int) -> None:
-        reason, from_ms = self._open.pop(key)
-        self._began.discard(key)
-        self._ended.append(_absence(key, reason, from_ms, ts_ms))
+    def _end(self, place: Place, metric: str, ts_ms: int) -> None:
+        reason, from_ms = self._open[place].pop(metric)
+        self._count -= 1
+        self._began.discard((place, metric))
+        # A clock that was set back meanwhile makes no interval that ends before it begins.
+        self._ended.append(_absence(place, metric, reason, from_ms, max(ts_ms, from_ms)))
+
+    def _forget_oldest(self) -> None:
+        place = next(iter(self._open))
+        log.warning("more than %d values are absent; those of %s are not followed any more", MAX_OPEN, place)
+        gone = self._open.pop(place)
+        self._count -= len(gone)
+        self._began -= {(place, metric) for metric in gone}
 
     def changes(self) -> list[pb.Absence]:
-        """What began or ended since the last call. `save` when it is in the spool: better told twice than never."""
+        """What began or ended since the last call. `dump` follows it into the spool: better told twice than never."""
         if not self._began and not self._ended:
             return []
-        told = [*self._ended, *(_absence(key, *self._open[key]) for key in self._began)]
+        told = [
+            *self._ended,
+            *(_absence(place, metric, *self._open[place][metric]) for place, metric in self._began),
+        ]
         self._ended.clear()
         self._began.clear()
         return told
 
-    def save(self) -> None:
-        try:
-            write_whole(self._path, json.dumps([[*key, *value] for key, value in self._open.items()]).encode())
-        except OSError as error:
-            log.error("%s: %s", self._path, error.strerror)
+    def dump(self) -> bytes:
+        """The content of the file that the next run reads."""
+        return json.dumps(
+            [[*place, metric, *value] for place, opened in self._open.items() for metric, value in opened.items()]
+        ).encode()
 
 
-def _absence(key: AbsenceKey, reason: str, from_ms: int, to_ms: int | None = None) -> pb.Absence:
-    gpu, link, metric = key
+def _place(entity: Entity) -> Place:
+    """What an interval is of. Parts of a GPU and workloads have no field of their own there: their name stands for the
+    link's, or what one of them lacks would be told of the whole GPU or node."""
+    if entity.scope is Scope.WORKLOAD:
+        return entity.gpu, entity.key.rpartition("/")[2]
+    return entity.gpu, entity.mig or entity.link
+
+
+def _absence(place: Place, metric: str, reason: str, from_ms: int, to_ms: int | None = None) -> pb.Absence:
+    gpu, link = place
     return pb.Absence(gpu=gpu, link=link, metric=metric, reason=reason, from_ms=from_ms, to_ms=to_ms)

@@ -12,23 +12,27 @@ from drover_agent.absences import Absences
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.dictionary import Dictionary
+from drover_agent.disk import DiskThread
 from drover_agent.merge import HOLD_MS, EventMerger
-from drover_agent.sources.base import Entity, NodeEvent, Reading
-from drover_agent.spool import Spool
+from drover_agent.outbox import Outbox
+from drover_agent.packing import Packer
+from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.uplink import PROTOCOL, Uplink
 from drover_proto import VERSION
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.blocks import BlockBuilder
-from drover_proto.catalog import BY_NAME, Absent, Metric, Scope
+from drover_proto.catalog import Scope
 from drover_proto.events import EventKind
 
 log = logging.getLogger(__name__)
 
+DICTIONARY, ABSENCES = "dictionary.json", "absences.json"  # beside the spool
 GOODBYE_S = 2.0  # for the last words to be delivered at a stop
 MAX_ROWS = 4_000  # rows kept for one batch; a batch leaves early at this size
 LATE_WINDOWS = 2  # rows older than this many batches come from a clock that was set back, not from a slow source
-REPORT_MS = 10_000  # losses and refusals are told at most this often
-CLOCK_WRONG_S = 5.0
+REPORT_S = 10.0  # losses and refusals are told at most this often
+QUIET_S = 60.0  # a disk that was well for so long is told anew when it is not
+SET_BACK_MS = 500  # a wall clock that falls so far behind the steady one was set
+CLOCK_WRONG_S, CLOCK_RIGHT_S = 5.0, 2.5  # from the collector's: told over the one, forgotten under the other
 
 
 class Agent:
@@ -45,30 +49,29 @@ class Agent:
         inventory: Mapping[str, str] | None = None,
         *,
         clock: Clock | None = None,
+        disk: DiskThread | None = None,
     ) -> None:
+        """`disk`: the thread that writes the spool; one of its own unless given."""
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
         self._inventory = dict(inventory or {})
         self._boot_id = boot_id(Path(config.proc_root))
-        self.spool = Spool(config.spool, self._clock.now_ms())
-        self._dictionary = Dictionary.load(self.spool.folder / "dictionary.json", self.spool.oldest_batch_ms())
-        self._absences = Absences(self.spool.folder / "absences.json")
-        self._columns: dict[Scope, set[str]] = {}
-        self._rows: dict[tuple[int, Entity], dict[str, float]] = {}
-        self._missing: dict[tuple[int, Entity], list[tuple[str, Absent]]] = {}
-        self._last_ts: dict[Entity, int] = {}
+        self.spool = Outbox(config.spool, self._clock, disk)
+        self._dictionary = Dictionary.load(self.spool.folder / DICTIONARY, self.spool.oldest_batch_ms)
+        self._absences = Absences(self.spool.folder / ABSENCES)
+        self.packer = Packer(self._dictionary, self._absences, LATE_WINDOWS * config.batch_s * 1000)
         self._window: int | None = None
+        self._ahead_ms = self._wall_ahead_ms()
         # Agents send at different moments of the window, or thousands of them would all send at the same one.
         self._phase_ms = hash_of(node) % max(int(config.batch_s * 1000), 1)
         self._merger = EventMerger(expect_kernel_log=config.kmsg_enabled and config.hardware in ("auto", "nvml"))
         self._uplink = Uplink(config, self.spool, self, self._clock)
-        self._events_added = asyncio.Event()
+        self.spool.on_ready = self._uplink.wake
         self._refused: dict[str, int] = {}
-        self._next_report_ms = 0
+        self._next_report_s = 0.0
         self._trouble: str | None = None
+        self._well_since_s = 0.0
         self._clock_wrong = False
-        self.late_rows = 0  # rows that came after a newer one of the same thing had been packed
-        self.unknown_metrics: set[str] = set()
 
     @property
     def connected_to(self) -> str | None:
@@ -79,25 +82,32 @@ class Agent:
 
     def accept(self, ts_ms: int, reading: Reading) -> None:
         """Take what a source read at `ts_ms`. Events leave at once, telemetry every `batch_s`."""
+        ahead_ms = self._wall_ahead_ms()
+        if ahead_ms < self._ahead_ms - SET_BACK_MS:
+            log.warning("the clock was set back by %.1f s", (self._ahead_ms - ahead_ms) / 1000)
+            self.flush()
+            self.packer.clock_set_back()
+        self._ahead_ms = ahead_ms
         window = (ts_ms + self._phase_ms) // max(int(self.config.batch_s * 1000), 1)
         if self._window is None or not self._window - LATE_WINDOWS <= window <= self._window:
             self.flush()  # the next window, or a clock that was set back
             self._window = window
-        for entity, values in reading.rows:
-            self._rows.setdefault((ts_ms, entity), {}).update(values)
-        for entity, metric, reason in reading.absent:
-            self._missing.setdefault((ts_ms, entity), []).append((metric, reason))
+        self.packer.add(ts_ms, reading)
         if reading.events or reading.holdings:
             for event in reading.events:
                 self._tell(self._merger.offer(event))
             for gpu, job in reading.holdings:
                 holding = pb.Holding(gpu=gpu, job=job or "", from_ms=ts_ms)
-                self._add_record(ts_ms, pb.Record(holding=holding))
+                self.spool.add_record(ts_ms, pb.Record(holding=holding))
         if any(self._inventory.get(key) != value for key, value in reading.inventory.items()):
             self._inventory.update(reading.inventory)
             self._uplink.hello_changed()
-        if len(self._rows) >= MAX_ROWS:
+        if self.packer.rows >= MAX_ROWS:
             self.flush()
+
+    def _wall_ahead_ms(self) -> float:
+        """Of the steady clock: changes by no more than its rate is adjusted, unless it is set or the machine sleeps."""
+        return self._clock.now_ms() - self._clock.monotonic() * 1000
 
     def tell(self, code: str, message: str, gpu: int | None = None, count: int = 1) -> None:
         """An event about the agent itself; `code` is one of LIFECYCLE_CODES."""
@@ -117,11 +127,7 @@ class Agent:
                 count=event.count,
                 forgeable=event.forgeable,
             )
-            self._add_record(event.ts_ms, pb.Record(event=message))
-
-    def _add_record(self, ts_ms: int, record: pb.Record) -> None:
-        self.spool.add_record(ts_ms, record)
-        self._events_added.set()
+            self.spool.add_record(event.ts_ms, pb.Record(event=message))
 
     # ---- telemetry
 
@@ -129,112 +135,67 @@ class Agent:
         """Pack what was accepted so far into one batch, and keep the spool in bounds."""
         now_ms = self._clock.now_ms()
         self._add_own_values()
-        rows, self._rows = self._rows, {}
-        missing, self._missing = self._missing, {}
-        blocks = self._pack(rows, missing, now_ms)
-        for ts_ms, entity in sorted(rows.keys() | missing.keys(), key=lambda key: key[0]):
-            away = missing.get((ts_ms, entity), [])
-            self._absences.present(entity, rows.get((ts_ms, entity), {}).keys() - {name for name, _ in away}, ts_ms)
-            for name, reason in away:
-                self._absences.missing(entity, name, reason, ts_ms)
+        blocks, newest_ms = self.packer.take(now_ms)
+        if self._dictionary.due:
+            self._forget_old(now_ms)
+            if self._dictionary.changed:
+                self._uplink.hello_changed()
+            self.spool.keep_file(DICTIONARY, self._dictionary.dump(), first=True)
+        if blocks:
+            self.spool.add_batch(newest_ms, blocks)
         if changes := self._absences.changes():
             for absence in changes:
-                self._add_record(absence.from_ms, pb.Record(absence=absence))
-            self._absences.save()
-        if self._dictionary.changed:
-            self._uplink.hello_changed()
-        if self._dictionary.due:
-            try:
-                self._dictionary.save()
-            except OSError as error:
-                log.error("%s: %s", self._dictionary.path, error.strerror)
-        if blocks:
-            self.spool.add_batch(max(ts for ts, _ in rows), blocks)
-        self.spool.tidy(now_ms)
-        self._report(now_ms)
-        self._uplink.wake()
+                self.spool.add_record(absence.from_ms, pb.Record(absence=absence))
+            self.spool.keep_file(ABSENCES, self._absences.dump(), first=False)
+        self.spool.tidy()
+        self._report()
 
-    def _pack(
-        self,
-        rows: Mapping[tuple[int, Entity], Mapping[str, float]],
-        missing: dict[tuple[int, Entity], list[tuple[str, Absent]]],
-        now_ms: int,
-    ) -> list[pb.Block]:
-        """Blocks of all rows, one per scope; values that cannot be true are added to `missing`."""
-        names: dict[Scope, set[str]] = {}
-        for (_, entity), values in rows.items():
-            names.setdefault(entity.scope, set()).update(values)
-        blocks = []
-        for scope, found in names.items():
-            known = {name for name in found if name in BY_NAME and BY_NAME[name].scope is scope}
-            for name in found - known - self.unknown_metrics:
-                self.unknown_metrics.add(name)
-                log.error("a source gave %s for a %s, which the catalog does not have; it is dropped", name, scope)
-            columns = self._columns.setdefault(scope, set())
-            columns |= known
-            schema, metrics = self._dictionary.schema_of(scope, columns, now_ms)
-            builder = BlockBuilder(schema, metrics)
-            for (ts_ms, entity), values in rows.items():
-                if entity.scope is scope:
-                    self._add_row(builder, ts_ms, entity, values, metrics, missing, now_ms)
-            if block := builder.take():
-                blocks.append(block)
-        return blocks
-
-    def _add_row(
-        self,
-        builder: BlockBuilder,
-        ts_ms: int,
-        entity: Entity,
-        values: Mapping[str, float],
-        metrics: tuple[Metric, ...],
-        missing: dict[tuple[int, Entity], list[tuple[str, Absent]]],
-        now_ms: int,
-    ) -> None:
-        last_ms = self._last_ts.get(entity, -1)
-        if last_ms - LATE_WINDOWS * self.config.batch_s * 1000 <= ts_ms <= last_ms:
-            # It may be of a second that this entity has a row of already, and the store keeps one row for each.
-            self.late_rows += 1
+    def _forget_old(self, now_ms: int) -> None:
+        """Things that came and went: their numbers, when nothing that may yet be sent uses them."""
+        oldest_ms = self.spool.oldest_batch_ms
+        if self.spool.hangs or (oldest_ms is None and self.spool.pending()[0]):
             return
-        index = self._dictionary.index_of(entity, now_ms)
-        refused = builder.add(ts_ms, index, [values.get(metric.name) for metric in metrics])
-        self._last_ts[entity] = ts_ms
-        for column in refused:
-            missing.setdefault((ts_ms, entity), []).append((metrics[column].name, Absent.OUT_OF_RANGE))
+        self.packer.forget(self._dictionary.forget(now_ms if oldest_ms is None else min(oldest_ms, now_ms)))
 
     def _add_own_values(self) -> None:
         """What the agent knows about itself joins the node's newest row."""
-        newest = max((key for key in self._rows if key[1].scope is Scope.NODE), key=lambda key: key[0], default=None)
-        if newest is None:
-            return
-        row = self._rows[newest]
-        row["spool_bytes"] = float(self.spool.pending()[1])
+        values = {"spool_bytes": float(self.spool.pending()[1])}
         if self._uplink.offset_s is not None:
-            row["clock_offset_s"] = self._uplink.offset_s
+            values["clock_offset_s"] = self._uplink.offset_s
+        self.packer.add_to_newest(Scope.NODE, values)
 
-    def _report(self, now_ms: int) -> None:
+    def _report(self) -> None:
         """Tell what was lost, refused or is in trouble."""
-        if 0 < self._next_report_ms - now_ms <= REPORT_MS:  # more than that: the clock was set back
+        steady_s = self._clock.monotonic()
+        if steady_s < self._next_report_s:
             return
         if losses := self.spool.take_losses():
-            self._next_report_ms = now_ms + REPORT_MS
+            self._next_report_s = steady_s + REPORT_S
             parts = list(losses.damage)
             if losses.telemetry or losses.events:
                 parts.append(f"{losses.telemetry} batches and {losses.events} events dropped: {losses.reason}")
             self.tell("spool_dropped", "; ".join(parts), count=max(losses.telemetry + losses.events, 1))
         refused, self._refused = self._refused, {}
         for reason, count in refused.items():
-            self._next_report_ms = now_ms + REPORT_MS
+            self._next_report_s = steady_s + REPORT_S
             self.tell("batch_rejected", f"the collector refused {count} messages: {reason}", count=count)
-        if self.spool.trouble != self._trouble:
-            self._trouble = self.spool.trouble
-            if self._trouble:
-                self.tell("spool_unwritable", f"data is kept in memory: {self._trouble}")
+        self._report_trouble(steady_s)
         offset_s = self._uplink.offset_s or 0.0
-        if (abs(offset_s) > CLOCK_WRONG_S) != self._clock_wrong:
-            self._clock_wrong = not self._clock_wrong
-            if self._clock_wrong:
-                self.tell("clock_wrong", f"this node's clock is {offset_s:+.1f} s from the collector's")
+        if abs(offset_s) > CLOCK_WRONG_S and not self._clock_wrong:
+            self._clock_wrong = True
+            self.tell("clock_wrong", f"this node's clock is {offset_s:+.1f} s from the collector's")
+        elif abs(offset_s) < CLOCK_RIGHT_S:
+            self._clock_wrong = False
+
+    def _report_trouble(self, steady_s: float) -> None:
+        """A disk that comes and goes is one trouble."""
+        if trouble := self.spool.trouble:
+            self._well_since_s = steady_s
+            if trouble != self._trouble:
+                self._trouble = trouble
+                self.tell("spool_unwritable", f"data is kept in memory: {trouble}")
+        elif steady_s - self._well_since_s > QUIET_S:
+            self._trouble = None
 
     # ---- for the uplink
 
@@ -264,7 +225,7 @@ class Agent:
     async def run(self) -> None:
         """Stream until cancelled; then say goodbye if a collector listens, and close the spool."""
         self.tell("agent_started", f"drover-agent {VERSION} started")
-        tasks = [asyncio.create_task(job()) for job in (self._uplink.run, self._sync_events, self._watch_time)]
+        tasks = [asyncio.create_task(job()) for job in (self._uplink.run, self._watch_time)]
         try:
             # Not gather: its cancellation would end the uplink before the goodbye.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -277,15 +238,12 @@ class Agent:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                self._absences.save()
                 self.spool.close()
 
     async def _goodbye(self) -> None:
         self._tell(self._merger.flush())
         self.tell("agent_stopped", "the agent was asked to stop")
         self.flush()
-        await self.spool.sync_events()
-        self._uplink.wake()
         if self._uplink.connected_to:
             try:
                 async with asyncio.timeout(GOODBYE_S):
@@ -293,20 +251,13 @@ class Agent:
             except TimeoutError:
                 log.info("stopped with data in the spool; it is sent after the next start")
 
-    async def _sync_events(self) -> None:
-        while True:
-            await self._events_added.wait()
-            self._events_added.clear()
-            await self.spool.sync_events()
-            self._uplink.wake()
-
     async def _watch_time(self) -> None:
         """Summed events when their window ends; rows that wait although nothing new comes."""
         window, since = self._window, self._clock.monotonic()
         while True:
             await self._clock.sleep(HOLD_MS / 1000 if self._merger.open else 1.0)
             self._tell(self._merger.due(self._clock.now_ms()))
-            if window != self._window or not self._rows:
+            if window != self._window or not self.packer.rows:
                 window, since = self._window, self._clock.monotonic()
             elif self._clock.monotonic() - since > 2 * self.config.batch_s:
                 self.flush()

@@ -1,7 +1,7 @@
 """What the numbers in spooled batches mean: entity indexes and schema ids, kept beside the spool.
 
-Batches outlive the run that wrote them, so their numbers must mean the same in the next one. Entries are forgotten at
-a start when no batch on disk is as old as their last use.
+Batches outlive the run that wrote them, so their numbers must mean the same in the next one. Entries are forgotten
+when no batch on disk is as old as their last use; only then may their numbers be given out again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from drover_agent.files import write_whole
 from drover_agent.sources.base import Entity
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import BY_NAME, Metric, Scope
@@ -24,6 +23,7 @@ Column = tuple[int, str, str]  # catalog id, storage type, name
 
 _SCOPES = {Scope.GPU: pb.GPU, Scope.NODE: pb.NODE, Scope.LINK: pb.LINK, Scope.WORKLOAD: pb.WORKLOAD}
 MAX_INDEX = 2**16 - 1  # entity indexes are uint16 on the wire
+MAX_ENTITIES = 8_192  # known at once: a collector refuses a Hello with more
 SAVE_MS = 600_000  # the file is behind the last use of an entry by no more than about this
 
 
@@ -47,6 +47,8 @@ class Dictionary:
     changed: bool = False
     _now_ms: int = 0  # of the newest use
     _saved_ms: int = 0  # of the newest use that the file knows
+    _free: list[int] = field(default_factory=list)  # numbers to give out again, once all were given out
+    _full_told: bool = False
 
     @property
     def due(self) -> bool:
@@ -83,8 +85,8 @@ class Dictionary:
                 columns = tuple((int(i), str(t), str(n)) for i, t, n in row["columns"])
                 self.schemas[row["id"]] = _Schema(Scope(row["scope"]), columns, row["used_ms"])
 
-    def save(self) -> None:
-        """Raises OSError when the disk refuses."""
+    def dump(self) -> bytes:
+        """The content of the file; it is taken as written."""
         data = {
             "entities": [
                 {"index": index, "used_ms": self.used_ms[entity], "entity": asdict(entity)}
@@ -95,27 +97,56 @@ class Dictionary:
                 for number, s in self.schemas.items()
             ],
         }
-        write_whole(self.path, json.dumps(data).encode())
         self.changed, self._saved_ms = False, self._now_ms
+        return json.dumps(data).encode()
 
-    def index_of(self, entity: Entity, now_ms: int) -> int:
-        """The number of an entity, a new one if it has none."""
-        if entity not in self.entities:
-            if self.next_index > MAX_INDEX:
-                self._reuse_oldest()
-            self.entities[entity] = self.next_index
-            self.next_index += 1
+    def forget(self, oldest_ms: int) -> list[Entity]:
+        """Drop what was not used since well before `oldest_ms`, the time of the oldest batch that may still be sent."""
+        before_ms = oldest_ms - 2 * SAVE_MS
+        gone = [entity for entity, used_ms in self.used_ms.items() if used_ms < before_ms]
+        for entity in gone:
+            self._free.append(self.entities.pop(entity))
+            del self.used_ms[entity]
+        old = [number for number, schema in self.schemas.items() if schema.used_ms < before_ms]
+        for number in old:
+            del self.schemas[number]
+        if gone or old:
+            self.changed = True
+            self._full_told = False
+        return gone
+
+    def index_of(self, entity: Entity, now_ms: int) -> int | None:
+        """The number of an entity, a new one if it has none. None: there are too many, and it cannot be told of."""
+        index = self.entities.get(entity)
+        if index is None:
+            index = self._new_index()
+            if index is None:
+                return None
+            self.entities[entity] = index
             self.changed = True
         self.used_ms[entity] = max(now_ms, self.used_ms.get(entity, 0))
         self._now_ms = now_ms
-        return self.entities[entity]
+        return index
 
-    def _reuse_oldest(self) -> None:
-        """After 65,536 entities of one node (years of swaps) begin again; what waits of the old ones is misnamed no
-        more than the spool's age limit."""
-        self.entities.clear()
-        self.used_ms.clear()
-        self.next_index = 0
+    def _new_index(self) -> int | None:
+        if len(self.entities) >= MAX_ENTITIES:
+            if not self._full_told:
+                self._full_told = True
+                log.error("this node tells of %d things, no more can be told; new ones are dropped", MAX_ENTITIES)
+            return None
+        if self.next_index <= MAX_INDEX:
+            self.next_index += 1
+            return self.next_index - 1
+        if not self._free:  # numbers that an earlier run gave out and forgot
+            self._free = sorted(set(range(MAX_INDEX + 1)) - set(self.entities.values()), reverse=True)
+        return self._free.pop()
+
+    def use_schema(self, number: int, now_ms: int) -> bool:
+        """Whether this schema is known still; it is in use now."""
+        schema = self.schemas.get(number)
+        if schema is not None:
+            schema.used_ms = max(now_ms, schema.used_ms)
+        return schema is not None
 
     def schema_of(self, scope: Scope, names: Iterable[str], now_ms: int) -> tuple[int, tuple[Metric, ...]]:
         """(id, metrics in column order) of the schema with exactly these columns."""

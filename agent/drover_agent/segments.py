@@ -66,18 +66,6 @@ class Segment:
         self.bytes = max(self.bytes, offset + size)
 
 
-def sync_and_close(descriptor: int) -> None:
-    """Bring what was appended before `sync_handle` to the disk.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    try:
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def frame(seq: int, ts_ms: int, payload: bytes) -> bytes:
     body = struct.pack("<Qq", seq, ts_ms) + payload
     return MAGIC + struct.pack("<II", len(payload), zlib.crc32(body)) + body
@@ -210,10 +198,11 @@ class SegmentLog:
         """Size of all files."""
         return sum(s.bytes for s in self.segments)
 
-    def append(self, ts_ms: int, payload: bytes) -> int:
-        """Store one record; returns its sequence. Never raises for the disk: see `trouble`."""
-        seq = self.next_seq
-        self.next_seq += 1
+    def append(self, ts_ms: int, payload: bytes, seq: int | None = None) -> int:
+        """Store one record, under the next sequence or a given one that is not below it; returns the sequence. Never
+        raises for the disk: see `trouble`."""
+        seq = self.next_seq if seq is None else seq
+        self.next_seq = seq + 1
         record = Stored(seq, ts_ms, payload)
         if self.memory or not self._write(record):
             self.memory.append(record)
@@ -269,9 +258,14 @@ class SegmentLog:
         if self._fd is not None and self.segments[-1].count:
             self._start_file()
 
-    def sync_handle(self) -> int | None:
-        """A descriptor for `sync_and_close`, which may run in another thread while this log goes on."""
-        return None if self._fd is None else os.dup(self._fd)
+    def sync(self) -> None:
+        """Bring what was appended to the disk.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self._fd is not None:
+            os.fdatasync(self._fd)
 
     def after(self, seq: int) -> Stored | None:
         """The record with the lowest sequence above `seq`."""

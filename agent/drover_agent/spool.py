@@ -5,7 +5,9 @@ batch's number is its sequence on LIVE, unless the backfill plan (`backfill.py`)
 
 fsync: events at once (they are few, and one may be the last thing a dying node says); telemetry when its file is full
 and at the end. A power cut may cost the last telemetry that the kernel had not written yet; nothing acknowledged is
-lost, and no sequence is used twice (see `segments.py`). A killed agent loses nothing.
+lost, and no sequence is used twice (see `segments.py`). A killed agent loses nothing that was written.
+
+All of it waits for the disk, so it runs in a thread of its own; the agent talks to `outbox.py`.
 
 What is acknowledged stays `keep_acked_s` longer: a collector whose machine lost power says so by a lower sequence in
 its Welcome, and gets it again.
@@ -13,7 +15,6 @@ its Welcome, and gets it again.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from drover_agent.backfill import BackfillPlan, Range
 from drover_agent.config import SpoolConfig
 from drover_agent.files import write_whole
-from drover_agent.segments import Segment, SegmentLog, Stored, sync_and_close
+from drover_agent.segments import Segment, SegmentLog, Stored
 from drover_proto import telemetry_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,6 @@ LANES: tuple[int, ...] = (pb.EVENTS, pb.LIVE, pb.BACKFILL)
 OUTAGE_MS = 60_000  # a backlog younger than this goes on in LIVE
 ROTATE_MS = 600_000  # files are closed at this age, so that what is acknowledged can go
 MEMORY_BYTES = 4 * 2**20  # for each log, while the disk refuses
-MAX_REJECTED = 10_000
-SYNC_LIMIT_S = 2.0  # a hung disk must not keep an event from leaving
 
 
 class SpoolError(Exception):
@@ -51,6 +50,15 @@ class Losses:
     events: int = 0
     reason: str = ""
     damage: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.telemetry or self.events or self.damage)
+
+    def add(self, more: Losses) -> None:
+        self.telemetry += more.telemetry
+        self.events += more.events
+        self.reason = more.reason or self.reason
+        self.damage += more.damage
 
 
 class Spool:
@@ -78,9 +86,6 @@ class Spool:
             log.warning("spool: %s", line)
         # Nothing is known to be held until a Welcome says so.
         self.held: dict[int, int] = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: self.plan.base - 1}
-        self._released = self.events.next_seq - 1  # events up to here may be sent
-        self._rejected: set[tuple[int, int]] = set()
-        self._hung: asyncio.Future[None] | None = None  # a sync that did not return in time
         self._rotate_at = {id(log_): now_ms + ROTATE_MS for log_ in self._logs}
 
     @property
@@ -104,6 +109,12 @@ class Spool:
             damaged.append(f"identity files: {error}; sent under a new spool id")
         self._new_identity()
 
+    def new_identity(self) -> None:
+        """Go on under another id: a collector holds what this spool never gave out (a copied or restored folder)."""
+        log.warning("spool: the collector holds more of spool %s than was sent; using a new spool id", self.id)
+        self._new_identity()
+        self.held = dict.fromkeys(LANES, 0)
+
     def _new_identity(self) -> None:
         self.id = uuid.uuid4().hex
         self.plan = BackfillPlan()
@@ -123,47 +134,24 @@ class Spool:
         """Keep one batch; `ts_ms` is the time of its newest row."""
         self.telemetry.append(ts_ms, pb.Batch(blocks=blocks).SerializeToString())
 
-    async def sync_events(self) -> None:
-        """Let go of the events added so far: as soon as they are on disk, or when the disk does not answer in time."""
-        newest = self.events.next_seq - 1
-        hangs = self._hung is not None and not self._hung.done()  # one thread and descriptor for a hung disk
-        handle = None if hangs or newest <= self._released else self.events.sync_handle()
-        if handle is not None:
-            synced = asyncio.ensure_future(asyncio.to_thread(sync_and_close, handle))
-            done, _ = await asyncio.wait([synced], timeout=SYNC_LIMIT_S)
-            if not done:
-                log.error("spool: the disk did not answer for %g s; events are sent before they are safe", SYNC_LIMIT_S)
-                synced.add_done_callback(lambda late: late.exception())
-                self._hung = synced
-            elif error := synced.exception():
-                log.error("spool: events could not be brought to the disk: %s", error)
-        self._released = max(self._released, newest)
+    def sync_events(self) -> None:
+        """Bring the events added so far to the disk."""
+        try:
+            self.events.sync()
+        except OSError as error:
+            log.error("spool: events could not be brought to the disk: %s", error.strerror)
 
     # ---- out
 
     def next(self, lane: int, after: int) -> tuple[int, pb.AgentMessage, int] | None:
-        """(sequence, message, its size) of the first one of a lane above `after` that is neither held nor rejected."""
-        after = max(after, self.held[lane])
-        while found := self._next_stored(lane, after):
-            seq, stored = found
-            after = seq
-            if (lane, seq) in self._rejected:
-                continue
-            message = pb.AgentMessage()
-            if lane == pb.EVENTS:
-                message.record.MergeFromString(stored.payload)
-                message.record.seq = seq
-            else:
-                message.batch.MergeFromString(stored.payload)
-                message.batch.lane = pb.LIVE if lane == pb.LIVE else pb.BACKFILL
-                message.batch.seq = seq
-            return seq, message, len(stored.payload)
-        return None
+        """(sequence, message, size of its payload) of the first one of a lane above `after` that is not held."""
+        found = self._next_stored(lane, max(after, self.held[lane]))
+        return (found[0], as_message(lane, found[0], found[1].payload), len(found[1].payload)) if found else None
 
     def _next_stored(self, lane: int, after: int) -> tuple[int, Stored] | None:
         if lane == pb.EVENTS:
             event = self.events.after(after)
-            return (event.seq, event) if event and event.seq <= self._released else None
+            return (event.seq, event) if event else None
         if lane == pb.LIVE:
             batch = self.telemetry.after(max(after, self.plan.through))
             return (batch.seq, batch) if batch else None
@@ -173,27 +161,10 @@ class Spool:
                 return self.plan.seq_of(batch.seq), batch
         return None
 
-    def welcome(self, held: Mapping[int, int], now_ms: int) -> bool:
-        """Take over what a collector holds, and move an old backlog to the backfill lane.
-
-        Returns:
-            False when the collector holds sequences that this spool never gave out (a copied or restored folder): the
-            spool has a new id now, and the stream must begin again with it.
-        """
-        given: dict[int, int] = {
-            pb.EVENTS: self.events.next_seq - 1,
-            pb.LIVE: self.telemetry.next_seq - 1,
-            pb.BACKFILL: self.plan.next_base - 1,
-        }
-        if any(held.get(lane, 0) > given[lane] for lane in LANES):
-            log.warning("spool: the collector holds more of spool %s than was sent; using a new spool id", self.id)
-            self._new_identity()
-            self._rejected.clear()  # their sequences begin again
-            self.held = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: 0}
-            return False
+    def welcome(self, held: Mapping[int, int], now_ms: int) -> None:
+        """Take over what a collector holds, and move an old backlog to the backfill lane."""
         self.held = {lane: held.get(lane, 0) for lane in LANES}
         self._plan_backfill(now_ms)
-        return True
 
     def _plan_backfill(self, now_ms: int) -> None:
         held = self.held[pb.LIVE]
@@ -228,14 +199,7 @@ class Spool:
 
     def ack(self, lane: int, seq: int) -> None:
         """Everything of a lane up to `seq` is held."""
-        if lane in self.held and seq > self.held[lane]:
-            self.held[lane] = seq
-            self._rejected = {(at, number) for at, number in self._rejected if at != lane or number > seq}
-
-    def reject(self, lane: int, seq: int) -> None:
-        """The collector will never take this one."""
-        if seq > self.held.get(lane, 0) and len(self._rejected) < MAX_REJECTED:
-            self._rejected.add((lane, seq))
+        self.held[lane] = max(self.held[lane], seq)
 
     # ---- bounds
 
@@ -314,11 +278,11 @@ class Spool:
                 parts.append((max(begin - 1, low), min(end, high)))
         return parts
 
-    def pending(self) -> tuple[int, int]:
-        """(records, bytes) that nobody holds yet."""
+    def pending(self, telemetry_below: int | None = None, events_below: int | None = None) -> tuple[int, int]:
+        """(records, bytes) that nobody holds yet; of those with lower numbers only, where one is given."""
         records = size = 0
-        for log_ in self._logs:
-            for low, high in self._waiting(log_, 0, log_.next_seq - 1):
+        for log_, below in ((self.telemetry, telemetry_below), (self.events, events_below)):
+            for low, high in self._waiting(log_, 0, (below or log_.next_seq) - 1):
                 found = log_.size_between(low, high)
                 records += found[0]
                 size += found[1]
@@ -337,7 +301,7 @@ class Spool:
         """What was lost since the last call; None for nothing."""
         losses, self._losses = self._losses, Losses()
         losses.damage += tuple(self._take_damage())
-        return losses if losses.telemetry or losses.events or losses.damage else None
+        return losses or None
 
     def _take_damage(self) -> list[str]:
         found = [line for log_ in self._logs for line in log_.damaged]
@@ -349,6 +313,19 @@ class Spool:
         self.events.close()
         self.telemetry.close()
         os.close(self._lock)
+
+
+def as_message(lane: int, seq: int, payload: bytes) -> pb.AgentMessage:
+    """What is sent of a stored record."""
+    message = pb.AgentMessage()
+    if lane == pb.EVENTS:
+        message.record.MergeFromString(payload)
+        message.record.seq = seq
+    else:
+        message.batch.MergeFromString(payload)
+        message.batch.lane = pb.LIVE if lane == pb.LIVE else pb.BACKFILL
+        message.batch.seq = seq
+    return message
 
 
 def _claim(folder: Path) -> int:

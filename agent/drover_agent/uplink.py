@@ -15,7 +15,8 @@ import grpc
 
 from drover_agent.clock import Clock
 from drover_agent.config import AgentConfig
-from drover_agent.spool import LANES, Spool
+from drover_agent.outbox import Outbox
+from drover_agent.spool import LANES
 from drover_agent.tls import ClientTls
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
@@ -71,7 +72,7 @@ class Owner(Protocol):
 class Uplink:
     """Runs until cancelled. `wake` tells it of new data, `hello_changed` of new entities or schemas."""
 
-    def __init__(self, config: AgentConfig, spool: Spool, owner: Owner, clock: Clock) -> None:
+    def __init__(self, config: AgentConfig, spool: Outbox, owner: Owner, clock: Clock) -> None:
         self._config, self._spool, self._owner, self._clock = config, spool, owner, clock
         self._work = asyncio.Event()
         self._hello_due = False
@@ -146,7 +147,7 @@ class Uplink:
             call = rpc.TelemetryStub(channel).Stream(compression=grpc.Compression.Gzip)
             try:
                 welcome = await self._greet(call)
-                if not self._spool.welcome(_held(welcome.held), self._clock.now_ms()):
+                if not await self._spool.welcome(_held(welcome.held)):
                     raise StreamEndedError("the spool has a new id, so the stream begins again")
                 self.streams += 1
                 self._pause_until = 0.0

@@ -24,9 +24,9 @@ def kernel_line(seq: int, code: int) -> str:
 
 def codes(node: NodeRuntime) -> list[str]:
     found, after = [], 0
-    while record := node.agent.spool.events.after(after):
-        after = record.seq
-        found.append(pb.Record.FromString(record.payload).event.code)
+    while record := node.agent.spool.next(pb.EVENTS, after):
+        after = record[0]
+        found.append(record[1].record.event.code)
     return found
 
 

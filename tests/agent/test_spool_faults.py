@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import threading
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from drover_agent import files, segments
-from drover_agent import spool as spool_module
 from drover_agent.config import SpoolConfig
 from drover_agent.dictionary import Dictionary
 from drover_agent.segments import SegmentLog
@@ -167,7 +165,7 @@ def test_sequences_given_out_without_a_file_are_not_given_out_again_under_the_sa
         monkeypatch.setattr(segments.os, "open", read_only)
         spool = open_spool(tmp_path)
         batch(spool)
-        asyncio.run(spool.sync_events())
+        spool.sync_events()
         found = spool.next(pb.LIVE, 0)
         assert found
         assert (spool.id, found[0]) not in used
@@ -175,32 +173,6 @@ def test_sequences_given_out_without_a_file_are_not_given_out_again_under_the_sa
         monkeypatch.setattr(segments.os, "open", opening)
         os.close(spool._lock)  # killed
     assert first_id not in {id_ for id_, _ in used}
-
-
-def test_a_disk_that_hangs_holds_one_thread_and_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs, entered = threading.Event(), []
-    sync = os.fdatasync
-
-    def hanging(descriptor: int) -> None:
-        entered.append(descriptor)
-        hangs.wait(30)
-        sync(descriptor)
-
-    async def scenario() -> None:
-        spool = open_spool(tmp_path)
-        monkeypatch.setattr(segments.os, "fdatasync", hanging)
-        for code in range(8):
-            event(spool, str(code))
-            await spool.sync_events()
-            found = spool.next(pb.EVENTS, spool.events.next_seq - 2)
-            assert found and found[1].record.event.code == str(code)
-        assert len(entered) == 1
-        hangs.set()
-        monkeypatch.setattr(segments.os, "fdatasync", sync)
-        spool.close()
-
-    monkeypatch.setattr(spool_module, "SYNC_LIMIT_S", 0.02)
-    asyncio.run(scenario())
 
 
 def test_only_the_agents_user_can_look_into_the_spool(tmp_path: Path) -> None:
@@ -219,7 +191,7 @@ def test_entities_in_use_for_days_keep_their_numbers_over_a_restart(tmp_path: Pa
         dictionary.index_of(gpu, NOW + hour * HOUR)
         dictionary.schema_of(Scope.GPU, ["power_w"], NOW + hour * HOUR)
         if dictionary.due:
-            dictionary.save()
+            path.write_bytes(dictionary.dump())
     again = Dictionary.load(path, NOW + 99 * HOUR - 1)
     assert again.entities == {gpu: 0}
     assert list(again.schemas) == [1]

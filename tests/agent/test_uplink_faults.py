@@ -25,14 +25,18 @@ DAY_MS = 86_400_000
 
 
 class PausesNoted(SystemClock):
-    """The machine's clock, on which pauses take no time and are noted; its wall clock can be moved."""
+    """The machine's clock, on which pauses take no time and are noted; it can be moved."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
         self.moved_ms = 0
+        self.moved_s = 0.0
 
     def now_ms(self) -> int:
         return super().now_ms() + self.moved_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.moved_s
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -47,7 +51,7 @@ def settings(folder: Path, *addresses: str) -> AgentConfig:
 async def uplink(config: AgentConfig, clock: PausesNoted):  # type: ignore[no-untyped-def]  # a generator of nothing
     agent = Agent(config, "n1")
     agent.tell("agent_started", "for something to send")
-    await agent.spool.sync_events()
+    await agent.spool.kept()
     task = asyncio.create_task(Uplink(config, agent.spool, agent, clock).run())
     try:
         yield
@@ -97,6 +101,7 @@ def test_a_clock_that_is_set_back_does_not_silence_reports(tmp_path: Path) -> No
         clock.moved_ms = 365 * DAY_MS
         for moved_ms in (365 * DAY_MS, 0):
             clock.moved_ms = moved_ms
+            clock.moved_s += 60.0
             agent.rejected(pb.LIVE, 1, "impossible")
             agent.flush()
         assert agent.spool.events.next_seq - 1 == 2
@@ -124,7 +129,7 @@ def test_an_absence_that_was_not_kept_before_the_end_is_told_by_the_next_run(tmp
     again = Absences(path)
     again.missing(gpu, "power_w", Absent.LOST, 2)
     assert len(again.changes()) == 1
-    again.save()
+    path.write_bytes(again.dump())
     third = Absences(path)
     third.missing(gpu, "power_w", Absent.LOST, 3)
     assert third.changes() == []

@@ -17,6 +17,7 @@ from typing import TextIO
 
 from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.disk import DiskThread
 from drover_agent.simulation.faults import demo_faults, load_faults
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_agent.simulation.readings import inventory
@@ -29,6 +30,7 @@ BAD_INPUT = 2
 FAILED = 1
 PROGRESS_S = 10.0
 GOODBYE_S = 5.0
+DISK_THREADS = 8  # for the spools of all nodes
 
 
 class _StoppedError(Exception):
@@ -123,6 +125,7 @@ class _LiveFleet:
         self._args, self._spools, self._labels = args, spools, labels
         self._fleet = SimulatedFleet(spec, args.seed, faults, time.time_ns() // 1_000_000)
         self._agents: dict[str, _NodeAgent] = {}
+        self._disks = [DiskThread() for _ in range(DISK_THREADS)]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cutting: set[asyncio.Task[None]] = set()
         self._written = 0
@@ -194,7 +197,8 @@ class _LiveFleet:
             spool=SpoolConfig(dir=str(self._spools / name)),
         )
         facts = inventory(self._fleet.hardware, self._fleet.hardware.number[name])
-        self._agents[name] = _NodeAgent(config, name, facts)
+        disk = self._disks[self._fleet.hardware.number[name] % DISK_THREADS]
+        self._agents[name] = _NodeAgent(config, name, facts, disk=disk)
         self._tasks[name] = asyncio.create_task(self._agents[name].run(), name=name)
 
     def _write_labels(self) -> None:

@@ -28,6 +28,9 @@ class Entity:
     mig: str = ""
     link: str = ""
 
+    def __hash__(self) -> int:  # its key says nearly all, and the hash of a string is kept by Python
+        return hash(self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:

@@ -1,0 +1,155 @@
+"""Rows of many sources become the blocks of one batch; what could not be read becomes intervals of absence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from drover_agent.absences import Absences
+from drover_agent.dictionary import Dictionary
+from drover_agent.sources.base import Entity, Reading
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.blocks import BlockBuilder
+from drover_proto.catalog import BY_NAME, Absent, Metric, Scope
+
+log = logging.getLogger(__name__)
+
+MAX_UNKNOWN = 1_000  # names remembered as told
+SHIFTS = 100  # at intervals of 0.1 s and more no two ticks meet
+
+_Values = dict[str, float]
+
+
+class Packer:
+    """What one batch will hold. Readings of several sources for the same moment and entity merge into one row.
+
+    The store keeps one row for each entity and moment. So a row that comes for a second that was packed already is
+    dropped, and after the clock was set back times that were told before get a millisecond more each time round, until
+    the clock is past what it had reached.
+    """
+
+    def __init__(self, dictionary: Dictionary, absences: Absences, late_ms: float) -> None:
+        """`late_ms`: a row so much older than the newest of its entity is of a clock that was set back."""
+        self._dictionary, self._absences, self._late_ms = dictionary, absences, late_ms
+        self._rows: dict[int, dict[Entity, _Values]] = {}
+        self._missing: dict[int, list[tuple[Entity, str, Absent]]] = {}
+        self._columns: dict[Scope, set[str]] = {}
+        self._schemas: dict[Scope, tuple[int, int, tuple[Metric, ...]]] = {}  # number of columns, id, columns
+        self._last_ms: dict[Entity, int] = {}
+        self._highest_ms = 0
+        self._shift = 0
+        self.rows = 0  # that wait
+        self.late_rows = 0  # rows that came after a newer one of the same thing had been packed
+        self.unknown_metrics: set[str] = set()
+
+    def add(self, ts_ms: int, reading: Reading) -> None:
+        if self._shift and ts_ms <= self._highest_ms:
+            ts_ms += self._shift
+        if reading.rows:
+            tick = self._rows.setdefault(ts_ms, {})
+            for entity, values in reading.rows:
+                row = tick.get(entity)
+                if row is None:
+                    tick[entity] = dict(values)
+                    self.rows += 1
+                else:
+                    row.update(values)
+        if reading.absent:
+            self._missing.setdefault(ts_ms, []).extend(reading.absent)
+
+    def add_to_newest(self, scope: Scope, values: Mapping[str, float]) -> None:
+        """Give the newest row of a scope that waits these values too."""
+        for ts_ms in sorted(self._rows, reverse=True):
+            for entity, row in self._rows[ts_ms].items():
+                if entity.scope is scope:
+                    row.update(values)
+                    return
+
+    def clock_set_back(self) -> None:
+        """Times that were told will come again. `take` what waits before."""
+        self._shift = self._shift % (SHIFTS - 1) + 1
+        self._last_ms.clear()
+
+    def forget(self, gone: Sequence[Entity]) -> None:
+        for entity in gone:
+            self._last_ms.pop(entity, None)
+
+    def take(self, now_ms: int) -> tuple[list[pb.Block], int]:
+        """(blocks of all that waits, time of its newest row), the absences told to `Absences`."""
+        rows, self._rows = self._rows, {}
+        missing, self._missing = self._missing, {}
+        self.rows = 0
+        ticks = sorted(rows.keys() | missing.keys())
+        chosen: dict[Scope, list[tuple[int, Entity, int, _Values]]] = {}
+        for ts_ms in ticks:
+            for entity, values in rows.get(ts_ms, {}).items():
+                if (index := self._index(ts_ms, entity, now_ms)) is not None:
+                    chosen.setdefault(entity.scope, []).append((ts_ms, entity, index, values))
+        refused: dict[tuple[int, Entity], list[str]] = {}
+        blocks = [block for scope, found in chosen.items() if (block := self._pack(scope, found, refused, now_ms))]
+        for ts_ms in ticks:
+            self._follow(ts_ms, rows.get(ts_ms, {}), missing.get(ts_ms, ()), refused)
+        if rows:
+            self._highest_ms = max(self._highest_ms, ticks[-1])
+        return blocks, max(rows, default=0)
+
+    def _index(self, ts_ms: int, entity: Entity, now_ms: int) -> int | None:
+        last_ms = self._last_ms.get(entity, -1)
+        if last_ms - self._late_ms <= ts_ms <= last_ms:
+            self.late_rows += 1
+            return None
+        index = self._dictionary.index_of(entity, now_ms)
+        if index is not None:
+            self._last_ms[entity] = ts_ms
+        return index
+
+    def _pack(
+        self,
+        scope: Scope,
+        rows: Sequence[tuple[int, Entity, int, _Values]],
+        refused: dict[tuple[int, Entity], list[str]],
+        now_ms: int,
+    ) -> pb.Block | None:
+        columns = self._columns.setdefault(scope, set())
+        builder = self._builder(scope, columns, now_ms)
+        for ts_ms, entity, index, values in rows:
+            wrong, known = builder.add(ts_ms, index, values)
+            if not known and self._learn(scope, columns, values):
+                return self._pack(scope, rows, refused, now_ms)  # from the beginning, with the new columns
+            if wrong:
+                refused[ts_ms, entity] = wrong
+        return builder.take()
+
+    def _builder(self, scope: Scope, columns: set[str], now_ms: int) -> BlockBuilder:
+        found = self._schemas.get(scope)
+        if found is None or found[0] != len(columns) or not self._dictionary.use_schema(found[1], now_ms):
+            self._schemas[scope] = found = len(columns), *self._dictionary.schema_of(scope, columns, now_ms)
+        return BlockBuilder(found[1], found[2])
+
+    def _learn(self, scope: Scope, columns: set[str], values: Mapping[str, float]) -> bool:
+        """Whether there are columns in `values` that were not there before; names of no metric are told once."""
+        fresh = values.keys() - columns
+        known = {name for name in fresh if name in BY_NAME and BY_NAME[name].scope is scope}
+        columns |= known
+        for name in fresh - known - self.unknown_metrics:
+            if len(self.unknown_metrics) < MAX_UNKNOWN:
+                self.unknown_metrics.add(name)
+                log.error("a source gave %s for a %s, which the catalog does not have; it is dropped", name, scope)
+        return bool(known)
+
+    def _follow(
+        self,
+        ts_ms: int,
+        rows: Mapping[Entity, _Values],
+        missing: Sequence[tuple[Entity, str, Absent]],
+        refused: Mapping[tuple[int, Entity], Sequence[str]],
+    ) -> None:
+        """Begin and end absences. A value that one source has and another lacks is there."""
+        for entity, values in rows.items():
+            for name in refused.get((ts_ms, entity), ()):
+                del values[name]
+                self._absences.missing(entity, name, Absent.OUT_OF_RANGE, ts_ms)
+            self._absences.present(entity, values, ts_ms)
+        for entity, name, reason in missing:
+            if name not in rows.get(entity, ()):
+                self._absences.missing(entity, name, reason, ts_ms)

@@ -1,0 +1,53 @@
+"""The newest records of a log in memory, and records read from the disk before they are asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from drover_agent.segments import Stored
+from drover_agent.spool_jobs import Sendable
+
+
+@dataclass(slots=True)
+class Tail:
+    """The newest records of one log: all from `first` on are in memory, without gaps."""
+
+    next_seq: int
+    first: int
+    records: deque[Stored] = field(default_factory=deque)
+    size: int = 0
+    given: int = 0  # up to here the thread was given them
+    released: int = 0  # up to here they may be sent
+    written: int = 0  # up to here the thread is done with them
+    nothing_from: int = 0  # no record that waits lies above this and below `first`
+
+    def add(self, ts_ms: int, payload: bytes) -> None:
+        self.records.append(Stored(self.next_seq, ts_ms, payload))
+        self.size += len(payload)
+        self.next_seq += 1
+
+    def above(self, seq: int) -> Stored | None:
+        at = max(seq + 1 - self.first, 0)
+        return self.records[at] if at < len(self.records) else None
+
+    def new(self) -> list[Stored]:
+        """What the thread was not given yet."""
+        count = min(self.next_seq - 1 - self.given, len(self.records))
+        return [self.records[at] for at in range(len(self.records) - count, len(self.records))]
+
+    def pop(self) -> Stored:
+        record = self.records.popleft()
+        self.size -= len(record.payload)
+        self.first = record.seq + 1
+        return record
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Records of one lane read before they are asked for; the first of them follows `after`."""
+
+    after: int = -1
+    found: deque[Sendable] = field(default_factory=deque)
+    asked: bool = False
+    end: int | None = None  # nothing follows this one, until the next Welcome
