@@ -76,7 +76,7 @@ class DcgmSource:
         self._failed = LOST_READS  # reads in a row; begins as one that is not there
         self._told: dict[Entity, set[str]] = {}  # what the page gave, and would be absent without it
         self._xids: dict[Entity, int] = {}  # the last XID of each GPU
-        self._skipped: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()  # rows of the last page that were left out, by why
         self._logged: set[str] = set()
         self._trouble = ""
 
@@ -144,7 +144,7 @@ class DcgmSource:
         if alone and 0 <= now_ms - (self._began_ms or 0) < GRACE_MS:
             return reading
         names = _ALL_NAMES if alone else _PROFILING_NAMES if profiled else frozenset()
-        self._skipped.clear()
+        self.skipped.clear()
         rows: dict[Entity, dict[str, float]] = {}
         absent: dict[Entity, dict[str, Absent]] = {}
         for key, samples in found.items():
@@ -177,19 +177,19 @@ class DcgmSource:
         """The GPU of a row; None, with a count, for what is no whole GPU of this node."""
         uuid = labels.get("UUID") or labels.get("uuid") or ""
         if not uuid or "nvlink" in labels:
-            self._skipped["of switches, links and CPUs"] += 1
+            self.skipped["of switches, links and CPUs"] += 1
             return None
         if labels.get("GPU_I_ID"):
-            self._skipped["of MIG instances"] += 1
+            self.skipped["of MIG instances"] += 1
             return None
         pci = labels.get("pci_bus_id", "")
         if not alone:
             entity = self._gpus.find(uuid=uuid) or (self._gpus.find(pci=pci) if pci else None)
             if entity is None:
-                self._skipped["of GPUs that NVML does not show"] += 1
+                self.skipped["of GPUs that NVML does not show"] += 1
             return entity
         if not labels.get("gpu", "").isdecimal() or int(labels["gpu"]) > 255:
-            self._skipped["without the number of their GPU"] += 1
+            self.skipped["without the number of their GPU"] += 1
             return None
         serial = labels.get("DCGM_FI_DEV_SERIAL", "")
         return Entity(
@@ -227,7 +227,7 @@ class DcgmSource:
         return True
 
     def _tell_skipped(self) -> None:
-        for what, count in self._skipped.items():
+        for what, count in self.skipped.items():
             if what not in self._logged:
                 self._logged.add(what)
                 _log.info("dcgm-exporter: %d rows %s are left out", count, what)

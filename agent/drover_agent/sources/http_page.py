@@ -83,7 +83,7 @@ class Page:
         except Exception as error:  # noqa: BLE001  # whatever a server sends, http.client has an exception for it
             self.close()
             raise PageError(
-                Absent.ERROR, f"{self.url} does not speak HTTP: {type(error).__name__} {str(error)[:120]}"
+                Absent.ERROR, f"{self.url} does not speak HTTP: {type(error).__name__} {str(error)[:120]!r}"
             ) from None
 
     def close(self) -> None:
