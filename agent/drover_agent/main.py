@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
+from drover_agent.restart import RestartNeeded, restart_in_place
 from drover_agent.spool import SpoolError
 from drover_proto.settings import SettingsError, sample
 
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SettingsError, SpoolError) as error:
         print(f"drover-agent: {error}", file=sys.stderr)
         return BAD_INPUT
+    except RestartNeeded as reason:
+        logging.getLogger(__name__).warning("starting again: %s", reason)
+        return restart_in_place()
     except ModuleNotFoundError as error:
         if error.name not in ("numpy", "pyarrow", "rich"):
             raise

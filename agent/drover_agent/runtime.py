@@ -7,23 +7,24 @@ import contextlib
 import logging
 import threading
 from concurrent.futures import Future, wait
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drover_agent.agent import Agent, boot_id
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
-from drover_agent.sampler import READ_LIMIT_S, Sampler
+from drover_agent.sampler import Sampler
 from drover_agent.sources import polled
 from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.kmsg import KmsgReader
-from drover_agent.sources.nvml import NvmlSource
-from drover_agent.watchdog import Outcome, Worker
+
+if TYPE_CHECKING:
+    from drover_agent.nvml_runtime import NvmlRuntime
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 30.0  # between attempts to reach a driver or a kernel log that is not there
+RETRY_S = 30.0  # between attempts to reach a kernel log that is not there
 IDENTITY_LIMIT_S = 5.0  # the kernel log waits this long for the GPUs' addresses, so that its lines find their slots
 DELIVER_LOOK_S = 0.5  # how often a reader that waits for the agent looks whether it ends
 NO_GPU_WANTED = "hardware is set to none in the agent's settings"
@@ -42,19 +43,26 @@ class NodeRuntime:
         self.gpus = Gpus()
         sources = polled(config, self.gpus)
         self.agent = Agent(config, config.node_name, clock=self._clock)
-        self.sampler = Sampler(self.agent.accept, config.interval_s, self._clock)
+        self.sampler = Sampler(self.agent.accept, config.interval_s, self._clock, node=config.node_name)
         for source in sources:
             self.sampler.add(source)
-        self._nvml = NvmlSource(config.node_name, self.gpus) if config.hardware in ("auto", "nvml") else None
-        self._no_gpu_reason = ""
+        self._nvml: NvmlRuntime | None = None
+        if config.hardware in ("auto", "nvml"):
+            from drover_agent.nvml_runtime import NvmlRuntime  # nvidia-ml-py, only where GPUs are read
+
+            self._nvml = NvmlRuntime(self.agent, self.sampler, self.gpus, self._clock, self.agent.spool.folder)
         self._kmsg: KmsgReader | None = None
         self._log_trouble: str | None = None  # why the kernel log cannot be read, "" for nothing, None: not tried yet
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled.
+
+        Raises:
+            RestartNeeded: only a new process can use the driver again (`restart.restart_in_place`).
+        """
         jobs = [self.agent.run, self.sampler.run]
         if self._nvml:
-            jobs.append(self._run_nvml)
+            jobs += [self._nvml.tend, self._nvml.watch_xids]
         elif self.config.hardware == "none":
             self.agent.accept(self._clock.now_ms(), Reading(inventory={"no_gpu_reason": NO_GPU_WANTED}))
         if self.config.kmsg_enabled and self.config.hardware != "simulated":
@@ -78,51 +86,6 @@ class NodeRuntime:
             for task in done:
                 task.result()
 
-    async def _run_nvml(self) -> None:
-        """Open NVML, again and again until there is a GPU; then read its devices and wait for XIDs."""
-        assert self._nvml is not None
-        worker = Worker("nvml:open")
-        nvml = self._nvml
-        while not nvml.devices:
-            now_ms = self._clock.now_ms()
-            outcome = await self._watched(worker.submit(partial(nvml.open, now_ms)))
-            if outcome.reading is not None:
-                self._tell_open(now_ms, outcome.reading)
-            else:
-                log.error("NVML could not be opened", exc_info=outcome.error)
-            if not nvml.devices:
-                await self._clock.sleep(RETRY_S)
-        for device in nvml.devices:
-            self.sampler.add(device)
-        await self._watch_xids(Worker("nvml:xids"))
-
-    async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
-        """Wait for NVML to open, and tell when it does not return."""
-        done, _ = await asyncio.wait([opening], timeout=READ_LIMIT_S)
-        if not done:
-            self.agent.tell("driver_hung", f"opening NVML did not return within {READ_LIMIT_S:g} s")
-            await asyncio.wait([opening])
-            self.agent.tell("driver_back", "opening NVML returned")
-        return opening.result()
-
-    def _tell_open(self, now_ms: int, reading: Reading) -> None:
-        reason = reading.inventory.get("no_gpu_reason", "")
-        if reason and reason != self._no_gpu_reason and not any(e.code == "driver_missing" for e in reading.events):
-            self.agent.tell("driver_missing", reason)
-        self._no_gpu_reason = reason or self._no_gpu_reason
-        self.agent.accept(now_ms, reading)
-
-    async def _watch_xids(self, worker: Worker) -> None:
-        """The watcher's read waits by itself; a hang in it is one of the driver, which the devices' reads tell."""
-        assert self._nvml is not None
-        while (watcher := self._nvml.xids) is not None:
-            outcome = await worker.submit(partial(watcher.read, self._clock.now_ms()))
-            if outcome.reading is None:
-                log.error("waiting for XIDs failed", exc_info=outcome.error)
-                await self._clock.sleep(1.0)
-            elif outcome.reading.events:
-                self.agent.accept(self._clock.now_ms(), outcome.reading)
-
     async def _run_kmsg(self) -> None:
         """Read the kernel log in a thread of its own; without it the agent goes on, says so and tries again."""
         await self._gpus_known()
@@ -142,11 +105,7 @@ class NodeRuntime:
             ended: asyncio.Future[Exception | None] = loop.create_future()
             threading.Thread(target=_read_log, args=(reader, loop, ended), name="kmsg", daemon=True).start()
             if error := await ended:
-                text = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
-                if isinstance(error, PermissionError):
-                    text += "; give the agent CAP_SYSLOG"
-                elif isinstance(error, FileNotFoundError):
-                    text += "; give the container the host's /dev/kmsg, or set kmsg_enabled = false"
+                text = _why(error)
                 if text != self._log_trouble:
                     log.error("%s: %s; no events come from the kernel log", path, text, exc_info=_unforeseen(error))
                 self._tell_log(path, text)
@@ -171,7 +130,7 @@ class NodeRuntime:
         def accept() -> None:
             try:
                 self.agent.accept(self._clock.now_ms(), Reading(events=events))
-                accepted.set_result(None)
+                self.agent.spool.when_kept(lambda: accepted.set_result(None))
             except Exception as error:  # noqa: BLE001  # the reader's thread tells it
                 accepted.set_exception(error)
 
@@ -186,9 +145,7 @@ class NodeRuntime:
         if self._nvml is None:
             return
         until = self._clock.monotonic() + IDENTITY_LIMIT_S
-        while self._clock.monotonic() < until and not self._no_gpu_reason:
-            if self._nvml.devices and all(device.entity.pci for device in self._nvml.devices):
-                return
+        while self._clock.monotonic() < until and not self._nvml.known():
             await self._clock.sleep(0.05)
 
     def slot_of(self, pci: str, uuid: str) -> int | None:
@@ -211,6 +168,16 @@ def _read_log(reader: KmsgReader, loop: asyncio.AbstractEventLoop, ended: asynci
 
     with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
         loop.call_soon_threadsafe(end)
+
+
+def _why(error: Exception) -> str:
+    """Why the kernel log cannot be read, and what helps."""
+    text = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+    if isinstance(error, PermissionError):
+        return f"{text}; give the agent CAP_SYSLOG"
+    if isinstance(error, FileNotFoundError):
+        return f"{text}; give the container the host's /dev/kmsg, or set kmsg_enabled = false"
+    return text
 
 
 def _unforeseen(error: Exception) -> Exception | None:

@@ -30,6 +30,12 @@ class Gpus:
             with self._lock:
                 self._entities = {**self._entities, place: entity}
 
+    def tell_instances(self, gpu: int, instances: tuple[Entity, ...]) -> None:
+        """These are now the MIG instances of the GPU in this slot."""
+        with self._lock:
+            kept = {p: e for p, e in self._entities.items() if p[0] != gpu or not p[1]}
+            self._entities = kept | {(gpu, entity.mig): entity for entity in instances}
+
     def tell_pids(self, gpu: int, pids: tuple[int, ...] | None) -> None:
         """The processes with a context on this GPU; None: it cannot be read."""
         with self._lock:

@@ -3,48 +3,60 @@
 For the sampler, which runs each call where it can be abandoned (all of them may block for ever in the driver):
 
     nvml = NvmlSource(node)
-    nvml.open(now_ms)  Starts NVML, touching no GPU yet. Call it each tick while `nvml.devices` is empty; it tries
-                       every 30 s. Its Reading has `inventory`: the versions, or "no_gpu_reason"; and `events`.
-    nvml.devices       list[NvmlDevice], fixed once opened: Sources named "nvml:0", "nvml:1", ...; interval 1 s.
-    nvml.xids          NvmlXidWatcher, None until opened: a Source named "nvml:xids" with interval 0, for its `read`
-                       itself waits for up to 1 s. Run it in a loop in a thread of its own.
+    nvml.due(now_ms)   Whether `tend` has something to do; never blocks. Ask it each second.
+    nvml.tend(now_ms)  Starts NVML, touching no GPU yet; closes it when the driver went away, when all GPUs are lost or
+                       when it is to be released; and starts it again, trying every 10 s. Its Reading has `inventory`:
+                       the versions, or "no_gpu_reason"; and `events`.
+    nvml.devices       list[NvmlDevice], which grows when NVML is opened: Sources named "nvml:0", "nvml:1", ...;
+                       interval 1 s. They outlive NVML: read while it is closed, everything is absent.
+    nvml.xids          NvmlXidWatcher: a Source named "nvml:xids" with interval 0, for its `read` itself waits for up
+                       to 1 s. Run it in a loop in a thread of its own.
+    nvml.release(until_ms)  An operator wants to unload the driver or to reset a GPU: NVML is closed until then.
+    nvml.restart       Why only a new process can use the driver again; "" while this one can.
     nvml.close()
 
 For `once`: `nvml.read(now_ms)` opens and reads all GPUs in sequence, without XIDs. Profiling metrics (GPM) need two
 reads of a device, so the first one lacks them.
 
 A Reading of a device: values that were read, and every metric that was tried and failed with its reason. Slow metrics
-(process list, ECC, row remaps, NVLink, fabric) are tried in the first tick of each 10 s; in the ticks between they
-are in neither, which means "no news". When a GPU is lost all its metrics are absent (`lost`) in every tick. The first
-read adds the GPU's model, serial, UUID, PCI address and VBIOS to the inventory as "gpuN.model" and so on.
+(process list, ECC, row remaps, NVLink, PCIe link, memory clock, fabric) are tried in the first tick of each 10 s; in
+the ticks between they are in neither, which means "no news". What a GPU refuses for good (unsupported, no-permission)
+is told with the slow metrics and asked again every 5 minutes. When a GPU is lost all its metrics are absent (`lost`)
+in every tick; when NVML is closed likewise (`error`). Each MIG instance is a row of its own, with the GPU's slot.
+The first read adds the GPU's inventory as "gpuN.model" and so on; later ones what changed of it.
 `Entity.pci` is written as in sysfs and the kernel log: "0000:3b:00.0".
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from typing import Any
 
 import pynvml
 
 from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.nvml_device import NvmlDevice
+from drover_agent.sources.nvml_device import NvmlDevice, Session
 from drover_agent.sources.nvml_events import NvmlXidWatcher
 from drover_agent.sources.nvml_fields import field_ids
+from drover_agent.sources.nvml_library import replaced_by
 from drover_proto.events import EventKind
 
-RETRY_MS = 30_000  # between attempts to start NVML
+RETRY_MS = 10_000  # between attempts to start NVML
+ALL_LOST_MS = 30_000  # between attempts to get lost GPUs back by starting NVML anew
+CLOSE_LIMIT_S = 2.5  # that calls in flight get to return before NVML is closed; the XID watcher's take up to 1 s
 
 _log = logging.getLogger(__name__)
 
 _NO_LIBRARY = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+_MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _WHY_NOT = {
     _NO_LIBRARY: "libnvidia-ml.so.1 was not found: install the NVIDIA driver if this node has GPUs",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded: load it (modprobe nvidia) and look for NVRM "
     "lines in the kernel log",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and the loaded driver differ in version: reload the "
-    "driver or reboot, then restart the agent",
+    _MISMATCH: "the NVIDIA library and the loaded driver differ in version: reload the driver or reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission for the NVIDIA devices: give the agent's user access to "
     "/dev/nvidia*",
     pynvml.NVML_ERROR_GPU_IS_LOST: "a GPU has fallen off the bus and NVML does not start: reset or reboot the node",
@@ -61,45 +73,83 @@ class NvmlSource:
     def __init__(self, node: str, gpus: Gpus | None = None) -> None:
         """`gpus` is told who they are; left out where nobody asks."""
         self.devices: list[NvmlDevice] = []
-        self.xids: NvmlXidWatcher | None = None
+        self.restart = ""
+        self.stuck = ""  # why NVML could not be closed at the last attempt
+        self.session = Session()
+        self.xids = NvmlXidWatcher(self.devices, self.session)
         self._node = node
         self._gpus = gpus or Gpus()
+        self._serials: dict[str, set[int]] = {}
         self._next_try_ms = 0
+        self._opened_ms = 0
+        self._released_until_ms = 0
         self._reason = ""  # why there is no GPU, "" before the first attempt and when there is one
-        self._missing = False  # a driver_missing event is out
+        self._away = False  # a driver_missing or driver_released event is out
+
+    def due(self, now_ms: int) -> bool:
+        if self.session.open:
+            return bool(self._why_close(now_ms)) and self._may_try(now_ms)
+        return self._released_until_ms <= now_ms and self._may_try(now_ms)
+
+    def tend(self, now_ms: int) -> Reading:
+        """Close NVML or start it if need be. Never raises for what NVML does: failure is in the Reading."""
+        if not self.due(now_ms):
+            return Reading()
+        if not self.session.open:
+            return self.open(now_ms)
+        code, why = self._why_close(now_ms) or ("", "")
+        if not self._shut():
+            self._next_try_ms = now_ms + 1000
+            return Reading()
+        _log.warning("NVML was closed: %s", why)
+        self._next_try_ms = 0
+        if not code:
+            return Reading()  # the GPUs themselves were told as lost
+        self._away, self._reason = True, why
+        return Reading(events=[_event(now_ms, code, why)], inventory={"no_gpu_reason": why})
+
+    def release(self, until_ms: int) -> None:
+        """Hold no file of the driver until then; a time that is past ends it. `session.open` says when it is done."""
+        self._released_until_ms = until_ms
+        self._next_try_ms = 0
 
     def open(self, now_ms: int) -> Reading:
-        """Start NVML unless it runs or was tried less than RETRY_MS ago. Never raises: failure is in the inventory."""
-        if self.devices or 0 < self._next_try_ms - now_ms <= RETRY_MS:  # more than that: the clock was set back
+        """Start NVML unless it runs or was tried less than RETRY_MS ago."""
+        if self.session.open or not self._may_try(now_ms):
             return Reading()
         self._next_try_ms = now_ms + RETRY_MS
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             reason = _WHY_NOT.get(error.value, f"NVML does not start: {error}")
+            if error.value == _MISMATCH and (fresh := replaced_by()):
+                self.restart = f"the NVIDIA library was replaced by {fresh} while the agent had the old one loaded"
             return self._unavailable(now_ms, reason, driver_missing=error.value != _NO_LIBRARY)
         try:
             driver = str(pynvml.nvmlSystemGetDriverVersion())
             count = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
-            pynvml.nvmlShutdown()
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
             return self._unavailable(now_ms, f"NVML does not answer: {error}", driver_missing=True)
         if count == 0:
             pynvml.nvmlShutdown()
-            return self._unavailable(now_ms, _NO_DEVICES, driver_missing=False)
-        serials: dict[str, set[int]] = {}
-        ids = field_ids(driver)
-        self.devices = [NvmlDevice(slot, self._node, ids, serials, self._gpus) for slot in range(count)]
-        self.xids = NvmlXidWatcher(self.devices)
-        reading = Reading(inventory=self._inventory(driver))
-        if self._missing:
-            self._missing = False
+            return self._unavailable(now_ms, _NO_DEVICES, driver_missing=bool(self.devices))
+        session = self.session
+        session.number, session.count, session.ids, session.trouble = session.number + 1, count, field_ids(driver), ""
+        session.open = True
+        self._opened_ms = now_ms
+        for slot in range(len(self.devices), count):
+            self.devices.append(NvmlDevice(slot, self._node, session, self._serials, self._gpus))
+        reading = Reading(inventory=self._inventory(driver, count))
+        if self._away:
+            self._away = False
             reading.events.append(_event(now_ms, "driver_back", f"the NVIDIA driver {driver} answers"))
         return reading
 
     def read(self, now_ms: int) -> Reading:
         """Open if need be, then all devices in sequence."""
-        total = self.open(now_ms)
+        total = self.tend(now_ms)
         for device in self.devices:
             reading = device.read(now_ms)
             total.rows += reading.rows
@@ -109,33 +159,65 @@ class NvmlSource:
         return total
 
     def close(self) -> None:
-        """Release NVML. Like every call into the driver it may block."""
-        if not self.devices:
-            return
-        if self.xids is not None:
-            self.xids.close()
-        for device in self.devices:
-            device.close()
-        self.devices, self.xids, self._next_try_ms = [], None, 0
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError as error:
-            _log.warning("NVML did not shut down: %s", error)
+        """Release NVML for good. Like every call into the driver it may block."""
+        self.xids.close()
+        if self.session.open:
+            self._shut()
+
+    def _may_try(self, now_ms: int) -> bool:
+        return not 0 < self._next_try_ms - now_ms <= RETRY_MS  # more than that: the clock was set back
+
+    def _why_close(self, now_ms: int) -> tuple[str, str] | None:
+        """(code of the event or "", reason), or nothing."""
+        if self._released_until_ms > now_ms:
+            return "driver_released", "an operator asked the agent to let go of the driver for a while"
+        if self.session.trouble:
+            return "driver_missing", self.session.trouble
+        if (
+            self.devices
+            and all(device.lost for device in self.devices)
+            and not 0 <= now_ms - self._opened_ms < ALL_LOST_MS
+        ):
+            return "", "all GPUs are lost; it is started anew, in case they were reset"
+        return None
+
+    def _shut(self) -> bool:
+        """End NVML when no call is in flight: it must not go away under one. False: a call does not return."""
+        with contextlib.ExitStack() as held:
+            until = time.monotonic() + CLOSE_LIMIT_S
+            for who, lock in [("the wait for XIDs", self.xids.calling)] + [
+                (f"a call for GPU {device.slot}", device.calling) for device in self.devices
+            ]:
+                if not lock.acquire(timeout=max(until - time.monotonic(), 0)):
+                    self.stuck = f"{who} does not return from the driver, which cannot be let go before it does"
+                    _log.warning("NVML is not closed: %s", self.stuck)
+                    return False
+                held.callback(lock.release)
+            self.stuck = ""
+            self.xids.let_go()
+            for device in self.devices:
+                device.close()
+            self.session.open = False
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                _log.warning("NVML did not shut down: %s", error)
+        return True
 
     def _unavailable(self, now_ms: int, reason: str, *, driver_missing: bool) -> Reading:
         if reason != self._reason:
             self._reason = reason
             _log.warning("no GPU telemetry: %s", reason)
         reading = Reading(inventory={"no_gpu_reason": reason, "gpu_count": "0"})
-        if driver_missing and not self._missing:
-            self._missing = True
+        if driver_missing and not self._away:
+            self._away = True
             reading.events.append(_event(now_ms, "driver_missing", reason))
         return reading
 
-    def _inventory(self, driver: str) -> dict[str, str]:
+    def _inventory(self, driver: str, count: int) -> dict[str, str]:
         """`no_gpu_reason` is empty here so that it replaces an earlier one."""
         self._reason = ""
-        found = {"no_gpu_reason": "", "gpu_count": str(len(self.devices)), "driver_version": driver}
+        found = {"no_gpu_reason": "", "gpu_count": str(count), "driver_version": driver}
         for key, call in (
             ("nvml_version", pynvml.nvmlSystemGetNVMLVersion),
             ("cuda_version", _cuda_version),

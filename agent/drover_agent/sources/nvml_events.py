@@ -13,7 +13,8 @@ from typing import Any
 import pynvml
 
 from drover_agent.sources.base import NodeEvent, Reading
-from drover_agent.sources.nvml_device import NvmlDevice
+from drover_agent.sources.nvml_device import NvmlDevice, Session
+from drover_agent.sources.nvml_errors import DRIVER_GONE
 from drover_proto.events import EventKind
 from drover_proto.xids import lookup
 
@@ -32,8 +33,9 @@ class NvmlXidWatcher:
     name = "nvml:xids"
     interval_s = 0.0
 
-    def __init__(self, devices: Sequence[NvmlDevice]) -> None:
-        self._devices = devices
+    def __init__(self, devices: Sequence[NvmlDevice], session: Session) -> None:
+        self.calling = threading.Lock()  # held while it may be in a call: NVML must not be closed meanwhile
+        self._devices, self._session = devices, session
         self._set: Any = None
         self._watched: frozenset[tuple[int, int]] = frozenset()  # (slot, times lost) that the set was made for
         self.watching: frozenset[int] = frozenset()  # slots whose XIDs are told
@@ -42,6 +44,13 @@ class NvmlXidWatcher:
 
     def read(self, now_ms: int) -> Reading:
         """XIDs that came while it waited, at most BURST of them."""
+        with self.calling:
+            if self._session.open:
+                return self._read(now_ms)
+        self._closed.wait(WAIT_MS / 1000)
+        return Reading()
+
+    def _read(self, now_ms: int) -> Reading:
         reading = Reading()
         begun = time.monotonic()
 
@@ -53,7 +62,7 @@ class NvmlXidWatcher:
                     reading.events.append(self._event(data, now_ms + round((time.monotonic() - begun) * 1000)))
 
         try:
-            here = frozenset((d.slot, d.times_lost) for d in self._devices if d.handle is not None and not d.lost)
+            here = frozenset((d.slot, d.times_lost) for d in list(self._devices) if d.handle is not None and not d.lost)
             if here != self._watched:
                 # A set with a lost GPU in it gives only errors, once it is empty: take what is in it, then a new one.
                 if self._set is not None:
@@ -65,6 +74,8 @@ class NvmlXidWatcher:
             else:
                 collect(0 if reading.events else WAIT_MS)
         except pynvml.NVMLError as error:
+            if error.value in DRIVER_GONE:
+                self._session.trouble = self._session.trouble or f"the NVIDIA driver does not answer any more: {error}"
             if error.value != pynvml.NVML_ERROR_TIMEOUT:
                 self._failed(error, at_once=bool(reading.events))
         return reading
@@ -72,6 +83,11 @@ class NvmlXidWatcher:
     def close(self) -> None:
         """End waits between attempts; the set itself goes with NVML, for a wait may still be in it."""
         self._closed.set()
+
+    def let_go(self) -> None:
+        """NVML is about to be closed, and no read is under way."""
+        with contextlib.suppress(pynvml.NVMLError):
+            self._drop()
 
     def _renew(self, here: frozenset[tuple[int, int]]) -> None:
         self._drop()

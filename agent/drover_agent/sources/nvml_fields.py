@@ -1,11 +1,12 @@
 """How each catalog key of reader `nvml` and `gpm` is asked of NVML; scales and ranges stand in the catalog.
 
-Field values are read in one batch, everything else by a call of its own.
+A key may be asked in several ways; the first that a GPU and its driver do not refuse is taken. Field values come first,
+for a batch of them is one call, and NVML makes one driver call for all fields that the driver tells together (API
+reference, nvmlDeviceGetFieldValues). A field stands for a function only where nvml.h says that both are the same thing.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,148 +14,24 @@ from typing import Any
 
 import pynvml
 
+from drover_agent.sources.nvml_calls import Raw, Read, number, structure, u32, u64
 from drover_proto.catalog import Metric, Scope, of_scope
 
-Raw = float | None  # None: NVML answered that it has no value
 
-_NONE_32 = 2**32 - 1  # NVML_VALUE_NOT_AVAILABLE in the width of the answer
-_NONE_64 = 2**64 - 1
+@dataclass(frozen=True, eq=False, slots=True)
+class Way:
+    """One way to have the values of `keys`: a field value, or a function that gives one value per key.
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One NVML function; `read(handle)` gives one raw value per catalog key."""
+    Attributes:
+        slow: asked once in SLOW_MS (`nvml_metrics.py`), not in every tick.
+        per_link: the field is one of each NVLink, whose number is its scope.
+    """
 
     keys: tuple[str, ...]
-    read: Callable[[Any], tuple[Raw, ...]]
-
-
-def _u32(value: int) -> Raw:
-    return None if value == _NONE_32 else value
-
-
-def _u64(value: int) -> Raw:
-    return None if value == _NONE_64 else value
-
-
-def _utilization(handle: Any) -> tuple[Raw, ...]:
-    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-    return _u32(rates.gpu), _u32(rates.memory)
-
-
-def _memory(handle: Any) -> tuple[Raw, ...]:
-    info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    return _u64(info.used), _u64(info.total)
-
-
-def _temperature(handle: Any) -> tuple[Raw, ...]:
-    try:
-        return (pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU),)
-    except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # older drivers have only the older call
-            raise
-    return (_u32(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),)
-
-
-def _ecc(kind: int, location: int) -> Callable[[Any], tuple[Raw, ...]]:
-    def read(handle: Any) -> tuple[Raw, ...]:
-        return (_u64(pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, pynvml.NVML_VOLATILE_ECC, location)),)
-
-    return read
-
-
-def _sram_status(handle: Any) -> tuple[Raw, ...]:
-    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
-    pynvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
-    return (_u32(status.bThresholdExceeded),)
-
-
-def _remapped_rows(handle: Any) -> tuple[Raw, ...]:
-    return tuple(_u32(value) for value in pynvml.nvmlDeviceGetRemappedRows(handle))
-
-
-def _remap_histogram(handle: Any) -> tuple[Raw, ...]:
-    banks = pynvml.nvmlDeviceGetRowRemapperHistogram(handle)
-    return _u32(banks.max), _u32(banks.none)
-
-
-def _fabric_state(handle: Any) -> tuple[Raw, ...]:
-    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return (info.state,)
-
-
-def _active_links(handle: Any) -> tuple[Raw, ...]:
-    """Links that are up. NVML says so link by link and refuses numbers past the last one."""
-    states = []
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            states.append(pynvml.nvmlDeviceGetNvLinkState(handle, link))
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT and states:
-                break
-            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:  # a link that this board does not wire up
-                raise
-    if not states:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return (sum(state == pynvml.NVML_FEATURE_ENABLED for state in states),)
-
-
-def _pcie_throughput(counter: int) -> Callable[[Any], tuple[Raw, ...]]:
-    def read(handle: Any) -> tuple[Raw, ...]:
-        return (_u32(pynvml.nvmlDeviceGetPcieThroughput(handle, counter)),)
-
-    return read
-
-
-FAST_CALLS: tuple[Call, ...] = (
-    Call(
-        ("nvmlDeviceGetClockInfo(SM)",),
-        lambda h: (_u32(pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_SM)),),
-    ),
-    Call(
-        ("nvmlDeviceGetClockInfo(MEM)",),
-        lambda h: (_u32(pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_MEM)),),
-    ),
-    Call(
-        ("nvmlDeviceGetCurrentClocksEventReasons",),
-        lambda h: (_u64(pynvml.nvmlDeviceGetCurrentClocksEventReasons(h)),),
-    ),
-    Call(("nvmlDeviceGetEnforcedPowerLimit",), lambda h: (_u32(pynvml.nvmlDeviceGetEnforcedPowerLimit(h)),)),
-    Call(("nvmlDeviceGetTotalEnergyConsumption",), lambda h: (_u64(pynvml.nvmlDeviceGetTotalEnergyConsumption(h)),)),
-    Call(("nvmlDeviceGetTemperatureV(GPU)",), _temperature),
-    Call(("nvmlDeviceGetMarginTemperature",), lambda h: (pynvml.nvmlDeviceGetMarginTemperature(h),)),
-    Call(("nvmlDeviceGetUtilizationRates.gpu", "nvmlDeviceGetUtilizationRates.memory"), _utilization),
-    Call(("nvmlDeviceGetMemoryInfo_v2.used", "nvmlDeviceGetMemoryInfo_v2.total"), _memory),
-    Call(("nvmlDeviceGetCurrPcieLinkGeneration",), lambda h: (_u32(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(h)),)),
-    Call(("nvmlDeviceGetCurrPcieLinkWidth",), lambda h: (_u32(pynvml.nvmlDeviceGetCurrPcieLinkWidth(h)),)),
-    Call(("nvmlDeviceGetPcieReplayCounter",), lambda h: (_u32(pynvml.nvmlDeviceGetPcieReplayCounter(h)),)),
-)
-
-_SRAM, _DRAM = pynvml.NVML_MEMORY_LOCATION_SRAM, pynvml.NVML_MEMORY_LOCATION_DRAM
-_CORRECTED, _UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-
-SLOW_CALLS: tuple[Call, ...] = (
-    Call(("nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,CORRECTED)",), _ecc(_CORRECTED, _SRAM)),
-    Call(("nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,UNCORRECTED)",), _ecc(_UNCORRECTED, _SRAM)),
-    Call(("nvmlDeviceGetMemoryErrorCounter(VOLATILE,DRAM,CORRECTED)",), _ecc(_CORRECTED, _DRAM)),
-    Call(("nvmlDeviceGetMemoryErrorCounter(VOLATILE,DRAM,UNCORRECTED)",), _ecc(_UNCORRECTED, _DRAM)),
-    Call(("nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded",), _sram_status),
-    Call(tuple(f"nvmlDeviceGetRemappedRows[{i}]" for i in range(4)), _remapped_rows),
-    Call(("nvmlDeviceGetRowRemapperHistogram.max", "nvmlDeviceGetRowRemapperHistogram.none"), _remap_histogram),
-    Call(("nvmlDeviceGetNvLinkState",), _active_links),
-    Call(("nvmlDeviceGetGpuFabricInfoV",), _fabric_state),
-    Call(
-        ("nvmlDeviceGetComputeRunningProcesses",),
-        lambda h: (len(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(h)),),
-    ),
-)
-
-# Instead of GPM on GPUs that lack it (before Hopper). Each call measures for 20 ms, so they are slow ones.
-PCIE_CALLS: tuple[Call, ...] = (
-    Call(("nvmlDeviceGetPcieThroughput(TX)",), _pcie_throughput(pynvml.NVML_PCIE_UTIL_TX_BYTES)),
-    Call(("nvmlDeviceGetPcieThroughput(RX)",), _pcie_throughput(pynvml.NVML_PCIE_UTIL_RX_BYTES)),
-)
+    name: str  # the function, or the field without its NVML_
+    make: Callable[[], Read] | None = None  # None: a field value
+    slow: bool = False
+    per_link: bool = False
 
 
 def metrics_by_key(reader: str) -> Mapping[str, Metric]:
@@ -166,11 +43,206 @@ NVML_METRICS = metrics_by_key("nvml")
 GPM_METRICS = metrics_by_key("gpm")
 
 GPM_IDS: Mapping[str, int] = MappingProxyType({key: getattr(pynvml, f"NVML_{key}") for key in GPM_METRICS})
-
-# Fields that NVML keeps per NVLink: `scopeId` is the link's number. (It takes UINT_MAX for "all" in throughput only.)
-LINK_KEYS: tuple[str, ...] = tuple(key for key in NVML_METRICS if key.startswith("FI_DEV_NVLINK_"))
 BER_KEY = "FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
-DEVICE_KEYS: tuple[str, ...] = tuple(key for key in NVML_METRICS if key.startswith("FI_DEV_") and key not in LINK_KEYS)
+STATE_KEY = "nvmlDeviceGetNvLinkState"
+
+
+def _memory_2() -> Any:
+    return pynvml.c_nvmlMemory_v2_t(version=pynvml.nvmlMemory_v2)
+
+
+def _temperature_1() -> Any:
+    return pynvml.c_nvmlTemperature_v1_t(version=pynvml.nvmlTemperature_v1, sensorType=pynvml.NVML_TEMPERATURE_GPU)
+
+
+def _margin_1() -> Any:
+    return pynvml.c_nvmlMarginTemperature_v1_t(version=pynvml.nvmlMarginTemperature_v1)
+
+
+def _active_links() -> Read:
+    """Links that are up. NVML says so link by link and refuses numbers past the last one."""
+
+    def read(handle: Any) -> tuple[Raw, ...]:
+        states = []
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                states.append(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT and states:
+                    break
+                if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:  # a link that this board does not wire up
+                    raise
+        if not states:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return (sum(state == pynvml.NVML_FEATURE_ENABLED for state in states),)
+
+    return read
+
+
+def _remapped_rows() -> Read:
+    return lambda handle: tuple(u32(value) for value in pynvml.nvmlDeviceGetRemappedRows(handle))
+
+
+def _call(name: str, make: Callable[[], Read], *keys: str, slow: bool = False) -> Way:
+    return Way(keys or (name,), name, make, slow)
+
+
+def _ecc(kind: int, location: int, text: str) -> Way:
+    name = "nvmlDeviceGetMemoryErrorCounter"
+    make = number(name, kind, pynvml.NVML_VOLATILE_ECC, location, wide=True)
+    return _call(name, make, f"{name}(VOLATILE,{text})", slow=True)
+
+
+# Functions for which a field value gives the same. The comments are those of nvml.h (R575) at the field.
+_FIELD_OF: Mapping[str, str] = {
+    # "Limit currently enforced in milliwatts (This includes other limits set elsewhere. E.g. Out-of-band)"
+    "nvmlDeviceGetEnforcedPowerLimit": "FI_DEV_POWER_CURRENT_LIMIT",
+    # "Total energy consumption for the GPU in mJ since the driver was last reloaded"
+    "nvmlDeviceGetTotalEnergyConsumption": "FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+    "nvmlDeviceGetPcieReplayCounter": "FI_DEV_PCIE_REPLAY_COUNTER",
+    # "Device memory single (double) bit volatile ECC errors"; NVML_MEMORY_LOCATION_DRAM is the device memory
+    "nvmlDeviceGetMemoryErrorCounter(VOLATILE,DRAM,CORRECTED)": "FI_DEV_ECC_SBE_VOL_DEV",
+    "nvmlDeviceGetMemoryErrorCounter(VOLATILE,DRAM,UNCORRECTED)": "FI_DEV_ECC_DBE_VOL_DEV",
+    "nvmlDeviceGetRemappedRows[0]": "FI_DEV_REMAPPED_COR",
+    "nvmlDeviceGetRemappedRows[1]": "FI_DEV_REMAPPED_UNC",
+    "nvmlDeviceGetRemappedRows[2]": "FI_DEV_REMAPPED_PENDING",
+    "nvmlDeviceGetRemappedRows[3]": "FI_DEV_REMAPPED_FAILURE",
+    # "NVLink State - Active,Inactive"; NCCL takes it for nvmlDeviceGetNvLinkState on Hopper and newer (paths.cc)
+    STATE_KEY: "FI_DEV_NVLINK_GET_STATE",
+}
+_SLOW_FIELDS = frozenset(_FIELD_OF) - {"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTotalEnergyConsumption"}
+
+
+def _is_of_link(key: str) -> bool:
+    return key.startswith("FI_DEV_NVLINK_") or key == STATE_KEY
+
+
+FIELDS: tuple[Way, ...] = tuple(
+    Way(
+        (key,),
+        _FIELD_OF.get(key, key),
+        slow=key in _SLOW_FIELDS or _is_of_link(key) or key == "FI_DEV_GET_GPU_RECOVERY_ACTION",
+        per_link=_is_of_link(key),
+    )
+    for key in NVML_METRICS
+    if key.startswith("FI_DEV_") or key in _FIELD_OF
+)
+
+_SRAM, _DRAM = pynvml.NVML_MEMORY_LOCATION_SRAM, pynvml.NVML_MEMORY_LOCATION_DRAM
+_CORRECTED, _UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+_TEMPERATURE = "nvmlDeviceGetTemperatureV(GPU)"
+_MEMORY = ("nvmlDeviceGetMemoryInfo_v2.used", "nvmlDeviceGetMemoryInfo_v2.total")
+_REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+_FABRIC = "nvmlDeviceGetGpuFabricInfoV"
+
+MEMORY = _call(
+    "nvmlDeviceGetMemoryInfo_v2",
+    structure("nvmlDeviceGetMemoryInfo_v2", _memory_2, lambda m: (u64(m.used), u64(m.total))),
+    *_MEMORY,
+)
+CALLS: tuple[Way, ...] = (
+    _call(
+        "nvmlDeviceGetClockInfo", number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM), "nvmlDeviceGetClockInfo(SM)"
+    ),
+    _call(
+        "nvmlDeviceGetClockInfo",
+        number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+        "nvmlDeviceGetClockInfo(MEM)",
+        slow=True,
+    ),
+    _call(_REASONS, number(_REASONS, wide=True)),
+    # Its name until R535.
+    _call(
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+        number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True),
+        _REASONS,
+    ),
+    # Where the field is not known: of the board, averaged over a second on Ampere and newer but GA100.
+    _call("nvmlDeviceGetPowerUsage", number("nvmlDeviceGetPowerUsage"), "FI_DEV_POWER_INSTANT"),
+    _call("nvmlDeviceGetEnforcedPowerLimit", number("nvmlDeviceGetEnforcedPowerLimit")),
+    _call("nvmlDeviceGetTotalEnergyConsumption", number("nvmlDeviceGetTotalEnergyConsumption", wide=True)),
+    _call(
+        "nvmlDeviceGetTemperatureV",
+        structure("nvmlDeviceGetTemperatureV", _temperature_1, lambda t: (t.temperature,)),
+        _TEMPERATURE,
+    ),
+    _call(
+        "nvmlDeviceGetTemperature", number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU), _TEMPERATURE
+    ),  # until R575
+    _call(
+        "nvmlDeviceGetMarginTemperature",
+        structure("nvmlDeviceGetMarginTemperature", _margin_1, lambda m: (m.marginTemperature,)),
+    ),
+    _call(
+        "nvmlDeviceGetUtilizationRates",
+        structure("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t, lambda r: (u32(r.gpu), u32(r.memory))),
+        "nvmlDeviceGetUtilizationRates.gpu",
+        "nvmlDeviceGetUtilizationRates.memory",
+    ),
+    MEMORY,
+    # Until R510; what it calls used has the driver's reserved memory in it.
+    _call(
+        "nvmlDeviceGetMemoryInfo",
+        structure("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t, lambda m: (u64(m.used), u64(m.total))),
+        *_MEMORY,
+    ),
+    _call("nvmlDeviceGetCurrPcieLinkGeneration", number("nvmlDeviceGetCurrPcieLinkGeneration"), slow=True),
+    _call("nvmlDeviceGetCurrPcieLinkWidth", number("nvmlDeviceGetCurrPcieLinkWidth"), slow=True),
+    _call("nvmlDeviceGetPcieReplayCounter", number("nvmlDeviceGetPcieReplayCounter"), slow=True),
+    _ecc(_CORRECTED, _SRAM, "SRAM,CORRECTED"),
+    _ecc(_UNCORRECTED, _SRAM, "SRAM,UNCORRECTED"),
+    _ecc(_CORRECTED, _DRAM, "DRAM,CORRECTED"),
+    _ecc(_UNCORRECTED, _DRAM, "DRAM,UNCORRECTED"),
+    _call(
+        "nvmlDeviceGetSramEccErrorStatus",
+        structure(
+            "nvmlDeviceGetSramEccErrorStatus",
+            pynvml.c_nvmlEccSramErrorStatus_v1_t,
+            lambda status: (u32(status.bThresholdExceeded),),
+        ),
+        "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded",
+        slow=True,
+    ),
+    _call(
+        "nvmlDeviceGetRemappedRows", _remapped_rows, *(f"nvmlDeviceGetRemappedRows[{i}]" for i in range(4)), slow=True
+    ),
+    _call(
+        "nvmlDeviceGetRowRemapperHistogram",
+        structure(
+            "nvmlDeviceGetRowRemapperHistogram",
+            pynvml.c_nvmlRowRemapperHistogramValues,
+            lambda banks: (u32(banks.max), u32(banks.none)),
+        ),
+        "nvmlDeviceGetRowRemapperHistogram.max",
+        "nvmlDeviceGetRowRemapperHistogram.none",
+        slow=True,
+    ),
+    _call(STATE_KEY, _active_links, slow=True),
+    _call(_FABRIC, structure(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, lambda info: (info.state,)), slow=True),
+    _call(
+        "nvmlDeviceGetGpuFabricInfo",  # until R545
+        structure("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, lambda info: (info.state,)),
+        _FABRIC,
+        slow=True,
+    ),
+)
+
+# Instead of GPM on GPUs that lack it (before Hopper). Each call measures for 20 ms, so they are slow ones.
+PCIE_CALLS: tuple[Way, ...] = (
+    _call(
+        "nvmlDeviceGetPcieThroughput",
+        number("nvmlDeviceGetPcieThroughput", pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        "nvmlDeviceGetPcieThroughput(TX)",
+        slow=True,
+    ),
+    _call(
+        "nvmlDeviceGetPcieThroughput",
+        number("nvmlDeviceGetPcieThroughput", pynvml.NVML_PCIE_UTIL_RX_BYTES),
+        "nvmlDeviceGetPcieThroughput(RX)",
+        slow=True,
+    ),
+)
+PROCESSES_KEY = "nvmlDeviceGetComputeRunningProcesses"
 
 # NVIDIA has numbered these three in two ways (NVML API reference, "Known Issues": fields 251 to 273 changed between
 # CUDA 13.0 and 13.0 Update 1; nvidia-ml-py 12.570, 12.575, 13.580.65 and 13.580.82 show the numbers). The other meaning
@@ -190,7 +262,7 @@ _RENUMBERED: Mapping[str, int] = MappingProxyType(
 
 def field_ids(driver_version: str) -> Mapping[str, int]:
     """NVML's number of each field key for this driver; keys that it lacks are missing."""
-    ids = {key: int(getattr(pynvml, f"NVML_{key}")) for key in (*DEVICE_KEYS, *LINK_KEYS)}
+    ids = {key: int(getattr(pynvml, f"NVML_{key}")) for key in (way.name for way in FIELDS)}
     version = _version(driver_version)
     for key, old in _RENUMBERED.items():
         if version >= (580, 82):
@@ -208,34 +280,6 @@ def _version(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split("."))
     except ValueError:
         return ()
-
-
-_UNION_FIELD = {
-    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
-}
-
-
-def field_value(field: Any) -> Raw:
-    """The number in an answered nvmlFieldValue_t, by the type that it names.
-
-    Raises:
-        NVMLError: the field was not answered, or is of a type this version does not know.
-    """
-    if field.nvmlReturn != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(field.nvmlReturn)
-    name = _UNION_FIELD.get(field.valueType)
-    if name is None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    value = getattr(field.value, name)
-    if name == "uiVal":
-        return _u32(value)
-    return _u64(value) if name in ("ulVal", "ullVal") else float(value)
 
 
 def bit_error_rate(word: float) -> float:

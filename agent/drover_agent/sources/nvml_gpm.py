@@ -3,56 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 import pynvml
 
+from drover_agent.sources.nvml_calls import function
 from drover_agent.sources.nvml_fields import GPM_IDS
+
+# nvmlGpmMetric_t: metricId, nvmlReturn, value, three names.
+_METRIC = struct.Struct("=Iid24x")
 
 
 class Gpm:
-    """Two samples of one GPU, taken in turn.
+    """Two samples of one GPU or of one of its GPU instances, taken in turn.
 
-    Raises:
-        NVMLError: whether GPM is there could not be asked, or a sample could not be made.
+    Raises (at construction and when read):
+        NVMLError: NOT_SUPPORTED on a GPU without GPM; or a sample could not be made.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self.supported = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+    def __init__(self, handle: Any, instance: int | None = None) -> None:
+        """`instance`: id of a GPU instance of the GPU of this handle."""
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if instance is None:
+            self._sample = function("nvmlGpmSampleGet")
+            self._whose: tuple[Any, ...] = (handle,)
+        else:
+            self._sample = function("nvmlGpmMigSampleGet")
+            self._whose = (handle, instance)
+        self._compute = function("nvmlGpmMetricsGet")
         self._previous: Any = None
-        if not self.supported:
-            return
-        self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
         # Made once: with room for each of NVML's metrics it takes 19 KB.
         self._question = pynvml.c_nvmlGpmMetricsGet_t()
         self._question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._question.numMetrics = len(GPM_IDS)
         for place, number in enumerate(GPM_IDS.values()):
             self._question.metrics[place].metricId = number
+        self._at = ctypes.byref(self._question)
+        first = type(self._question).metrics.offset
+        self._answers = memoryview(self._question).cast("B")[first : first + _METRIC.size * len(GPM_IDS)]
+        self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
 
-    def read(self, handle: Any) -> Mapping[str, Any]:
-        """Raw value, or the NVMLError, of each key since the previous read; empty at the first.
+    def read(self) -> Mapping[str, tuple[int, float]]:
+        """(return code, raw value) of each key since the previous read; empty at the first.
 
-        Raises:
-            NVMLError: no sample could be taken; the next read is a first one again.
+        After an error the next read is a first one again.
         """
         sample = self._samples[0]
         before, self._previous = self._previous, None
-        pynvml.nvmlGpmSampleGet(handle, sample)
+        if code := self._sample(*self._whose, sample):
+            raise pynvml.NVMLError(code)
         self._previous = sample
         self._samples.reverse()
         if before is None:
             return {}
         self._question.sample1, self._question.sample2 = before, sample
-        pynvml.nvmlGpmMetricsGet(self._question)
-        return {
-            key: metric.value if metric.nvmlReturn == pynvml.NVML_SUCCESS else pynvml.NVMLError(metric.nvmlReturn)
-            for key, metric in zip(GPM_IDS, self._question.metrics, strict=False)
-        }
+        if code := self._compute(self._at):
+            raise pynvml.NVMLError(code)
+        answers = _METRIC.iter_unpack(self._answers)
+        return {key: (code, value) for key, (_, code, value) in zip(GPM_IDS, answers, strict=True)}
+
+    def skip(self) -> None:
+        """Not read in this tick: the next read shall not give the mean since long ago."""
+        self._previous = None
 
     def close(self) -> None:
-        if self.supported:
-            for sample in self._samples:
-                with contextlib.suppress(pynvml.NVMLError):  # NVML is about to end and frees what it holds
-                    pynvml.nvmlGpmSampleFree(sample)
+        for sample in self._samples:
+            with contextlib.suppress(pynvml.NVMLError):  # NVML is about to end and frees what it holds
+                pynvml.nvmlGpmSampleFree(sample)
+        self._samples = []

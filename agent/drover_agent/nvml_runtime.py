@@ -1,0 +1,104 @@
+"""Keeps NVML open while there is a driver, lets go of it when an operator asks, and waits for XIDs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+
+from drover_agent.agent import Agent
+from drover_agent.clock import Clock
+from drover_agent.driver_release import ReleaseRequests, Request
+from drover_agent.restart import RestartNeeded
+from drover_agent.sampler import READ_LIMIT_S, Sampler
+from drover_agent.sources.base import Reading
+from drover_agent.sources.gpus import Gpus
+from drover_agent.sources.nvml import NvmlSource
+from drover_agent.watchdog import Outcome, Worker
+from drover_proto.times import iso
+
+log = logging.getLogger(__name__)
+
+TEND_S = 1.0  # between looks at whether NVML is to be opened or closed
+
+
+class NvmlRuntime:
+    """NVML's part of a node. Run `tend` and `watch_xids` side by side."""
+
+    def __init__(self, agent: Agent, sampler: Sampler, gpus: Gpus, clock: Clock, folder: Path) -> None:
+        """`folder`: where requests to release the driver are looked for."""
+        self.nvml = NvmlSource(agent.node, gpus)
+        self.no_gpu_reason = ""
+        self._agent, self._sampler, self._clock = agent, sampler, clock
+        self._requests = ReleaseRequests(folder)
+        self._sampled = 0
+
+    async def tend(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            RestartNeeded: this process can use the driver no more.
+        """
+        worker = Worker("nvml:open")
+        asked: Request | None = None
+        while True:
+            now_ms = self._clock.now_ms()
+            request = self._requests.wanted(now_ms)
+            if request != asked:
+                asked = request
+                self.nvml.release(request.until_ms if request else 0)
+            if self.nvml.due(now_ms):
+                outcome = await self._watched(worker.submit(partial(self.nvml.tend, now_ms)))
+                if outcome.reading is not None:
+                    self._tell(now_ms, outcome.reading)
+                else:
+                    log.error("NVML could not be opened", exc_info=outcome.error)
+                for device in self.nvml.devices[self._sampled :]:
+                    self._sampler.add(device)
+                self._sampled = len(self.nvml.devices)
+                if self.nvml.restart:
+                    raise RestartNeeded(self.nvml.restart)
+            if asked:
+                self._answer(asked)
+            await self._clock.sleep(TEND_S)
+
+    async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
+        """Wait for NVML to open or close, and tell when it does not return."""
+        done, _ = await asyncio.wait([opening], timeout=READ_LIMIT_S)
+        if not done:
+            self._agent.tell("driver_hung", f"opening or closing NVML did not return within {READ_LIMIT_S:g} s")
+            await asyncio.wait([opening])
+            self._agent.tell("driver_back", "opening or closing NVML returned")
+        return opening.result()
+
+    def _tell(self, now_ms: int, reading: Reading) -> None:
+        reason = reading.inventory.get("no_gpu_reason", "")
+        if reason and reason != self.no_gpu_reason and not reading.events:
+            self._agent.tell("driver_missing", reason)
+        self.no_gpu_reason = reason or self.no_gpu_reason
+        self._agent.accept(now_ms, reading)
+
+    def _answer(self, request: Request) -> None:
+        if not self.nvml.session.open:
+            text = f"the agent holds nothing of the NVIDIA driver until {iso(request.until_ms)}"
+            self._requests.answer(request, released=True, text=text)
+        elif self.nvml.stuck:
+            self._requests.answer(request, released=False, text=self.nvml.stuck)
+
+    async def watch_xids(self) -> None:
+        """The watcher's read waits by itself; a hang in it is one of the driver, which the devices' reads tell."""
+        worker = Worker("nvml:xids")
+        while True:
+            outcome = await worker.submit(partial(self.nvml.xids.read, self._clock.now_ms()))
+            if outcome.reading is None:
+                log.error("waiting for XIDs failed", exc_info=outcome.error)
+                await self._clock.sleep(1.0)
+            elif outcome.reading.events:
+                self._agent.accept(self._clock.now_ms(), outcome.reading)
+
+    def known(self) -> bool:
+        """Whether every GPU has told its address, or there is none."""
+        if self.no_gpu_reason:
+            return True
+        return bool(self.nvml.devices) and all(device.entity.pci for device in self.nvml.devices)

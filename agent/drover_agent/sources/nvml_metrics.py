@@ -1,0 +1,303 @@
+"""All values of one GPU with the fewest calls: what was refused is asked again in another way, or rarely."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, NamedTuple
+
+import pynvml
+
+from drover_agent.sources.base import RATE_STEP
+from drover_agent.sources.nvml_calls import FieldBatch, Raw, Read
+from drover_agent.sources.nvml_errors import FOR_GOOD
+from drover_agent.sources.nvml_fields import (
+    BER_KEY,
+    CALLS,
+    FIELDS,
+    GPM_METRICS,
+    NVML_METRICS,
+    PCIE_CALLS,
+    STATE_KEY,
+    Way,
+    bit_error_rate,
+)
+from drover_agent.sources.nvml_gpm import Gpm
+from drover_proto.catalog import Absent, Metric
+
+SLOW_MS = 10_000  # slow metrics are read once in each of these, in its first tick: one value per detector bucket
+REFUSED_MS = 300_000  # what a GPU refused is asked again after this long: a driver or a mode may have changed
+
+Why = Callable[[int, str], Absent]  # (code, what): the reason, or LostError, DriverGoneError
+
+
+class Target(NamedTuple):
+    """Where a raw value goes."""
+
+    name: str
+    scale: float
+    low: float
+    high: float
+
+
+def _target(metric: Metric, reader: str) -> Target:
+    return Target(metric.name, metric.sources[reader].scale, metric.low, metric.high)
+
+
+TARGETS: Mapping[str, Target] = {key: _target(metric, "nvml") for key, metric in NVML_METRICS.items()}
+GPM_TARGETS: Mapping[str, tuple[Target, str]] = {
+    key: (_target(metric, "gpm"), metric.unit) for key, metric in GPM_METRICS.items()
+}
+
+
+class Found:
+    """What one read has found, by metric name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.absent: dict[str, Absent] = {}
+
+    def put(self, target: Target, raw: Raw) -> None:
+        name, scale, low, high = target
+        if raw is None:
+            self.absent[name] = Absent.UNSUPPORTED
+            return
+        value = raw * scale
+        if low <= value <= high:  # NaN fails both comparisons
+            self.values[name] = value
+        else:
+            self.absent[name] = Absent.OUT_OF_RANGE
+
+    def rest(self, names: Iterable[str], why: Absent) -> None:
+        """Whatever of `names` was not read is absent for this reason."""
+        for name in names:
+            if name not in self.values:
+                self.absent[name] = why
+
+
+def put_gpm(found: Found, answers: Mapping[str, tuple[int, float]], why: Why) -> None:
+    """GPM's answers, (code, value) of each key, in the resolution that is told."""
+    for key, (code, value) in answers.items():
+        target, unit = GPM_TARGETS[key]
+        if code:
+            found.absent[target.name] = why(code, key)
+            continue
+        value *= target.scale
+        if unit == "B/s" and math.isfinite(value):
+            value = round(value / RATE_STEP) * RATE_STEP
+        elif unit == "ratio" and target.high < value <= target.high * 1.05:
+            value = target.high  # it divides two windows that do not end together: a busy unit comes out above 100 %
+        found.put(target._replace(scale=1.0), value)
+
+
+class _Plan(NamedTuple):
+    """What is asked in a tick."""
+
+    batch: FieldBatch | None
+    fields: list[tuple[Way, int]]  # of the batch, in its order, with the link's number
+    calls: list[tuple[Way, Read]]
+
+    @property
+    def ways(self) -> set[Way]:
+        return {way for way, _ in self.fields} | {way for way, _ in self.calls}
+
+
+class Metrics:
+    """Asks one GPU. For one handle: after a loss or another session of NVML make a new one, as all may have changed."""
+
+    def __init__(self, handle: Any, ids: Mapping[str, int], why: Why) -> None:
+        """`ids`: the driver's number of each field it has. `why` may raise, which ends the read."""
+        self._handle, self._ids, self._why = handle, ids, why
+        self._counts: dict[str, dict[int, float]] = {}  # link field -> link -> its last count
+        self._gpm: Gpm | None = None
+        self._forget(0)
+
+    def _forget(self, now_ms: int) -> None:
+        """Ask everything again."""
+        self._since_ms = now_ms
+        self._refused: dict[Way, Absent] = {}
+        self._plans: dict[bool, _Plan] = {}
+        self._links = pynvml.NVML_NVLINK_MAX_LINKS
+        self._no_gpm: Absent | None = None
+
+    def forget(self) -> None:
+        """Ask everything again at the next read: the GPU's mode has changed."""
+        self._since_ms = -REFUSED_MS
+
+    def read(self, found: Found, now_ms: int, *, slow: bool, profile: bool) -> None:
+        """Put values and absences into `found`; refused metrics are named in slow reads only.
+
+        Without `profile`, what GPM would tell is left alone: another reader has it.
+        """
+        if not 0 <= now_ms - self._since_ms < REFUSED_MS:
+            self._forget(now_ms)
+        self._ask(found, slow=slow)
+        if profile:
+            self._read_gpm(found)
+            if self._no_gpm is not None and slow:
+                for name in (m.name for m in GPM_METRICS.values() if "nvml" not in m.sources):
+                    found.absent[name] = self._no_gpm
+                self._ask_calls(found, self._made(way for way in PCIE_CALLS if way not in self._refused))
+        elif self._gpm is not None:
+            self._gpm.skip()
+
+    # ---- NVML
+
+    def _ask(self, found: Found, *, slow: bool) -> None:
+        plan = self._plans.get(slow)
+        if plan is None:
+            plan = self._plans[slow] = self._planned(slow=slow, done=frozenset())
+        before, done = len(self._refused), set[Way]()
+        while True:
+            self._ask_batch(found, plan)
+            self._ask_calls(found, plan.calls)
+            if len(self._refused) == before:
+                break
+            before = len(self._refused)  # what was refused may be had in another way: ask those only
+            done |= plan.ways
+            self._plans.clear()
+            plan = self._planned(slow=slow, done=done)
+        if done:
+            found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
+        if slow:
+            self._tell_refused(found)
+
+    def _planned(self, *, slow: bool, done: Set[Way]) -> _Plan:
+        covered: set[str] = set()
+        fields: list[tuple[Way, int]] = []
+        calls: list[tuple[Way, Read]] = []
+        for way in (*FIELDS, *CALLS):
+            if way in self._refused or covered.issuperset(way.keys):
+                continue
+            if way.make is None and way.name not in self._ids:
+                self._refused[way] = Absent.UNSUPPORTED
+                continue
+            if way in done or (way.slow and not slow):
+                covered.update(way.keys)
+            elif way.make is None:
+                covered.update(way.keys)
+                fields += [(way, link) for link in range(self._links if way.per_link else 1)]
+            elif made := self._made([way]):
+                covered.update(way.keys)
+                calls += made
+        batch = FieldBatch([(self._ids[way.name], link) for way, link in fields]) if fields else None
+        return _Plan(batch, fields, calls)
+
+    def _made(self, ways: Iterable[Way]) -> list[tuple[Way, Read]]:
+        made = []
+        for way in ways:
+            try:
+                if way.make is not None:
+                    made.append((way, way.make()))
+            except pynvml.NVMLError as error:  # the library does not have it
+                self._refused[way] = self._why(error.value, way.keys[0])
+        return made
+
+    def _ask_batch(self, found: Found, plan: _Plan) -> None:
+        if plan.batch is None:
+            return
+        try:
+            answers = plan.batch.read(self._handle)
+        except pynvml.NVMLError as error:
+            why = self._why(error.value, "nvmlDeviceGetFieldValues")
+            for way, _ in plan.fields:
+                self._miss(found, way, why)
+            return
+        links: dict[Way, dict[int, float]] = {}
+        unlinked: dict[Way, Absent] = {}
+        known_links = 0
+        for (way, link), (code, value) in zip(plan.fields, answers, strict=True):
+            key = way.keys[0]
+            if not way.per_link:
+                if not code:
+                    found.put(TARGETS[key], value)
+                elif code == pynvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that came after this driver
+                    self._miss(found, way, Absent.UNSUPPORTED)
+                else:
+                    self._miss(found, way, self._why(code, key))
+                continue
+            answered = links.setdefault(way, {})
+            if code != pynvml.NVML_ERROR_INVALID_ARGUMENT:  # NVML's word for a link past the last
+                known_links = max(known_links, link + 1)
+                if code:
+                    unlinked[way] = self._why(code, key)
+                elif value is not None:
+                    answered[link] = value
+        for way, answered in links.items():
+            self._put_links(found, way, answered, unlinked.get(way, Absent.UNSUPPORTED))
+        if 0 < known_links < self._links:
+            self._links = known_links
+            self._plans.clear()
+
+    def _put_links(self, found: Found, way: Way, answered: Mapping[int, float], why: Absent) -> None:
+        """Counts are summed over links, the error rate is the worst of them.
+
+        A link that stops answering keeps its last count in the sum: a dead link adds no errors, and a sum that fell
+        would look like a reset of the counters.
+        """
+        key = way.keys[0]
+        if not answered:
+            self._miss(found, way, why)
+        elif key == BER_KEY:
+            found.put(TARGETS[key], max(bit_error_rate(word) for word in answered.values()))
+        elif key == STATE_KEY:
+            found.put(TARGETS[key], sum(state == pynvml.NVML_FEATURE_ENABLED for state in answered.values()))
+        else:
+            counts = self._counts.setdefault(key, {})
+            counts.update(answered)
+            found.put(TARGETS[key], sum(counts.values()))
+
+    def _ask_calls(self, found: Found, calls: Iterable[tuple[Way, Read]]) -> None:
+        for way, read in calls:
+            try:
+                values = read(self._handle)
+            except pynvml.NVMLError as error:
+                self._miss(found, way, self._why(error.value, way.keys[0]))
+                continue
+            for key, value in zip(way.keys, values, strict=True):
+                found.put(TARGETS[key], value)
+
+    def _miss(self, found: Found, way: Way, why: Absent) -> None:
+        if why in FOR_GOOD:
+            self._refused[way] = why
+        for key in way.keys:
+            if TARGETS[key].name not in found.values:
+                found.absent[TARGETS[key].name] = why
+
+    def _tell_refused(self, found: Found) -> None:
+        """Keys that no way is left for; `no-permission` says more than that an older way is not there either."""
+        reasons: dict[str, Absent] = {}
+        for way, why in self._refused.items():
+            for key in way.keys:
+                if reasons.get(key) is not Absent.NO_PERMISSION:
+                    reasons[key] = why
+        for key, why in reasons.items():
+            name = TARGETS[key].name
+            if name not in found.values:
+                found.absent.setdefault(name, why)
+                if found.absent[name] in FOR_GOOD:
+                    found.absent[name] = why
+
+    # ---- GPM
+
+    def _read_gpm(self, found: Found) -> None:
+        if self._no_gpm is not None:
+            return
+        try:
+            if self._gpm is None:
+                self._gpm = Gpm(self._handle)
+            answers = self._gpm.read()
+        except pynvml.NVMLError as error:
+            why = self._why(error.value, "GPM")
+            if why in FOR_GOOD:
+                self._no_gpm = why
+            else:
+                found.rest((metric.name for metric in GPM_METRICS.values()), why)
+            return
+        put_gpm(found, answers, self._why)
+
+    def close(self) -> None:
+        """Give back what GPM holds, while NVML is open."""
+        if self._gpm is not None:
+            self._gpm.close()
+            self._gpm = None
