@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "kmsg_overrun": "kernel log lines were lost before they were read",
         "kmsg_unreadable": "the kernel log cannot be read, so XIDs come from NVML alone",
         "kmsg_back": "the kernel log can be read again",
+        "source_failing": "a source of the agent has given nothing three times in a row",
+        "source_back": "a source that failed has answered for a minute",
         "clock_wrong": "the node's clock differs from the collector's",
     }
 )
@@ -159,6 +162,13 @@ class Evidence:
     peers: int | None = None  # how many there were
     from_ms: int | None = None
     to_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """A number that is none (NaN of an absent value) is unknown: JSON has no form for it."""
+        for name in ("value", "expected", "spread"):
+            number = getattr(self, name)
+            if number is not None and not math.isfinite(number):
+                object.__setattr__(self, name, None)
 
 
 @dataclass(frozen=True, slots=True)

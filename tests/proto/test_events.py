@@ -92,3 +92,9 @@ def test_times(value: str | int, ms: int) -> None:
 def test_what_is_no_time(value: object) -> None:
     with pytest.raises(ValueError):
         from_iso(value)  # type: ignore[arg-type]  # the wrong type is the point
+
+
+def test_evidence_of_an_absent_value_is_unknown_not_a_number() -> None:
+    """It used to end a replay: JSON has no NaN."""
+    item = Evidence("clock", "sm_clock_mhz", float("nan"), float("inf"), float("nan"), 3)
+    assert (item.value, item.expected, item.spread, item.peers) == (None, None, None, 3)

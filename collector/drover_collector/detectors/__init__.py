@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drover_collector.detectors import liveness, memory, straggler, thermal, xid
+from drover_collector.detectors import hang, links, liveness, memory, straggler, thermal, xid
 from drover_collector.detectors.example import Example
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
@@ -33,6 +33,8 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(xid.NAME, xid.VERSION, xid.detect, xid.could_not_judge, xid.EXAMPLES, None),
     Detector(liveness.NAME, liveness.VERSION, liveness.detect, liveness.could_not_judge, liveness.EXAMPLES, None),
     Detector(memory.NAME, memory.VERSION, memory.detect, memory.could_not_judge, memory.EXAMPLES, memory.QUIET_MS),
+    Detector(links.NAME, links.VERSION, links.detect, links.could_not_judge, links.EXAMPLES, links.QUIET_MS),
+    Detector(hang.NAME, hang.VERSION, hang.detect, hang.could_not_judge, hang.EXAMPLES, hang.QUIET_MS),
     Detector(
         thermal.NAME, thermal.VERSION, thermal.detect, thermal.could_not_judge, thermal.EXAMPLES, thermal.QUIET_MS
     ),

@@ -12,7 +12,7 @@ from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
 
 START_MS = 1_800_000_000_000
 LAG_MS = 7_000
@@ -20,6 +20,8 @@ KEPT = 6  # buckets in a window, as the engine keeps
 
 Change = Callable[[int, dict[str, npt.NDArray[np.float64]], dict[str, npt.NDArray[np.float64]]], None]
 """Alters one bucket's GPU and node columns: (bucket number, gpu columns, node columns)."""
+LinkChange = Callable[[int, dict[str, npt.NDArray[np.float64]]], None]
+"""Likewise those of its ports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,13 @@ class Example:
     expected: frozenset[tuple[str, str, str, str]]
 
 
-def small_fleet(nodes: int = 8, gpus: int = 8, per_rack: int = 4) -> FleetIndex:
+def small_fleet(nodes: int = 8, gpus: int = 8, per_rack: int = 4, ports: int = 0) -> FleetIndex:
+    """`ports` of each node serve a GPU each."""
+    links = tuple(LinkSpec(f"mlx5_{p}", p) for p in range(ports))
     return FleetIndex(
         FleetSpec(
             tuple(
-                NodeSpec(f"n{n:02d}", f"r{n // per_rack:02d}", f"l{n // per_rack:02d}", "train", "H100", gpus)
+                NodeSpec(f"n{n:02d}", f"r{n // per_rack:02d}", f"l{n // per_rack:02d}", "train", "H100", gpus, links)
                 for n in range(nodes)
             )
         )
@@ -78,6 +82,13 @@ def training_columns(index: FleetIndex, number: int) -> tuple[dict[str, npt.NDAr
     return gpu, node
 
 
+def port_columns(index: FleetIndex) -> dict[str, npt.NDArray[np.float64]]:
+    """Ports that are up and count no errors; nothing for a fleet without."""
+    count = sum(len(node.links) for node in index.nodes)
+    values = {"link_up": 1.0, "rate_gbps": 400.0, "link_downed": 3.0, "symbol_errors": 0.0, "ack_timeouts": 0.0}
+    return {name: np.full(count, value) for name, value in values.items()} if count else {}
+
+
 def training_bucket(
     index: FleetIndex,
     number: int,
@@ -85,11 +96,15 @@ def training_bucket(
     silent: Sequence[int] = (),
     start_ms: int = START_MS,
     job: str = "812",
+    links: LinkChange | None = None,
 ) -> Bucket:
     """Bucket `number` of a fleet whose GPUs all train in one job; nodes in `silent` send nothing."""
     gpu, node = training_columns(index, number)
+    link = port_columns(index)
     if change is not None:
         change(number, gpu, node)
+    if links is not None:
+        links(number, link)
     node_rows = np.full(index.node_count, 10, np.int32)
     node_rows[list(silent)] = 0
     gpu_rows = node_rows[index.gpu_node]
@@ -99,7 +114,7 @@ def training_bucket(
         column[node_rows == 0] = np.nan
     return Bucket(
         start_ms + number * BUCKET_MS, BUCKET_MS, gpu, node, gpu_rows, node_rows,
-        np.zeros(index.gpu_count, np.int32), (job,),
+        np.zeros(index.gpu_count, np.int32), (job,), link,
     )  # fmt: skip
 
 
@@ -109,11 +124,12 @@ def play(
     change: Change | None = None,
     silent: Callable[[int], Sequence[int]] = lambda _number: (),
     events: Mapping[int, Sequence[Event]] | None = None,
+    links: LinkChange | None = None,
 ) -> Iterator[tuple[Window, int]]:
     """Windows of `count` buckets as the engine would give them; `events` by the bucket they come right after."""
     held = Buckets(KEPT)
     for number in range(count):
-        bucket = training_bucket(index, number, change, silent(number))
+        bucket = training_bucket(index, number, change, silent(number), links=links)
         held.append(bucket)
         now_ms = bucket.end_ms + LAG_MS
         yield Window(index, held.all(), True, (), START_MS), now_ms

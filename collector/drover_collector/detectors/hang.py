@@ -1,0 +1,269 @@
+"""Hung jobs: all GPUs claim to be busy and none works; which one the others wait for.
+
+When a rank of a synchronous job stops, the others wait for it in a collective: a kernel that spins, so utilisation
+stays at 100 %, while tensor work, memory traffic and links fall to nothing, and power to a fraction of what it was.
+A job that waits for data shows the opposite (no kernel runs), one that saves a checkpoint has traffic.
+
+Every level is held against the job's own past, so that no kind of job or board needs a limit of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.example import Example, play, small_fleet
+from drover_collector.detectors.robust import Bools, group_medians
+from drover_collector.detectors.steady import Ints, column
+from drover_collector.detectors.texts import duration, place
+from drover_collector.detectors.window import Window
+from drover_proto.catalog import BY_NAME
+from drover_proto.events import Evidence, Finding, IncidentKind, Member, Severity, Wanted
+
+NAME = "hang"
+VERSION = 1
+QUIET_MS = 60_000  # a job that works again or has ended
+
+# What work leaves behind, and how much of it a job must have shown to be judged by it.
+CHANNELS = {
+    "tensor_active_ratio": 0.02,
+    "dram_active_ratio": 0.03,
+    "nvlink_tx_bytes_per_s": 1e8,
+    "nvlink_rx_bytes_per_s": 1e8,
+    "pcie_tx_bytes_per_s": 1e7,
+    "pcie_rx_bytes_per_s": 1e7,
+}
+LEVELS = (*CHANNELS, "power_w")
+STILL = 0.05  # of the job's own level: polling of a collective's kernel leaves one or two percent
+WAITING_POWER = 0.75  # of the job's own power
+WAITING_POWER_ALONE = 0.6  # where nothing but power tells
+SPINS = 0.9  # utilisation of a GPU that waits in a kernel
+RESTS = 0.5  # below it no kernel runs for most of the time
+SPINNING_SHARE = 0.5  # of the job's GPUs at least
+FEW_SHARE = 0.1  # of a job's GPUs: more that rest are no single culprit
+LEARN_BUCKETS = 3
+LEARN_RATE = 0.05
+# Barriers around an evaluation or a save seldom last longer than a minute; NCCL's watchdog ends a job after ten.
+TELL_MS = 90_000
+TELL_ALONE_MS = 180_000  # where nothing but power tells
+CRITICAL_MS = 600_000
+FORGET_MS = 600_000  # a job that no GPU is held by any more
+HEARD_SHARE = 0.9  # of a job's GPUs that must be heard: what is not heard may be working
+
+
+@dataclass(slots=True)
+class Job:
+    """What is known of one job."""
+
+    level: dict[str, float] = field(default_factory=dict)  # median over its GPUs while it works
+    worked: int = 0  # buckets
+    still_ms: int | None = None  # start of the first bucket in which it stood still
+    seen_ms: int = 0
+    named: tuple[list[int], str] | None = None  # the GPUs it was first told to wait for, and what they did
+
+    @property
+    def channels(self) -> list[str]:
+        """Those in which this job has shown work."""
+        return [metric for metric, least in CHANNELS.items() if self.level.get(metric, 0.0) >= least]
+
+    def learn(self, medians: Mapping[str, float]) -> None:
+        self.worked += 1
+        rate = max(LEARN_RATE, 1.0 / self.worked)
+        for metric, now in medians.items():
+            if not np.isnan(now):
+                self.level[metric] = self.level.get(metric, now) * (1 - rate) + rate * now
+
+
+@dataclass(slots=True)
+class State:
+    jobs: dict[str, Job] = field(default_factory=dict)
+    active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
+
+
+def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+    s = state if state is not None else State()
+    if len(s.active_ms) != window.index.gpu_count:
+        s.active_ms = np.zeros(window.index.gpu_count, np.int64)
+    if not window.fresh:
+        return [], s
+    bucket = window.newest
+    jobs = [s.jobs.setdefault(name, Job()) for name in bucket.job_names]
+    look = _Look(window, jobs)
+    s.active_ms[look.active | ~look.known] = bucket.end_ms
+    for number, job in enumerate(jobs):
+        job.seen_ms = bucket.end_ms
+        if look.heard[number] < max(2, HEARD_SHARE * look.sizes[number]):
+            continue
+        if job.worked >= LEARN_BUCKETS and look.stands_still(number):
+            job.still_ms = bucket.start_ms if job.still_ms is None else job.still_ms
+            continue
+        job.still_ms = job.named = None
+        if look.util[number] >= RESTS:
+            job.learn({metric: float(look.medians[metric][number]) for metric in LEVELS})
+    for name in [name for name, job in s.jobs.items() if bucket.end_ms - job.seen_ms > FORGET_MS]:
+        del s.jobs[name]
+    return list(_findings(window, look, s, now_ms)), s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    have, result = window.newest.gpu, []
+    if not (window.newest.jobs >= 0).any():
+        result.append("hung jobs: it is not known which job holds which GPU")
+    elif "gpu_util_ratio" not in have:
+        result.append("hung jobs: needs gpu_util_ratio")
+    elif not any(metric in have for metric in LEVELS):
+        result.append("hung jobs: needs power_w or " + " or ".join(CHANNELS))
+    return result
+
+
+class _Look:
+    """The newest bucket, by GPU and by job.
+
+    Attributes:
+        active, known: bool [G]: does some of what its job does when it works; whether that can be told.
+        sizes, heard: of each job's GPUs, int [J]. util: median of each job, float64 [J], NaN where unknown.
+        medians, highest: metric -> float64 [J] over each job's GPUs.
+    """
+
+    def __init__(self, window: Window, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self.groups = window.newest.jobs.astype(np.int64)
+        self.held: Bools = self.groups >= 0
+        self.gpu_util = column(window, "gpu_util_ratio")
+        self.sizes = self._number(self.held)
+        self.heard = self._number(~np.isnan(self.gpu_util))
+        self._spinning = self._number(self.gpu_util >= SPINS)
+        self.util = group_medians(self.gpu_util, self.groups, len(jobs))[0]
+        values = {metric: column(window, metric) for metric in LEVELS}
+        self.medians = {m: group_medians(values[m], self.groups, len(jobs))[0] for m in LEVELS}
+        self.highest = {metric: self._highest(values[metric]) for metric in CHANNELS}
+        self.active, self.known = np.zeros(len(self.groups), bool), np.zeros(len(self.groups), bool)
+        for metric in CHANNELS:
+            levels = np.array([job.level[metric] if metric in job.channels else np.nan for job in jobs] or [np.nan])
+            limits = np.where(self.held, STILL * levels[self.groups], np.nan)
+            self.active |= values[metric] > limits
+            self.known |= ~np.isnan(values[metric]) & ~np.isnan(limits)
+        self._working = self._number(self.active)
+
+    def _number(self, flags: Bools) -> npt.NDArray[np.intp]:
+        return np.bincount(self.groups[flags & self.held], minlength=len(self._jobs))
+
+    def _highest(self, values: Floats) -> Floats:
+        found = np.full(len(self._jobs), -np.inf)
+        keep = ~np.isnan(values) & self.held
+        np.maximum.at(found, self.groups[keep], values[keep])
+        return np.where(np.isneginf(found), np.nan, found)
+
+    def stands_still(self, number: int) -> bool:
+        """None of its GPUs does anything, most of them run a kernel all the same, and power has fallen."""
+        if self._working[number] or self._spinning[number] < SPINNING_SHARE * self.sizes[number]:
+            return False
+        job = self._jobs[number]
+        power, usual = self.medians["power_w"][number], job.level.get("power_w", np.nan)
+        if np.isnan(power) or np.isnan(usual):
+            return bool(job.channels)
+        return bool(power <= (WAITING_POWER if job.channels else WAITING_POWER_ALONE) * usual)
+
+
+def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
+    bucket, index = window.newest, window.index
+    for number, name in enumerate(bucket.job_names):
+        job = s.jobs.get(name)
+        if job is None or job.still_ms is None or job.seen_ms != bucket.end_ms:
+            continue
+        since = job.still_ms
+        if bucket.end_ms - since < (TELL_MS if job.channels else TELL_ALONE_MS):
+            continue
+        members = np.flatnonzero(look.groups == number)
+        job.named = job.named or _culprits(look, s, members)
+        culprits, why = job.named
+        nodes = {int(index.gpu_node[g]) for g in culprits}
+        node = index.nodes[next(iter(nodes))].name if len(nodes) == 1 else None
+        gpu = int(index.gpu_slot[culprits[0]]) if len(culprits) == 1 else None
+        scope = "job" if node is None else "node" if gpu is None else "gpu"
+        named: tuple[Member, ...] = ((node, gpu),) if node is not None else tuple(
+            (index.nodes[int(index.gpu_node[g])].name, int(index.gpu_slot[g])) for g in members
+        )  # fmt: skip
+        waiting = len(members) - len(culprits)
+        text = f"Job {name} has stood still for {duration(bucket.end_ms - since)}: {waiting} of its GPUs wait"
+        text += f" for {place(node, gpu)}, which {why}." if node is not None else ", and none shows which one stopped."
+        advice = (
+            "Look at that rank's process (py-spy dump, the framework's flight recorder) before you end the job; if the"
+            " same GPU stops another job, do not trust it."
+            if node is not None
+            else "Dump the stacks of all ranks (py-spy, the framework's flight recorder) before you end the job."
+        )
+        yield Finding(
+            NAME, IncidentKind.HANG, "rank_stopped" if node is not None else "standstill", scope, node, gpu, named,
+            now_ms, since, Severity.CRITICAL if bucket.end_ms - since >= CRITICAL_MS else Severity.WARNING,
+            0.85 if node is not None else 0.7, Wanted.PROBE if node is not None else Wanted.WATCH, text, advice,
+            _evidence(look, number, job, bucket.end_ms), name,
+            lost_gpus=float(len(culprits)), waiting_gpus=float(waiting),
+        )  # fmt: skip
+
+
+def _culprits(look: _Look, s: State, members: npt.NDArray[np.intp]) -> tuple[list[int], str]:
+    """The few GPUs that are unlike the others, and what they do; none where none stands out."""
+    few = max(1, int(FEW_SHARE * len(members)))
+    util, stopped_ms = look.gpu_util[members], s.active_ms[members]
+    resting, silent = members[util < RESTS], members[np.isnan(util)]
+    for gpus, what in ((resting, "runs no kernel"), (silent, "is not heard")):
+        if len(gpus):
+            return (gpus.tolist(), what) if len(gpus) <= few else ([], "")
+    first = members[stopped_ms < stopped_ms.max()]
+    if 0 < len(first) <= few:
+        return first.tolist(), f"stopped {duration(float(stopped_ms.max() - s.active_ms[first].max()))} before them"
+    return [], ""
+
+
+def _evidence(look: _Look, number: int, job: Job, to_ms: int) -> tuple[Evidence, ...]:
+    util = float(look.util[number])
+    facts = [
+        Evidence(f"utilisation of its GPUs: {util:.0%}", "gpu_util_ratio", util, from_ms=job.still_ms, to_ms=to_ms)
+    ]
+    power, usual = float(look.medians["power_w"][number]), job.level.get("power_w")
+    if usual is not None and not np.isnan(power):
+        text = f"power: {power:.0f} W; {usual:.0f} W while it worked"
+        facts.append(Evidence(text, "power_w", power, usual, from_ms=job.still_ms, to_ms=to_ms))
+    for metric in job.channels:
+        most = float(look.highest[metric][number])
+        if not np.isnan(most):
+            share = most / job.level[metric]
+            text = (
+                f"{BY_NAME[metric].label}: at most {share:.1%} of what it was while the job worked, on any of its GPUs"
+            )
+            facts.append(Evidence(text, metric, most, job.level[metric], from_ms=job.still_ms, to_ms=to_ms))
+    return tuple(facts)
+
+
+def _stop(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    if number >= 5:
+        gpu["tensor_active_ratio"][:], gpu["dram_active_ratio"][:] = 0.0, 0.01
+        gpu["power_w"][:] = 210.0
+        gpu["gpu_util_ratio"][:] = 1.0
+        gpu["gpu_util_ratio"][21] = 0.0
+        gpu["power_w"][21] = 110.0
+
+
+def _starve(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    """The loader stands still: no kernel runs anywhere."""
+    if number >= 5:
+        for metric in ("tensor_active_ratio", "dram_active_ratio", "gpu_util_ratio"):
+            gpu[metric][:] = 0.0
+        gpu["power_w"][:] = 110.0
+
+
+EXAMPLES = (
+    Example(
+        "a job without data: its GPUs rest, they do not hang", lambda: play(small_fleet(), 18, _starve), frozenset()
+    ),
+    Example(
+        "one rank stops, and the others spin in a collective",
+        lambda: play(small_fleet(), 18, _stop),
+        frozenset({("hang", "rank_stopped", "gpu", "warning")}),
+    ),
+)

@@ -1,0 +1,289 @@
+"""Links: network ports that go down, flap or err, leaf switches that take many along, NVLink and PCIe that lost lanes.
+
+Limits of port counters: NVSentinel's ADR-046; flaps: gpud and Azure's node health checks; NVLink and PCIe: DCGM 4.6.
+What many ports of a leaf show at once is the switch's, not the nodes'. What a tenth of all ports show is congestion or
+a way of counting, and tells nobody apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.example import Example, play, small_fleet
+from drover_collector.detectors.links_gpu import GpuState, gpu_links
+from drover_collector.detectors.robust import Bools
+from drover_collector.detectors.steady import Ints
+from drover_collector.detectors.texts import duration, listing
+from drover_collector.detectors.window import Window
+from drover_proto.catalog import BY_NAME
+from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+
+NAME = "links"
+VERSION = 1
+QUIET_MS = 300_000  # a port that flaps is up for minutes in between
+
+DOWN_MS = 20_000  # told: NCCL's and the adapters' own retries end at about 20 s
+DOWN_CRITICAL_MS = 240_000  # gpud: a port is dropped after 4 minutes
+FLAPS_MS = 3 * 3_600_000  # Azure: three flaps in three hours
+FLAPS_WARNING, FLAPS_CRITICAL = 2, 3
+RATES = {  # per second, over the window: NVSentinel ADR-046, those that it calls degraded
+    "symbol_errors": 10.0,
+    "rx_errors": 10.0,
+    "link_error_recoveries": 5 / 60,
+    "ack_timeouts": 1.0,
+    "local_integrity_errors": 1 / 60,
+    "buffer_overruns": 1 / 60,
+}
+PERSIST = 2  # buckets
+COMMON_SHARE = 0.1  # of all ports that show the same: it tells nobody apart
+COMMON_LEAST = 3  # ports, in a small fleet
+LEAF_SHARE = 0.5  # of a leaf's ports that are down: the switch
+LEAF_NODES = 3  # at least, on so many nodes
+
+
+@dataclass(slots=True)
+class State:
+    seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that never was up is not in use, [L]
+    down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down, 0: it is not
+    errs: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row with errors
+    downed: Floats = field(default_factory=lambda: np.zeros(0))  # the last count of link_downed
+    flaps: dict[int, deque[int]] = field(default_factory=dict)  # port -> when it went down
+    gpu: GpuState = field(default_factory=GpuState)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    node: int
+    name: str
+    leaf: str
+    computes: bool  # it serves a GPU
+
+
+def ports_of(window: Window) -> list[Port]:
+    return [
+        Port(n, link.link, link.leaf or node.leaf, link.gpu is not None)
+        for n, node in enumerate(window.index.nodes)
+        for link in node.links
+    ]
+
+
+def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+    s = state if state is not None else State()
+    if not window.fresh:
+        return [], s
+    found = list(gpu_links(window, s.gpu, now_ms))
+    ports = ports_of(window)
+    if ports and any(len(column) == len(ports) for column in window.newest.link.values()):
+        if len(s.seen_up) != len(ports):
+            none = np.zeros(len(ports), np.int64)
+            s = State(none.astype(bool), none, none, np.full(len(ports), np.nan), gpu=s.gpu)
+        found += _ports(window, ports, s, now_ms)
+    return found, s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    bucket, result = window.newest, []
+    if "link_up" not in bucket.link and "link_downed" not in bucket.link:
+        result.append("network ports that go down: needs link_up or link_downed of links")
+    if not RATES.keys() & bucket.link.keys():
+        result.append("network ports with errors: needs symbol_errors, rx_errors or the like")
+    if "nvlink_active_links" not in bucket.gpu:
+        result.append("lost NVLinks: needs nvlink_active_links")
+    if "pcie_width" not in bucket.gpu:
+        result.append("PCIe links with fewer lanes: needs pcie_width")
+    return result
+
+
+def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
+    bucket, nothing = window.newest, np.full(len(ports), np.nan)
+    up = bucket.link.get("link_up", nothing)
+    went_down = s.seen_up & (up == 0) & (s.down_ms == 0)
+    downed = bucket.link.get("link_downed", nothing)
+    # A port that was down and up again between two looks shows only in its counter.
+    counted = (downed > s.downed) & (s.down_ms == 0)
+    s.downed = np.where(np.isnan(downed), s.downed, downed)
+    s.seen_up |= up == 1
+    for k in np.flatnonzero(went_down | counted).tolist():
+        s.flaps.setdefault(k, deque(maxlen=8)).append(bucket.start_ms)
+    s.down_ms = np.where(went_down, bucket.start_ms, np.where(up == 1, 0, s.down_ms))
+    for k in [k for k, times in s.flaps.items() if bucket.end_ms - times[-1] > FLAPS_MS]:
+        del s.flaps[k]
+    rates = _rates(window, len(ports))
+    over = _over(rates, len(ports))
+    s.errs = np.where(over, s.errs + 1, 0)
+
+    leafs = list(_leafs(window, ports, s, now_ms))
+    of_leafs = {member[0] for finding in leafs for member in finding.members}
+    yield from leafs
+    for n in sorted({ports[k].node for k in _told(s, bucket.end_ms)}):
+        if window.index.nodes[n].name not in of_leafs:
+            mine = [k for k in _told(s, bucket.end_ms) if ports[k].node == n]
+            yield _of_node(window, ports, mine, s, rates, now_ms)
+
+
+def _told(s: State, end_ms: int) -> list[int]:
+    """Ports of which something is to be told."""
+    flapping = [k for k, times in s.flaps.items() if _flaps(times, end_ms) >= FLAPS_WARNING]
+    down = np.flatnonzero((s.down_ms > 0) & (end_ms - s.down_ms >= DOWN_MS)).tolist()
+    return sorted({*flapping, *down, *np.flatnonzero(s.errs >= PERSIST).tolist()})
+
+
+def _flaps(times: deque[int], end_ms: int) -> int:
+    return sum(end_ms - at_ms <= FLAPS_MS for at_ms in times)
+
+
+def _rates(window: Window, count: int) -> dict[str, Floats]:
+    """Growth per second of each counter over the window, float64 [L]; NaN where it began anew or is not known."""
+    first, last = window.buckets[0], window.buckets[-1]
+    elapsed_s = (last.end_ms - first.end_ms) / 1000
+    result = {}
+    for metric in RATES:
+        before, now = first.link.get(metric), last.link.get(metric)
+        if before is None or now is None or not elapsed_s or len(now) != count:
+            continue
+        grown = now - before
+        result[metric] = np.where(grown >= 0, grown / elapsed_s, np.nan)
+    return result
+
+
+def _over(rates: dict[str, Floats], count: int) -> Bools:
+    found = np.zeros(count, bool)
+    for metric, rate in rates.items():
+        over = rate > RATES[metric]
+        if over.sum() <= max(COMMON_LEAST, COMMON_SHARE * count):
+            found |= over
+    return found
+
+
+def _leafs(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
+    """Leaf switches of which most ports are down, on several nodes: it is the switch."""
+    end_ms = window.newest.end_ms
+    down = s.down_ms > 0
+    if down.sum() < LEAF_NODES:
+        return
+    used: dict[str, list[int]] = {}
+    for k, port in enumerate(ports):
+        if port.leaf and s.seen_up[k]:
+            used.setdefault(port.leaf, []).append(k)
+    for leaf, mine in used.items():
+        gone = [k for k in mine if down[k]]
+        nodes = sorted({window.index.nodes[ports[k].node].name for k in gone})
+        if len(nodes) < LEAF_NODES or len(gone) < LEAF_SHARE * len(mine):
+            continue
+        since = int(min(s.down_ms[k] for k in gone))
+        if end_ms - since < DOWN_MS:
+            continue
+        yield Finding(
+            NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms, since,
+            Severity.CRITICAL, 0.9, Wanted.ADVISE,
+            f"{len(gone)} of {len(mine)} ports at leaf {leaf} are down, on {len(nodes)} nodes: it is the switch.",
+            "Look at the switch, not at the nodes; keep new work that needs the fabric off them until it is back.",
+            (Evidence(f"ports down on {listing(nodes)}", "link_up", 0.0, 1.0, None, len(mine), since, end_ms),),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One thing that is wrong with one port."""
+
+    severity: Severity
+    action: Wanted
+    cause: str
+    text: str
+    evidence: Evidence
+    since_ms: int
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        return self.severity is Severity.CRITICAL, self.cause != "port_errors"
+
+
+def _of_node(
+    window: Window, ports: Sequence[Port], mine: list[int], s: State, rates: dict[str, Floats], now_ms: int
+) -> Finding:
+    """All that is wrong with a node's ports; the headline is the worst of it."""
+    index, n = window.index, ports[mine[0]].node
+    node = index.nodes[n].name
+    told = [one for k in mine for one in _of_port(ports[k], k, s, rates, window)]
+    worst = max(told, key=lambda one: one.rank)
+    return Finding(
+        NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
+        min(one.since_ms for one in told), worst.severity, 0.9 if worst.severity is Severity.CRITICAL else 0.8,
+        worst.action, f"Port {worst.text} (node {node}).",
+        "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver.",
+        tuple(one.evidence for one in told), window.job_of(int(index.first_gpu[n])) if index.nodes[n].gpus else None,
+    )  # fmt: skip
+
+
+def _of_port(port: Port, k: int, s: State, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
+    end_ms = window.newest.end_ms
+
+    def told(grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float]) -> Told:
+        metric, value, expected = fact
+        return Told(
+            Severity.CRITICAL if grave else Severity.WARNING,
+            Wanted.DRAIN if grave and port.computes else Wanted.ADVISE, cause, f"{port.name} {text}",
+            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, end_ms), since_ms,
+        )  # fmt: skip
+
+    down_ms = int(end_ms - s.down_ms[k]) if s.down_ms[k] else 0
+    if down_ms >= DOWN_MS:
+        text = f"has been down for {duration(down_ms)}"
+        yield told(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
+    times = s.flaps.get(k, deque())
+    flaps = _flaps(times, end_ms)
+    if flaps >= FLAPS_WARNING:
+        first = max(times[0], end_ms - FLAPS_MS)
+        text = f"went down {flaps} times in {duration(end_ms - first)}"
+        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, ("link_downed", float(flaps), 0.0))
+    if s.errs[k] >= PERSIST:
+        for metric, rate in rates.items():
+            if rate[k] > RATES[metric]:
+                text = (
+                    f"counts {rate[k] * 60:.0f} {BY_NAME[metric].label} a minute; the limit is {RATES[metric] * 60:g}"
+                )
+                since = window.buckets[0].end_ms
+                yield told(False, "port_errors", text, since, (metric, float(rate[k]), RATES[metric]))
+
+
+def _flap(number: int, link: dict[str, Floats]) -> None:
+    """One port of a node goes down every 40 s, and comes back."""
+    if number >= 2:
+        link["link_up"][20] = 0.0 if number % 4 in (2, 3) else 1.0
+        link["link_downed"][20] += (number + 2) // 4
+
+
+def _congest(number: int, link: dict[str, Floats]) -> None:
+    """All ports of the fleet wait for acknowledgements: congestion, nobody's fault; and one was never plugged in."""
+    link["ack_timeouts"] += 50.0 * number
+    link["link_up"][3] = 0.0
+
+
+def _lose_switch(number: int, link: dict[str, Floats]) -> None:
+    if number >= 2:
+        link["link_up"][:32] = 0.0
+
+
+_FLAPPING = (("port_down", "warning"), ("port_flaps", "warning"), ("port_flaps", "critical"))
+EXAMPLES = (
+    Example(
+        "congestion everywhere, and a port that is not in use",
+        lambda: play(small_fleet(ports=8), 9, links=_congest),
+        frozenset(),
+    ),
+    Example(
+        "a leaf switch goes, and takes the ports of four nodes along: one finding",
+        lambda: play(small_fleet(ports=8), 6, links=_lose_switch),
+        frozenset({("link", "switch", "leaf", "critical")}),
+    ),
+    Example(
+        "one port flaps",
+        lambda: play(small_fleet(ports=8), 15, links=_flap),
+        frozenset({("link", cause, "node", severity) for cause, severity in _FLAPPING}),
+    ),
+)

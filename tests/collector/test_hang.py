@@ -1,0 +1,185 @@
+"""Jobs that stand still, and what only looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault
+from drover_collector.detectors import hang
+from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
+from drover_collector.detectors.window import Buckets, Window
+from drover_proto.events import Finding, Severity, Wanted
+from testbed.simulated_buckets import Recording, record
+
+Columns = dict[str, np.ndarray]
+CULPRIT = 21  # GPU 5 of n02
+STOPS = 5  # number of the bucket
+
+
+def run(change: Callable[[int, Columns, Columns], None], count: int = 18) -> list[Finding]:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(), count, change):
+        findings, state = hang.detect(window, state, now_ms)
+        told += findings
+    return told
+
+
+def spin(gpu: Columns) -> None:
+    gpu["tensor_active_ratio"][:], gpu["dram_active_ratio"][:] = 0.0, 0.01
+    gpu["power_w"][:], gpu["gpu_util_ratio"][:] = 210.0, 1.0
+
+
+def rest(gpu: Columns, which: object) -> None:
+    gpu["power_w"][which], gpu["gpu_util_ratio"][which] = 110.0, 0.0
+
+
+def test_the_rank_without_a_kernel_is_named_after_ninety_seconds_and_ten_minutes_are_critical() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+            rest(gpu, CULPRIT)
+
+    told = run(change, 70)
+    first = told[0]
+    assert (first.node, first.gpu, first.scope, first.job) == ("n02", 5, "gpu", "812")
+    assert first.ts_ms - LAG_MS - first.since_ms == hang.TELL_MS
+    assert first.since_ms == START_MS + STOPS * 10_000
+    assert (first.lost_gpus, first.waiting_gpus) == (1.0, 63.0)
+    assert first.action is Wanted.PROBE
+    grave = next(f for f in told if f.severity is Severity.CRITICAL)
+    assert grave.ts_ms - LAG_MS - grave.since_ms == hang.CRITICAL_MS
+    assert {f.action for f in told} == {Wanted.PROBE}, "no drain: most hangs are of software"
+
+
+def test_a_rank_that_spins_like_the_others_is_named_when_it_stopped_before_them() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        work = gpu["tensor_active_ratio"].copy(), gpu["dram_active_ratio"].copy()
+        if number >= STOPS - 1:
+            spin(gpu)
+        if number == STOPS - 1:
+            others = np.arange(64) != CULPRIT
+            gpu["tensor_active_ratio"][others], gpu["dram_active_ratio"][others] = work[0][others], work[1][others]
+
+    told = run(change)
+    assert {(f.node, f.gpu) for f in told} == {("n02", 5)}
+    assert "stopped 10 s before them" in told[0].summary
+
+
+def test_where_none_stands_out_it_is_of_the_job() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+
+    told = run(change)
+    assert {(f.scope, f.cause, f.node, f.action) for f in told} == {("job", "standstill", None, Wanted.WATCH)}
+    assert len(told[0].members) == 64
+
+
+def test_a_node_whose_ranks_all_stopped_is_named() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+            rest(gpu, slice(16, 20))
+
+    assert {(f.scope, f.node, f.gpu) for f in run(change)} == {("node", "n02", None)}
+
+
+@pytest.mark.parametrize("kept", ["tensor_active_ratio", "dram_active_ratio"])
+def test_one_gpu_at_work_is_no_standstill(kept: str) -> None:
+    """A barrier around what one rank does: an evaluation, a save."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        work = gpu[kept][CULPRIT]
+        if number >= STOPS:
+            spin(gpu)
+            gpu[kept][CULPRIT] = work / 3
+
+    assert run(change, 40) == []
+
+
+def test_a_pause_shorter_than_ninety_seconds_is_not_told() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS and number % 10 < 8:
+            spin(gpu)
+
+    assert run(change, 60) == []
+
+
+def test_full_power_is_work_of_a_kind_that_no_channel_shows() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            power = gpu["power_w"].copy()
+            spin(gpu)
+            gpu["power_w"][:] = power
+
+    assert run(change, 30) == []
+
+
+def test_by_power_alone_it_takes_three_minutes() -> None:
+    """A100s without DCGM tell utilisation and power."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+        del gpu["tensor_active_ratio"], gpu["dram_active_ratio"]
+
+    told = run(change, 40)
+    assert told[0].ts_ms - LAG_MS - told[0].since_ms == hang.TELL_ALONE_MS
+
+
+def test_a_job_that_never_worked_does_not_hang() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        spin(gpu)
+
+    assert run(change, 40) == []
+
+
+def test_a_job_of_which_a_node_is_not_heard_may_be_working() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+
+    state, told, kept = None, [], Buckets(KEPT)
+    index = small_fleet()
+    for number in range(30):
+        kept.append(training_bucket(index, number, change, silent=[1] if number >= STOPS else []))
+        found, state = hang.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
+        told += found
+    assert told == []
+
+
+def test_another_job_begins_anew_and_what_is_gone_is_forgotten() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+
+    state, kept, told = None, Buckets(KEPT), []
+    index = small_fleet()
+    for number in range(100):
+        kept.append(training_bucket(index, number, change, job="812" if number < 10 else "813"))
+        found, state = hang.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
+        told += found
+    assert told == [], "the first was ended in time, the second never worked"
+    assert set(state.jobs) == {"813"}
+
+
+def judge(recording: Recording) -> list[Finding]:
+    state, told, kept = None, [], Buckets(KEPT)
+    for bucket in recording.buckets:
+        kept.append(bucket)
+        window = Window(recording.index, kept.all(), True, (), recording.buckets[0].start_ms)
+        findings, state = hang.detect(window, state, bucket.end_ms + LAG_MS)
+        told += findings
+    return told
+
+
+def test_simulated_hangs_are_told_with_the_right_gpu() -> None:
+    told = judge(record(1320, 10, lambda spec: [Fault("hang", "rank_stopped", "r01n02", 3, 200.0, 560.0)]))
+    assert {(f.node, f.gpu) for f in told} == {("r01n02", 3)}
+
+
+def test_simulated_jobs_without_data_and_those_that_save_do_not_hang() -> None:
+    assert judge(record(1321, 10, lambda spec: [Fault("hang", "data_stall", "r01n02", None, 200.0, 500.0, 0.95)])) == []

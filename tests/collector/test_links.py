@@ -1,0 +1,188 @@
+"""Network ports, leaf switches, NVLink and PCIe: what is told, of whom, and when it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault
+from drover_collector.detectors import links
+from drover_collector.detectors.example import KEPT, LAG_MS, play, small_fleet
+from drover_collector.detectors.window import Buckets, Window
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Finding, Severity, Wanted
+from drover_proto.fleet import LinkSpec
+from testbed.simulated_buckets import record
+
+Columns = dict[str, np.ndarray]
+PORT = 20  # mlx5_4 of n02, in a fleet of 8 ports a node
+
+
+def run(
+    link: Callable[[int, Columns], None] | None = None,
+    gpu: Callable[[int, Columns, Columns], None] | None = None,
+    count: int = 10,
+) -> list[Finding]:
+    state, told = None, []
+    for window, now_ms in play(small_fleet(ports=8), count, gpu, links=link):
+        findings, state = links.detect(window, state, now_ms)
+        told += findings
+    return told
+
+
+def test_a_port_that_is_down_is_told_after_20_s_and_drains_after_four_minutes() -> None:
+    def change(number: int, link: Columns) -> None:
+        if number >= 3:
+            link["link_up"][PORT] = 0.0
+
+    told = run(change, count=32)
+    first, grave = told[0], next(f for f in told if f.severity is Severity.CRITICAL)
+    assert (first.node, first.cause, first.severity, first.action) == (
+        "n02",
+        "port_down",
+        Severity.WARNING,
+        Wanted.ADVISE,
+    )
+    assert first.ts_ms - LAG_MS - first.since_ms == links.DOWN_MS
+    assert grave.ts_ms - LAG_MS - grave.since_ms == links.DOWN_CRITICAL_MS
+    assert grave.action is Wanted.DRAIN
+    assert first.job == "812"
+
+
+def test_a_port_that_serves_no_gpu_drains_nothing() -> None:
+    state, told = None, []
+
+    def change(number: int, link: Columns) -> None:
+        link["link_up"] = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0 if number else 1.0])
+
+    spec = small_fleet(8).spec
+    nodes = tuple(dataclasses.replace(node, links=(LinkSpec("eth0"),)) for node in spec.nodes)
+    for window, now_ms in play(FleetIndex(dataclasses.replace(spec, nodes=nodes)), 30, links=change):
+        findings, state = links.detect(window, state, now_ms)
+        told += findings
+    assert told[-1].severity is Severity.CRITICAL
+    assert {f.action for f in told} == {Wanted.ADVISE}
+
+
+def test_a_flap_that_no_reading_saw_shows_in_the_counter() -> None:
+    def change(number: int, link: Columns) -> None:
+        link["link_downed"][PORT] += sum(number >= at for at in (2, 5, 8))
+
+    told = run(change, count=12)
+    assert [f.cause for f in told][:1] == ["port_flaps"]
+    assert told[0].summary == "Port mlx5_4 went down 2 times in 40 s (node n02)."
+    assert told[-1].severity is Severity.CRITICAL
+
+
+def test_a_flap_is_counted_once_although_the_counter_comes_a_bucket_later() -> None:
+    def change(number: int, link: Columns) -> None:
+        link["link_up"][PORT] = 0.0 if number in (3, 4) else 1.0
+        link["link_downed"][PORT] += number >= 4
+
+    assert {f.cause for f in run(change, count=12)} == {"port_down"}
+
+
+def test_ports_that_never_were_up_and_counters_that_begin_anew_are_nothing() -> None:
+    def change(number: int, link: Columns) -> None:
+        link["link_up"][PORT] = 0.0
+        link["symbol_errors"] += 0.0 if number >= 5 else 1e6
+        link["link_downed"] -= 3.0 * (number >= 5)
+
+    assert run(change) == []
+
+
+def test_an_absent_value_is_no_link_that_is_down() -> None:
+    def change(number: int, link: Columns) -> None:
+        if number >= 3:
+            link["link_up"][PORT] = np.nan
+            link["link_downed"][PORT] = np.nan
+
+    assert run(change) == []
+
+
+def test_errors_of_one_port_are_told_with_their_rate_and_those_of_all_are_not() -> None:
+    def one(number: int, link: Columns) -> None:
+        link["symbol_errors"][PORT] += 150.0 * number
+
+    def everywhere(number: int, link: Columns) -> None:
+        link["symbol_errors"] += 150.0 * number
+
+    told = run(one)
+    assert {(f.node, f.cause, f.severity, f.action) for f in told} == {
+        ("n02", "port_errors", Severity.WARNING, Wanted.ADVISE)
+    }
+    assert told[0].evidence[0].value == pytest.approx(15.0)
+    assert run(everywhere) == []
+
+
+def test_a_leaf_that_goes_is_one_finding_until_it_is_back() -> None:
+    def change(number: int, link: Columns) -> None:
+        if 3 <= number < 8:
+            link["link_up"][:32] = 0.0
+
+    told = run(change, count=12)
+    assert {(f.scope, f.cause, len(f.members)) for f in told} == {("leaf", "switch", 4)}
+    assert {f.action for f in told} == {Wanted.ADVISE}
+
+
+def test_two_nodes_of_a_leaf_are_no_switch() -> None:
+    def change(number: int, link: Columns) -> None:
+        if number >= 3:
+            link["link_up"][:16] = 0.0
+
+    assert {(f.scope, f.node) for f in run(change)} == {("node", "n00"), ("node", "n01")}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "cause", "words"),
+    [
+        ("nvlink_active_links", 17.0, "nvlink_down", "has 17 NVLinks up; the other 63 boards of its kind have 18"),
+        ("pcie_width", 8.0, "pcie_narrow", "8 PCIe lanes; the other 63 boards"),
+        ("pcie_generation", 3.0, "pcie_narrow", "3 is its PCIe generation; the other 63 boards"),
+    ],
+)
+def test_a_gpu_with_less_link_than_its_kind(metric: str, value: float, cause: str, words: str) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 2:
+            gpu[metric][21] = value
+
+    told = run(gpu=change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n02", 5, cause, Wanted.PROBE)}
+    assert words in told[0].summary
+
+
+def test_a_gpu_that_rests_may_lower_its_generation_and_a_tenth_of_a_kind_is_built_so() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["gpu_util_ratio"][21], gpu["pcie_generation"][21] = 0.0, 1.0
+        gpu["pcie_width"][:8] = 8.0
+
+    assert run(gpu=change) == []
+
+
+def test_errors_of_nvlinks_and_replays_of_pcie() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_crc_errors"] = np.zeros(64)
+        gpu["nvlink_crc_errors"][21] = 1500.0 * number
+        gpu["pcie_replays"] = np.zeros(64)
+        gpu["pcie_replays"][9] = 10.0 * number  # 60 a minute; 31 are the limit of 16 lanes of generation 5
+        gpu["pcie_replays"][10] = 5.0 * number
+
+    told = run(gpu=change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {
+        ("n02", 5, "nvlink_errors", Wanted.PROBE), ("n01", 1, "pcie_replays", Wanted.ADVISE),
+    }  # fmt: skip
+
+
+def test_a_simulated_port_that_flaps_is_told_of_its_node_alone() -> None:
+    recording = record(1330, 8, lambda spec: [Fault("link", "ib_flap", "r01n02", None, 100.0, 400.0)])
+    state, told, kept = None, [], Buckets(KEPT)
+    for bucket in recording.buckets:
+        kept.append(bucket)
+        window = Window(recording.index, kept.all(), True, (), recording.buckets[0].start_ms)
+        findings, state = links.detect(window, state, bucket.end_ms + LAG_MS)
+        told += findings
+    assert {(f.scope, f.node) for f in told} == {("node", "r01n02")}
+    assert Severity.CRITICAL in {f.severity for f in told}
