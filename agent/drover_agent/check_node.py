@@ -121,10 +121,11 @@ def service() -> list[Line]:
         ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Line("service", State.LIMITED, f"systemctl does not answer: {error}")]
-    return [_service(dict(line.partition("=")[::2] for line in shown.splitlines()))]
+    return [of_unit(dict(line.partition("=")[::2] for line in shown.splitlines()))]
 
 
-def _service(unit: dict[str, str]) -> Line:
+def of_unit(unit: dict[str, str]) -> Line:
+    """`unit`: properties as `systemctl show` prints them."""
     if unit.get("LoadState") != "loaded":
         text = f"no {UNIT}: nothing starts the agent at boot"
         return Line("service", State.MISSING, text, "docs/operating.md: the unit lies in share/drover/systemd")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.sources import POLLED, Off
 from drover_agent.sources.base import Reading, Source
 from drover_agent.sources.gpus import Gpus
-from drover_agent.watchdog import Guard, Worker
+from drover_agent.watchdog import Guard, Outcome, Worker
 
 LIMIT_S = 9.0  # for all readings together
 READ_LIMIT_S = 3.0  # for one
@@ -100,34 +100,55 @@ async def look(config: AgentConfig) -> list[Look]:
     ]
     others = [_Looked(source) for source in made if not isinstance(source, Off)]
     found = [Look(source.name, source.interval_s, off=True) for source in made if isinstance(source, Off)]
+    nvml = _Nvml(config.node_name, gpus) if config.hardware in ("auto", "nvml") else None
     devices: list[_Looked] = []
-    if config.hardware in ("auto", "nvml"):
-        opened, devices = await _open_nvml(config, gpus, limit_s())
-        found.append(opened)
+    if nvml:
+        devices = await nvml.open(limit_s())
+        found.append(nvml.look)
     for number in range(READINGS):
         if number:
             await asyncio.sleep(BETWEEN_S)
         for group in (devices, others):  # the others may ask who the GPUs are
             await asyncio.gather(*(one.take(limit_s()) for one in group))
-    for one in (*devices, *others):
+    for one in others:
         one.guard.close()
+    if nvml and not any(device.look.hung for device in devices):
+        await nvml.close(limit_s())
     return found + [one.look for one in (*devices, *others)]
 
 
-async def _open_nvml(config: AgentConfig, gpus: Gpus, limit_s: float) -> tuple[Look, list[_Looked]]:
-    from drover_agent.sources.nvml import NvmlSource
+class _Nvml:
+    """NVML's own opening and closing, which may hang like every call into the driver."""
 
-    nvml = NvmlSource(config.node_name, gpus)
-    opened = Look(nvml.name, nvml.interval_s)
-    running = Worker("nvml:open").submit(partial(nvml.open, SystemClock().now_ms()))
-    done, _ = await asyncio.wait([running], timeout=limit_s)
-    if not done:
-        opened.hung, opened.error = True, f"opening NVML did not return within {limit_s:g} s"
-        return opened, []
-    outcome = running.result()
-    opened.seconds.append(outcome.seconds)
-    if outcome.reading is None:
-        opened.error = f"{type(outcome.error).__name__}: {outcome.error}"
-    else:
-        opened.readings.append(outcome.reading)
-    return opened, [_Looked(device) for device in nvml.devices]
+    def __init__(self, node: str, gpus: Gpus) -> None:
+        from drover_agent.sources.nvml import NvmlSource  # a node without GPUs does without ctypes' tables
+
+        self._nvml = NvmlSource(node, gpus)
+        self._worker = Worker("nvml:open")
+        self.look = Look(self._nvml.name, self._nvml.interval_s)
+
+    async def open(self, limit_s: float) -> list[_Looked]:
+        """The GPUs, to be read each by itself."""
+        outcome = await self._within(limit_s, lambda: self._nvml.open(SystemClock().now_ms()))
+        if outcome is None:
+            self.look.hung, self.look.error = True, f"opening NVML did not return within {limit_s:g} s"
+            return []
+        self.look.seconds.append(outcome.seconds)
+        if outcome.reading is None:
+            self.look.error = f"{type(outcome.error).__name__}: {outcome.error}"
+        else:
+            self.look.readings.append(outcome.reading)
+        return [_Looked(device) for device in self._nvml.devices]
+
+    async def close(self, limit_s: float) -> None:
+        if not self.look.hung:
+            await self._within(limit_s, self._close)
+
+    def _close(self) -> Reading:
+        self._nvml.close()
+        return Reading()
+
+    async def _within(self, limit_s: float, call: Callable[[], Reading]) -> Outcome | None:
+        running = self._worker.submit(call)
+        done, _ = await asyncio.wait([running], timeout=limit_s)
+        return running.result() if done else None

@@ -1,0 +1,379 @@
+"""`drover-agent check`: each finding from a thing made so, on real files, sockets, TLS and the NVML stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pynvml
+import pytest
+
+from drover_agent import check, check_collector, check_node, check_sources
+from drover_agent.check_line import Line, State
+from drover_agent.config import AgentConfig, SpoolConfig, TlsConfig
+from drover_agent.look import Look, look
+from drover_agent.sources.base import Entity, Reading
+from drover_collector.gate import Gate
+from drover_collector.tls import ServerTls
+from drover_proto import telemetry_pb2_grpc as rpc
+from drover_proto.catalog import Absent, Scope
+from testbed.certificates import Files, Fleet
+from testbed.nvml import FakeNvml
+from testbed.telemetry_server import TelemetryServer, play
+
+LINK = Entity(Scope.LINK, "n1/mlx5_0/1", link="mlx5_0/1")
+
+
+def by_name(lines: list[Line]) -> dict[str, Line]:
+    return {line.name: line for line in lines}
+
+
+# ---- the runner
+
+
+def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_go_on() -> None:
+    released = threading.Event()
+
+    def hangs() -> list[Line]:
+        released.wait()
+        return []
+
+    def fails() -> list[Line]:
+        raise RuntimeError("a defect")
+
+    fine = Line("fine", State.OK, "as it should be")
+    lines = check.run_all({"hung": hangs, "failing": fails, "fine": lambda: [fine]}, 0.2)
+    released.set()
+    assert [(line.name, line.state) for line in lines] == [
+        ("hung", State.BROKEN),
+        ("failing", State.BROKEN),
+        ("fine", State.OK),
+    ]
+    assert "did not return" in lines[0].text
+    assert "RuntimeError: a defect" in lines[1].text
+
+
+def test_text_and_json_tell_the_same() -> None:
+    lines = [Line("a", State.OK, "fine"), Line("bb", State.BROKEN, "not fine", "mend it")]
+    assert check.as_text(lines).splitlines() == [
+        "ok       a   fine",
+        "broken   bb  not fine",
+        "             -> mend it",
+        "",
+        "1 ok, 1 broken",
+    ]
+    report = json.loads(json.dumps(check.as_json("n1", lines)))
+    assert report["broken"] is True
+    assert report["checks"][1] == {"name": "bb", "state": "broken", "text": "not fine", "remedy": "mend it"}
+
+
+@pytest.mark.parametrize(("reachable", "code"), [(True, 0), (False, 1)])
+def test_the_command_ends_with_1_when_something_asked_for_is_broken(tmp_path: Path, reachable: bool, code: int) -> None:
+    """A host without GPU, its collector there or away."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        address = await server.start()
+        if not reachable:
+            await server.stop()
+        command = [sys.executable, "-m", "drover_agent.main", *words(tmp_path, address)]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        out, _ = await asyncio.wait_for(process.communicate(), 60)
+        broken = [line["name"] for line in json.loads(out)["checks"] if line["state"] == "broken"]
+        assert (process.returncode, broken) == (code, [] if reachable else [f"collector {address}"])
+        assert server.hellos == [], "a Hello would take the node's place from a running agent"
+
+    play(scenario())
+
+
+def words(folder: Path, address: str) -> list[str]:
+    (folder / "kmsg").write_text("")
+    settings = {"kmsg_path": str(folder / "kmsg"), "spool.dir": str(folder / "spool"), "collectors": f'["{address}"]'}
+    return ["check", "--json", *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+
+
+def test_bad_settings_end_with_2(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("intervall_s = 1\n")
+    command = [sys.executable, "-m", "drover_agent.main", "check", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "unknown key; did you mean interval_s?" in done.stderr
+
+
+# ---- the node
+
+
+@pytest.mark.parametrize(
+    ("folder", "max_bytes", "state", "text"),
+    [
+        ("spool", 2**20, State.OK, "used of"),
+        ("not/yet", 2**20, State.OK, "will be made"),
+        ("spool", 2**40, State.LIMITED, "the disk is full before"),
+        ("file", 2**20, State.BROKEN, "is no folder"),
+    ],
+)
+def test_the_spool_has_a_folder_and_room(tmp_path: Path, folder: str, max_bytes: int, state: State, text: str) -> None:
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "file").write_text("")
+    [line] = check_node.spool(AgentConfig(spool=SpoolConfig(dir=str(tmp_path / folder), max_bytes=max_bytes)))
+    assert line.state is state
+    assert text in line.text
+    assert list((tmp_path / "spool").iterdir()) == [], "nothing is left behind"
+
+
+def test_a_spool_that_cannot_be_written_is_broken() -> None:
+    [line] = check_node.spool(AgentConfig(spool=SpoolConfig(dir="/proc/1")))
+    assert line.state is State.BROKEN
+    assert "chown" in line.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "enabled", "state"),
+    [("kmsg", True, State.OK), ("none", True, State.BROKEN), ("kmsg", False, State.MISSING)],
+)
+def test_the_kernel_log(tmp_path: Path, name: str, enabled: bool, state: State) -> None:
+    (tmp_path / "kmsg").write_text("")
+    [line] = check_node.kernel_log_readable(AgentConfig(kmsg_path=str(tmp_path / name), kmsg_enabled=enabled))
+    assert line.state is state
+    assert bool(line.remedy) is (state is not State.OK)
+
+
+@pytest.mark.parametrize(
+    ("unit", "state", "text"),
+    [
+        ({"LoadState": "not-found"}, State.MISSING, "nothing starts the agent"),
+        ({"LoadState": "loaded", "ActiveState": "failed"}, State.BROKEN, "has failed"),
+        (
+            {"LoadState": "loaded", "ActiveState": "active", "Type": "simple", "WatchdogUSec": "0", "User": "drover"},
+            State.LIMITED,
+            "no watchdog",
+        ),
+        (
+            {
+                "LoadState": "loaded",
+                "ActiveState": "active",
+                "Type": "notify",
+                "WatchdogUSec": "1min",
+                "StatusText": "x",
+            },
+            State.OK,
+            "user root: x; watchdog 1min",
+        ),
+    ],
+)
+def test_the_service_as_systemd_shows_it(unit: dict[str, str], state: State, text: str) -> None:
+    line = check_node.of_unit(unit)
+    assert line.state is state
+    assert text in line.text
+
+
+def test_the_clock_is_told_by_the_kernel() -> None:
+    [line] = check_node.clock()
+    assert line.state in (State.OK, State.LIMITED)
+    assert bool(line.remedy) is ("NTP" in line.text)
+
+
+# ---- sources
+
+
+def test_a_source_says_what_it_gives_and_what_it_may_not() -> None:
+    refused = Reading(
+        rows=[(LINK, {"link_up": 1.0})],
+        absent=[(LINK, "rx_bytes", Absent.NO_PERMISSION), (LINK, "tx_wait", Absent.UNSUPPORTED)],
+    )
+    looks = [
+        Look("infiniband", 1.0, readings=[refused]),
+        Look("ethernet", 1.0, readings=[Reading()]),
+        Look("dcgm", 10.0, error="did not answer within 3 s", hung=True),
+        Look("host", 1.0, error="OSError: x"),
+        Look("inference", 10.0, off=True),
+    ]
+    found = by_name(check_sources.sources(AgentConfig(hardware="none", steps_socket=""), looks))
+    assert found["infiniband"].state is State.LIMITED
+    assert found["infiniband"].text == "1 metrics of 1: mlx5_0/1; not allowed: rx_bytes"
+    assert (found["ethernet"].state, found["ethernet"].text) == (
+        State.MISSING,
+        "no physical Ethernet port on this node",
+    )
+    assert found["dcgm"].state is State.BROKEN
+    assert (found["host"].state, found["host"].text) == (State.BROKEN, "OSError: x")
+    assert found["inference"].state is State.MISSING
+    assert found["steps"].text == "not set: `steps_socket`"
+    assert "hardware = none" in found["nvml"].text
+
+
+def test_a_value_that_came_at_the_second_reading_is_there() -> None:
+    first = Reading(absent=[(LINK, "rx_bytes", Absent.ERROR)])
+    look_ = Look("infiniband", 1.0, readings=[first, Reading(rows=[(LINK, {"rx_bytes": 1.0})])])
+    found = by_name(check_sources.sources(AgentConfig(hardware="none"), [look_]))
+    assert found["infiniband"].state is State.OK
+
+
+def pci(sys_root: Path, *devices: tuple[str, str]) -> None:
+    for number, (vendor, kind) in enumerate(devices):
+        folder = sys_root / f"bus/pci/devices/0000:{number:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(kind + "\n")
+
+
+def gpus(tmp_path: Path, *devices: tuple[str, str]) -> dict[str, Line]:
+    pci(tmp_path / "sys", *devices)
+    config = AgentConfig(node="n1", hardware="nvml", sys_root=str(tmp_path / "sys"), dcgm_url="", steps_socket="")
+    return by_name(check_sources.sources(config, asyncio.run(look(config))))
+
+
+def test_healthy_gpus_are_ok(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    found = gpus(tmp_path, *[("0x10de", "0x030200")] * 8, ("0x10de", "0x068000"), ("0x8086", "0x030000"))
+    assert (found["nvml"].state, found["nvml"].text) == (State.OK, "driver 580.95.05, 8 GPUs")
+    assert {found[name].state for name in ("nvml profiling", "nvml ECC", "nvml metrics")} == {State.OK}
+    assert "nvlink_effective_ber" in found["nvml metrics"].text
+
+
+def test_each_gpu_in_trouble_is_named(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    fake_nvml.block(2, "nvmlDeviceGetEnforcedPowerLimit")
+    fake_nvml.lose(5)
+    fake_nvml.error(1, "nvmlDeviceGetCurrPcieLinkWidth", "NO_PERMISSION")
+    found = gpus(tmp_path, *[("0x10de", "0x030200")] * 9)
+    fake_nvml.unblock(2, "nvmlDeviceGetEnforcedPowerLimit")
+    pynvml.nvmlShutdown()  # what hangs is left as it is, and other tests want to see no driver
+    assert found["nvml"].state is State.LIMITED
+    assert "8 GPUs; 9 are on the PCI bus" in found["nvml"].text
+    assert (found["nvml:2"].state, found["nvml:2"].text) == (State.BROKEN, "did not answer within 3 s")
+    assert found["nvml:5"].state is State.BROKEN
+    assert (found["nvml:1"].state, found["nvml:1"].text) == (State.LIMITED, "not allowed: pcie_width")
+    assert "nvml:0" not in found
+
+
+def test_no_driver_is_broken_where_gpus_are_on_the_bus(tmp_path: Path) -> None:
+    found = gpus(tmp_path, ("0x10de", "0x030200"))
+    assert found["nvml"].state is State.BROKEN
+    assert "1 NVIDIA GPUs are on the PCI bus" in found["nvml"].text
+    assert found["nvml"].remedy == "install the NVIDIA driver if this node has GPUs"
+
+
+# ---- the way to a collector
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("ca"))
+
+
+def config_of(files: Files | None, address: str = "127.0.0.1:1", node: str = "n1") -> AgentConfig:
+    tls = TlsConfig(*map(str, files.paths)) if files else TlsConfig()
+    return AgentConfig(node=node, collectors=(address,), tls=tls)
+
+
+@contextlib.asynccontextmanager
+async def collector(files: Files | None) -> AsyncIterator[str]:
+    """A Telemetry service behind the collector's own gate."""
+    server = grpc.aio.server(interceptors=(Gate(secure=files is not None),))
+    rpc.add_TelemetryServicer_to_server(TelemetryServer(), server)
+    if files:
+        port = server.add_secure_port("localhost:0", ServerTls(*files.paths).credentials("ingest.listen"))
+    else:
+        port = server.add_insecure_port("localhost:0")
+    await server.start()
+    try:
+        yield f"localhost:{port}"
+    finally:
+        await server.stop(0)
+
+
+def ask(server: Files | None, client: Files | None) -> Line:
+    async def scenario() -> Line:
+        async with collector(server) as address:
+            [line] = await asyncio.to_thread(check_collector.collector, config_of(client, address), address)
+            return line
+
+    return asyncio.run(scenario())
+
+
+def test_a_collector_that_takes_this_agent(fleet: Fleet) -> None:
+    line = ask(fleet.issue("collector", "c1"), fleet.issue("agent", "n1"))
+    assert line.state is State.OK, line
+    assert "certificate until" in line.text
+    assert line.text.endswith("takes agents")
+
+
+def test_plain_connections_are_tried_too() -> None:
+    assert ask(None, None).state is State.OK
+
+
+def test_a_collector_whose_certificate_ends_soon(fleet: Fleet) -> None:
+    line = ask(fleet.issue("collector", "c1", ends_in=timedelta(days=3)), fleet.issue("agent", "n1"))
+    assert line.state is State.LIMITED
+    assert "drover certs renew" in line.remedy
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("other role", "drover://viewer/n1"),
+        ("other authority", "is of another authority"),
+        ("no certificate", "does it want certificates?"),
+        ("plain server", "speaks no TLS"),
+        ("ended", "has ended"),
+    ],
+)
+def test_each_way_to_be_refused_has_its_words(fleet: Fleet, tmp_path: Path, case: str, text: str) -> None:
+    server: Files | None = fleet.issue("collector", "c1")
+    client: Files | None = fleet.issue("agent", "n1")
+    if case == "other role":
+        client = fleet.issue("viewer", "n1")
+    elif case == "other authority":
+        client = Fleet(tmp_path, "other-ca").issue("agent", "n1")
+    elif case == "no certificate":
+        client = None
+    elif case == "plain server":
+        server = None
+    else:
+        server = fleet.issue("collector", "c1", ends_in=timedelta(days=-1))
+    line = ask(server, client)
+    assert line.state is State.BROKEN
+    assert text in line.text
+
+
+def test_nobody_there_and_no_such_name() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        [line] = check_collector.collector(config_of(None, address), address)
+    assert (line.state, line.text) == (State.BROKEN, "Connection refused")
+    [line] = check_collector.collector(config_of(None), "no-such-host.invalid:7301")
+    assert line.state is State.BROKEN
+    assert "no-such-host.invalid" in line.text
+
+
+@pytest.mark.parametrize(
+    ("role", "node", "ends_in", "state", "text"),
+    [
+        ("agent", "n1", 60, State.OK, "drover://agent/n1, until"),
+        ("agent", "n2", 60, State.BROKEN, "this node is n1"),
+        ("viewer", "n1", 60, State.BROKEN, "is for drover://viewer/n1"),
+        ("agent", "n1", 3, State.LIMITED, "ends in"),
+        ("agent", "n1", -1, State.BROKEN, "ended at"),
+    ],
+)
+def test_the_own_certificate(fleet: Fleet, role: str, node: str, ends_in: int, state: State, text: str) -> None:
+    files = fleet.issue(role, node, ends_in=timedelta(days=ends_in, hours=1))
+    [line] = check_collector.own_certificate(config_of(files))
+    assert line.state is state
+    assert text in line.text
+
+
+def test_no_certificate_is_broken_only_for_a_collector_elsewhere() -> None:
+    [local] = check_collector.own_certificate(config_of(None, "127.0.0.1:7301"))
+    [remote] = check_collector.own_certificate(config_of(None, "collector.example:7301"))
+    assert (local.state, remote.state) == (State.MISSING, State.BROKEN)
