@@ -1,5 +1,9 @@
 """One schedule for all sources: every tick is a multiple of the interval on the wall clock, on every node the same.
 
+All sources that are due are read one after another in one thread. When they have not all answered within PATIENCE_S,
+each that was not begun gets a thread of its own, so that a source that hangs costs the others no more than that delay.
+One that was slow is read apart from then on, until it is quick again.
+
 The sampler measures each source (duration, failures, timeouts); sources do not measure themselves. A tick that was
 missed, because the machine slept or its clock jumped, is not made up for.
 """
@@ -8,42 +12,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from drover_agent.clock import Clock
-from drover_agent.sources.base import Entity, NodeEvent, Reading, Source
-from drover_agent.watchdog import Guard
-from drover_proto.catalog import Absent, Scope
-from drover_proto.events import EventKind
+from drover_agent.sampled import Sampled, SourceStats, Totals
+from drover_agent.sources.base import Entity, Reading, Source
+from drover_agent.watchdog import Read, Round, Worker
+from drover_proto.catalog import Scope
 
 log = logging.getLogger(__name__)
 
 # A hang that begins right after a read is seen by the next one: interval + limit stay within the 5 s in which a hung
 # driver is to be reported, at intervals up to 2 s.
-READ_LIMIT_S = 3.0
+READ_LIMIT_S = 3.0  # from the tick on
+PATIENCE_S = 1.0  # 8 healthy GPUs whose calls take 140 us take 0.02 s, and 0.4 s with their process lists
+THREAD = "sources"
+OWN_VALUES_MS = 10_000  # what the sampler tells of itself: once in each of these, one value per detector bucket
 
 Deliver = Callable[[int, Reading], None]
 
-
-@dataclass(slots=True)
-class SourceStats:
-    """What the sampler knows of a source."""
-
-    reads: int = 0
-    failures: int = 0
-    timeouts: int = 0
-    skipped: int = 0  # ticks at which the last read had not returned
-    last_s: float = 0.0
-    total_s: float = 0.0
+__all__ = ["READ_LIMIT_S", "Sampler", "SourceStats"]
 
 
 class Sampler:
-    """Reads its sources and hands what they give to `deliver(ts_ms, reading)`, in the event loop's thread."""
+    """Reads its sources and hands what they give to `deliver(ts_ms, reading)`, in the event loop's thread.
 
-    def __init__(self, deliver: Deliver, interval_s: float, clock: Clock, limit_s: float = READ_LIMIT_S) -> None:
+    With the name of the `node` it also delivers how its own work goes, as values of that node.
+    """
+
+    def __init__(
+        self, deliver: Deliver, interval_s: float, clock: Clock, limit_s: float = READ_LIMIT_S, node: str | None = None
+    ) -> None:
         self._deliver, self._interval_s, self._clock, self._limit_s = deliver, interval_s, clock, limit_s
-        self._sampled: dict[str, _Sampled] = {}
+        self._patience_s = min(PATIENCE_S, limit_s / 2)
+        self._sampled: dict[str, Sampled] = {}
+        self._worker = Worker(THREAD)
+        self._entity = Entity(Scope.NODE, node) if node else None
+        self._told_own = -1  # number of the OWN_VALUES_MS in which it last told of itself
+        self._totals = Totals()
         self.missed_ticks = 0
         self.ticks = 0  # made by `run`: a schedule that stands still shows here
 
@@ -52,12 +58,91 @@ class Sampler:
         return {name: one.stats for name, one in self._sampled.items()}
 
     def add(self, source: Source) -> None:
-        """Read this one too, from the next tick on."""
-        self._sampled[source.name] = _Sampled(source, self._deliver, self._limit_s, self._clock)
+        """Read this one too, from the next tick on. Those that are read often come first: they are the quick ones."""
+        if old := self._sampled.get(source.name):
+            old.drop()
+        self._sampled[source.name] = Sampled(source, self._deliver, self._clock, self._totals)
+        self._sampled = dict(sorted(self._sampled.items(), key=lambda item: item[1].source.interval_s))
 
     async def tick(self, ts_ms: int) -> None:
         """Read all sources that are due; returns when each has answered or overrun its limit."""
-        await asyncio.gather(*(one.read(ts_ms) for one in self._sampled.values() if one.due(ts_ms, self._interval_s)))
+        self._tell_own(ts_ms)
+        began_s = self._clock.monotonic()
+        together: list[Read[Sampled]] = []
+        apart: list[Read[Sampled]] = []
+        for one in self._sampled.values():
+            if one.due(ts_ms, self._interval_s) and (read := one.begin(ts_ms)):
+                (apart if one.slow else together).append(read)
+        if apart:
+            await asyncio.gather(
+                self._read_together(together, ts_ms), *(self._read_apart(read, ts_ms, self._limit_s) for read in apart)
+            )
+        else:
+            await self._read_together(together, ts_ms)
+        self._totals.tick_s = max(self._totals.tick_s, self._clock.monotonic() - began_s)
+
+    async def _read_together(self, reads: Sequence[Read[Sampled]], ts_ms: int) -> None:
+        if not reads:
+            return
+        whole = Round(self._worker, reads)
+        if await self._within(whole, self._patience_s):
+            for read in reads:
+                read.owner.take(ts_ms)
+            return
+        rest = whole.take_rest()
+        self._worker = Worker(THREAD)
+        late = []
+        for read in whole.begun:
+            if read.outcome is None:
+                late.append(read)  # one at most: that which the thread is in
+            else:
+                read.owner.take(ts_ms)
+        left_s = self._limit_s - self._patience_s
+        await asyncio.gather(
+            *(self._await(whole, read, ts_ms, left_s) for read in late),
+            *(self._read_apart(read, ts_ms, left_s) for read in rest),
+        )
+
+    async def _read_apart(self, read: Read[Sampled], ts_ms: int, limit_s: float) -> None:
+        worker = Worker(read.owner.source.name)
+        whole = Round(worker, [read])
+        worker.close()  # after this one
+        await self._await(whole, read, ts_ms, limit_s)
+
+    async def _await(self, whole: Round[Sampled], read: Read[Sampled], ts_ms: int, limit_s: float) -> None:
+        if await self._within(whole, limit_s):
+            read.owner.take(ts_ms)
+        else:
+            read.owner.hang(ts_ms, self._limit_s)
+            whole.done.add_done_callback(lambda _: read.owner.returned())
+
+    async def _within(self, whole: Round[Sampled], limit_s: float) -> bool:
+        """Whether all its reads return within this time."""
+        timer = asyncio.ensure_future(self._clock.sleep(limit_s))
+        try:
+            await asyncio.wait((whole.done, timer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+        return whole.done.done()
+
+    def _tell_own(self, ts_ms: int) -> None:
+        """How the ticks before this one went."""
+        if self._entity is None or ts_ms // OWN_VALUES_MS == self._told_own:
+            return
+        first, self._told_own = self._told_own == -1, ts_ms // OWN_VALUES_MS
+        if first:
+            return
+        totals = self._totals
+        values = {
+            "agent_tick_s": totals.tick_s,
+            "agent_slowest_read_s": totals.read_s,
+            "agent_sources_failing": float(sum(one.fails for one in self._sampled.values())),
+            "agent_sources_hung": float(sum(one.hung for one in self._sampled.values())),
+            "agent_read_failures": float(totals.failures),
+            "agent_missed_ticks": float(self.missed_ticks),
+        }
+        totals.tick_s = totals.read_s = 0.0
+        self._deliver(ts_ms, Reading(rows=[(self._entity, values)]))
 
     async def run(self) -> None:
         """Tick until cancelled. A tick does not wait for the slow sources of the one before."""
@@ -86,93 +171,11 @@ class Sampler:
                 task.cancel()
 
     def close(self) -> None:
+        """Close the sources in a thread, for it may block, and do not wait for it."""
+        worker = Worker("closing")
         for one in self._sampled.values():
-            one.close()
-
-
-class _Sampled:
-    """One source on the schedule: what it gave so far, and whether it hangs."""
-
-    def __init__(self, source: Source, deliver: Deliver, limit_s: float, clock: Clock) -> None:
-        self._source, self._deliver, self._limit_s, self._clock = source, deliver, limit_s, clock
-        self._guard = Guard(source)
-        self._known: dict[Entity, set[str]] = {}  # everything it ever told of, present or absent
-        self._last_ms: int | None = None
-        self._hung = False
-        self._error = ""
-        self._waiting: asyncio.Task[None] | None = None
-        self.stats = SourceStats()
-
-    def due(self, ts_ms: int, interval_s: float) -> bool:
-        """Sources slower than the schedule sit out ticks."""
-        every_ms = max(self._source.interval_s, interval_s) * 1000
-        return self._last_ms is None or not 0 <= ts_ms - self._last_ms < every_ms - interval_s * 500
-
-    async def read(self, ts_ms: int) -> None:
-        if self._guard.busy:
-            self.stats.skipped += 1
-            if self._hung:
-                self._deliver(ts_ms, self._absent(Absent.TIMEOUT))
-            return
-        self._last_ms = ts_ms
-        outcome = await self._guard.read(ts_ms, self._limit_s)
-        if outcome is None:
-            self._begin_hang(ts_ms)
-            return
-        self.stats.reads += 1
-        self.stats.last_s = outcome.seconds
-        self.stats.total_s += outcome.seconds
-        if outcome.reading is not None:
-            self._error = ""
-            self._remember(outcome.reading)
-            self._deliver(ts_ms, outcome.reading)
-            return
-        self.stats.failures += 1
-        if str(outcome.error) != self._error:
-            self._error = str(outcome.error)
-            log.error("source %s failed", self._source.name, exc_info=outcome.error)
-        self._deliver(ts_ms, self._absent(Absent.ERROR))
-
-    def _remember(self, reading: Reading) -> None:
-        for entity, values in reading.rows:
-            self._known.setdefault(entity, set()).update(values)
-        for entity, metric, _ in reading.absent:
-            self._known.setdefault(entity, set()).add(metric)
-        # A device whose identity became known replaces its nameless self.
-        for gone in self._known.keys() - {e for e, _ in reading.rows} - {e for e, _, _ in reading.absent}:
-            if any(gone.scope is e.scope and gone.gpu == e.gpu and gone.link == e.link for e, _ in reading.rows):
-                del self._known[gone]
-
-    def _absent(self, reason: Absent) -> Reading:
-        return Reading(absent=[(entity, name, reason) for entity, names in self._known.items() for name in names])
-
-    def _begin_hang(self, ts_ms: int) -> None:
-        self.stats.timeouts += 1
-        self._hung = True
-        log.error("source %s did not answer for %g s; going on without it", self._source.name, self._limit_s)
-        reading = self._absent(Absent.TIMEOUT)
-        text = f"a read of {self._source.name} did not return within {self._limit_s:g} s"
-        reading.events = list(self._events("driver_hung", text))
-        self._deliver(ts_ms, reading)
-        self._waiting = asyncio.create_task(self._await_return())
-
-    async def _await_return(self) -> None:
-        await self._guard.returned()
-        self._hung = False
-        log.warning("source %s answers again", self._source.name)
-        reading = Reading(events=list(self._events("driver_back", f"the read of {self._source.name} returned")))
-        self._deliver(self._clock.now_ms(), reading)
-
-    def _events(self, code: str, message: str) -> Iterable[NodeEvent]:
-        """One event per GPU that this source reads, or one for the node; for the driver's sources only."""
-        slot = getattr(self._source, "slot", None)
-        gpus = {e.gpu for e in self._known if e.scope is Scope.GPU} or ({slot} if slot is not None else set())
-        if not gpus and not self._source.name.startswith("nvml"):
-            return
-        for gpu in sorted(gpus, key=lambda g: -1 if g is None else g) or [None]:
-            yield NodeEvent(self._clock.now_ms(), gpu, EventKind.LIFECYCLE, code, message, "agent")
-
-    def close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self._guard.close()
+            one.drop()
+            if not one.busy:
+                worker.submit(one.closed)
+        worker.close()
+        self._worker.close()

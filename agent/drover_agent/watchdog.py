@@ -1,20 +1,26 @@
-"""Runs a source's reads where they can be abandoned: a call into a driver may block for ever in the kernel.
+"""Runs sources' reads where they can be abandoned: a call into a driver may block for ever in the kernel.
 
-Each source has one thread of its own. While a read has not returned, no other is started for that source, so a hung
-device costs one thread and its own values, and nothing else waits for it.
+One thread reads many sources, one after another: a thread each would wake ten times as often for the same values. When
+one of them takes too long, the rest is taken from that thread (`Round.take_rest`) and read by others; the thread is
+left behind and ends when its read returns. No second read of a source starts while its last one has not returned.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from drover_agent.sources.base import Reading, Source
+
+T = TypeVar("T")
+_Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +32,103 @@ class Outcome:
     error: Exception | None = None
 
 
+def measured(read: Callable[[], Reading]) -> Outcome:
+    """Read now, in this thread. Never raises: see Outcome."""
+    began = time.perf_counter()
+    try:
+        reading = read()
+    except Exception as error:  # noqa: BLE001  # whatever a source raises is its outcome, told by the sampler
+        return Outcome(time.perf_counter() - began, None, error)
+    return Outcome(time.perf_counter() - began, reading)
+
+
 class Worker:
     """One daemon thread that runs one thing at a time; at exit the process does not wait for it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Reading], Future[Outcome]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, read: Callable[[], Reading]) -> asyncio.Future[Outcome]:
         """Run `read`; for the event loop's thread. The future never carries an exception of `read`: see Outcome."""
+        return self.start(lambda: measured(read))
+
+    def start(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """The same for anything that does not raise."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        future: Future[Outcome] = Future()
-        self._jobs.put((read, future))
-        return asyncio.wrap_future(future)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((work, loop, future))
+        return future
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            read, future = job
-            began = time.perf_counter()
-            try:
-                outcome = Outcome(0.0, read())
-            except Exception as error:  # noqa: BLE001  # whatever a source raises is its outcome, told by the sampler
-                outcome = Outcome(0.0, None, error)
-            if not future.cancelled():
-                future.set_result(Outcome(time.perf_counter() - began, outcome.reading, outcome.error))
+            work, loop, future = job
+            result = work()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent ends
+                loop.call_soon_threadsafe(_settle, future, result)
 
     def close(self) -> None:
         """Let the thread end when it is free."""
         self._jobs.put(None)
 
 
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+class Read(Generic[T]):
+    """One read of one source; `owner` is whatever asked for it."""
+
+    __slots__ = ("_now_ms", "_source", "outcome", "owner")
+
+    def __init__(self, owner: T, source: Source, now_ms: int) -> None:
+        self.owner, self._source, self._now_ms = owner, source, now_ms
+        self.outcome: Outcome | None = None  # set once, by the reading thread
+
+    def run(self) -> None:
+        self.outcome = measured(lambda: self._source.read(self._now_ms))
+
+
+class Round(Generic[T]):
+    """Reads in order, in one thread. `done`: all that were not taken away have returned."""
+
+    def __init__(self, worker: Worker, reads: Sequence[Read[T]]) -> None:
+        self._worker = worker
+        self._left = deque(reads)  # its `popleft` is atomic: a read is begun here or taken away, never both
+        self._begun = list(reads)
+        self.done: asyncio.Future[None] = worker.start(self._run)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                read = self._left.popleft()
+            except IndexError:
+                return
+            read.run()
+
+    @property
+    def begun(self) -> Sequence[Read[T]]:
+        """Reads that were not taken away, in order; at most the last one has no outcome."""
+        return self._begun
+
+    def take_rest(self) -> list[Read[T]]:
+        """Take away what was not begun. The thread ends when the read that it is in returns: it is no use any more."""
+        rest: list[Read[T]] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                rest.insert(0, self._left.pop())  # from the other end than `_run`, so that what is begun stays together
+        self._begun = self._begun[: len(self._begun) - len(rest)]
+        self._worker.close()
+        return rest
+
+
 class Guard:
-    """A source behind its worker."""
+    """A source with a thread of its own, for a reader that has no schedule."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -77,11 +145,6 @@ class Guard:
         self._running = self._worker.submit(lambda: self.source.read(now_ms))
         done, _ = await asyncio.wait([self._running], timeout=limit_s)
         return self._running.result() if done else None
-
-    async def returned(self) -> None:
-        """Wait, however long, until the abandoned read has returned; its result is stale and dropped."""
-        if self._running is not None:
-            await asyncio.wait([self._running])
 
     def close(self) -> None:
         """Close the source where it may block, and do not wait for it."""

@@ -99,6 +99,12 @@ NODE_ROWS: tuple[Row, ...] = (
     (117, "agent_cpu_ratio", "ratio", "gauge", "I", 1e-4, 0, 1024, "agent CPU", "CPU time of the agent, in cores", {"host": ("psutil.Process.cpu_times", 1.0)}),
     (118, "agent_rss_bytes", "B", "gauge", "Q", 1, 0, 1e13, "agent memory", "resident memory of the agent", {"host": ("psutil.Process.memory_info.rss", 1.0)}),
     (119, "spool_bytes", "B", "gauge", "Q", 1, 0, 1e15, "spool", "bytes in the agent's spool not yet acknowledged", {"spool": ("size of unacknowledged records", 1.0)}),
+    (122, "agent_tick_s", "s", "gauge", "I", 1e-4, 0, 1e5, "agent tick", "longest time in 10 s from a tick to the last source's answer, or its limit", {"sampler": ("time of a tick", 1.0)}),
+    (123, "agent_slowest_read_s", "s", "gauge", "I", 1e-4, 0, 1e5, "agent slowest read", "longest reading of one source in 10 s", {"sampler": ("time of a reading", 1.0)}),
+    (124, "agent_sources_failing", "count", "gauge", "H", 1, 0, 65535, "sources that fail", "sources of the agent whose last reading failed", {"sampler": ("sources whose last read raised", 1.0)}),
+    (125, "agent_sources_hung", "count", "gauge", "H", 1, 0, 65535, "sources that hang", "sources of the agent whose reading has not returned", {"sampler": ("sources past their limit", 1.0)}),
+    (126, "agent_read_failures", "count", "counter", "Q", 1, 0, COUNT, "failed readings", "readings that failed or overran their limit since the agent started, all sources", {"sampler": ("reads that raised or overran", 1.0)}),
+    (127, "agent_missed_ticks", "count", "counter", "Q", 1, 0, COUNT, "missed ticks", "ticks that the agent did not make: it got no CPU, or the machine slept", {"sampler": ("ticks left out", 1.0)}),
 )
 
 LINK_ROWS: tuple[Row, ...] = (

@@ -161,10 +161,10 @@ class Ticking(Sampler):
 
     def __init__(self, interval_s: float, clock: ManualClock) -> None:
         super().__init__(lambda ts, reading: None, interval_s, clock)
-        self.ticks: list[int] = []
+        self.ticked: list[int] = []
 
     async def tick(self, ts_ms: int) -> None:
-        self.ticks.append(ts_ms)
+        self.ticked.append(ts_ms)
 
 
 async def _run(sampler: Sampler) -> asyncio.Task[None]:
@@ -179,7 +179,7 @@ def test_ticks_are_multiples_of_the_interval() -> None:
         sampler = Ticking(1.0, clock)
         task = await _run(sampler)
         await clock.advance(4.0)
-        assert sampler.ticks == [T + 1_000, T + 2_000, T + 3_000, T + 4_000]
+        assert sampler.ticked == [T + 1_000, T + 2_000, T + 3_000, T + 4_000]
         task.cancel()
 
     play(scenario())
@@ -193,11 +193,11 @@ def test_a_suspended_machine_makes_up_for_nothing() -> None:
         await clock.advance(2.0)
         clock.jump(3_600_000)
         await clock.advance(2.0)
-        assert sampler.ticks == [T + 1_000, T + 2_000, T + 3_603_000, T + 3_604_000]
+        assert sampler.ticked == [T + 1_000, T + 2_000, T + 3_603_000, T + 3_604_000]
         assert sampler.missed_ticks == 3_600
         clock.jump(-7_200_000)
         await clock.advance(2.0)
-        assert sampler.ticks[-2:] == [T - 3_595_000, T - 3_594_000]
+        assert sampler.ticked[-2:] == [T - 3_595_000, T - 3_594_000]
         task.cancel()
 
     play(scenario())
