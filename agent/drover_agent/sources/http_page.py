@@ -54,7 +54,7 @@ class Page:
         self.url = url
         self._host, self._port = match["host"].strip("[]"), int(match["port"] or 80)
         self._path = match["path"] or "/"
-        self._limit_s, self._max_bytes = limit_s, max_bytes
+        self.limit_s, self._max_bytes = limit_s, max_bytes
         self._connection: HTTPConnection | None = None
 
     def read(self) -> str:
@@ -63,7 +63,7 @@ class Page:
         Raises:
             PageError: nobody listens (`lost`), no answer in time (`timeout`), or another answer than a page (`error`).
         """
-        deadline = time.monotonic() + self._limit_s
+        deadline = time.monotonic() + self.limit_s
         try:
             if self._connection is not None:
                 with contextlib.suppress(ConnectionError):  # the server has closed it since, as it may: once more
@@ -73,7 +73,7 @@ class Page:
             return self._get(self._connection, deadline)
         except TimeoutError:
             self.close()
-            raise PageError(Absent.TIMEOUT, f"{self.url} did not answer within {self._limit_s:g} s") from None
+            raise PageError(Absent.TIMEOUT, f"{self.url} did not answer within {self.limit_s:g} s") from None
         except OSError as error:
             self.close()
             raise PageError(Absent.LOST, f"{self.url}: {error.strerror or error}") from None

@@ -61,21 +61,21 @@ class InferenceSource:
     def __init__(self, node: str, urls: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         """`urls`: as `urls_trouble` wants them; `clock` in seconds."""
         self._clock = clock
-        self._servers = [
+        self.servers = [
             _Server(f"{node}/{name}", name, Page(url)) for name, _, url in (item.partition("=") for item in urls)
         ]
 
     def read(self, _: int) -> Reading:
         reading = Reading()
         deadline = time.monotonic() + BUDGET_S
-        for server in self._servers:
+        for server in self.servers:
             server.read(reading, self._clock(), self.interval_s, out_of_time=time.monotonic() + LIMIT_S > deadline)
-        if self._servers:  # who was last is first next time, should the time not do for all
-            self._servers.append(self._servers.pop(0))
+        if self.servers:  # who was last is first next time, should the time not do for all
+            self.servers.append(self.servers.pop(0))
         return reading
 
     def close(self) -> None:
-        for server in self._servers:
+        for server in self.servers:
             server.page.close()
 
 
