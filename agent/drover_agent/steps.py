@@ -40,7 +40,7 @@ import math
 import os
 import re
 import socket
-import time
+from time import monotonic
 
 SOCKET = "/run/drover/steps.sock"
 SEND_S = 1.0  # between two reports of one process
@@ -93,7 +93,7 @@ class Reporter:
 
     def step(self, step_time_s: float | None = None) -> None:
         """A step has ended. Its time is `step_time_s`, or that since the last call; the first call only begins."""
-        now = time.monotonic()
+        now = monotonic()
         taken = step_time_s if step_time_s is not None else None if self._mark is None else now - self._mark
         self._mark = now
         if taken is None or not 0 < taken < math.inf:
@@ -110,7 +110,7 @@ class Reporter:
 
     def reset(self) -> None:
         """What happened since the last step was none: the next one begins now."""
-        self._mark = time.monotonic()
+        self._mark = monotonic()
 
     def _send(self, now: float) -> bool:
         mean_s = self._pending_s / self._pending

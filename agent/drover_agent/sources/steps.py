@@ -70,7 +70,7 @@ class _Workload:
     uid: int
     ranks: dict[int, tuple[float, Report]] = field(default_factory=dict)  # rank -> (when it came, its last report)
     heard_s: float = 0.0
-    told_s: float = -1.0  # when the reports came that are in the last row
+    news: bool = False  # a report came since the last row
 
     def stale(self, now_s: float) -> bool:
         slowest_s = max(report.step_time_s for _, report in self.ranks.values())
@@ -94,7 +94,8 @@ class StepsSource:
         self._closed = threading.Event()
         self._workloads: dict[str, _Workload] = {}
         self._logged: set[str] = set()
-        self.junk = 0  # datagrams that were none
+        self.heard = 0  # datagrams
+        self.junk = 0  # of them, those that were no report
 
     def read(self, _: int) -> Reading:
         if self._socket is None and not self._open():
@@ -108,8 +109,8 @@ class StepsSource:
                     del self._workloads[name]
                     _log.info("workload %s no longer reports its steps", name)
                     reading.absent += [(entity, metric, Absent.LOST) for metric in NAMES]
-                elif workload.heard_s > workload.told_s:
-                    workload.told_s = workload.heard_s
+                elif workload.news:
+                    workload.news = False
                     self._add_row(reading, entity, workload, now_s)
         while self._room.acquire(blocking=False):  # what was left of the last tick's
             pass
@@ -123,6 +124,8 @@ class StepsSource:
             with contextlib.suppress(OSError):  # another agent's, or gone
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
+            with contextlib.suppress(OSError):  # so that the thread, and senders, know at once
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
     # ---- what a reading gives
@@ -221,6 +224,8 @@ class StepsSource:
                 if not self._closed.is_set():
                     _log.error("%s: %s; training loops are not heard any more", self._path, error.strerror)
                 return
+            if self._closed.is_set():
+                return
             uid = next((_CREDENTIALS.unpack(c)[1] for _, kind, c in extra if kind == socket.SCM_CREDENTIALS), -1)
             try:
                 if flags & socket.MSG_TRUNC:
@@ -229,6 +234,7 @@ class StepsSource:
             except JunkError as error:
                 self.junk += 1
                 self._log_once(f"a datagram of uid {uid} was left out: {error}")
+            self.heard += 1
 
     def take(self, report: Report, uid: int) -> None:
         """Count a report in.
@@ -250,7 +256,7 @@ class StepsSource:
             if report.rank not in workload.ranks and len(workload.ranks) >= MAX_RANKS:
                 raise JunkError(f"workload {report.name!r} has {MAX_RANKS} ranks on this node already")
             workload.ranks[report.rank] = now_s, report
-            workload.heard_s = now_s
+            workload.heard_s, workload.news = now_s, True
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged and len(self._logged) < MAX_NAMES:
