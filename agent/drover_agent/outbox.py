@@ -359,7 +359,7 @@ class Outbox:
             write(self._spool, events, batches, files, held, below, None)
             self._spool.close()
 
-        if not self._disk.run_last(work, 0.0 if self.hangs else CLOSE_LIMIT_S):
+        if not self._disk.run_last(work, DISK_LIMIT_S if self.hangs else CLOSE_LIMIT_S):
             log.error("spool: the disk did not answer at the end; what it had not taken is lost")
         if self._own_disk:
             self._disk.close()

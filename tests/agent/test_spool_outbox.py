@@ -1,0 +1,346 @@
+"""The spool as the event loop sees it: nothing waits for the disk, and nothing is sent before it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drover_agent import outbox as outbox_module
+from drover_agent.clock import SystemClock
+from drover_agent.config import SpoolConfig
+from drover_agent.disk import DiskThread
+from drover_agent.outbox import Outbox
+from drover_proto import telemetry_pb2 as pb
+from testbed.clock import ManualClock
+from testbed.disks import BadDisk
+from testbed.loop import in_loop
+from testbed.waiting import until
+
+NOW = 1_800_000_000_000
+MINUTE = 60_000
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[BadDisk]:
+    bad = BadDisk(monkeypatch)
+    yield bad
+    bad.mend()
+
+
+def open_outbox(folder: Path, clock: ManualClock | None = None, **settings: int) -> Outbox:
+    return Outbox(SpoolConfig(dir=str(folder), **settings), clock or ManualClock(NOW))
+
+
+def batch(outbox: Outbox, number: int, ts_ms: int = NOW, size: int = 10) -> None:
+    outbox.add_batch(ts_ms, [pb.Block(schema=number, rows=1, body=b"x" * size)])
+
+
+def event(outbox: Outbox, code: str) -> None:
+    outbox.add_record(NOW, pb.Record(event=pb.Event(ts_ms=NOW, kind="xid", code=code)))
+
+
+def name(message: pb.AgentMessage) -> str:
+    return message.record.event.code or str(message.batch.blocks[0].schema)
+
+
+def ready(outbox: Outbox, lane: int, after: int = 0) -> list[str]:
+    """What may be sent this moment."""
+    found = []
+    while sent := outbox.next(lane, after):
+        after = sent[0]
+        found.append(name(sent[1]))
+    return found
+
+
+async def drain(outbox: Outbox, lane: int, count: int, after: int = 0) -> list[tuple[int, str]]:
+    """The next `count` of a lane, as a stream gets them."""
+    found: list[tuple[int, str]] = []
+
+    def more() -> bool:
+        nonlocal after
+        while sent := outbox.next(lane, after):
+            after = sent[0]
+            assert (sent[1].record.seq or sent[1].batch.seq) == after
+            found.append((after, name(sent[1])))
+        return len(found) >= count
+
+    await until(more, f"{count} of lane {lane}, got {found}")
+    return found
+
+
+def names(found: list[tuple[int, str]]) -> list[str]:
+    return [one for _, one in found]
+
+
+@in_loop
+async def test_nothing_may_be_sent_before_it_is_on_disk(tmp_path: Path, disk: BadDisk) -> None:
+    outbox = open_outbox(tmp_path)
+    disk.hang()
+    batch(outbox, 1)
+    event(outbox, "79")
+    await until(lambda: disk.waiting, "the write")
+    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == ([], [])
+    disk.mend()
+    await outbox.kept()
+    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == (["1"], ["79"])
+    outbox.close()
+
+
+@in_loop
+async def test_a_disk_that_hangs_holds_one_thread_and_nothing_back(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    outbox = open_outbox(tmp_path)
+    woken: list[int] = []
+    outbox.on_ready = lambda: woken.append(1)
+    disk.hang()
+    before = threading.active_count()
+    batch(outbox, 0)
+    event(outbox, "0")
+    await until(lambda: outbox.hangs)
+    for number in range(1, 20):
+        batch(outbox, number)
+        event(outbox, str(number))
+        outbox.tidy()
+        await outbox.kept()
+    everything = [str(number) for number in range(20)]
+    assert ready(outbox, pb.LIVE) == everything
+    assert ready(outbox, pb.EVENTS) == everything
+    assert outbox.trouble
+    assert "does not answer" in outbox.trouble
+    assert await outbox.welcome({pb.LIVE: 3}), "a stream can begin"
+    assert ready(outbox, pb.LIVE) == everything[3:]
+    assert threading.active_count() == before + 1
+    assert disk.waiting == 1
+    disk.mend()
+    await until(lambda: outbox.trouble is None and not outbox.hangs, "it answers again")
+    await outbox.kept()
+    outbox.close()
+    again = open_outbox(tmp_path)
+    assert names(await drain(again, pb.LIVE, 20)) == everything
+    assert names(await drain(again, pb.EVENTS, 20)) == everything
+    again.close()
+
+
+@in_loop
+async def test_while_the_disk_hangs_memory_is_bounded_and_what_nobody_holds_is_counted(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 100_000)
+    outbox = open_outbox(tmp_path)
+    disk.hang()
+    batch(outbox, 0)
+    await until(lambda: outbox.hangs)
+    for number in range(1, 500):
+        batch(outbox, number, size=1_000)
+        if number < 200:
+            outbox.ack(pb.LIVE, number + 1)
+        assert outbox.telemetry.size <= 100_000 + 2_000
+    left = ready(outbox, pb.LIVE)
+    losses = outbox.take_losses()
+    assert losses
+    assert losses.telemetry == 300 - len(left) > 0
+    assert left[-1] == "499"
+    disk.mend()
+    await until(lambda: not outbox.hangs)
+    outbox.close()
+
+
+@in_loop
+async def test_a_disk_that_hangs_for_ever_does_not_keep_the_agent_from_ending(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    outbox = open_outbox(tmp_path)
+    disk.hang()
+    event(outbox, "79")
+    await until(lambda: outbox.hangs)
+    outbox.close()
+    assert disk.waiting == 1, "it returned although the disk did not"
+
+
+@in_loop
+async def test_a_file_of_state_that_is_refused_is_tried_again_and_is_there_before_its_batch(
+    tmp_path: Path, disk: BadDisk
+) -> None:
+    outbox = open_outbox(tmp_path)
+    disk.refuse(errno.ENOSPC, "No space left on device")
+    outbox.keep_file("dictionary.json", b"old", first=True)
+    batch(outbox, 1)
+    await outbox.kept()
+    assert not (tmp_path / "dictionary.json").exists()
+    outbox.keep_file("dictionary.json", b"new", first=True)
+    disk.mend()
+    outbox.tidy()
+    await until(lambda: (tmp_path / "dictionary.json").exists())
+    assert (tmp_path / "dictionary.json").read_bytes() == b"new"
+    outbox.close()
+
+
+@in_loop
+async def test_what_memory_has_no_room_for_is_read_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "CACHE_BYTES", 5_000)
+    outbox = open_outbox(tmp_path)
+    for number in range(300):
+        batch(outbox, number, size=1_000)
+    await outbox.kept()
+    assert len(outbox.telemetry.records) < 6
+    assert outbox.pending()[0] == 300
+    first = await drain(outbox, pb.LIVE, 300)
+    assert names(first) == [str(number) for number in range(300)]
+    outbox.ack(pb.LIVE, first[199][0])
+    await until(lambda: outbox.pending()[0] == 100, "what is held is counted no more")
+    outbox.ack(pb.LIVE, first[-1][0])
+    await until(lambda: outbox.pending()[0] == 0)
+    assert await outbox.welcome({pb.LIVE: first[149][0]}), "a collector that lost some"
+    assert names(await drain(outbox, pb.LIVE, 150)) == [str(number) for number in range(150, 300)]
+    outbox.close()
+
+
+@in_loop
+async def test_after_an_outage_the_backlog_is_read_newest_first_while_live_goes_on(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path)
+    for number in range(200):
+        batch(outbox, number, NOW - (200 - number) * MINUTE)
+    batch(outbox, 1000, NOW - 2_000)
+    await outbox.kept()
+    assert await outbox.welcome({})
+    assert ready(outbox, pb.LIVE) == ["1000"]
+    sent = await drain(outbox, pb.BACKFILL, 200)
+    assert names(sent) == [str(number) for number in range(199, -1, -1)]
+    assert [seq for seq, _ in sent] == sorted(seq for seq, _ in sent)
+    outbox.ack(pb.BACKFILL, sent[-1][0])
+    await until(lambda: outbox.pending()[0] == 1)
+    outbox.close()
+
+
+@in_loop
+async def test_a_refused_batch_is_not_sent_again(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path)
+    for number in range(3):
+        batch(outbox, number)
+    await outbox.kept()
+    outbox.reject(pb.LIVE, 2)
+    assert ready(outbox, pb.LIVE) == ["0", "2"]
+    outbox.close()
+
+
+@in_loop
+async def test_a_copied_spool_gets_a_new_id_and_sends_all(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path)
+    batch(outbox, 1)
+    await outbox.kept()
+    copied = outbox.id
+    assert not await outbox.welcome({pb.LIVE: 17})
+    assert outbox.id != copied
+    assert await outbox.welcome({})
+    assert names(await drain(outbox, pb.LIVE, 1)) == ["1"]
+    outbox.close()
+    again = open_outbox(tmp_path)
+    assert again.id == outbox.id
+    again.close()
+
+
+@in_loop
+async def test_a_clock_that_jumps_ahead_makes_nothing_too_old(tmp_path: Path) -> None:
+    clock = ManualClock(NOW)
+    outbox = open_outbox(tmp_path, clock, max_age_s=3600)
+    batch(outbox, 1)
+    await outbox.kept()
+    clock.jump(365 * 86_400_000)
+    for _ in range(3):
+        outbox.tidy()
+        await clock.advance(700)  # files are closed by age
+        batch(outbox, 2, clock.now_ms())
+        await outbox.kept()
+    assert names(await drain(outbox, pb.LIVE, 4))[0] == "1"
+    assert outbox.take_losses() is None
+    outbox.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@in_loop
+async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_order(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Additions, acknowledgements, new streams, restarts and a disk that hangs now and then, in any order."""
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.02)
+    monkeypatch.setattr(outbox_module, "CACHE_BYTES", 3_000)
+    chance, shared = random.Random(seed), DiskThread()
+    held: dict[int, int] = {}
+    given: dict[int, list[str]] = {pb.EVENTS: [], pb.LIVE: []}
+    arrived: dict[int, dict[int, str]] = {pb.EVENTS: {}, pb.LIVE: {}}
+    at = {pb.EVENTS: 0, pb.LIVE: 0}
+
+    def restart() -> Outbox:
+        return Outbox(SpoolConfig(dir=str(tmp_path)), SystemClock(), shared)
+
+    outbox = restart()
+
+    def send(most: int) -> None:
+        for lane, after in at.items():
+            for _ in range(most):
+                if not (found := outbox.next(lane, after)):
+                    break
+                at[lane] = after = found[0]
+                known = arrived[lane].setdefault(after, name(found[1]))
+                assert known == name(found[1]), "a sequence means one thing"
+
+    for number in range(400):
+        now_ms = SystemClock().now_ms()
+        match chance.choice(["batch", "batch", "event", "send", "send", "ack", "stream", "hang", "mend", "restart"]):
+            case "batch":
+                batch(outbox, number, now_ms, size=chance.randrange(1_000))
+                given[pb.LIVE].append(str(number))
+            case "event":
+                event(outbox, f"e{number}")
+                given[pb.EVENTS].append(f"e{number}")
+            case "send":
+                await asyncio.sleep(0.001)
+                send(chance.randrange(20))
+            case "ack":
+                for lane, seq in at.items():
+                    if seq > held.get(lane, 0):
+                        held[lane] = chance.randint(held.get(lane, 0), seq)
+                        outbox.ack(lane, held[lane])
+            case "stream":
+                assert await outbox.welcome(held)
+                at |= {lane: held.get(lane, 0) for lane in at}
+            case "hang" if chance.random() < 0.3:
+                disk.hang()
+            case "mend":
+                disk.mend()
+            case "restart" if chance.random() < 0.3:
+                disk.mend()
+                await until(lambda: not outbox.hangs)
+                await outbox.kept()
+                outbox.close()
+                outbox = restart()
+                assert await outbox.welcome(held)
+                at |= {lane: held.get(lane, 0) for lane in at}
+    disk.mend()
+    await outbox.kept()
+
+    def all_sent() -> bool:
+        send(1_000)
+        return all(set(given[lane]) == set(arrived[lane].values()) for lane in given)
+
+    await until(all_sent, "all of it")
+    for lane, told in given.items():
+        assert [one for _, one in sorted(arrived[lane].items())] == told
+    for lane, seq in at.items():
+        outbox.ack(lane, seq)
+    await until(lambda: outbox.pending()[0] == 0, "nothing waits")
+    assert outbox.take_losses() is None
+    outbox.close()
+    shared.close()
