@@ -8,7 +8,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
-PROTOS = ("telemetry.proto", "fleet.proto")
+PROTOS = ("telemetry.proto", "fleet.proto", "podresources.proto")
 
 
 def generate(out: Path) -> int:

@@ -14,6 +14,8 @@ test -e /usr/share/java/zookeeper.jar || missing+=(zookeeper default-jre-headles
 command -v promtool >/dev/null || missing+=(prometheus)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
+command -v slurmctld >/dev/null || missing+=(slurmctld slurmd slurm-client munge)
+command -v ip >/dev/null || missing+=(iproute2)
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing ${missing[*]} ..."
   apt-get update -qq

@@ -102,6 +102,13 @@ class AgentConfig:
     steps_socket: str = setting(
         "/run/drover/steps.sock", "socket where training loops report their steps; empty does without"
     )
+    kubelet_socket: str = setting(
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        "where the kubelet tells which pod holds which GPU; empty does without",
+    )
+    kubernetes_resources: tuple[str, ...] = setting(
+        ("nvidia.com/gpu*", "nvidia.com/mig-*"), "names of GPU resources in Kubernetes; * stands for anything"
+    )
     log_level: str = setting("info", "debug, info, warning or error", one_of("debug", "info", "warning", "error"))
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

@@ -93,6 +93,15 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no training loop reports its steps",
             setting="`steps_socket`",
         ),
+        "jobs": Facts(
+            what="which Slurm job or Kubernetes pod holds which GPU",
+            reads="/proc; the kubelet's pod-resources socket",
+            pace="5 s",
+            rights="CAP_SYS_PTRACE, to know of GPUs that a Slurm job was given and does not use; for pods "
+            "CAP_DAC_OVERRIDE, as the kubelet's socket is of root",
+            missing="no GPU, so nothing to hold",
+            setting="`kubelet_socket`, `kubernetes_resources`",
+        ),
         "simulated": Facts(
             what="eight GPUs, their host and jobs, made up",
             reads="nothing of this machine",

@@ -26,7 +26,7 @@ def plant(tree: Path, root: Path) -> Path:
             name, _, target = text.partition(" -> ")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(target)
-        elif text.endswith("/"):
+        elif text.endswith("/") and ":" not in text:
             (folder / text).mkdir(parents=True, exist_ok=True)
         else:
             name, colon, content = text.partition(":")

@@ -76,6 +76,12 @@ def _steps(config: AgentConfig, gpus: Gpus) -> Source:
     return StepsSource(config.node_name, Path(config.steps_socket), gpus)
 
 
+def _jobs(config: AgentConfig, gpus: Gpus) -> Source:
+    from drover_agent.sources.jobs import JobsSource
+
+    return JobsSource(Path(config.proc_root), gpus, config.kubelet_socket, config.kubernetes_resources)
+
+
 def _simulated(config: AgentConfig, _: Gpus) -> Source:
     from drover_agent.sources.simulated import SimulatedNode
 
@@ -90,6 +96,7 @@ POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] 
     "dcgm": (frozenset({"auto", "nvml"}), _dcgm),
     "inference": (frozenset({"auto", "nvml", "none"}), _inference),
     "steps": (frozenset({"auto", "nvml", "none"}), _steps),
+    "jobs": (frozenset({"auto", "nvml"}), _jobs),
     "simulated": (frozenset({"simulated"}), _simulated),
 }
 

@@ -1,0 +1,147 @@
+"""Slurm's jobs on this node, from what any user may see of its processes, and a little more where that is allowed.
+
+Every step of a job has a `slurmstepd` on the node for as long as it runs; its title says which: "slurmstepd:
+[1234.batch]" (Slurm: src/slurmd/slurmstepd). So the jobs here are known without rights, settings or questions to
+slurmctld, whichever way Slurm tracks processes. A job is called by Slurm's own number for it, JobId: that of an array's
+task or of a part of a heterogeneous job is its own, and the same on all of its nodes; ARRAY_TASK names would need the
+environment of processes, which an unprivileged agent cannot read on some nodes and would then spell otherwise.
+
+Which GPUs a job was given, used or not, stands in the environment of its batch script (SLURM_JOB_GPUS) and of its
+steps (SLURM_STEP_GPUS; sbatch(1), srun(1)): reading it needs the same user or CAP_SYS_PTRACE. The device cgroup tells
+no more: version 2 keeps it as a BPF program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# /slurm/uid_1000/job_7/step_0 (cgroup v1), /system.slice/slurmstepd.scope/job_7/step_0/user/task_0 (v2); with several
+# slurmd on a machine /slurm_NODE/... and /system.slice/NODE_slurmstepd.scope/... (Slurm: src/plugins/cgroup).
+_CGROUP = re.compile(r"/(?:slurm(?:_[^/]+)?(?:/uid_\d+)?|(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)(?=/|$)", re.MULTILINE)
+_TITLE = re.compile(r"slurmstepd: \[(\d+)\.([^\]]*)\]")
+_SCRIPTS = ("batch", "interactive")  # steps whose environment tells the GPUs of the whole job on this node
+
+NO_ENVIRONMENT = (
+    "environments of other users' processes cannot be read, so GPUs that a job was given and does not use are not told "
+    "as its own; CAP_SYS_PTRACE would allow it"
+)
+
+
+def job_in_cgroup(text: str) -> str | None:
+    """The job in a /proc/PID/cgroup."""
+    found = _CGROUP.search(text)
+    return found[1] if found else None
+
+
+@dataclass(slots=True)
+class _Job:
+    gpus: set[int] = field(default_factory=set)  # slots that it was seen to hold, since it began
+    complete: bool = False  # no other GPU of this node is its own
+    told: set[int] = field(default_factory=set)  # step daemons whose processes have told
+
+
+class SlurmJobs:
+    """Call `look` before everything else."""
+
+    def __init__(self, proc: Path, slot_of: Callable[[str], int | None]) -> None:
+        """`slot_of`: GPU by what Slurm calls it: the number of its device file, or a UUID."""
+        self._proc, self._slot_of = str(proc), slot_of
+        self._others: set[str] = set()  # processes that are no step daemon
+        self._steps: dict[str, tuple[str, str]] = {}  # process -> (job, step)
+        self._jobs: dict[str, _Job] = {}
+        self.trouble = ""  # what cannot be read, and what would mend it
+
+    def look(self) -> None:
+        """Find the jobs that are here now.
+
+        Raises:
+            OSError: /proc cannot be listed.
+        """
+        processes = {name for name in os.listdir(self._proc) if name[0] in "123456789"}  # noqa: PTH208  # thousands
+        self._others &= processes
+        self._steps = {p: step for p, step in self._steps.items() if p in processes and self._name(p) == "slurmstepd"}
+        for process in processes - self._others - self._steps.keys():
+            name = self._name(process)
+            if name == "slurmstepd":
+                # Without a title it has only begun: the next look will tell.
+                if found := _TITLE.match(self._read(process, "cmdline")):
+                    self._steps[process] = found[1], found[2]
+            elif name not in ("", "slurmd"):  # gone, or perhaps a step daemon about to be
+                self._others.add(process)
+        running = {job for job, _ in self._steps.values()}
+        self._jobs = {job: self._jobs.get(job) or _Job() for job in running}
+        self.trouble = ""
+        for process, (name, step) in self._steps.items():
+            job = self._jobs[name]
+            if not job.complete and int(process) not in job.told:
+                self._ask(job, process, step)
+
+    @property
+    def running(self) -> frozenset[str]:
+        return frozenset(self._jobs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no job here holds a GPU that is not known of."""
+        return all(job.complete for job in self._jobs.values())
+
+    def note(self, job: str, slot: int) -> None:
+        """A process of this job holds this GPU: so the job does, for as long as it runs."""
+        if job in self._jobs:
+            self._jobs[job].gpus.add(slot)
+
+    def holders(self, slot: int) -> list[str]:
+        """The jobs that hold a GPU, the oldest first."""
+        return sorted((name for name, job in self._jobs.items() if slot in job.gpus), key=int)
+
+    def of_step(self, process: int) -> str | None:
+        """The job whose step daemon this process is."""
+        found = self._steps.get(str(process))
+        return found[0] if found else None
+
+    def _ask(self, job: _Job, process: str, step: str) -> None:
+        for child in self._children(process):
+            try:
+                with open(f"{self._proc}/{child}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                    pairs = dict(item.partition("=")[::2] for item in file.read().split("\0"))
+            except PermissionError:
+                self.trouble = NO_ENVIRONMENT
+                continue
+            except OSError:  # it has just ended
+                continue
+            if "SLURM_JOB_ID" not in pairs:
+                continue  # not yet begun, or the daemon's own
+            of_job = step in _SCRIPTS  # in others SLURM_JOB_GPUS is handed down from the batch script's node
+            slots = [self._slot_of(item) for item in pairs.get(_variable(of_job), "").split(",") if item]
+            job.gpus |= {slot for slot in slots if slot is not None}
+            job.complete = job.complete or (of_job and None not in slots)
+            job.told.add(int(process))
+            return
+
+    def _children(self, process: str) -> Iterator[str]:
+        folder = f"{self._proc}/{process}/task"
+        try:
+            threads = os.listdir(folder)  # noqa: PTH208
+        except OSError:
+            return
+        for thread in threads:
+            yield from self._read(process, f"task/{thread}/children").split()
+
+    def _name(self, process: str) -> str:
+        return self._read(process, "comm").rstrip("\n")
+
+    def _read(self, process: str, file: str) -> str:
+        """ "" when the process has ended meanwhile."""
+        try:
+            with open(f"{self._proc}/{process}/{file}", encoding="utf-8", errors="replace") as opened:  # noqa: PTH123
+                return opened.read()
+        except OSError:
+            return ""
+
+
+def _variable(of_job: bool) -> str:
+    return "SLURM_JOB_GPUS" if of_job else "SLURM_STEP_GPUS"

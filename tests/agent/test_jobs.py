@@ -1,0 +1,385 @@
+"""Which job holds which GPU: trees that stand for /proc, a real gRPC server for the kubelet, and a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drover_agent.sources.base import Entity
+from drover_agent.sources.gpus import Gpus
+from drover_agent.sources.jobs import HIDDEN, TROUBLE, JobsSource
+from drover_agent.sources.slurm import NO_ENVIRONMENT
+from drover_proto.catalog import Scope
+from testbed import slurm
+from testbed.kubelet import Kubelet, pod, serving
+from testbed.source_cases import cases_of, check, told
+from testbed.trees import plant
+from testbed.waiting import wait_until
+
+T = 1_800_000_000_000
+RESOURCES = ("nvidia.com/gpu*", "nvidia.com/mig-*")
+CASES = [*cases_of("slurm"), *cases_of("kubernetes")]
+
+
+def uuid(slot: int) -> str:
+    return f"GPU-{slot:08d}-0000-0000-0000-000000000000"
+
+
+def node(count: int = 8) -> Gpus:
+    gpus = Gpus()
+    for slot in range(count):
+        gpus.tell(Entity(Scope.GPU, f"S{slot}", slot, uuid=uuid(slot), pci=f"0000:{0x10 + slot:02x}:00.0"))
+        gpus.tell_pids(slot, ())
+    return gpus
+
+
+def source(gpus: Gpus, proc: Path, socket: Path | None = None) -> JobsSource:
+    return JobsSource(proc, gpus, str(socket or ""), RESOURCES)
+
+
+def described(case: Path) -> Gpus:
+    """The GPUs of a case and the processes on them; a GPU that it does not name could not be asked."""
+    data: dict[str, Any] = json.loads((case / "gpus.json").read_text("utf-8"))
+    gpus = node(data["gpus"])
+    for slot in range(data["gpus"]):
+        pids = data["pids"].get(str(slot))
+        gpus.tell_pids(slot, None if pids is None else tuple(pids))
+    for mig, slot in data.get("mig", {}).items():
+        gpus.tell(Entity(Scope.GPU, f"S{slot}", slot, uuid=mig, mig=mig))
+    return gpus
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.parent.name}-{case.name}")
+def test_case(case: Path, tmp_path: Path) -> None:
+    plant(case / "tree.txt", tmp_path)
+    socket = tmp_path / "kubelet.sock"
+    jobs = source(described(case), tmp_path / "proc", socket)
+    if (case / "pods.json").exists():
+        with serving(socket, json.loads((case / "pods.json").read_text("utf-8"))):
+            found = told(jobs.read(T))
+    else:
+        found = told(jobs.read(T))
+    jobs.close()
+    check(case, found)
+
+
+# ---- in time
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A machine with init alone."""
+    process(tmp_path / "proc", 1, "systemd", 0)
+    return tmp_path / "proc"
+
+
+def process(proc: Path, pid: int, name: str, parent: int, cgroup: str = "/", **files: str) -> None:
+    folder = proc / str(pid)
+    (folder / f"task/{pid}").mkdir(parents=True)
+    files = {"comm": name, "stat": f"{pid} ({name}) S {parent} 0", "cgroup": f"0::{cgroup}", **files}
+    for file, text in files.items():
+        (folder / file).write_text(text + ("" if text.endswith("\0") else "\n"))
+    (folder / f"task/{pid}/children").write_text("")
+
+
+def end(proc: Path, *pids: int) -> None:
+    for pid in pids:
+        (proc / str(pid)).rename(proc.parent / f"ended-{pid}")
+
+
+def start_job(proc: Path, job: int, environment: str | None = None) -> int:
+    """Its step daemon, with a process of its own; gives that one."""
+    daemon, child = 1000 * job, 1000 * job + 1
+    process(proc, daemon, "slurmstepd", 1, cmdline=f"slurmstepd: [{job}.batch]\0")
+    process(proc, child, "python", daemon, **({} if environment is None else {"environ": environment}))
+    (proc / f"{daemon}/task/{daemon}/children").write_text(f"{child} ")
+    return child
+
+
+def test_changes_alone_are_told(proc: Path) -> None:
+    gpus = node(2)
+    jobs = source(gpus, proc)
+    assert jobs.read(T).holdings == [(0, None), (1, None)]
+    child = start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=1\0")
+    assert jobs.read(T).holdings == [(1, "7")]
+    gpus.tell_pids(1, (child,))
+    assert jobs.read(T).holdings == []
+    end(proc, 7000, 7001)
+    gpus.tell_pids(1, ())
+    assert jobs.read(T).holdings == [(1, None)]
+
+
+def test_a_job_keeps_its_gpu_while_it_runs_though_its_process_died(proc: Path) -> None:
+    gpus = node(2)
+    jobs = source(gpus, proc)
+    child = start_job(proc, 7)  # its environment cannot be read: what its process holds is all there is
+    gpus.tell_pids(0, (child,))
+    assert jobs.read(T).holdings == [(0, "7")]  # nothing of GPU 1, which may be the job's as well
+    end(proc, 7001)
+    gpus.tell_pids(0, ())
+    assert jobs.read(T).holdings == []
+    end(proc, 7000)
+    assert jobs.read(T).holdings == [(0, None), (1, None)]
+
+
+def test_one_job_follows_another_without_a_gap(proc: Path) -> None:
+    gpus = node(1)
+    jobs = source(gpus, proc)
+    start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0")
+    assert jobs.read(T).holdings == [(0, "7")]
+    end(proc, 7000, 7001)
+    start_job(proc, 8, "SLURM_JOB_ID=8\0SLURM_JOB_GPUS=0\0")
+    assert jobs.read(T).holdings == [(0, "8")]
+
+
+def test_a_job_that_ended_is_told_though_its_gpu_cannot_be_asked(proc: Path) -> None:
+    gpus = node(1)
+    jobs = source(gpus, proc)
+    start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0")
+    assert jobs.read(T).holdings == [(0, "7")]
+    end(proc, 7000, 7001)
+    gpus.tell_pids(0, None)
+    assert jobs.read(T).holdings == [(0, None)]
+
+
+def test_a_step_daemon_that_has_no_title_yet_is_looked_at_again(proc: Path) -> None:
+    gpus = node(1)
+    jobs = source(gpus, proc)
+    child = start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0")
+    title = proc / "7000/cmdline"
+    title.write_text("/usr/sbin/slurmstepd\0")
+    (proc / "7000/comm").write_text("slurmd\n")  # between fork and exec
+    gpus.tell_pids(0, (child,))
+    jobs.read(T)
+    (proc / "7000/comm").write_text("slurmstepd\n")
+    jobs.read(T)
+    title.write_text("slurmstepd: [7.batch]\0")
+    assert jobs.read(T).holdings == [(0, "7")]
+
+
+def test_environments_that_may_not_be_read_are_told_as_trouble_once(
+    proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = node(2)
+    jobs = source(gpus, proc)
+    child = start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0,1\0")
+    gpus.tell_pids(0, (child,))
+    forbid(monkeypatch, lambda path: path.endswith("/environ"))
+    first = jobs.read(T)
+    assert (first.holdings, first.inventory) == ([(0, "7")], {TROUBLE: NO_ENVIRONMENT})
+    assert jobs.read(T).inventory == {}
+    monkeypatch.undo()
+    later = jobs.read(T)
+    assert (later.holdings, later.inventory) == ([(1, "7")], {TROUBLE: ""})
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) -> None:
+    """What root would never see: a file of another user."""
+    opened = open
+
+    def open_(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if which(str(path)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", open_)
+
+
+def test_where_processes_are_hidden_no_gpu_is_called_free(proc: Path) -> None:
+    gpus = node(1)
+    jobs = source(gpus, proc)
+    end(proc, 1)
+    reading = jobs.read(T)
+    assert (reading.holdings, reading.inventory) == ([], {TROUBLE: HIDDEN})
+
+
+def test_a_node_without_gpus_asks_nobody(tmp_path: Path) -> None:
+    assert told(source(Gpus(), tmp_path / "there-is-none").read(T))["holdings"] == {}
+
+
+def test_all_is_told_again_when_a_reading_took_so_long_that_it_may_be_lost(
+    proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 2.6, 10.0, 10.1, 15.0, 15.1])
+    monkeypatch.setattr("drover_agent.sources.jobs.time.monotonic", lambda: next(times))
+    jobs = source(node(1), proc)
+    assert [jobs.read(T).holdings for _ in range(3)] == [[(0, None)], [(0, None)], []]
+
+
+# ---- the kubelet
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    with serving(tmp_path / "kubelet.sock", [pod("a", uuid(0))]) as served:
+        yield served
+
+
+def test_pods_come_and_go(proc: Path, tmp_path: Path, kubelet: Kubelet) -> None:
+    jobs = source(node(2), proc, tmp_path / "kubelet.sock")
+    assert jobs.read(T).holdings == [(0, "team/a"), (1, None)]
+    kubelet.pods = [pod("a", uuid(0)), pod("b", uuid(0) + "::1", uuid(1))]
+    assert jobs.read(T).holdings == [(1, "team/b")]  # of two on a GPU the first stays
+    kubelet.pods = [pod("b", uuid(1))]
+    assert jobs.read(T).holdings == [(0, None)]
+    jobs.close()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED])
+def test_a_kubelet_that_refuses_frees_no_gpu(
+    proc: Path, tmp_path: Path, kubelet: Kubelet, code: grpc.StatusCode
+) -> None:
+    jobs = source(node(2), proc, tmp_path / "kubelet.sock")
+    jobs.read(T)
+    kubelet.refusal, kubelet.pods = code, []
+    reading = jobs.read(T)
+    assert reading.holdings == []
+    assert code.name in reading.inventory[TROUBLE]
+    kubelet.refusal = None
+    again = jobs.read(T)
+    assert (again.holdings, again.inventory) == ([(0, None)], {TROUBLE: ""})
+    jobs.close()
+
+
+def test_a_kubelet_that_hangs_or_goes_frees_no_gpu(
+    proc: Path, tmp_path: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_agent.sources.kubernetes.LIST_LIMIT_S", 0.2)
+    jobs = source(node(2), proc, tmp_path / "kubelet.sock")
+    jobs.read(T)
+    kubelet.silent = True
+    reading = jobs.read(T)
+    assert reading.holdings == []
+    assert "DEADLINE_EXCEEDED" in reading.inventory[TROUBLE]
+    (tmp_path / "kubelet.sock").unlink()
+    gone = jobs.read(T)
+    assert gone.holdings == []
+    assert "the kubelet does not run" in gone.inventory[TROUBLE]
+    kubelet.end.set()
+    with serving(tmp_path / "kubelet.sock", []):  # a new one, with a new socket of the old name
+        monkeypatch.setattr("drover_agent.sources.kubernetes.LIST_LIMIT_S", 5.0)
+        assert jobs.read(T).holdings == [(0, None)]
+    jobs.close()
+
+
+def test_a_socket_that_may_not_be_used_is_told_with_its_mend(
+    proc: Path, tmp_path: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(self: Any, path: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("drover_agent.sources.kubernetes.socket.socket.connect", connect, raising=False)
+    reading = source(node(2), proc, tmp_path / "kubelet.sock").read(T)
+    assert reading.holdings == []
+    assert "permission denied" in reading.inventory[TROUBLE]
+    assert kubelet.asked == 0
+
+
+def refused(path: Path, pipe: Any) -> None:
+    """In a process of its own, as nobody."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    jobs = source(node(2), Path("/proc"), path)
+    pipe.send([(reading.holdings, reading.inventory) for reading in (jobs.read(T), jobs.read(T))])
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("forbidden", ["folder", "socket"])
+def test_a_socket_of_root_is_no_business_of_nobody(tmp_path: Path, forbidden: str) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="drover-kubelet-"))
+    folder.chmod(0o700 if forbidden == "folder" else 0o755)
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    with socket.socket(socket.AF_UNIX) as listener:  # not gRPC's, whose threads a fork would not survive
+        listener.bind(str(folder / "kubelet.sock"))
+        listener.listen()
+        (folder / "kubelet.sock").chmod(0o600)
+        reader = multiprocessing.get_context("fork").Process(target=refused, args=(folder / "kubelet.sock", theirs))
+        reader.start()
+        assert ours.poll(20), "the reader does not answer"
+        (first, trouble), (second, nothing_new) = ours.recv()
+        reader.join(20)
+    assert "permission denied" in trouble[TROUBLE]
+    assert (first, second, nothing_new) == ([], [], {})
+    shutil.rmtree(folder)
+
+
+# ---- a real Slurm
+
+
+def outlook(gpus: Gpus, pipe: Any, user: int | None) -> None:
+    """In a process of its own: read as `user` when asked, and tell what changed."""
+    if user is not None:
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+    jobs = source(gpus, Path("/proc"))
+    while (pids := pipe.recv()) is not None:
+        for slot, held in pids.items():
+            gpus.tell_pids(slot, held)
+        reading = jobs.read(T)
+        pipe.send((reading.holdings, reading.inventory))
+
+
+def descendants(parent: int) -> list[int]:
+    children = [int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return [*children, *(p for child in children for p in descendants(child))]
+
+
+def sleeper(job: str) -> int:
+    """The `sleep` of a real job, below its step daemon."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_text().startswith(f"slurmstepd: [{job}.batch]"):
+                for pid in descendants(int(entry.name)):
+                    if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
+                        return pid
+        except OSError:
+            continue
+    return 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("user", [None, 65534], ids=["root", "nobody"])
+def test_a_real_slurm_job_is_seen_to_come_and_go(tmp_path: Path, user: int | None) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    reader = context.Process(target=outlook, args=(node(), theirs, user), daemon=True)
+    reader.start()
+
+    def read(**pids: tuple[int, ...]) -> tuple[dict[int, str | None], dict[str, str]]:
+        ours.send({int(slot[1:]): held for slot, held in pids.items()})
+        assert ours.poll(20), "the reader does not answer"
+        holdings, inventory = ours.recv()
+        return dict(holdings), inventory
+
+    with slurm.running(tmp_path) as cluster:
+        assert read() == (dict.fromkeys(range(8)), {})
+        cluster.submit("sleep 600", "--gres=gpu:3")
+        job = cluster.submit("sleep 600", "--gres=gpu:2")
+        cluster.wait_for(job, "RUNNING")
+        wait_until(lambda: sleeper(job), "the job's process", 20)
+        holdings, inventory = read(g3=(sleeper(job),))
+        if user is None:  # its environment says that it was given GPU 4 too, and which the other job has
+            assert (holdings, inventory) == ({0: "1", 1: "1", 2: "1", 3: job, 4: job}, {})
+        else:
+            assert (holdings, inventory) == ({3: job}, {TROUBLE: NO_ENVIRONMENT})
+        cluster.command("scancel", job)
+        wait_until(lambda: not sleeper(job), "the job has ended", 20)
+        wait_until(lambda: ended(read(g3=())[0], 3), "the holding has ended", 20)
+    ours.send(None)
+    reader.join(20)
+
+
+def ended(holdings: dict[int, str | None], slot: int) -> bool:
+    return slot in holdings and holdings[slot] is None

@@ -1,0 +1,147 @@
+"""A real Slurm in a folder: munge, slurmctld and one slurmd for each node, all on this machine and of their own.
+
+As /work/shared/TESTBED.md found it out for Debian's packages (22.05). GPUs are device files
+called nvidiaN with nothing behind them, enough for Slurm to hand them out and to tell jobs which they have. Needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.system_processes import free_port
+from testbed.waiting import wait_until
+
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "scontrol", "sbatch", "scancel", "squeue")
+START_S = 30.0
+STOP_S = 15.0
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running one."""
+
+    folder: Path
+    nodes: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def command(self, *words: str) -> str:
+        """What a Slurm command prints; it must succeed."""
+        done = subprocess.run(
+            words, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}\n{self.logs()}"
+        return done.stdout
+
+    def submit(self, script: str, *options: str) -> str:
+        """The id of a batch job."""
+        words = ["sbatch", "--parsable", f"--output={self.folder}/%j.out", *options, f"--wrap={script}"]
+        return self.command(*words).strip().partition(";")[0]
+
+    def states(self) -> dict[str, str]:
+        """Job -> its state, for jobs that Slurm still knows of; an array's tasks as ID_TASK."""
+        lines = self.command("squeue", "--noheader", "--format=%i %T", "--states=all").splitlines()
+        return dict(line.split() for line in lines)
+
+    def wait_for(self, job: str, state: str) -> None:
+        self.wait(lambda: self.states().get(job) == state, f"job {job} is {state}")
+
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Return when `condition()` is true; fail with what Slurm's programs have said."""
+        try:
+            wait_until(condition, what, START_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in sorted(self.folder.glob("*.log")))
+
+
+@contextmanager
+def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8) -> Iterator[Slurm]:
+    """Slurm with these nodes, all idle, while inside."""
+    missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
+    assert not missing, f"{', '.join(missing)} not found: tests/system_setup.sh installs Slurm"
+    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
+    _configure(folder, nodes, gpus)
+    slurm = Slurm(folder, tuple(nodes), env)
+    with ExitStack() as stack:
+        munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock"]
+        munge += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "seed")]
+        stack.enter_context(_process(slurm, "munge", munge))
+        wait_until((folder / "munge.sock").exists, "munged listens", START_S)
+        stack.enter_context(_process(slurm, "slurmctld", ["slurmctld", "-D", "-f", str(folder / "slurm.conf")]))
+        for node in nodes:
+            words = ["slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf")]
+            stack.enter_context(_process(slurm, f"slurmd-{node}", words))
+        slurm.wait(lambda: _idle(slurm), "all nodes are idle")
+        try:
+            yield slurm
+        finally:
+            subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=env, check=False, timeout=30)
+            subprocess.run(["scancel", "--user=root"], env=env, check=False, timeout=30)
+            slurm.wait(lambda: not _active(slurm), "all jobs have ended")
+
+
+def _configure(folder: Path, nodes: Sequence[str], gpus: int) -> None:
+    host = socket.gethostname().partition(".")[0]
+    (folder / "state").mkdir()
+    lines = [
+        "ClusterName=drover", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={free_port()}", "SlurmUser=root",
+        "SlurmdUser=root", "AuthType=auth/munge", f"AuthInfo=socket={folder}/munge.sock",
+        "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core", "ReturnToService=2", "MpiDefault=none", "GresTypes=gpu", "MinJobAge=300",
+        "JobAcctGatherType=jobacct_gather/none", "PropagateResourceLimits=NONE", "InactiveLimit=0", "KillWait=2",
+        "SlurmdParameters=config_overrides",
+        f"StateSaveLocation={folder}/state", f"SlurmctldPidFile={folder}/slurmctld.pid",
+        f"SlurmdPidFile={folder}/slurmd-%n.pid", f"SlurmdSpoolDir={folder}/spool-%n",
+    ]  # fmt: skip
+    for node in nodes:
+        (folder / f"spool-{node}").mkdir()
+        lines.append(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 Gres=gpu:{gpus}"
+        )
+    lines.append(f"PartitionName=all Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP")
+    (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+    for gpu in range(gpus):
+        os.mknod(folder / f"nvidia{gpu}", stat.S_IFCHR | 0o600, os.makedev(195, gpu))
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-{gpus - 1}]\n")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # named so that slurmd need not find out; unused
+    subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True, env={"PATH": _path()})
+
+
+@contextmanager
+def _process(slurm: Slurm, name: str, words: Sequence[str]) -> Iterator[None]:
+    with (slurm.folder / f"{name}.log").open("w") as log:
+        child = subprocess.Popen(words, env=slurm.env, stdout=log, stderr=log, cwd=slurm.folder)
+        try:
+            yield
+        finally:
+            child.terminate()
+            try:
+                child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait(STOP_S)
+
+
+def _idle(slurm: Slurm) -> bool:
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--Node", "--format=%T"], env=slurm.env, capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0 and done.stdout.split() == ["idle"] * len(slurm.nodes)
+
+
+def _active(slurm: Slurm) -> bool:
+    return any(state in ("PENDING", "RUNNING", "COMPLETING") for state in slurm.states().values())
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
