@@ -29,7 +29,7 @@ import ctypes
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SCRIPT_VARIABLE = "DROVER_FAKE_NVML"
@@ -104,7 +104,27 @@ STEADY: dict[str, str] = {
     "FI_DEV_GET_GPU_RECOVERY_ACTION": "0",
     "nvmlDeviceGetGpuFabricInfoV": "3",
     "nvmlDeviceGetComputeRunningProcesses": "1",
+    "nvmlDeviceGetMPSComputeRunningProcesses": "0",
+    "mig_mode": "0",
+    "inforom_image": "G520.0200.00.05",
+    "inforom_oem": "2.1",
+    "inforom_ecc": "7.16",
+    "part_number": "692-2G520-0200-000",
+    "gsp_firmware": "580.95.05",
+    "ecc_mode": "1",
+    "ecc_mode_pending": "1",
+    "sm_clock_max": "1980",
+    "memory_clock_max": "2619",
+    "fabric_clique": "0",
+    "FI_DEV_POWER_MIN_LIMIT": "200000",
+    "FI_DEV_POWER_MAX_LIMIT": "700000",
+    "nvmlDeviceGetPowerManagementDefaultLimit": "700000",
+    "nvmlDeviceGetPersistenceMode": "1",
+    "nvmlDeviceGetComputeMode": "0",
+    "nvmlDeviceGetMaxPcieLinkGeneration": "5",
+    "nvmlDeviceGetMaxPcieLinkWidth": "16",
 }
+PROFILE = "MIG 1g.10gb"  # of an instance, with an eighth of the memory
 PER_LINK: dict[str, str] = {
     "nvmlDeviceGetNvLinkState": "1",
     "FI_DEV_NVLINK_ERROR_DL_CRC": "0",
@@ -146,11 +166,11 @@ class FakeNvml:
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
         """Several changes that take effect together."""
-        self._batched = True
+        outer, self._batched = self._batched, True
         try:
             yield
         finally:
-            self._batched = False
+            self._batched = outer
             self._write()
 
     def healthy(self, gpus: int = 8, driver: str = "580.95.05") -> None:
@@ -169,7 +189,7 @@ class FakeNvml:
                         self.set(gpu, f"{key}.{link}", value)
 
     def system(self, key: str, value: str) -> None:
-        """`devices`, `driver`, `nvml`, `cuda`, `fields` or `calls`."""
+        """`devices`, `driver`, `nvml`, `cuda`, `fields`, `down` or `calls`."""
         self._put(key, value=value)
 
     def set(self, gpu: int, key: str, value: str | float) -> None:
@@ -224,6 +244,34 @@ class FakeNvml:
         """How many calls into the driver those were: see the module's docstring."""
         found = _CALLS.iter_unpack(self._calls.read_bytes())
         return sum(count for name, _, count in found if name.rstrip(b"\0").decode() not in IN_THE_LIBRARY)
+
+    def down(self, code: str = "DRIVER_NOT_LOADED") -> None:
+        """No call works any more, nor does nvmlInit."""
+        self.system("down", code)
+
+    def up(self) -> None:
+        self._take("down")
+
+    def mig(self, gpu: int, places: Iterable[int], *, fresh: str = "0") -> None:
+        """MIG mode with an instance at each of these places (0 to 6); `fresh` makes other UUIDs, as recreating does."""
+        with self.batch():
+            self.no_mig(gpu)
+            self.set(gpu, "mig_mode", 1)
+            for place in places:
+                self.set(gpu, f"mig.{place}.uuid", f"MIG-{gpu:04x}{place:02x}{fresh:0>2}-0000-5000-8000-000000000000")
+                self.set(gpu, f"mig.{place}.gi", place + 7)
+                self.set(gpu, f"mig.{place}.name", f"{STEADY['name']} {PROFILE}")
+                self.set(gpu, f"mig.{place}.nvmlDeviceGetMemoryInfo_v2.total", 10_468_982_784)
+                self.set(gpu, f"mig.{place}.nvmlDeviceGetMemoryInfo_v2.used", 1_000_000_000 * (place + 1))
+                self.set(gpu, f"mig.{place}.nvmlDeviceGetComputeRunningProcesses", place)
+                self.set(gpu, f"mig.{place}.GPM_METRIC_SM_UTIL", 10 * (place + 1))
+
+    def no_mig(self, gpu: int) -> None:
+        """MIG mode off."""
+        with self.batch():
+            for statement in [s for s in self._lines if s[:2] == ("set", str(gpu)) and s[2].startswith("mig.")]:
+                self._take(*statement)
+            self.set(gpu, "mig_mode", 0)
 
     def lose(self, gpu: int) -> None:
         self._put("lost", str(gpu))

@@ -14,11 +14,14 @@
  *   set GPU KEY VALUE              what KEY answers; a KEY without a value is NOT_SUPPORTED. KEYs: the symbols of
  *                                  NVML, "FI_DEV_..." for field values (".LINK" behind it for those of one NVLink),
  *                                  "GPM_METRIC_..."; and serial, uuid, pci, name, vbios, links (NVLinks wired up),
- *                                  gpm (1: the GPU has GPM)
+ *                                  gpm (1: the GPU has GPM), mig_mode (1: in MIG mode), and of its MIG instances,
+ *                                  at the places I from 0 to 6: mig.I.uuid (it is there), mig.I.gi (its GPU instance),
+ *                                  mig.I.name, mig.I.KEY
  *   error GPU WHAT CODE            WHAT, a function or a KEY, fails with CODE, by its name without NVML_ERROR_
  *   block GPU FUNCTION             FUNCTION does not return while this line stands
  *   cost GPU FUNCTION SLEEP_US SPIN_US   what each call costs: time asleep, then time busy; FUNCTION may be *.
  *                                  A batch of field values costs this for each driver call that it takes.
+ *   down CODE                      no call works, nor does nvmlInit: the driver was unloaded, say
  *   lost GPU                       every call on the GPU fails with GPU_IS_LOST
  *   gone GPU                       likewise, and the next nvmlInit does not find it
  *   xid SEQ GPU CODE               one XID event; SEQ grows from line to line and tells new ones from old ones
@@ -40,6 +43,7 @@ nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_unlock(&lock);
     if (!*path) return LIBRARY_NOT_FOUND;
     nvmlReturn_t r = act("nvmlInitWithFlags", 0);
+    if (!r) r = down();
     if (r) return r;
     char value[92];
     int count = find('s', -1, "devices", value) ? atoi(value) : 0;
@@ -48,6 +52,7 @@ nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
         n_listed = 0;
         for (int slot = 0; slot < count && slot < SLOTS; slot++) {
             devices[slot].slot = slot;
+            for (int i = 0; i < MIGS; i++) instances[slot * MIGS + i] = (struct nvmlDevice_st){slot, i + 1};
             if (!find('g', slot, "", NULL)) listed[n_listed++] = slot;
         }
     }
@@ -55,8 +60,8 @@ nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
 }
 nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
-nvmlReturn_t nvmlShutdown(void) {
-    nvmlReturn_t r = enter_system(__func__);
+nvmlReturn_t nvmlShutdown(void) { /* works without the driver too */
+    nvmlReturn_t r = __atomic_load_n(&users, __ATOMIC_SEQ_CST) ? act(__func__, 0) : UNINITIALIZED;
     if (!r) __atomic_fetch_sub(&users, 1, __ATOMIC_SEQ_CST);
     return r;
 }
@@ -94,7 +99,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
     NEED(device && index < (unsigned)n_listed);
-    nvmlReturn_t r = enter(__func__, &devices[listed[index]]);
+    nvmlReturn_t r = enter_for(__func__, &devices[listed[index]], 1, 0);
     if (!r) *device = &devices[listed[index]];
     return r;
 }
@@ -103,7 +108,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 
 #define STRING(function, key) \
     nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned length) { \
-        ENTER(device); \
+        ENTER_ANY(device); \
         char value[92]; \
         nvmlReturn_t r = text(device, key, value); \
         return r ? r : copy(value, out, length); \
@@ -112,6 +117,8 @@ STRING(nvmlDeviceGetSerial, "serial")
 STRING(nvmlDeviceGetUUID, "uuid")
 STRING(nvmlDeviceGetName, "name")
 STRING(nvmlDeviceGetVbiosVersion, "vbios")
+STRING(nvmlDeviceGetInforomImageVersion, "inforom_image")
+STRING(nvmlDeviceGetBoardPartNumber, "part_number")
 
 #define UINT(function) \
     nvmlReturn_t function(nvmlDevice_t device, unsigned *out) { \
@@ -123,6 +130,12 @@ UINT(nvmlDeviceGetEnforcedPowerLimit)
 UINT(nvmlDeviceGetCurrPcieLinkGeneration)
 UINT(nvmlDeviceGetCurrPcieLinkWidth)
 UINT(nvmlDeviceGetPcieReplayCounter)
+UINT(nvmlDeviceGetPowerUsage)
+UINT(nvmlDeviceGetPowerManagementDefaultLimit)
+UINT(nvmlDeviceGetPersistenceMode)
+UINT(nvmlDeviceGetComputeMode)
+UINT(nvmlDeviceGetMaxPcieLinkGeneration)
+UINT(nvmlDeviceGetMaxPcieLinkWidth)
 
 #define ULONGLONG(function) \
     nvmlReturn_t function(nvmlDevice_t device, u64 *out) { \
@@ -177,13 +190,14 @@ typedef struct { unsigned gpu, memory; } Utilization;
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, Utilization *out) {
     ENTER(device);
     NEED(out);
+    if (mig_mode(device->slot)) return NOT_SUPPORTED; /* "On MIG-enabled GPUs ... not currently supported" */
     nvmlReturn_t r = number32(device, "nvmlDeviceGetUtilizationRates.gpu", &out->gpu);
     return r ? r : number32(device, "nvmlDeviceGetUtilizationRates.memory", &out->memory);
 }
 
 typedef struct { unsigned version; u64 total, reserved, free, used; } Memory2;
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, Memory2 *out) {
-    ENTER(device);
+    ENTER_ANY(device);
     NEED(out);
     if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
     nvmlReturn_t r = number(device, "nvmlDeviceGetMemoryInfo_v2.total", &out->total);
@@ -262,24 +276,34 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, Fabric2 *out) {
     ENTER(device);
     NEED(out);
     if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    memset(out->cluster, 0xc1, sizeof out->cluster);
+    if (number32(device, "fabric_clique", &out->clique)) out->clique = 0;
     return number32(device, "nvmlDeviceGetGpuFabricInfoV", &out->state);
 }
 
 typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } Process;
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, Process *out) {
+static nvmlReturn_t processes(nvmlDevice_t device, const char *key, unsigned first, unsigned *count, Process *out) {
     unsigned have = 0;
-    ENTER(device);
     NEED(count);
-    nvmlReturn_t r = number32(device, "nvmlDeviceGetComputeRunningProcesses", &have);
+    nvmlReturn_t r = number32(device, key, &have);
     if (r) return r;
     unsigned room = *count;
     *count = have;
     if (room < have) return INSUFFICIENT_SIZE;
     NEED(out || !have);
     for (unsigned i = 0; i < have; i++)
-        out[i] = (Process){1000u * (unsigned)(device->slot + 1) + i, 1ull << 30, 0xffffffffu, 0xffffffffu};
+        out[i] = (Process){first + 1000u * (unsigned)(device->slot + 1) + i, 1ull << 30, 0xffffffffu, 0xffffffffu};
     return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, Process *out) {
+    ENTER_ANY(device);
+    return processes(device, "nvmlDeviceGetComputeRunningProcesses", 0, count, out);
+}
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, Process *out) {
+    ENTER(device);
+    return processes(device, "nvmlDeviceGetMPSComputeRunningProcesses", 500, count, out);
 }
 
 #include "fields.h"
+#include "inventory_mig.h"
 #include "samples_events.h"

@@ -103,7 +103,7 @@ static unsigned driver_calls(const FieldValue *fields, int count) {
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldValue *fields) {
     struct timespec now;
     NEED(fields && count > 0);
-    nvmlReturn_t entered = enter_for(__func__, device, driver_calls(fields, count));
+    nvmlReturn_t entered = enter_for(__func__, device, driver_calls(fields, count), 0);
     if (entered) return entered;
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {

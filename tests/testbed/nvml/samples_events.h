@@ -1,7 +1,7 @@
 /* Part of fake_nvml.c: GPM samples and events, the calls that keep state between each other. */
 /* ---- GPM ---- */
 
-typedef struct nvmlGpmSample_st { unsigned magic; int slot; u64 number; } *nvmlGpmSample_t;
+typedef struct nvmlGpmSample_st { unsigned magic; int slot, mig; u64 number; } *nvmlGpmSample_t;
 typedef struct { unsigned id; int result; double value; const char *names[3]; } GpmMetric;
 typedef struct { unsigned version, count; nvmlGpmSample_t first, second; GpmMetric metrics[]; } GpmGet;
 typedef struct { unsigned version, supported; } GpmSupport;
@@ -35,15 +35,32 @@ nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) {
     free(sample);
     return SUCCESS;
 }
+static u64 taken;
 nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample) {
-    static u64 taken;
     unsigned supported = 0;
     ENTER(device);
     NEED(sample && sample->magic == GPM_MAGIC);
     if (number32(device, "gpm", &supported) || !supported) return NOT_SUPPORTED;
     sample->slot = device->slot;
+    sample->mig = 0;
     sample->number = __atomic_add_fetch(&taken, 1, __ATOMIC_SEQ_CST);
     return SUCCESS;
+}
+nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned instance, nvmlGpmSample_t sample) {
+    unsigned supported = 0, id = 0;
+    ENTER(device);
+    NEED(sample && sample->magic == GPM_MAGIC);
+    if (number32(device, "gpm", &supported) || !supported) return NOT_SUPPORTED;
+    for (int i = 0; i < MIGS; i++) {
+        nvmlDevice_t mig = &instances[device->slot * MIGS + i];
+        if (is_handle(mig, 1) && !number32(mig, "gi", &id) && id == instance) {
+            sample->slot = device->slot;
+            sample->mig = i + 1;
+            sample->number = __atomic_add_fetch(&taken, 1, __ATOMIC_SEQ_CST);
+            return SUCCESS;
+        }
+    }
+    return INVALID_ARGUMENT;
 }
 nvmlReturn_t nvmlGpmMetricsGet(GpmGet *get) {
     nvmlReturn_t r = enter_system(__func__);
@@ -52,14 +69,17 @@ nvmlReturn_t nvmlGpmMetricsGet(GpmGet *get) {
     if (get->version != 1) return ARGUMENT_VERSION_MISMATCH;
     NEED(get->first && get->second && get->first->magic == GPM_MAGIC && get->second->magic == GPM_MAGIC);
     /* Two samples of the same GPU, the older one first, or there is no difference to build. */
-    NEED(get->first->slot == get->second->slot && get->first->number && get->first->number < get->second->number);
+    NEED(get->first->slot == get->second->slot && get->first->mig == get->second->mig);
+    NEED(get->first->number && get->first->number < get->second->number);
+    nvmlDevice_t whose = &devices[get->first->slot];
+    if (get->first->mig) whose = &instances[get->first->slot * MIGS + get->first->mig - 1];
     for (unsigned i = 0; i < get->count; i++) {
         char value[92];
         GpmMetric *metric = &get->metrics[i];
         metric->value = 0;
         metric->result = INVALID_ARGUMENT;
         for (unsigned g = 0; g < sizeof GPM / sizeof *GPM; g++)
-            if (GPM[g].id == metric->id) metric->result = text(&devices[get->first->slot], GPM[g].key, value);
+            if (GPM[g].id == metric->id) metric->result = text(whose, GPM[g].key, value);
         if (!metric->result) metric->value = strtod(value, NULL);
     }
     return SUCCESS;
@@ -123,6 +143,7 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, EventData *out, unsigned ti
     NEED(out && set && set->magic == SET_MAGIC);
     for (u64 end = now_us() + 1000ull * timeout_ms;;) {
         nvmlReturn_t r = scripted(__func__, 0);
+        if (!r) r = down();
         if (r) return r;
         int found = -1;
         pthread_mutex_lock(&lock);

@@ -15,7 +15,7 @@
 typedef int nvmlReturn_t;
 typedef unsigned long long u64;
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
     LIBRARY_NOT_FOUND = 12, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 static const struct { int code; const char *name, *text; } CODES[] = {
@@ -76,7 +76,8 @@ static void parse(char *line) {
     if (!*line || *line == '#') return;
     int n = sscanf(line, "%15s %91s %75s %91[^\n]", verb, gpu, key, value);
     if (n == 2 && (!strcmp(verb, "devices") || !strcmp(verb, "driver") || !strcmp(verb, "nvml") ||
-                   !strcmp(verb, "cuda") || !strcmp(verb, "calls") || !strcmp(verb, "fields"))) {
+                   !strcmp(verb, "cuda") || !strcmp(verb, "calls") || !strcmp(verb, "fields") ||
+                   !strcmp(verb, "down"))) {
         store('s', -1, verb, gpu);
         return;
     }
@@ -140,8 +141,10 @@ static int code_of(const char *name) {
 
 /* ---- devices, and what every call goes through ---- */
 
-typedef struct nvmlDevice_st { int slot; } *nvmlDevice_t;
+#define MIGS 7
+typedef struct nvmlDevice_st { int slot, mig; } *nvmlDevice_t; /* mig: 0 the GPU itself, else place of an instance + 1 */
 static struct nvmlDevice_st devices[SLOTS]; /* a handle points here: by slot, so that it survives a loss */
+static struct nvmlDevice_st instances[SLOTS * MIGS];
 static int listed[SLOTS], n_listed, users;  /* index -> slot as of nvmlInit */
 static char driver[92];
 
@@ -217,26 +220,54 @@ static nvmlReturn_t act_for(const char *function, int slot, unsigned driver_call
 }
 static nvmlReturn_t act(const char *function, int slot) { return act_for(function, slot, 1); }
 
+/* Why no call works: the driver was unloaded, say. */
+static nvmlReturn_t down(void) {
+    char code[92];
+    return find('s', -1, "down", code) ? code_of(code) : SUCCESS;
+}
+
 static nvmlReturn_t enter_system(const char *function) {
     if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
-    return act(function, 0);
+    nvmlReturn_t r = act(function, 0);
+    return r ? r : down();
 }
 
 static int is_lost(int slot) { return find('l', slot, "", NULL) || find('g', slot, "", NULL); }
 
-static nvmlReturn_t enter_for(const char *function, nvmlDevice_t device, unsigned driver_calls) {
+static int mig_mode(int slot) {
+    char value[92];
+    return find('s', slot, "mig_mode", value) ? atoi(value) : 0;
+}
+
+/* The place of a MIG handle must hold an instance. */
+static int is_handle(nvmlDevice_t device, int with_mig) {
+    uintptr_t at = (uintptr_t)device - (uintptr_t)devices, mig = (uintptr_t)device - (uintptr_t)instances;
+    if (at < sizeof devices) return at % sizeof *devices == 0;
+    char key[32];
+    if (!with_mig || mig >= sizeof instances || mig % sizeof *instances || !device->mig) return 0;
+    snprintf(key, sizeof key, "mig.%d.uuid", device->mig - 1);
+    return mig_mode(device->slot) && find('s', device->slot, key, NULL);
+}
+
+static nvmlReturn_t enter_for(const char *function, nvmlDevice_t device, unsigned driver_calls, int with_mig) {
     if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
-    uintptr_t at = (uintptr_t)device - (uintptr_t)devices;
-    if (at >= sizeof devices || at % sizeof *devices) return INVALID_ARGUMENT;
+    if (!is_handle(device, with_mig)) return INVALID_ARGUMENT;
     nvmlReturn_t r = act_for(function, device->slot, driver_calls);
+    if (!r) r = down();
     return r ? r : is_lost(device->slot) ? GPU_IS_LOST : SUCCESS;
 }
-static nvmlReturn_t enter(const char *function, nvmlDevice_t device) { return enter_for(function, device, 1); }
-#define ENTER(device) do { nvmlReturn_t r_ = enter(__func__, device); if (r_) return r_; } while (0)
+#define ENTER(device) do { nvmlReturn_t r_ = enter_for(__func__, device, 1, 0); if (r_) return r_; } while (0)
+/* Of the functions that take a MIG instance too. */
+#define ENTER_ANY(device) do { nvmlReturn_t r_ = enter_for(__func__, device, 1, 1); if (r_) return r_; } while (0)
 #define NEED(pointer) do { if (!(pointer)) return INVALID_ARGUMENT; } while (0)
 
 /* The value of a key, or why there is none. Negative numbers wrap as the callers' signed types expect. */
 static nvmlReturn_t text(nvmlDevice_t device, const char *key, char out[92]) {
+    char of_mig[76];
+    if (device->mig) {
+        snprintf(of_mig, sizeof of_mig, "mig.%d.%s", device->mig - 1, key);
+        key = of_mig;
+    }
     nvmlReturn_t r = scripted(key, device->slot);
     return r ? r : find('s', device->slot, key, out) ? SUCCESS : NOT_SUPPORTED;
 }
