@@ -108,15 +108,15 @@ NODE_ROWS: tuple[Row, ...] = (
 )
 
 LINK_ROWS: tuple[Row, ...] = (
-    (201, "link_up", "bool", "state", "B", 1, 0, 1, "link up", "the port is active", {"sysfs": ("state == 4 (ACTIVE); operstate == up", 1.0)}),
-    (202, "rate_gbps", "Gb/s", "state", "I", 0.1, 0, 1e7, "link rate", "signalling rate of the port now", {"sysfs": ("rate; speed (Mb/s, 1e-3)", 1.0)}),
-    (203, "rx_bytes", "B", "counter", "Q", 1, 0, COUNT, "received", "bytes received", {"sysfs": ("port_rcv_data (4-byte words)", 4.0)}),
-    (204, "tx_bytes", "B", "counter", "Q", 1, 0, COUNT, "sent", "bytes sent", {"sysfs": ("port_xmit_data (4-byte words)", 4.0)}),
+    (201, "link_up", "bool", "state", "B", 1, 0, 1, "link up", "the port is active", {"sysfs": ("state == 4 (ACTIVE)", 1.0), "ethernet": ("operstate == up, else carrier", 1.0)}),
+    (202, "rate_gbps", "Gb/s", "state", "I", 0.1, 0, 1e7, "link rate", "signalling rate of the port now", {"sysfs": ("rate", 1.0), "ethernet": ("speed (Mb/s)", 1e-3)}),
+    (203, "rx_bytes", "B", "counter", "Q", 1, 0, COUNT, "received", "bytes received", {"sysfs": ("port_rcv_data (4-byte words)", 4.0), "ethernet": ("statistics/rx_bytes", 1.0)}),
+    (204, "tx_bytes", "B", "counter", "Q", 1, 0, COUNT, "sent", "bytes sent", {"sysfs": ("port_xmit_data (4-byte words)", 4.0), "ethernet": ("statistics/tx_bytes", 1.0)}),
     (205, "symbol_errors", "count", "counter", "Q", 1, 0, COUNT, "symbol errors", "minor link errors", {"sysfs": ("symbol_error", 1.0)}),
-    (206, "link_downed", "count", "counter", "Q", 1, 0, COUNT, "link downs", "times the link failed to recover and went down", {"sysfs": ("link_downed", 1.0)}),
+    (206, "link_downed", "count", "counter", "Q", 1, 0, COUNT, "link downs", "times the link failed to recover and went down", {"sysfs": ("link_downed", 1.0), "ethernet": ("carrier_down_count", 1.0)}),
     (207, "link_error_recoveries", "count", "counter", "Q", 1, 0, COUNT, "link recoveries", "times the link retrained", {"sysfs": ("link_error_recovery", 1.0)}),
-    (208, "rx_errors", "count", "counter", "Q", 1, 0, COUNT, "receive errors", "packets received with an error", {"sysfs": ("port_rcv_errors", 1.0)}),
-    (209, "tx_discards", "count", "counter", "Q", 1, 0, COUNT, "send discards", "packets dropped before sending", {"sysfs": ("port_xmit_discards", 1.0)}),
+    (208, "rx_errors", "count", "counter", "Q", 1, 0, COUNT, "receive errors", "packets received with an error", {"sysfs": ("port_rcv_errors", 1.0), "ethernet": ("statistics/rx_errors", 1.0)}),
+    (209, "tx_discards", "count", "counter", "Q", 1, 0, COUNT, "send discards", "packets dropped before sending", {"sysfs": ("port_xmit_discards", 1.0), "ethernet": ("statistics/tx_dropped", 1.0)}),
     (210, "tx_wait", "count", "counter", "Q", 1, 0, COUNT, "send waits", "ticks with data to send and no credit", {"sysfs": ("port_xmit_wait", 1.0)}),
     (211, "local_integrity_errors", "count", "counter", "Q", 1, 0, COUNT, "local integrity errors", "local link integrity errors", {"sysfs": ("local_link_integrity_errors", 1.0)}),
     (212, "buffer_overruns", "count", "counter", "Q", 1, 0, COUNT, "buffer overruns", "excessive buffer overruns", {"sysfs": ("excessive_buffer_overrun_errors", 1.0)}),

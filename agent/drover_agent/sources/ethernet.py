@@ -107,20 +107,22 @@ def _up(text: str) -> float:
 
 
 def _speed(text: str) -> float:
-    """Mb/s to Gb/s; -1: the driver does not know."""
+    """-1: the driver does not know."""
     speed = int(text)
     if speed < 0:
         raise UnsupportedError
-    return speed * 1e-3
+    return speed * LINK_METRICS["rate_gbps"].sources["ethernet"].scale
 
 
-PLACES: dict[str, list[Place]] = {
-    "link_up": [("operstate", _up), ("carrier", count)],
-    "rate_gbps": [("speed", _speed)],
-    "rx_bytes": [("statistics/rx_bytes", count)],
-    "tx_bytes": [("statistics/tx_bytes", count)],
-    "rx_errors": [("statistics/rx_errors", count)],
-    "tx_discards": [("statistics/tx_dropped", count)],
-    "link_downed": [("carrier_down_count", count)],
-}
-assert PLACES.keys() <= LINK_METRICS.keys()
+def _places() -> dict[str, list[Place]]:
+    found: dict[str, list[Place]] = {
+        "link_up": [("operstate", _up), ("carrier", count)],
+        "rate_gbps": [("speed", _speed)],
+    }
+    for name, metric in LINK_METRICS.items():
+        if name not in found and "ethernet" in metric.sources:
+            found[name] = [(metric.sources["ethernet"].key, count)]
+    return found
+
+
+PLACES = _places()
