@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,66 +14,65 @@ import pytest
 
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import KmsgReader, parse_record
+from drover_agent.sources.kmsg_clock import Clocks, system_clocks
 from drover_agent.sources.kmsg_lines import normal_pci, understand
-from drover_proto.events import EventKind
+from drover_proto.events import KERNEL_CODES, EventKind
 from testbed.waiting import wait_until
 
 SLOTS = {"0000:3b:00": 0, "0000:86:00": 4}
 UUID = "GPU-6d6b2e7c-96c4-4fc4-a0b9-1d2c3b4a5f60"
 
-LINES = [
-    ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.", "xid", "79", "0000:3b:00"),
-    ("NVRM: Xid (PCI:0000:86:00): 48, An uncorrectable double bit error (DBE)", "xid", "48", "0000:86:00"),
-    ("NVRM: Xid (PCI:00000000:3B:00.0): 154, GPU recovery action changed", "xid", "154", "0000:3b:00"),
-    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:02): 13, Graphics SM Warp Exception", "xid", "13", "0000:3b:00"),
-    ("NVRM: Xid (0000:03:00): 31, Ch 00000008", "xid", "31", "0000:03:00"),
-    ("NVRM: Xid (PCI:0002:01:00): 119, Timeout waiting for RPC", "xid", "119", "0002:01:00"),
-    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32", "sxid", "12028", "0000:05:00"),
-    (
-        "pcieport 0000:00:01.0: AER: Corrected error received: 0000:3b:00.0",
-        "kernel",
-        "aer",
-        "0000:3b:00",
-    ),
-    (
-        "pcieport 0000:00:01.0: AER: Multiple Uncorrectable (Fatal) error message received from 0000:86:00.0",
-        "kernel",
-        "aer",
-        "0000:86:00",
-    ),
-    ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer", "kernel", "aer", "0000:3b:00"),
-    ("mce: [Hardware Error]: Machine check events logged", "kernel", "mce", ""),
-    ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "kernel", "edac", ""),
-    ("Out of memory: Killed process 4242 (python) total-vm:1kB", "kernel", "oom", ""),
-    ("Memory cgroup out of memory: Killed process 77 (trainer)", "kernel", "oom", ""),
-    ("INFO: task nv_queue:1234 blocked for more than 122 seconds.", "kernel", "hung_task", ""),
-    ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x24:0xffff:1589)", "kernel", "nvrm", "0000:3b:00"),
-    ("NVRM: GPU at PCI:0000:86:00: has fallen off the bus.", "kernel", "nvrm", "0000:86:00"),
-]
-BOOT_NOISE = [
-    "pcieport 0000:00:1c.0: AER: enabled with IRQ 122",
-    "acpi PNP0A08:00: _OSC: OS now controls [PCIeHotplug PME AER PCIeCapability LTR]",
-    "mce: CPU0: Thermal monitoring enabled (TM1)",
-    "EDAC MC: Ver: 3.0.0",
-    "EDAC MC0: Giving out device to module skx_edac",
-    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.172.08",
-    "nvidia-nvswitch0: using MSI",
-    "NVRM: GPU at PCI:0000:3b:00: " + UUID,
-    "systemd[1]: Started OOM killer daemon",
-    "",
-]
+CASES = sorted((Path(__file__).parents[1] / "cases/agent/kmsg").iterdir())
 
 
-@pytest.mark.parametrize(("text", "kind", "code", "pci"), LINES, ids=[line[0][:40] for line in LINES])
-def test_lines_that_matter(text: str, kind: str, code: str, pci: str) -> None:
-    line = understand(text)
-    assert line is not None
-    assert (line.kind, line.code, line.pci, line.message) == (kind, code, pci, text)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_the_kernel_writes_becomes_these_events(case: Path) -> None:
+    """Whole logs, read as the agent reads them: every event that is expected, in its order, and no other."""
+    expected = json.loads((case / "expected.json").read_text())
+    with reading(case / "input.txt", gpus=expected["gpus"]) as found:
+        wait_until(lambda: not found.reader._backlog, "the end of the log")
+    told = [
+        {"kind": e.kind, "code": e.code, "gpu": e.gpu, "forgeable": e.forgeable, "message": e.message}
+        for e in found.events
+    ]
+    assert told == expected["events"]
+    assert all(e.code in KERNEL_CODES for e in found.events if e.kind is EventKind.KERNEL)
 
 
-@pytest.mark.parametrize("text", BOOT_NOISE)
-def test_what_every_boot_prints_is_no_event(text: str) -> None:
-    assert understand(text) is None
+def test_every_kernel_code_has_a_case() -> None:
+    seen = {
+        event["code"]
+        for case in CASES
+        for event in json.loads((case / "expected.json").read_text())["events"]
+        if event["kind"] == "kernel"
+    }
+    assert seen == set(KERNEL_CODES)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "pcieport 0000:3a:02.0: AER: Corrected error received: 0000:3b:00.0",
+            "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
+        ),
+        ("mlx5_core 0000:29:00.0 ens6f0np0: Link down", "mlx5_core 0000:29:00.0 ens6f0np0: Link up"),
+        ("mlx5_core 0000:29:00.0 ens6f0np0: Link down", "mlx5_core 0000:29:00.1 ens6f1np1: Link down"),
+        ("nvme nvme0: I/O 512 QID 7 timeout, aborting", "nvme nvme1: I/O 512 QID 7 timeout, aborting"),
+        ("Out of memory: Killed process 42 (python) a", "Out of memory: Killed process 43 (slurmstepd) a"),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s!", "watchdog: BUG: soft lockup - CPU#4 stuck for 22s!"),
+        (
+            "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, Link 28 timeout",
+            "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, Link 29 timeout",
+        ),
+    ],
+)
+def test_what_is_not_the_same_trouble_is_told_apart(one: str, other: str) -> None:
+    first, second = understand(one), understand(other)
+    assert first is not None and second is not None
+    assert (first.code, first.where) != (second.code, second.where)
+    again = understand(one)
+    assert again == first
 
 
 def test_a_uuid_beside_the_address_is_read() -> None:
@@ -116,10 +115,24 @@ def xid_line(seq: int, code: int, facility: int = 0, us: int | None = None) -> s
 class Reading:
     """A reader in its thread, and what it told."""
 
-    def __init__(self, path: Path, state: Path | None = None, boot: str = "boot-1", *, accept: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        state: Path | None,
+        boot: str,
+        gpus: dict[str, int],
+        clocks: Callable[[], Clocks],
+        accept: bool,
+    ) -> None:
         self.events: list[NodeEvent] = []
         self.reader = KmsgReader(
-            path, boot, state, lambda pci, uuid: SLOTS.get(pci), self.events.extend, accept_user_facility=accept
+            path,
+            boot,
+            state,
+            lambda pci, uuid: gpus.get(pci),
+            self.events.extend,
+            accept_user_facility=accept,
+            clocks=clocks,
         )
         self.thread = threading.Thread(target=self.reader.run)
 
@@ -128,8 +141,16 @@ class Reading:
 
 
 @contextmanager
-def reading(path: Path, state: Path | None = None, boot: str = "boot-1", *, accept: bool = False) -> Iterator[Reading]:
-    found = Reading(path, state, boot, accept=accept)
+def reading(
+    path: Path,
+    state: Path | None = None,
+    boot: str = "boot-1",
+    *,
+    gpus: dict[str, int] = SLOTS,
+    clocks: Callable[[], Clocks] = system_clocks,
+    accept: bool = False,
+) -> Iterator[Reading]:
+    found = Reading(path, state, boot, gpus, clocks, accept)
     found.thread.start()
     try:
         yield found

@@ -124,10 +124,10 @@ class KmsgReader:
                     self._caught_up()
                 self._tell_lost()
                 self._save(time.monotonic())
-                before = time.clock_gettime(time.CLOCK_BOOTTIME)
+                before = self._clock.boot_us()
                 waits.poll((0.05 if regular else WAIT_S) * 1000)
                 # Not when the machine or this process stood still meanwhile: then the lines may be old.
-                prompt = time.clock_gettime(time.CLOCK_BOOTTIME) - before < 2 * WAIT_S
+                prompt = self._clock.boot_us() - before < 2 * WAIT_S * 1e6
             self._save(float("inf"))
         finally:
             os.close(descriptor)

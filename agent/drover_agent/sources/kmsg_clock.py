@@ -112,6 +112,11 @@ class LogClock:
                 self._sleeps[-1] = us, self._sleeps[-1][1]
         self._looked_us = now.awake_us
 
+    def boot_us(self) -> int:
+        """Microseconds since boot with suspends."""
+        now = self._clocks()
+        return now.awake_us + now.slept_us
+
     def came_now(self, us: int) -> None:
         """A line was waited for and came: what it seems to be old is the lag of the log's clock."""
         self._lag_us = self._clocks().awake_us - us
