@@ -138,7 +138,7 @@ class NvmlSource:
         session = self.session
         session.number, session.count, session.ids, session.trouble = session.number + 1, count, field_ids(driver), ""
         session.open = True
-        self._opened_ms = now_ms
+        self._opened_ms, self._next_try_ms = now_ms, 0
         for slot in range(len(self.devices), count):
             self.devices.append(NvmlDevice(slot, self._node, session, self._serials, self._gpus))
         reading = Reading(inventory=self._inventory(driver, count))

@@ -46,7 +46,7 @@ class Identity:
         known = self._known
         serial = known.get("serial", "")
         # Two GPUs of one board may carry the board's serial: then it identifies neither.
-        alone = len(self._serials.get(serial, ())) == 1
+        alone = bool(serial) and not self._serials.get(serial, set()) - {self._slot}
         if self._entity is None or self._entity[0] != alone:
             uuid, pci = known.get("uuid", ""), known.get("pci", "")
             own = serial if alone else ""
@@ -58,8 +58,10 @@ class Identity:
         return self._entity[1]
 
     def doubt(self) -> None:
-        """It may be another GPU now. What is known stays until the next `read`: a lost GPU keeps its name."""
+        """It may be another GPU now. What is known stays until the next `read`: a lost GPU keeps its name, but not
+        against one that has its serial in another slot now."""
         self._asked.clear()
+        self._serials.get(self._known.get("serial", ""), set()).discard(self._slot)
 
     def read(self, handle: Any, now_ms: int, why: Callable[[int, str], Absent]) -> bool:
         """Ask what is not known, and now and then whether it is still the same GPU; whether anything changed.
@@ -90,10 +92,8 @@ class Identity:
             elif part in before and before.get("uuid", "") == found.get("uuid", "-"):
                 found[part] = before[part]  # it is the same GPU, so its key must not change meanwhile
         self._asked = asked
-        if found == before:
-            return False
         self._set(found)
-        return True
+        return found != before
 
     def _set(self, known: dict[str, str]) -> None:
         self._serials.get(self._known.get("serial", ""), set()).discard(self._slot)
