@@ -1,4 +1,4 @@
-"""The command `drover-agent`: run, once, check, sources, fleet, config."""
+"""The command `drover-agent`: run, once, check, sources, release, fleet, config."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
@@ -25,6 +26,7 @@ COMMANDS = {
     "once": "read everything once and print it; what is absent says why",
     "check": "what can be read here and what cannot, why, and how to mend it; exits with 1 when something is broken",
     "sources": "every source: whether it is on, why not, its pace, what a reading costs here",
+    "release": "have the running agent let go of the NVIDIA driver, so that it can be unloaded or a GPU reset",
 }
 
 
@@ -56,8 +58,12 @@ def _run(argv: list[str]) -> int:
         command.add_argument(
             "--set", metavar="KEY=VALUE", action="append", default=[], help="override one setting; may be repeated"
         )
-        if name != "run":
+        if name in ("once", "check", "sources"):
             command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "release":
+            command.add_argument(
+                "--seconds", type=float, default=60.0, help="for how long (60, at most 3600; 0: take it up again now)"
+            )
     commands.add_parser("config", help="print a settings file with every setting, its help and default")
     fleet = commands.add_parser("fleet", help="stream a whole simulated fleet from this process")
     if argv[:1] == ["fleet"]:
@@ -75,7 +81,20 @@ def _run(argv: list[str]) -> int:
     )
     if options.command == "run":
         return asyncio.run(_serve(config))
+    if options.command == "release":
+        return _release(config, options.seconds)
     return _look(config, options)
+
+
+def _release(config: AgentConfig, seconds: float) -> int:
+    from drover_agent.driver_release import ReleaseError, ask
+
+    try:
+        print(ask(Path(config.spool.dir), seconds))
+    except ReleaseError as error:
+        print(f"drover-agent: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _look(config: AgentConfig, options: argparse.Namespace) -> int:

@@ -241,11 +241,11 @@ def test_healthy_gpus_are_ok(tmp_path: Path, fake_nvml: FakeNvml) -> None:
 
 
 def test_each_gpu_in_trouble_is_named(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    fake_nvml.block(2, "nvmlDeviceGetEnforcedPowerLimit")
+    fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     fake_nvml.lose(5)
     fake_nvml.error(1, "nvmlDeviceGetCurrPcieLinkWidth", "NO_PERMISSION")
     found = gpus(tmp_path, *[("0x10de", "0x030200")] * 9)
-    fake_nvml.unblock(2, "nvmlDeviceGetEnforcedPowerLimit")
+    fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
     pynvml.nvmlShutdown()  # what hangs is left as it is, and other tests want to see no driver
     assert found["nvml"].state is State.LIMITED
     assert "8 GPUs; 9 are on the PCI bus" in found["nvml"].text

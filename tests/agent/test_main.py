@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -203,3 +205,56 @@ def test_an_agent_loads_no_module_that_only_costs_memory() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     ).stdout
     assert not {"importlib.metadata", "email.message", "numpy", "drover_agent.simulation"} & set(loaded.split())
+
+
+def test_systemd_is_told_that_it_is_ready_and_goes_on_while_a_gpu_hangs(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    async def scenario() -> None:
+        server = TelemetryServer()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(tmp_path / "notify"))
+            systemd.setblocking(False)
+            heard: list[str] = []
+
+            def has_heard(line: str) -> bool:
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        heard.extend(systemd.recv(65536).decode().split("\n"))
+                return any(one.startswith(line) for one in heard)
+
+            words = overrides(tmp_path, await server.start(), interval_s="0.5", batch_s="1", kmsg_enabled="false")
+            env = {**fake_nvml.env(), "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
+            agent = await start(*words, env=env)
+            await until(lambda: has_heard("READY=1"), "ready")
+            await until(lambda: has_heard(f"STATUS=8 GPUs; sending to 127.0.0.1:{server.port}"), "how it stands")
+            fake_nvml.block(2, "nvmlDeviceGetFieldValues")
+            await until(lambda: "driver_hung" in server.codes(), "the silence as an event")
+            heard.clear()
+            await until(lambda: has_heard("WATCHDOG=1"), "a keep-alive while the driver hangs")
+            await stop(agent)
+            assert has_heard("STOPPING=1")
+
+    play(scenario())
+
+
+def test_release_lets_go_of_the_driver_for_a_while(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    async def scenario() -> None:
+        server = TelemetryServer()
+        words = overrides(tmp_path, await server.start(), interval_s="0.5", batch_s="1", kmsg_enabled="false")
+        agent = await start(*words, env=fake_nvml.env())
+        await until(lambda: len({key for key, _ in server.rows if "/" not in key}) == 9, "eight GPUs and the host")
+        done = await asyncio.to_thread(drover_agent, "release", "--seconds", "3600", *overrides(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert "holds nothing of the NVIDIA driver until" in done.stdout
+        await until(lambda: "driver_released" in server.codes(), "the pause as an event")
+        done = await asyncio.to_thread(drover_agent, "release", "--seconds", "0", *overrides(tmp_path))
+        assert done.returncode == 0, done.stderr
+        await until(lambda: "driver_back" in server.codes(), "the driver is taken up again")
+        await stop(agent)
+
+    play(scenario())
+
+
+def test_release_without_an_agent_says_so(tmp_path: Path) -> None:
+    done = drover_agent("release", *overrides(tmp_path))
+    assert done.returncode == 1
+    assert str(tmp_path / "spool") in done.stderr

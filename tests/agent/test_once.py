@@ -56,7 +56,7 @@ def test_every_row_of_the_catalog_is_a_value_or_absent_in_words(fake_nvml: FakeN
 
 
 def test_one_hung_and_one_lost_gpu_are_named_and_cost_themselves_alone(fake_nvml: FakeNvml) -> None:
-    fake_nvml.block(2, "nvmlDeviceGetEnforcedPowerLimit")
+    fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     fake_nvml.lose(5)
     fake_nvml.set(3, "nvmlDeviceGetCurrentClocksEventReasons", "8")
     done = once(fake_nvml, "--json")

@@ -70,7 +70,7 @@ def test_the_steps_socket_is_left_to_the_running_agent(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_a_gpu_that_hangs(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    fake_nvml.block(2, "nvmlDeviceGetEnforcedPowerLimit")
+    fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     command = [sys.executable, "-m", "drover_agent.main", "sources", "--json", "--set", "hardware=nvml"]
     env = {**os.environ, **fake_nvml.env()}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
