@@ -41,3 +41,18 @@ def test_processes_that_could_not_be_read_are_unknown_not_none() -> None:
     gpus.tell(WHOLE)
     gpus.forget(1)
     assert (gpus.pids(), gpus.all()) == ({}, ())
+
+
+def test_an_instance_is_known_by_its_number_while_it_is_there() -> None:
+    gpus = Gpus()
+    gpus.tell(WHOLE)
+    gpus.tell_instances(1, (SLICE,), {3: SLICE})
+    gpus.tell_instances(0, (), {})
+    assert gpus.instance(1, 3) == SLICE
+    assert gpus.instance(0, 3) is None
+    assert gpus.instance(None, 3) is None
+    gpus.tell_instances(1, (SLICE,))
+    assert gpus.instance(1, 3) is None, "several share it now"
+    gpus.tell_instances(1, (SLICE,), {3: SLICE})
+    gpus.forget(1)
+    assert gpus.instance(1, 3) is None

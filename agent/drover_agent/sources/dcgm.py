@@ -174,20 +174,23 @@ class DcgmSource:
         return reading
 
     def _entity(self, labels: Mapping[str, str], *, alone: bool) -> Entity | None:
-        """The GPU of a row; None, with a count, for what is no whole GPU of this node."""
-        uuid = labels.get("UUID") or labels.get("uuid") or ""
+        """The GPU or MIG instance of a row; None, with a count, for what is neither, or cannot be told."""
+        uuid, pci = labels.get("UUID") or labels.get("uuid") or "", labels.get("pci_bus_id", "")
+        instance = labels.get("GPU_I_ID", "")
         if not uuid or "nvlink" in labels:
             self.skipped["of switches, links and CPUs"] += 1
             return None
-        if labels.get("GPU_I_ID"):
-            self.skipped["of MIG instances"] += 1
-            return None
-        pci = labels.get("pci_bus_id", "")
         if not alone:
             entity = self._gpus.find(uuid=uuid) or (self._gpus.find(pci=pci) if pci else None)
             if entity is None:
                 self.skipped["of GPUs that NVML does not show"] += 1
+            elif instance:
+                entity = self._gpus.instance(entity.gpu, int(instance)) if instance.isdecimal() else None
+                self.skipped["of MIG instances that NVML does not show"] += entity is None
             return entity
+        if instance:  # only NVML knows its UUID, by which it is known everywhere
+            self.skipped["of MIG instances"] += 1
+            return None
         if not labels.get("gpu", "").isdecimal() or int(labels["gpu"]) > 255:
             self.skipped["without the number of their GPU"] += 1
             return None
@@ -228,7 +231,7 @@ class DcgmSource:
 
     def _tell_skipped(self) -> None:
         for what, count in self.skipped.items():
-            if what not in self._logged:
+            if count and what not in self._logged:
                 self._logged.add(what)
                 _log.info("dcgm-exporter: %d rows %s are left out", count, what)
 

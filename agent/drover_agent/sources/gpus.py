@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from drover_agent.sources.base import Entity
 from drover_agent.sources.kmsg_lines import normal_pci
@@ -21,6 +22,7 @@ class Gpus:
         self.profiled_elsewhere = False
         self._lock = threading.Lock()
         self._entities: dict[tuple[int | None, str], Entity] = {}
+        self._places: dict[tuple[int, int], Entity] = {}
         self._pids: dict[int, tuple[int, ...]] = {}
 
     def tell(self, entity: Entity) -> None:
@@ -30,9 +32,13 @@ class Gpus:
             with self._lock:
                 self._entities = {**self._entities, place: entity}
 
-    def tell_instances(self, gpu: int, instances: tuple[Entity, ...]) -> None:
-        """These are now the MIG instances of the GPU in this slot."""
+    def tell_instances(
+        self, gpu: int, instances: tuple[Entity, ...], places: Mapping[int, Entity] = MappingProxyType({})
+    ) -> None:
+        """These are now the MIG instances of the GPU in this slot; `places`: see `instance`."""
         with self._lock:
+            others = {place: entity for place, entity in self._places.items() if place[0] != gpu}
+            self._places = others | {(gpu, number): entity for number, entity in places.items()}
             kept = {p: e for p, e in self._entities.items() if p[0] != gpu or not p[1]}
             self._entities = kept | {(gpu, entity.mig): entity for entity in instances}
 
@@ -46,6 +52,7 @@ class Gpus:
         """This GPU and its MIG instances, or all, are not what they were."""
         with self._lock:
             self._entities = {p: e for p, e in self._entities.items() if gpu is not None and p[0] != gpu}
+            self._places = {p: e for p, e in self._places.items() if gpu is not None and p[0] != gpu}
             self._pids = {slot: pids for slot, pids in self._pids.items() if gpu is not None and slot != gpu}
 
     def all(self) -> tuple[Entity, ...]:
@@ -61,6 +68,10 @@ class Gpus:
             if wanted and not mig and normal_pci(entity.pci) == wanted:
                 return entity
         return None
+
+    def instance(self, gpu: int | None, number: int) -> Entity | None:
+        """The MIG instance that has this GPU instance, by NVML's number, for itself; None where several share it."""
+        return None if gpu is None else self._places.get((gpu, number))
 
     def pids(self) -> Mapping[int, tuple[int, ...]]:
         """Slot -> processes that hold it; a slot that could not be read is missing."""

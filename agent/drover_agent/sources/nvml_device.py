@@ -171,7 +171,7 @@ class NvmlDevice:
         if slow and self._mig.look(self.entity):
             self._metrics.forget()  # in MIG mode a GPU refuses what it told before, and the other way round
             self._inventory.again()
-            self._gpus.tell_instances(self.slot, self._mig.entities)
+            self._gpus.tell_instances(self.slot, self._mig.entities, self._mig.places)
         self._metrics.read(found, now_ms, slow=slow, profile=profile)
         if slow:
             self._read_processes(found, now_ms)

@@ -48,6 +48,13 @@ class MigInstances:
     def entities(self) -> tuple[Entity, ...]:
         return tuple(instance.entity for instance in self._instances.values())
 
+    @property
+    def places(self) -> dict[int, Entity]:
+        """GPU instance -> the instance that has it for itself."""
+        all_ = list(self._instances.values())
+        numbers = [instance.gpu_instance for instance in all_]
+        return {one.gpu_instance: one.entity for one in all_ if numbers.count(one.gpu_instance) == 1}
+
     def look(self, gpu: Entity) -> bool:
         """See which instances there are now; whether they changed. May cost 2 calls for each place of an instance.
 
