@@ -5,7 +5,7 @@ Gauge: lower median. Counter and state: the last one. Absent (no value in the bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,25 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 
 BUCKET_MS = 10_000
+
+
+class Lazy(Mapping[str, Floats]):
+    """Columns that are made when they are asked for, each time: as the store has them they take a third."""
+
+    def __init__(self, columns: Mapping[str, Callable[[], Floats]]) -> None:
+        self._columns = columns
+
+    def __getitem__(self, metric: str) -> Floats:
+        return self._columns[metric]()
+
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the catalog's range becomes absent, and is counted: one broken sensor must not c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -253,7 +253,7 @@ class _Rows:
         ):
             dictionary = self.dictionaries[owner]
             index = place - int(self.starts[owner])
-            result.entities.append(replace(dictionary.rows[index], first_ms=low, last_ms=high))
+            result.entities.append(dictionary.rows[index].during(low, high))
             result._fresh.append((dictionary, index))
 
 

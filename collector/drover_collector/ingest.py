@@ -68,6 +68,7 @@ class Ingest:
         """
         self.stats = IngestStats()
         self._index = index
+        self._shared = store.shared  # with other collectors, which the agent may come from
         self._limits = limits or Limits()
         self._now_ms = now_ms
         self._teller = Teller()
@@ -107,8 +108,8 @@ class Ingest:
         if self._carer is None:
             self._carer = asyncio.create_task(self._care())
         try:
-            while (raw := await context.read()) is not grpc.aio.EOF:
-                await self._take(session, raw)
+            while await self._take(session, await context.read()):  # no name for it here: it would stay until the next
+                pass
             await self._last_words(session)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -132,7 +133,10 @@ class Ingest:
             await self._writers.acks.acknowledge(session)
         await session.settled()
 
-    async def _take(self, session: Session, raw: bytes) -> None:
+    async def _take(self, session: Session, raw: Any) -> bool:
+        """Whether there was a message: bytes, else EOF."""
+        if raw is grpc.aio.EOF:
+            return False
         session.heard_s = time.monotonic()
         try:
             message = pb.AgentMessage.FromString(raw)
@@ -143,6 +147,7 @@ class Ingest:
         if session.node:
             self.stats.last_seen[session.node] = self._now_ms()
         size, rows, events = len(raw), 0, 0
+        del raw  # twice what waits for room, else
         match kind:
             case "junk":
                 pass  # counted; and against its share, below
@@ -160,6 +165,7 @@ class Ingest:
         wait_s = session.account.take_message(size, rows, events)
         if wait_s:
             await self._slow_down(session, min(wait_s, self._limits.hello_s))
+        return True
 
     async def _slow_down(self, session: Session, wait_s: float) -> None:
         """An agent that sends more than its share is read later; nobody else is."""
@@ -224,6 +230,8 @@ class Ingest:
         session.hello_bytes = size
         self._note_hello(session, hello, now_ms)
         self._note_inventory(session, dict(hello.inventory), now_ms)
+        if self._shared:
+            await self._writers.positions.look(session.key)
         welcome = pb.Welcome(
             held=lane_seqs(self._writers.positions.of(session.key)),
             ts_ms=self._now_ms(),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from drover_collector.store import Store
+from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 SPOOLS = 16  # of one node, whose positions are kept in memory
 STRANGERS = 20_000  # spools of nodes that are not in the fleet file
@@ -31,6 +35,9 @@ class Positions:
         self._strangers: OrderedDict[Key, None] = OrderedDict()
         self._unsaved: set[Key] = set()  # whose position is not noted yet
         self.saved_at = time.monotonic()
+        self._store = store
+        self._asked: set[Key] = set()
+        self._looking = asyncio.Lock()
         for key, held in store.read_lane_seqs().items():
             self._begin(key).update(held)
 
@@ -51,6 +58,28 @@ class Positions:
         if seq > held.get(lane, 0):
             held[lane] = seq
             self._unsaved.add(key)
+
+    async def look(self, key: Key) -> None:
+        """Take in how far another collector of the same store has come with an agent that was there before.
+
+        One question at a time, for all agents that wait. What the store does not tell is sent again, and collapses.
+        """
+        self._asked.add(key)
+        async with self._looking:
+            if key not in self._asked:  # the question before was for this one too
+                return
+            asked, self._asked = self._asked, set()
+            try:
+                found = await asyncio.to_thread(self._store.noted_lane_seqs, asked)
+            except StoreError as error:
+                log.info("where agents stand is not known: %s", error)
+                return
+            for each, noted in found.items():
+                held = self._held.get(each)
+                if held is None:
+                    held = self._begin(each)
+                for lane, seq in noted.items():
+                    held[lane] = max(seq, held.get(lane, 0))
 
     def take_unsaved(self) -> dict[Key, dict[int, int]]:
         """Those that have moved since the last time, as they are."""

@@ -1,4 +1,4 @@
-"""What the store needs from time to time, in a thread: room on its disk, and old states forgotten."""
+"""What the store needs from time to time, in a thread: room on its disk, old states forgotten, memory given back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, MutableMapping
 
+from drover_collector import memory
 from drover_collector.config import StoreConfig
 from drover_collector.store import Store, StoreError
 
@@ -42,6 +43,7 @@ class Maintenance:
         while True:
             if self._active():
                 await asyncio.to_thread(self.once)
+            await asyncio.to_thread(self.give_back)
             await asyncio.sleep(PASS_S)
 
     def once(self) -> None:
@@ -62,6 +64,14 @@ class Maintenance:
         else:
             self._troubles.pop("maintenance", None)
         self.passes += 1
+
+    def give_back(self) -> None:
+        """Memory that was freed: after bursts of data the C library's heap and the engine's would keep it."""
+        memory.give_back()
+        try:
+            self._store.give_back()
+        except StoreError as error:
+            log.warning("memory of the store: %s", error)
 
     def _failed(self, why: str) -> None:
         self.failures += 1

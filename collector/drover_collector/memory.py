@@ -6,6 +6,7 @@ By calls, not through the environment, so that it holds however the collector is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 ARENAS = 2  # of small things, for all threads
@@ -24,3 +25,9 @@ def settle() -> None:
         return
     for setting, value in ((_ARENA_MAX, ARENAS), (_MMAP_THRESHOLD, MAPPED_BYTES), (_TRIM_THRESHOLD, KEPT_BYTES)):
         mallopt(setting, value)
+
+
+def give_back() -> None:
+    """What was freed between things that are in use goes back too; the rest of the process goes on meanwhile."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

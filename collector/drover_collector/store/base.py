@@ -80,3 +80,8 @@ def values(table: pa.Table, metric: str) -> Floats:
 def millis(values_ms: list[int] | list[int | None] | npt.NDArray[np.int64]) -> pa.Array:
     """Times for a DateTime64(3, 'UTC') column."""
     return pa.array(values_ms, pa.timestamp("ms", "UTC"))
+
+
+def word(text: str) -> str:
+    """A text as SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

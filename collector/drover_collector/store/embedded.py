@@ -132,7 +132,9 @@ def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int)
         "</default></disks></storage_configuration>"
         # However much is damaged, the rest is to answer; and folders that no table knows are left alone.
         "<merge_tree><max_suspicious_broken_parts>1000000000</max_suspicious_broken_parts>"
-        "<max_suspicious_broken_parts_bytes>1000000000000000000</max_suspicious_broken_parts_bytes></merge_tree>"
+        "<max_suspicious_broken_parts_bytes>1000000000000000000</max_suspicious_broken_parts_bytes>"
+        # One thread removes what was merged: of the pool for it the engine starts 128, which stay.
+        "<concurrent_part_removal_threshold>1000000000</concurrent_part_removal_threshold></merge_tree>"
         "<database_catalog_unused_dir_hide_timeout_sec>1000000000</database_catalog_unused_dir_hide_timeout_sec>"
         "<database_catalog_unused_dir_rm_timeout_sec>0</database_catalog_unused_dir_rm_timeout_sec>"
         # Only the collector makes statements, and it says where backups go.

@@ -56,6 +56,7 @@ EMBEDDED = {
     "os_threads_nice_value_merge_mutate": 10,  # behind what comes in and what is asked
     "background_schedule_pool_size": 2,
     "background_schedule_pool_initial_size": 2,
+    "max_thread_pool_free_size": 16,  # idle ones; each keeps memory of its own
 }
 
 SETTINGS = {

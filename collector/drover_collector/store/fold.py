@@ -248,7 +248,7 @@ def _order(ids: Ids, ts: Millis) -> Places:
     start = int(ts.min())
     bits = np.uint64(int(ts.max() - start).bit_length())
     key = (ids >> bits << bits) | (ts - start).astype(np.uint64)
-    order: Places = np.argsort(key)
+    order: Places = np.argsort(key, kind="stable")  # rows come in runs, one of each part: it merges them
     high = key[order] >> bits
     sorted_ids = ids[order]
     if (sorted_ids[1:] != sorted_ids[:-1])[high[1:] == high[:-1]].any():  # two entities share their high bits

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
-from drover_collector.store.base import Base, during, moment
+from drover_collector.store.base import Base, during, moment, word
 from drover_collector.store.records import OutboxRow
 from drover_collector.store.schema import UNJUDGED_DAYS
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, from_dict, from_json
@@ -172,6 +173,18 @@ class History(Base):
             f" SELECT node, {ids}[-2] AS spool, toUInt8(1) AS lane, toUInt64OrZero({ids}[-1]) AS seq FROM events"
             f" WHERE length({ids}) = 3 AND {int(not self.resend)}) WHERE {where} GROUP BY node, spool, lane",
             parameters,
+        )
+        result: dict[tuple[str, str], dict[int, int]] = {}
+        for row in found:
+            result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
+        return result
+
+    def noted_lane_seqs(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
+        """Likewise of these (node, spool id), as they were noted last: an agent may come from another collector."""
+        which = ", ".join(f"({word(node)}, {word(spool)})" for node, spool in keys)
+        found = self._clients.rows(
+            "SELECT node, spool, lane, max(seq) AS last FROM lane_seqs"
+            f" WHERE (node, spool) IN ({which}) GROUP BY node, spool, lane"
         )
         result: dict[tuple[str, str], dict[int, int]] = {}
         for row in found:

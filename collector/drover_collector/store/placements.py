@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,6 @@ class Placements:
         self.version = 0
         self._seen_ids: Ids = np.zeros(0, np.uint64)
         self._seen_ms: Millis = np.zeros(0, np.int64)
-        self._seen_version = 0
         self._counts: Counter[Scope] = Counter()
         self._counted_version = -1
         self.add(list(rows))
@@ -76,13 +75,15 @@ class Placements:
             for row in rows:
                 place = (row.entity_id, row.node, row.gpu, row.link, row.mig)
                 held = self._places.get(place)
-                others = [r for r in self._of_entity.get(row.entity_id, []) if r is not held]
+                history = self._of_entity.get(row.entity_id)
+                others = [r for r in history if r is not held] if history else []
                 if held is not None:
                     away = any(held.first_ms < other.first_ms <= row.first_ms for other in others)
                     first_ms = row.first_ms if away else min(held.first_ms, row.first_ms)
-                    row = replace(row, first_ms=first_ms, last_ms=max(held.last_ms, row.last_ms))
+                    row = row.during(first_ms, max(held.last_ms, row.last_ms))
                 self._places[place] = row
-                self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms)
+                # One place is what most have: not worth a sort.
+                self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms) if others else [row]
                 self._of_node.setdefault(row.node, {})[place] = row
                 merged.append(row)
             if merged:
@@ -184,12 +185,12 @@ class Placements:
     def note_seen(self, ids: Ids, ts_ms: Millis) -> None:
         """Remember the newest sample of each entity."""
         with self._lock:
-            if self._seen_version != self.version:
-                known = np.unique(np.fromiter(self._of_entity, np.uint64, len(self._of_entity)))
+            if len(self._seen_ids) != len(self._of_entity):  # none is ever forgotten
+                known = np.sort(np.fromiter(self._of_entity, np.uint64, len(self._of_entity)))
                 seen = np.zeros(len(known), np.int64)
                 if len(self._seen_ids):
                     seen[np.searchsorted(known, self._seen_ids)] = self._seen_ms
-                self._seen_ids, self._seen_ms, self._seen_version = known, seen, self.version
+                self._seen_ids, self._seen_ms = known, seen
             if len(self._seen_ids):
                 at = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
                 rows = np.flatnonzero(self._seen_ids[at] == ids)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from drover_collector.buckets import BUCKET_MS, Bucket, Ints
+from drover_collector.buckets import BUCKET_MS, Bucket, Ints, Lazy
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store.base import Floats, during, moment, numbers, values
+from drover_collector.store.base import Floats, during, moment, numbers, values, word
 from drover_collector.store.fold import Folded, units
 from drover_collector.store.placements import Map, link_numbers
-from drover_collector.store.records import EntityRow, Ids, Millis, Totals
+from drover_collector.store.records import EntityRow, Ids, Millis, Stored, Totals
 from drover_collector.store.rollups import Rollups
-from drover_collector.store.rows import IDS_MAX, Span
+from drover_collector.store.rows import IDS_MAX, LEAN, Span
 from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import BY_NAME, Scope, of_scope
 
@@ -58,7 +59,7 @@ class Reads(Rollups):
         later = newest.filter(pc.equal(newest["later"], 1)).select(["node", "gpu"]).to_pylist()
         found = [newest.filter(pc.equal(newest["later"], 0)).drop(["later"])]
         for at in range(0, len(later), IDS_MAX):  # few change in the seconds after a bucket: their history tells
-            which = ", ".join(f"({_quoted(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
+            which = ", ".join(f"({word(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
             before = self._clients.arrow(
                 "SELECT node, gpu, argMax(job, `from`) AS job FROM holdings"
                 f" WHERE (node, gpu) IN ({which}) AND `from` <= {moment(ts_ms)} GROUP BY node, gpu"
@@ -109,7 +110,7 @@ class Reads(Rollups):
         table = self._clients.arrow(
             f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
             f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
-            f" WHERE {during(*span)}{which} GROUP BY entity_id"
+            f" WHERE {during(*span)}{which} GROUP BY entity_id{LEAN}"
         )
         rows, target = places.find(numbers(table, "entity_id"))
         if lacking is not None:
@@ -203,22 +204,29 @@ class Reads(Rollups):
 
     def _laid_out(
         self, index: FleetIndex, scope: Scope, folds: Mapping[Scope, Folded], at_ms: int, count: int
-    ) -> tuple[dict[str, Floats], Ints]:
+    ) -> tuple[Mapping[str, Floats], Ints]:
         counts = np.zeros(count, np.int32)
-        result: dict[str, Floats] = {}
         folded = folds.get(scope)
         if folded is None or not count:
-            return result, counts
+            return {}, counts
         rows, target = self._placements.map(index, scope, at_ms).find(folded.ids)
         counts[target] = folded.rows[rows]
+        columns: dict[str, Callable[[], Floats]] = {}
         for name, (stored, mask) in folded.columns.items():
-            if mask[rows].any():
-                column = result[name] = np.full(count, np.nan)
-                column[target] = units(name, stored[rows], mask[rows])
-        return result, counts
+            there = mask[rows]
+            if there.any():
+                laid, told = np.zeros(count, stored.dtype), np.zeros(count, np.bool_)
+                laid[target], told[target] = stored[rows], there
+                columns[name] = partial(_unpacked, name, laid, None if told.all() else np.packbits(told))
+        return Lazy(columns), counts
 
 
 _NOW = 2**62
+
+
+def _unpacked(metric: str, stored: Stored, told: npt.NDArray[np.uint8] | None) -> Floats:
+    mask = np.ones(len(stored), np.bool_) if told is None else np.unpackbits(told, count=len(stored)).view(np.bool_)
+    return units(metric, stored, mask)
 
 
 def _coded(words: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[np.intp]]:
@@ -232,10 +240,6 @@ def _coded(words: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[np.intp]]:
 def _known(metric: str) -> str:
     """The name, for SQL; KeyError for what the catalog does not have."""
     return BY_NAME[metric].name
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _ids(ids: list[int]) -> str:

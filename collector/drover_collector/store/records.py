@@ -48,6 +48,13 @@ class EntityRow:
     first_ms: int = 0
     last_ms: int = 0
 
+    def during(self, first_ms: int, last_ms: int) -> EntityRow:
+        """The same at another time. A quarter of what `dataclasses.replace` takes, for 100,000 that come at once."""
+        return EntityRow(
+            self.entity_id, self.scope, self.key, self.node, self.gpu, self.uuid, self.serial, self.pci, self.model,
+            self.link, self.mig, first_ms, last_ms,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:

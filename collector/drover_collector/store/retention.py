@@ -29,6 +29,7 @@ GIB = 1 << 30
 RECENT_MS = 3_600_000  # the newest hour is dropped last, and part by part
 HISTORY_DAYS = 400  # what was once so, and is no more: as long as events
 HISTORY_CHECK_MS = 86_400_000
+SPOOL_DAYS = 90  # a spool that did not move for so long is gone; of one that comes again data is sent again
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,22 @@ class Retention(Sizes):
         return [Dropped(**row) for row in found]
 
     def expire_histories(self, now_ms: int) -> None:
-        """Forget what was superseded more than HISTORY_DAYS ago. The newest state of each thing stays for ever.
+        """Forget what was superseded more than HISTORY_DAYS ago, and where spools stood that are gone. The newest state
+        of each other thing stays for ever.
 
         Not by TTL: a row that ends an interval could go before the one that began it, which would then seem open.
         """
-        before = f"fromUnixTimestamp64Milli({int(now_ms) - HISTORY_DAYS * 86_400_000})"
-        for table, gone in _superseded(before).items():
+        before, spools = (
+            f"fromUnixTimestamp64Milli({int(now_ms) - days * 86_400_000})" for days in (HISTORY_DAYS, SPOOL_DAYS)
+        )
+        for table, gone in _superseded(before, spools).items():
             if self._clients.rows(f"SELECT 1 FROM {table} WHERE {gone} LIMIT 1"):
                 self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
+
+    def give_back(self) -> None:
+        """Memory that the embedded engine has freed goes back to the system."""
+        if self._clients.embedded:
+            self._clients.command("SYSTEM JEMALLOC PURGE")
 
     def _lacking(
         self, parts: list[Part], keep_free_bytes: int, max_bytes: int, disk: Callable[[], tuple[int, int] | None]
@@ -181,7 +190,7 @@ def _steps(parts: list[Part], now_ms: int) -> list[list[Part]]:
     return steps
 
 
-def _superseded(before: str) -> dict[str, str]:
+def _superseded(before: str, spools: str) -> dict[str, str]:
     """Table -> condition for the rows that tell of nothing any more."""
 
     def not_newest(table: str, key: str, time: str) -> str:
@@ -198,4 +207,7 @@ def _superseded(before: str) -> dict[str, str]:
         "inventory": not_newest("inventory", "node", "ts"),
         "health": not_newest("health", "node, gpu", "ts"),
         "outbox": f"id IN ({sent})",
+        # Those of versions before `at` was there have the year 1970.
+        "lane_seqs": f"at < {spools} AND (node, spool) NOT IN (SELECT node, spool FROM lane_seqs"
+        f" WHERE at >= {spools} OR toUnixTimestamp(at) = 0)",
     }

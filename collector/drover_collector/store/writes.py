@@ -213,6 +213,7 @@ class Writes(Base):
     def write_lane_seqs(self, seqs: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
         """(node, spool id) -> lane -> the last sequence that is stored."""
         rows = [(node, spool, lane, seq) for (node, spool), held in seqs.items() for lane, seq in held.items()]
+        now = _Ms(time.time_ns() // 1_000_000)
         self._insert(
             "lane_seqs",
             rows,
@@ -221,6 +222,7 @@ class Writes(Base):
                 "spool": lambda r: r[1],
                 "lane": lambda r: r[2],
                 "seq": lambda r: r[3],
+                "at": lambda _: now,
             },
         )
 
