@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from drover_agent.config import AgentConfig
+from drover_agent.source_facts import FACTS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
 from drover_proto.catalog import Scope, of_scope
@@ -95,11 +96,34 @@ def xids() -> str:
     return f"# XID codes\n\n{NOTE}\nThe default policy follows NVIDIA's catalog.\n\n" + table(headers, lines)
 
 
+def sources() -> str:
+    parts = [
+        f"# Sources of the agent\n\n{NOTE}\nWhat `drover-agent` reads on a node, by the table in "
+        "`agent/drover_agent/source_facts.py`. `drover-agent sources` says which are on, and measures what a reading costs there; `drover-agent check` says "
+        "what is missing and how to mend it; `drover-agent once` prints one reading. A source that is not there on a "
+        "node gives nothing and costs next to nothing; a value that cannot be read is absent with its reason.\n\n"
+        "Every source is read behind a limit of 3 s. One that does not return is told (`driver_hung` for the driver), "
+        "its values are absent (`timeout`), and the others go on.\n"
+    ]
+    parts.append(table(["source", "pace", "turned on by"], [[f"`{n}`", f.pace, f.setting] for n, f in FACTS.items()]))
+    for name, facts in FACTS.items():
+        lines = [
+            f"- from: {facts.reads}",
+            f"- pace: {facts.pace}",
+            f"- rights: {facts.rights}",
+            f"- when it gives nothing: {facts.missing}",
+            f"- setting: {facts.setting}",
+        ]
+        parts.append(f"## {name}\n\n{facts.what[0].upper()}{facts.what[1:]}.\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "settings.md": settings,
     "commands.md": commands,
     "xids.md": xids,
+    "sources.md": sources,
 }
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ class Facts:
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
         "nvml": Facts(
-            what="GPUs: clocks, power, temperatures, memory, ECC, row remaps, PCIe, NVLink; profiling (GPM, Hopper on)",
-            reads="libnvidia-ml.so.1, each GPU in a thread of its own",
-            pace="1 s; ECC, remaps, NVLink, processes every 10 s",
-            rights="read and write access to /dev/nvidiactl and /dev/nvidia*",
+            what="GPUs and MIG instances: clocks, power, heat, memory, ECC, PCIe, NVLink, inventory; profiling on Hopper on",
+            reads="libnvidia-ml.so.1; a GPU that hangs is left behind alone",
+            pace="1 s; ECC, row remaps, NVLink, PCIe link and processes every 10 s",
+            rights="read and write access to /dev/nvidiactl and /dev/nvidia*; those of /dev/nvidia-caps for MIG",
             missing="no NVIDIA driver on this node",
             setting='`hardware = "auto"` or `"nvml"`',
         ),
