@@ -1,0 +1,68 @@
+"""What a probe is given and what it gives. Only the child process imports this with torch at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from drover_agent.probes import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One figure.
+
+    Attributes:
+        gpu: slot (NVML index), None: of the node. peer: the other GPU of a pair.
+        value: None when it could not be measured: `detail` says why.
+        ok: of probes that judge themselves, because only one answer is right; None elsewhere.
+        spread: coefficient of variation over `repeats`, None for a single one.
+    """
+
+    probe: str
+    gpu: int | None
+    value: float | None
+    unit: str
+    detail: str = ""
+    peer: int | None = None
+    ok: bool | None = None
+    spread: float | None = None
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device under test. `name`: as torch writes it ("cuda:0", "cpu"); `slot`: NVML's index, which may differ."""
+
+    slot: int | None
+    name: str
+    model: str
+    memory_bytes: int
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.name.startswith("cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a probe may use.
+
+    Attributes:
+        torch: the module, so that a probe's file can be imported without it.
+        seconds: how long it should take at most, per device.
+        tell: one line of progress, such as "GPU 3: bf16 8192".
+        stopping: whether to end at once; asked between two measurements, at least each half second where possible.
+        seed: of random data; the same seed gives the same data on every device and in every run.
+        folder: where files may be written (disk), removed afterwards.
+    """
+
+    torch: Any
+    devices: tuple[Device, ...]
+    level: Level
+    seconds: float
+    tell: Callable[[str], None]
+    stopping: Callable[[], bool]
+    seed: int = 1
+    folder: str = ""
