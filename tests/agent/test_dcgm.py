@@ -13,8 +13,10 @@ from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.dcgm import AUTO_URL, GRACE_MS, METRICS, RETRY_MS, DcgmSource
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.http_page import Page, PageError, url_trouble
+from drover_agent.sources.nvml import NvmlSource
 from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
+from testbed.nvml import FakeNvml
 from testbed.pages import Served, serving
 
 CASES = sorted((Path(__file__).parents[1] / "cases/agent/dcgm").iterdir())
@@ -200,3 +202,34 @@ def test_an_xid_is_an_event_only_where_nobody_else_tells_it(page: Served, tmp_pa
     dcgm.read(T + GRACE_MS)
     page.body = xid_page(94)
     assert dcgm.read(T + GRACE_MS + 10_000).events, "a kernel log that cannot be read tells nothing"
+
+
+def test_beside_nvml_each_metric_of_a_gpu_and_of_an_instance_comes_from_one_of_the_two(
+    fake_nvml: FakeNvml, page: Served
+) -> None:
+    fake_nvml.mig(0, [0])
+    gpus = Gpus()
+    nvml = NvmlSource("n1", gpus)
+    dcgm = source(page, gpus)
+    nvml.read(T)
+    whole, instance = gpus.all()[1], gpus.instance(0, 7)
+    assert instance is not None
+    lines = (
+        f'DCGM_FI_PROF_SM_ACTIVE{{gpu="0",UUID="{gpus.all()[0].uuid}",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"}} 0.25\n'
+        f'DCGM_FI_PROF_SM_ACTIVE{{gpu="1",UUID="{whole.uuid}"}} 0.75\n'
+    )
+    page.body = lines.encode()
+    given = {entity: dict(values) for entity, values in dcgm.read(T + 1000).rows}
+    assert given == {instance: {"sm_active_ratio": 0.25}, whole: {"sm_active_ratio": 0.75}}
+    nvml.read(T + 1000)
+    reading = nvml.read(T + 10_000)
+    told = {entity: set(values) for entity, values in reading.rows}
+    assert told[whole] >= {"power_w", "gpu_temp_c"}
+    profiling = {metric.name for key, metric in METRICS.items() if key.startswith("DCGM_FI_PROF_")}
+    for entity in (whole, instance):
+        assert not told[entity] & profiling
+        assert not {name for e, name, _ in reading.absent if e == entity} & profiling, "told by DCGM, not missing"
+    dcgm.close()
+    nvml.read(T + 11_000)
+    assert "sm_active_ratio" in {name for e, v in nvml.read(T + 12_000).rows if e == whole for name in v}
+    nvml.close()
