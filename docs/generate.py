@@ -99,9 +99,10 @@ def xids() -> str:
 def sources() -> str:
     parts = [
         f"# Sources of the agent\n\n{NOTE}\nWhat `drover-agent` reads on a node, by the table in "
-        "`agent/drover_agent/source_facts.py`. `drover-agent sources` says which are on, and measures what a reading costs there; `drover-agent check` says "
-        "what is missing and how to mend it; `drover-agent once` prints one reading. A source that is not there on a "
-        "node gives nothing and costs next to nothing; a value that cannot be read is absent with its reason.\n\n"
+        "`agent/drover_agent/source_facts.py`. `drover-agent sources` says which are on, and measures what a reading "
+        "costs there; `drover-agent check` says what is missing and how to mend it; `drover-agent once` prints one "
+        "reading. A source that is not there on a node gives nothing and costs next to nothing; a value that cannot "
+        "be read is absent with its reason.\n\n"
         "Every source is read behind a limit of 3 s. One that does not return is told (`driver_hung` for the driver), "
         "its values are absent (`timeout`), and the others go on.\n"
     ]

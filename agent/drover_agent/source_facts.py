@@ -30,7 +30,7 @@ class Facts:
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
         "nvml": Facts(
-            what="GPUs and MIG instances: clocks, power, heat, memory, ECC, PCIe, NVLink, inventory; profiling on Hopper on",
+            what="GPUs, MIG instances: clocks, power, heat, memory, ECC, PCIe, NVLink, inventory, profiling",
             reads="libnvidia-ml.so.1; a GPU that hangs is left behind alone",
             pace="1 s; ECC, row remaps, NVLink, PCIe link and processes every 10 s",
             rights="read and write access to /dev/nvidiactl and /dev/nvidia*; those of /dev/nvidia-caps for MIG",
