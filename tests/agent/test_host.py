@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,11 @@ def test_together_with_the_agents_own_it_gives_every_node_metric(node: Path) -> 
     host.read(T)
     write(node, "proc/stat", "cpu  160 5 70 900 60 1 2 2 9 0\n")
     found = values(host.read(T + 10_000)).keys()
-    assert found | {"clock_offset_s", "spool_bytes"} == {metric.name for metric in of_scope(Scope.NODE)}
+    elsewhere = {
+        metric.name for metric in of_scope(Scope.NODE) if metric.sources.keys() & {"uplink", "spool", "sampler"}
+    }
+    assert found | elsewhere == {metric.name for metric in of_scope(Scope.NODE)}
+    assert not found & elsewhere
 
 
 def test_what_a_machine_lacks_is_unsupported_and_nothing_else_suffers(tmp_path: Path) -> None:
@@ -180,3 +185,27 @@ def test_a_node_without_disks_has_no_disk_traffic_rather_than_none(node: Path) -
     assert {name: why for _, name, why in reading.absent if name.startswith("disk_")} == dict.fromkeys(
         ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), Absent.UNSUPPORTED
     )
+
+
+def test_a_disk_that_comes_is_counted_from_the_next_slow_read_on(node: Path) -> None:
+    host = source(node)
+    host.read(T)
+    line = " 259 2 nvme1n1 10 0 {} 0 20 0 {} 0 0 0 0\n"
+    stats = (node / "proc/diskstats").read_text()
+    write(node, "proc/diskstats", stats + line.format(0, 0))
+    host.read(T + 1000)  # the name is met before its device is there
+    write(node, "sys/block/nvme1n1/device/model", "disk\n")
+    host.read(T + 10_000)
+    write(node, "proc/diskstats", stats + line.format(2000, 4000))
+    row = values(host.read(T + 11_000))
+    assert (row["disk_read_bytes_per_s"], row["disk_write_bytes_per_s"]) == (2000 * 512, 4000 * 512)
+
+
+def test_what_is_told_of_the_agent_itself_is_this_process(node: Path) -> None:
+    host = source(node)
+    host.read(T)
+    row = values(host.read(T + 1000))
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert row["agent_rss_bytes"] % page == 0
+    assert 2**20 < row["agent_rss_bytes"] < 2**36
+    assert 0 <= row["agent_cpu_ratio"] < 64

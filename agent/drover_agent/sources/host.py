@@ -1,17 +1,17 @@
 """The node itself: load, memory, disks, network, temperatures and the kernel's error counters.
 
-procfs and sysfs are read directly, because their roots are parameters (a test points at a folder) and a handful of
-small reads each second costs less than psutil's generality; psutil gives what is known of the agent's own process.
+procfs and sysfs are read directly: their roots are parameters (a test points at a folder), and a handful of small reads
+each second costs less than psutil's generality. What is told of the agent's own process is of this one, whatever root
+is read: CPU time out of getrusage(2), memory out of /proc/self/statm (proc(5)).
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import resource
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-
-import psutil
 
 from drover_agent.sources.base import Entity, Reading
 from drover_proto.catalog import Absent, Scope
@@ -35,7 +35,7 @@ class HostSource:
     def __init__(self, node: str, proc: Path = Path("/proc"), sys: Path = Path("/sys"), root: Path = Path("/")) -> None:
         self._entity = Entity(Scope.NODE, node)
         self._proc, self._sys, self._root = proc, sys, root
-        self._process = psutil.Process()
+        self._disk_names: dict[str, bool] = {}  # name in diskstats -> whether it is a whole disk
         self._before: dict[str, tuple[float, int]] = {}  # counter -> (value, ts_ms) at the last reading
         self._counts: dict[str, tuple[Mapping[str, int], int]] = {}  # counter -> (device -> value, ts_ms) likewise
         self._slow_done = -1
@@ -64,10 +64,12 @@ class HostSource:
         row: Values = {}
         slow = now_ms // SLOW_MS != self._slow_done
         self._slow_done = now_ms // SLOW_MS
+        if slow:
+            self._disk_names.clear()  # a disk may have come, or another one got the name
         for names, read in (*self._fast, *(self._slow if slow else ())):
             try:
                 row |= read(now_ms)
-            except (OSError, ValueError, IndexError, KeyError, MissingError, psutil.Error) as error:
+            except (OSError, ValueError, IndexError, KeyError, MissingError) as error:
                 reason = _reason(error)
                 reading.absent += [(self._entity, name, reason) for name in names]
         reading.rows.append((self._entity, row))
@@ -114,11 +116,11 @@ class HostSource:
         return {"load1": float(_text(self._proc / "loadavg").split()[0])}
 
     def _memory(self, _: int) -> Values:
-        rows = dict(line.split(":", 1) for line in _text(self._proc / "meminfo").splitlines() if ":" in line)
-        return {
-            name: float(rows[key].split()[0]) * 1024
-            for name, key in (("memory_available_bytes", "MemAvailable"), ("memory_total_bytes", "MemTotal"))
-        }
+        text = _text(self._proc / "meminfo")
+        found = {}
+        for name, key in (("memory_available_bytes", "MemAvailable:"), ("memory_total_bytes", "MemTotal:")):
+            found[name] = float(text[text.index(key) + len(key) :].split(None, 1)[0]) * 1024
+        return found
 
     def _disks(self, now_ms: int) -> Values:
         """Whole disks only: partitions, RAID and device mapper would count the same bytes again."""
@@ -126,9 +128,12 @@ class HostSource:
         written: dict[str, int] = {}
         for line in _text(self._proc / "diskstats").splitlines():
             columns = line.split()
-            if (self._sys / "block" / columns[2].replace("/", "!") / "device").exists():
-                read[columns[2]] = int(columns[5]) * SECTOR
-                written[columns[2]] = int(columns[9]) * SECTOR
+            name = columns[2]
+            if name not in self._disk_names:
+                self._disk_names[name] = (self._sys / "block" / name.replace("/", "!") / "device").exists()
+            if self._disk_names[name]:
+                read[name] = int(columns[5]) * SECTOR
+                written[name] = int(columns[9]) * SECTOR
         return _present(
             disk_read_bytes_per_s=self._rates("disk read", read, now_ms),
             disk_write_bytes_per_s=self._rates("disk write", written, now_ms),
@@ -148,10 +153,10 @@ class HostSource:
         )
 
     def _self(self, now_ms: int) -> Values:
-        with self._process.oneshot():
-            times, memory = self._process.cpu_times(), self._process.memory_info()
-        cores = self._rate("agent cpu", times.user + times.system, now_ms)
-        return _present(agent_cpu_ratio=cores, agent_rss_bytes=float(memory.rss))
+        spent = resource.getrusage(resource.RUSAGE_SELF)
+        cores = self._rate("agent cpu", spent.ru_utime + spent.ru_stime, now_ms)
+        pages = int(_text(Path("/proc/self/statm")).split()[1])
+        return _present(agent_cpu_ratio=cores, agent_rss_bytes=float(pages * resource.getpagesize()))
 
     def _root_disk(self, _: int) -> Values:
         """As df shows it: blocks kept for root count as neither used nor free."""
@@ -198,7 +203,8 @@ class HostSource:
 
 
 def _text(path: Path) -> str:
-    return path.read_text("ascii", "replace")
+    with open(path, "rb", 0) as file:  # noqa: PTH123  # a buffer and a decoder around each file cost more than the read
+        return file.read().decode("ascii", "replace")
 
 
 def _sum(counts: Iterable[int]) -> float:
@@ -216,4 +222,4 @@ def _present(**values: float | None) -> Values:
 def _reason(error: Exception) -> Absent:
     if isinstance(error, MissingError | FileNotFoundError | NotADirectoryError):
         return Absent.UNSUPPORTED
-    return Absent.NO_PERMISSION if isinstance(error, PermissionError | psutil.AccessDenied) else Absent.ERROR
+    return Absent.NO_PERMISSION if isinstance(error, PermissionError) else Absent.ERROR
