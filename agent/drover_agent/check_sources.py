@@ -48,6 +48,11 @@ def _source(found: Look) -> Line:
     text = f"{len(given)} metrics" + (f" of {len(things)}: {_names(e.link or e.key for e in things)}" if things else "")
     if not given:
         text = "read" if not absent else "nothing could be read"
+    if held := {gpu: job for reading in found.readings for gpu, job in reading.holdings}:
+        text = f"jobs of {len(held)} GPUs known, {sum(job is not None for job in held.values())} held"
+    told = {key: value for reading in found.readings for key, value in reading.inventory.items()}
+    if trouble := told.get(f"{found.name}.trouble"):
+        return Line(found.name, State.LIMITED, f"{text}; {trouble}", needs)
     if refused := absent.get(Absent.NO_PERMISSION):
         return Line(found.name, State.LIMITED, f"{text}; not allowed: {_names(refused)}", needs)
     for reason in (Absent.ERROR, Absent.TIMEOUT, Absent.OUT_OF_RANGE):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,16 +18,22 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_agent.sources.base import Entity
+from drover_agent import check_sources
+from drover_agent.check_line import State
+from drover_agent.config import AgentConfig
+from drover_agent.look import Look
+from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.jobs import HIDDEN, TROUBLE, JobsSource
 from drover_agent.sources.slurm import NO_ENVIRONMENT
 from drover_proto.catalog import Scope
 from testbed import slurm
 from testbed.kubelet import Kubelet, pod, serving
+from testbed.nvml import FakeNvml
 from testbed.source_cases import cases_of, check, told
+from testbed.telemetry_server import TelemetryServer, play
 from testbed.trees import plant
-from testbed.waiting import wait_until
+from testbed.waiting import until, wait_until
 
 T = 1_800_000_000_000
 RESOURCES = ("nvidia.com/gpu*", "nvidia.com/mig-*")
@@ -214,6 +223,46 @@ def test_all_is_told_again_when_a_reading_took_so_long_that_it_may_be_lost(
     monkeypatch.setattr("drover_agent.sources.jobs.time.monotonic", lambda: next(times))
     jobs = source(node(1), proc)
     assert [jobs.read(T).holdings for _ in range(3)] == [[(0, None)], [(0, None)], []]
+
+
+# ---- the agent
+
+
+def test_the_agent_tells_the_job_of_a_gpus_process_and_its_end(tmp_path: Path, proc: Path, fake_nvml: FakeNvml) -> None:
+    """By NVML's process list: on the stand-in the process on GPU 3 has the number 4000."""
+    process(proc, 700, "slurmstepd", 1, cmdline="slurmstepd: [7.0]\0")
+    process(proc, 4000, "python", 700)
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        settings = {
+            "node": "n1", "collectors": f'["{await server.start()}"]', "spool.dir": str(tmp_path / "spool"),
+            "proc_root": str(proc), "kmsg_enabled": "false", "batch_s": "1", "kubelet_socket": "",
+        }  # fmt: skip
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        agent = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "drover_agent.main", "run", *words, env=os.environ | fake_nvml.env()
+        )
+        await until(lambda: server.holdings, "the job of GPU 3")
+        end(proc, 700, 4000)
+        await until(lambda: len(server.holdings) > 1, "its end")
+        assert [(holding.gpu, holding.job) for holding in server.holdings[:2]] == [(3, "7"), (3, "")]
+        agent.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(agent.wait(), 20)
+        assert server.broken == []
+
+    play(scenario())
+
+
+def test_check_says_what_cannot_be_known_of_jobs_and_why() -> None:
+    known = Reading(holdings=[(0, "7"), (1, None)])
+    [line] = check_sources.sources(AgentConfig(hardware="none"), [Look("jobs", 5.0, readings=[known])])[1:2]
+    assert (line.state, line.text) == (State.OK, "jobs of 2 GPUs known, 1 held")
+    refused = Reading(holdings=[(0, "7")], inventory={TROUBLE: NO_ENVIRONMENT})
+    [line] = check_sources.sources(AgentConfig(hardware="none"), [Look("jobs", 5.0, readings=[refused])])[1:2]
+    assert line.state is State.LIMITED
+    assert NO_ENVIRONMENT in line.text
+    assert "CAP_SYS_PTRACE" in line.remedy
 
 
 # ---- the kubelet
