@@ -174,7 +174,7 @@ class KmsgReader:
         if events:
             self._deliver(events)
             self._save_at = 0.0  # what was told must not be told again after a restart
-        return more
+        return more or bool(events)  # lines may have come while these were delivered: they are not prompt
 
     def _records(self, data: bytes) -> Iterator[KernelRecord]:
         """The device gives one record a read; files and pipes give many, and parts of them."""
