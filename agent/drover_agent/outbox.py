@@ -60,7 +60,7 @@ class Outbox:
         )
         self._ahead = {lane: Ahead() for lane in LANES}
         self._rejected: set[tuple[int, int]] = set()
-        self._losses = Losses()
+        self._losses = self._spool.take_losses() or Losses()
         self._waiting = self._spool.pending()  # below the tails, that nobody holds
         self._evicted = (0, 0)  # what went there while a job ran
         self._files: Files = {}

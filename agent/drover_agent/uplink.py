@@ -29,6 +29,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_LIMIT_S = 15.0  # for a write that flow control holds back
 WELCOME_LIMIT_S = 60.0  # all agents come at once after a restart of the collector; a handshake given up is begun again
 ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
+LOOK_S = 5.0  # how often a stream that has nothing to send looks at the clock
 LONGEST_BACKOFF_S = 300.0
 RENEWED_LOOK_S = 60.0  # how often a stream looks whether its certificate was renewed; agents do not do so all at once
 DRAIN_S = 5.0  # how long such a stream waits for the Acks of what it sent before it goes on as it was
@@ -117,10 +118,7 @@ class Uplink:
             lasted = self._clock.monotonic() - began
             attempt = 0 if self._progress > before or lasted > LONGEST_PAUSE_S else attempt + 1
             at += 1
-            # All addresses are tried before the pause grows.
-            rounds = attempt // len(addresses)
-            longest = min(FIRST_PAUSE_S * 2 ** min(rounds, 10), LONGEST_PAUSE_S)
-            await self._clock.sleep(random.uniform(FIRST_PAUSE_S, max(longest, 2 * FIRST_PAUSE_S)))
+            await self._clock.sleep(pause_s(attempt // len(addresses), random))  # all are tried before it grows
 
     def _tell_trouble(self, address: str, error: Exception) -> None:
         """Log what went wrong, once until it changes."""
@@ -216,7 +214,7 @@ class Uplink:
             if not renewed and await self._send_next(call, flight, sent, waits <= 0):
                 self._work.set()
             try:
-                async with asyncio.timeout(min(max(waits, 0.05), 5.0) if waits > 0 else 5.0):
+                async with asyncio.timeout(min(max(waits, 0.05), LOOK_S) if waits > 0 else LOOK_S):
                     await self._work.wait()
             except TimeoutError:
                 continue  # look at the clock again
@@ -238,7 +236,7 @@ class Uplink:
         return False
 
     async def _write(self, call: Any, message: pb.AgentMessage) -> None:
-        await _limited(call.write(message), "the collector does not take data")
+        await _limited(call.write(message), "the collector does not take data", ANSWER_LIMIT_S)
 
     async def _read(self, call: Any, flight: _Flight) -> None:
         while True:
@@ -309,6 +307,13 @@ class _Flight:
         self._bytes -= self._sizes.pop((lane, seq), (0, 0.0))[0]
 
 
+def pause_s(attempt: int, chance: Any) -> float:
+    """Before the next attempt: anything up to a bound that doubles, so that agents that lost a collector at the same
+    moment do not come back at the same moment. `chance`: the module `random`, or one of its generators."""
+    longest = min(FIRST_PAUSE_S * 2 ** min(attempt, 10), LONGEST_PAUSE_S)
+    return float(chance.uniform(FIRST_PAUSE_S, max(longest, 2 * FIRST_PAUSE_S)))
+
+
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
@@ -318,7 +323,7 @@ def _held(items: Any) -> dict[int, int]:
     return {item.lane: item.seq for item in items}
 
 
-async def _limited(waiting: Any, otherwise: str, limit_s: float = ANSWER_LIMIT_S) -> Any:
+async def _limited(waiting: Any, otherwise: str, limit_s: float) -> Any:
     try:
         # Not wait_for: in Python 3.11 that may lose a cancellation.
         async with asyncio.timeout(limit_s):

@@ -6,6 +6,8 @@ import asyncio
 import heapq
 from itertools import count
 
+from drover_agent.clock import SystemClock
+
 
 class ManualClock:
     """Wall and steady time move only by `advance`; `jump` moves the wall clock alone."""
@@ -46,6 +48,32 @@ class ManualClock:
         passed = max(to_s - self._steady_s, 0.0)
         self._steady_s += passed
         self._now_ms += round(passed * 1000)
+
+
+class MovableClock(SystemClock):
+    """The machine's clock for real streams and threads, that tests move on: `pass_time` as time does, `jump` the wall
+    clock alone, as a wrong or corrected clock does, and as a suspended machine finds it."""
+
+    def __init__(self) -> None:
+        self._wall_ms, self._steady_s = 0, 0.0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._wall_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._steady_s
+
+    async def sleep(self, seconds: float) -> None:
+        until = self.monotonic() + seconds
+        while (left := until - self.monotonic()) > 0:  # noqa: ASYNC110  # the clock is moved from anywhere
+            await asyncio.sleep(min(left, 0.01))
+
+    def jump(self, seconds: float) -> None:
+        self._wall_ms += round(seconds * 1000)
+
+    def pass_time(self, seconds: float) -> None:
+        self._steady_s += seconds
+        self.jump(seconds)
 
 
 async def settle() -> None:

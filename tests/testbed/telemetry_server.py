@@ -43,6 +43,7 @@ class TelemetryServer(rpc.TelemetryServicer):
     refuse: Callable[[int, int], str] = lambda lane, seq: ""  # a reason, or "" to take it
     drop_after: int | None = None  # messages until the connection is dropped, once
     drop_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    welcomes: bool = True
     acks: bool = True
     instead_of_welcome: pb.CollectorMessage | None = None
     after_welcome: list[pb.CollectorMessage] = field(default_factory=list)
@@ -55,6 +56,7 @@ class TelemetryServer(rpc.TelemetryServicer):
     holdings: list[pb.Holding] = field(default_factory=list)
     rows: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)  # (entity key, ts) -> values
     repeated_rows: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)  # of each batch: its oldest and newest row
     broken: list[str] = field(default_factory=list)  # breaches of the protocol by the agent
     port: int = 0
     streams: int = 0
@@ -88,6 +90,8 @@ class TelemetryServer(rpc.TelemetryServicer):
                 if self.instead_of_welcome is not None:
                     yield self.instead_of_welcome
                     return
+                if not self.welcomes:
+                    continue
                 welcome = pb.Welcome(held=self._held(hello), ts_ms=self._now_ms(), collector="test", protocol=1)
                 yield pb.CollectorMessage(welcome=welcome)
                 if first:
@@ -134,13 +138,17 @@ class TelemetryServer(rpc.TelemetryServicer):
     def _take_batch(self, hello: pb.Hello, batch: pb.Batch) -> None:
         schemas = {schema.id: schema for schema in hello.schemas}
         keys = {entity.index: entity.key for entity in hello.entities}
+        times: list[int] = []
         for block in batch.blocks:
             if block.schema not in schemas:
                 self.broken.append(f"batch {batch.seq} has schema {block.schema}, which Hello did not tell")
                 continue
-            self._take_block(block, schemas[block.schema], keys)
+            times += self._take_block(block, schemas[block.schema], keys)
+        if times:
+            self.spans.append((min(times), max(times)))
 
-    def _take_block(self, block: pb.Block, schema: pb.Schema, keys: dict[int, str]) -> None:
+    def _take_block(self, block: pb.Block, schema: pb.Schema, keys: dict[int, str]) -> list[int]:
+        times = []
         row = record_struct(column.type for column in schema.columns)
         width = (len(schema.columns) + 7) // 8
         for number, found in enumerate(struct.iter_unpack(row.format, block.body)):
@@ -156,6 +164,8 @@ class TelemetryServer(rpc.TelemetryServicer):
                 continue
             self.repeated_rows += (keys[entity], ts_ms) in self.rows
             self.rows[keys[entity], ts_ms] = values
+            times.append(ts_ms)
+        return times
 
     def codes(self) -> list[str]:
         """Codes of the events, in order of their sequence."""
