@@ -230,7 +230,7 @@ class FakeNvml:
                 put(function, 0)
 
     def count_calls(self, path: Path) -> None:
-        """Count from now on; a process counts into the first file that it was told of."""
+        """Count from now on. The path is at most 91 characters long."""
         path.write_bytes(bytes(_CALLS.size * _CALL_FILE))
         self._calls = path
         self.system("calls", str(path))

@@ -113,7 +113,7 @@ class Inventory:
         Raises:
             LostError, DriverGoneError.
         """
-        if self._due_ms is not None and 0 <= self._due_ms - now_ms <= EVERY_MS + self._slot * SPREAD_MS:
+        if self._due_ms is not None and 0 < self._due_ms - now_ms <= EVERY_MS + self._slot * SPREAD_MS:
             return {}
         first = self._due_ms is None
         found = {f"gpu{self._slot}.{key}": value for key, value in self._ask(handle)}

@@ -56,12 +56,20 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned l
     return SUCCESS;
 }
 
-/* ---- older forms: they answer what the newer ones do ---- */
+/* ---- older forms: they answer what the newer ones do, also where those are not found ---- */
 
+static nvmlReturn_t of_newer(nvmlDevice_t device, const char *key, u64 *out) {
+    char value[92];
+    nvmlReturn_t r = scripted(key, device->slot);
+    if (r && r != FUNCTION_NOT_FOUND) return r;
+    if (!find('s', device->slot, key, value)) return NOT_SUPPORTED;
+    *out = strtoull(value, NULL, 0);
+    return SUCCESS;
+}
 nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, u64 *out) {
     ENTER(device);
     NEED(out);
-    return number(device, "nvmlDeviceGetCurrentClocksEventReasons", out);
+    return of_newer(device, "nvmlDeviceGetCurrentClocksEventReasons", out);
 }
 typedef struct { u64 total, free, used; } Memory1;
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, Memory1 *out) {
@@ -74,9 +82,12 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, Memory1 *out) {
 }
 typedef struct { unsigned char cluster[16]; int status; unsigned clique, state; } Fabric1;
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, Fabric1 *out) {
+    u64 state = 0;
     ENTER(device);
     NEED(out);
-    return number32(device, "nvmlDeviceGetGpuFabricInfoV", &out->state);
+    nvmlReturn_t r = of_newer(device, "nvmlDeviceGetGpuFabricInfoV", &state);
+    out->state = (unsigned)state;
+    return r;
 }
 
 /* ---- MIG ---- */

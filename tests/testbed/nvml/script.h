@@ -16,7 +16,7 @@ typedef int nvmlReturn_t;
 typedef unsigned long long u64;
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
-    LIBRARY_NOT_FOUND = 12, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+    LIBRARY_NOT_FOUND = 12, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 static const struct { int code; const char *name, *text; } CODES[] = {
     {0, "SUCCESS", "Success"}, {1, "UNINITIALIZED", "Uninitialized"}, {2, "INVALID_ARGUMENT", "Invalid Argument"},
@@ -164,13 +164,16 @@ static nvmlReturn_t scripted(const char *what, int gpu) {
 typedef struct { char function[56]; u64 n, driver; } Calls; /* of the file named by `calls`: CALLS of them, unused ones empty */
 #define CALLS 256
 static Calls *calls;
+static char calls_path[92];
 
 /* With `lock` held: the counts live in a file that another process can read, and outlive this one. */
 static void open_calls(void) {
     char name[92];
     Entry *e = table ? place('s', -1, "calls") : NULL;
-    if (calls || !e || !e->verb) return;
+    if (!e || !e->verb || !strcmp(calls_path, e->value)) return;
+    if (calls) munmap(calls, CALLS * sizeof *calls);
     snprintf(name, sizeof name, "%s", e->value);
+    snprintf(calls_path, sizeof calls_path, "%s", name);
     int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file < 0 || ftruncate(file, CALLS * sizeof *calls)) refuse_script("calls: its file cannot be written");
     calls = mmap(NULL, CALLS * sizeof *calls, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
