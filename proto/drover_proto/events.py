@@ -37,6 +37,7 @@ LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "driver_hung": "calls into the driver do not return",
         "driver_back": "a hung driver answers again",
         "driver_missing": "there is no usable NVIDIA driver",
+        "driver_released": "the agent let go of the NVIDIA driver for a while, at an operator's request",
         "spool_dropped": "the agent dropped stored data for want of space or age",
         "spool_unwritable": "the agent cannot write its spool and keeps data in memory",
         "batch_rejected": "the collector refused data of this agent",
