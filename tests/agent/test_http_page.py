@@ -115,7 +115,7 @@ def test_a_page_is_bounded() -> None:
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nup 1\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nup 1\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 2xx OK\r\n\r\n",
         b"\0" * 100_000,
     ],
