@@ -20,6 +20,7 @@ import pytest
 from drover_agent import outbox, uplink
 from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.segments import MAGIC
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
@@ -271,7 +272,7 @@ def test_spool_file_damaged(tmp_path: Path, harm: str) -> None:
 def _damage(folder: Path, harm: str) -> None:
     for path in (max(folder.glob("telemetry-*")), max(folder.glob("events-*"))):
         content = bytearray(path.read_bytes())
-        middle = len(content) // 2
+        middle = content.find(MAGIC, len(content) // 2) + 20  # in a record
         if harm == "cut":
             del content[middle:]
         elif harm == "flipped":
