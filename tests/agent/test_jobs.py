@@ -24,7 +24,7 @@ from drover_agent.config import AgentConfig
 from drover_agent.look import Look
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.jobs import HIDDEN, TROUBLE, JobsSource
+from drover_agent.sources.jobs import HIDDEN, INITIAL, TROUBLE, JobsSource
 from drover_agent.sources.slurm import NO_ENVIRONMENT
 from drover_proto.catalog import Scope
 from testbed import slurm
@@ -89,13 +89,26 @@ def test_case(case: Path, tmp_path: Path) -> None:
 def proc(tmp_path: Path) -> Path:
     """A machine with init alone."""
     process(tmp_path / "proc", 1, "systemd", 0)
+    namespace(tmp_path / "proc", INITIAL)
     return tmp_path / "proc"
+
+
+def namespace(proc: Path, name: str) -> None:
+    (proc / "self/ns").mkdir(parents=True, exist_ok=True)
+    (proc / "self/ns/pid").unlink(missing_ok=True)
+    (proc / "self/ns/pid").symlink_to(name)
 
 
 def process(proc: Path, pid: int, name: str, parent: int, cgroup: str = "/", **files: str) -> None:
     folder = proc / str(pid)
     (folder / f"task/{pid}").mkdir(parents=True)
-    files = {"comm": name, "stat": f"{pid} ({name}) S {parent} 0", "cgroup": f"0::{cgroup}", **files}
+    files = {
+        "comm": name,
+        "stat": f"{pid} ({name}) S {parent} 0",
+        "cgroup": f"0::{cgroup}",
+        "status": "Uid:\t0",
+        **files,
+    }
     for file, text in files.items():
         (folder / file).write_text(text + ("" if text.endswith("\0") else "\n"))
     (folder / f"task/{pid}/children").write_text("")
@@ -204,12 +217,37 @@ def forbid(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) -> Non
     monkeypatch.setattr("builtins.open", open_)
 
 
-def test_where_processes_are_hidden_no_gpu_is_called_free(proc: Path) -> None:
-    gpus = node(1)
-    jobs = source(gpus, proc)
-    end(proc, 1)
-    reading = jobs.read(T)
+@pytest.mark.parametrize("how", ["hidepid", "namespace"])
+def test_where_processes_are_hidden_no_gpu_is_called_free(proc: Path, how: str) -> None:
+    if how == "hidepid":
+        end(proc, 1)
+    else:
+        namespace(proc, "pid:[4026532000]")
+    reading = source(node(1), proc).read(T)
     assert (reading.holdings, reading.inventory) == ([], {TROUBLE: HIDDEN})
+
+
+def test_what_a_user_calls_a_process_or_a_login_a_cgroup_makes_no_job(proc: Path) -> None:
+    gpus = node(2)
+    process(proc, 700, "slurmstepd", 1, cmdline="slurmstepd: [7.0]\0", status="Uid:\t1000\t1000\t1000\t1000")
+    process(proc, 701, "python", 700)
+    login = "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_9/step_0/user/task_0"
+    process(proc, 702, "python", 1, cgroup=login)
+    gpus.tell_pids(0, (701,))
+    gpus.tell_pids(1, (702,))
+    assert source(gpus, proc).read(T).holdings == [(0, None), (1, None)]
+
+
+@pytest.mark.parametrize(("user", "job"), [("1000", "7"), ("1001", None)])
+def test_a_process_that_left_its_step_belongs_to_the_job_that_it_names_if_that_is_its_users(
+    proc: Path, user: str, job: str | None
+) -> None:
+    gpus = node(1)
+    start_job(proc, 7, "SLURM_JOB_ID=7\0")
+    (proc / "7001/status").write_text("Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n")
+    process(proc, 800, "python", 1, environ="SLURM_JOB_ID=7\0", status=f"Uid:\t{user}\t{user}\t{user}\t{user}")
+    gpus.tell_pids(0, (800,))
+    assert source(gpus, proc).read(T).holdings == [(0, job)]
 
 
 def test_a_node_without_gpus_asks_nobody(tmp_path: Path) -> None:

@@ -25,7 +25,11 @@ from drover_agent.sources.slurm import SlurmJobs, job_in_cgroup
 RESULT_LOST_S = 2.5  # a read of about the sampler's limit may have been given up: all is told again then
 MAX_ANCESTORS = 64
 TROUBLE = "jobs.trouble"  # key of the inventory
-HIDDEN = "other users' processes cannot be seen, so nobody can be said not to hold a GPU: mount /proc without hidepid"
+HIDDEN = (
+    "other users' processes cannot be seen, so that no GPU can be said to be held by nobody: mount /proc without "
+    "hidepid for the agent, and run it in the machine's own PID namespace (hostPID in Kubernetes)"
+)
+INITIAL = "pid:[4026531836]"  # the machine's own namespace (kernel: include/linux/proc_ns.h, PROC_PID_INIT_INO)
 
 _log = logging.getLogger(__name__)
 
@@ -122,9 +126,10 @@ class JobsSource:
             return None, False
 
     def _sees_all(self) -> bool:
-        """Not where /proc is mounted with hidepid. access(2) would not count capabilities."""
+        """Not where /proc is mounted with hidepid or is that of a container."""
         try:
-            return bool(self._parent(1))
+            self._parent(1)
+            return str((self._proc / "self/ns/pid").readlink()) == INITIAL
         except (OSError, ValueError, IndexError):
             return False
 
@@ -137,11 +142,7 @@ class JobsSource:
         """For a process that left its step, where Slurm tracks processes by their parents."""
         if not self._slurm.running:
             return None, True
-        text = (self._proc / str(process) / "environ").read_text("utf-8", "replace")
-        for item in text.split("\0"):
-            if item.startswith("SLURM_JOB_ID=") and (job := item.partition("=")[2]) in self._slurm.running:
-                return job, True
-        return None, True
+        return self._slurm.by_environment(str(process)), True
 
     def _slot_of(self, device: str) -> int | None:
         """The GPU with a UUID, or of which an instance has it, or behind the device file of this number."""

@@ -9,6 +9,9 @@ environment of processes, which an unprivileged agent cannot read on some nodes 
 Which GPUs a job was given, used or not, stands in the environment of its batch script (SLURM_JOB_GPUS) and of its
 steps (SLURM_STEP_GPUS; sbatch(1), srun(1)): reading it needs the same user or CAP_SYS_PTRACE. The device cgroup tells
 no more: version 2 keeps it as a BPF program.
+
+Users may call their processes and cgroups what they like, so a step daemon counts only when it is root's (SlurmdUser,
+slurm.conf(5)), a cgroup only outside those of logins, an environment only of the job's own user.
 """
 
 from __future__ import annotations
@@ -21,8 +24,13 @@ from pathlib import Path
 
 # /slurm/uid_1000/job_7/step_0 (cgroup v1), /system.slice/slurmstepd.scope/job_7/step_0/user/task_0 (v2); with several
 # slurmd on a machine /slurm_NODE/... and /system.slice/NODE_slurmstepd.scope/... (Slurm: src/plugins/cgroup).
-_CGROUP = re.compile(r"/(?:slurm(?:_[^/]+)?(?:/uid_\d+)?|(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)(?=/|$)", re.MULTILINE)
+_CGROUP = re.compile(
+    r"^\d+:[^:\n]*:(?!/user\.slice/)[^\n]*?/(?:slurm(?:_[^/\n]+)?(?:/uid_\d+)?|(?:[^/\n]+_)?slurmstepd\.scope)"
+    r"/job_(\d+)(?=/|$)",
+    re.MULTILINE,
+)
 _TITLE = re.compile(r"slurmstepd: \[(\d+)\.([^\]]*)\]")
+_USER = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)  # of /proc/PID/status: proc(5)
 _SCRIPTS = ("batch", "interactive")  # steps whose environment tells the GPUs of the whole job on this node
 
 NO_ENVIRONMENT = (
@@ -42,6 +50,7 @@ class _Job:
     gpus: set[int] = field(default_factory=set)  # slots that it was seen to hold, since it began
     complete: bool = False  # no other GPU of this node is its own
     told: set[int] = field(default_factory=set)  # step daemons whose processes have told
+    user: int | None = None  # whose it is, once a process has told
 
 
 class SlurmJobs:
@@ -68,7 +77,9 @@ class SlurmJobs:
             name = self._name(process)
             if name == "slurmstepd":
                 # Without a title it has only begun: the next look will tell.
-                if found := _TITLE.match(self._read(process, "cmdline")):
+                if not self._is_of_root(process):
+                    self._others.add(process)
+                elif found := _TITLE.match(self._read(process, "cmdline")):
                     self._steps[process] = found[1], found[2]
             elif name not in ("", "slurmd"):  # gone, or perhaps a step daemon about to be
                 self._others.add(process)
@@ -103,6 +114,19 @@ class SlurmJobs:
         found = self._steps.get(str(process))
         return found[0] if found else None
 
+    def by_environment(self, process: str) -> str | None:
+        """The job that a process says it belongs to, if that is its user's and runs here.
+
+        Raises:
+            OSError: it has ended, or is not to be read.
+        """
+        with open(f"{self._proc}/{process}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            for item in file.read().split("\0"):
+                name, _, job = item.partition("=")
+                if name == "SLURM_JOB_ID" and job in self._jobs and self._jobs[job].user == self._user(process):
+                    return job
+        return None
+
     def _ask(self, job: _Job, process: str, step: str) -> None:
         for child in self._children(process):
             try:
@@ -120,6 +144,7 @@ class SlurmJobs:
             job.gpus |= {slot for slot in slots if slot is not None}
             job.complete = job.complete or (of_job and None not in slots)
             job.told.add(int(process))
+            job.user = self._user(child)
             return
 
     def _children(self, process: str) -> Iterator[str]:
@@ -130,6 +155,14 @@ class SlurmJobs:
             return
         for thread in threads:
             yield from self._read(process, f"task/{thread}/children").split()
+
+    def _user(self, process: str) -> int | None:
+        """Real user of a process that has not ended."""
+        found = _USER.search(self._read(process, "status"))
+        return int(found[1]) if found else None
+
+    def _is_of_root(self, process: str) -> bool:
+        return self._user(process) in (0, None)  # ended meanwhile: the next look will tell
 
     def _name(self, process: str) -> str:
         return self._read(process, "comm").rstrip("\n")
