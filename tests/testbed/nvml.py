@@ -189,7 +189,7 @@ class FakeNvml:
                         self.set(gpu, f"{key}.{link}", value)
 
     def system(self, key: str, value: str) -> None:
-        """`devices`, `driver`, `nvml`, `cuda`, `fields`, `down` or `calls`."""
+        """`devices`, `driver`, `nvml`, `cuda`, `fields`, `library`, `down` or `calls`."""
         self._put(key, value=value)
 
     def set(self, gpu: int, key: str, value: str | float) -> None:

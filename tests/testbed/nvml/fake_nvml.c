@@ -21,6 +21,7 @@
  *   block GPU FUNCTION             FUNCTION does not return while this line stands
  *   cost GPU FUNCTION SLEEP_US SPIN_US   what each call costs: time asleep, then time busy; FUNCTION may be *.
  *                                  A batch of field values costs this for each driver call that it takes.
+ *   library V                      the driver is of this version: a library from a file of another one's name fails
  *   down CODE                      no call works, nor does nvmlInit: the driver was unloaded, say
  *   lost GPU                       every call on the GPU fails with GPU_IS_LOST
  *   gone GPU                       likewise, and the next nvmlInit does not find it

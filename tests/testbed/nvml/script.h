@@ -15,8 +15,9 @@
 typedef int nvmlReturn_t;
 typedef unsigned long long u64;
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
-    LIBRARY_NOT_FOUND = 12, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    TIMEOUT = 10, LIBRARY_NOT_FOUND = 12, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15,
+    LIB_RM_VERSION_MISMATCH = 18, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 static const struct { int code; const char *name, *text; } CODES[] = {
     {0, "SUCCESS", "Success"}, {1, "UNINITIALIZED", "Uninitialized"}, {2, "INVALID_ARGUMENT", "Invalid Argument"},
@@ -77,7 +78,7 @@ static void parse(char *line) {
     int n = sscanf(line, "%15s %91s %75s %91[^\n]", verb, gpu, key, value);
     if (n == 2 && (!strcmp(verb, "devices") || !strcmp(verb, "driver") || !strcmp(verb, "nvml") ||
                    !strcmp(verb, "cuda") || !strcmp(verb, "calls") || !strcmp(verb, "fields") ||
-                   !strcmp(verb, "down"))) {
+                   !strcmp(verb, "down") || !strcmp(verb, "library"))) {
         store('s', -1, verb, gpu);
         return;
     }
@@ -223,9 +224,28 @@ static nvmlReturn_t act_for(const char *function, int slot, unsigned driver_call
 }
 static nvmlReturn_t act(const char *function, int slot) { return act_for(function, slot, 1); }
 
-/* Why no call works: the driver was unloaded, say. */
+/* The version in the name of the file that this library was loaded from, as "580.95.05"; "" where it has none. */
+static const char *own_version(void) {
+    static char version[92];
+    static int known;
+    FILE *maps = known ? NULL : fopen("/proc/self/maps", "r");
+    char line[4200];
+    while (maps && !known && fgets(line, sizeof line, maps)) {
+        unsigned long from, to;
+        char *name = strstr(line, "libnvidia-ml.so.");
+        if (!name || sscanf(line, "%lx-%lx", &from, &to) != 2) continue;
+        if ((unsigned long)(uintptr_t)own_version < from || (unsigned long)(uintptr_t)own_version >= to) continue;
+        sscanf(name, "libnvidia-ml.so.%91[0-9.]", version);
+        known = 1;
+    }
+    if (maps) fclose(maps);
+    return version;
+}
+
+/* Why no call works: the driver was unloaded, say, or another version than this library's was loaded. */
 static nvmlReturn_t down(void) {
     char code[92];
+    if (find('s', -1, "library", code) && strcmp(code, own_version())) return LIB_RM_VERSION_MISMATCH;
     return find('s', -1, "down", code) ? code_of(code) : SUCCESS;
 }
 
