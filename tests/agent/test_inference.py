@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drover_agent.config import load_config
 from drover_agent.sources.base import Reading
 from drover_agent.sources.inference import MAX_MODELS, NAMES, SIT_OUT, InferenceSource, quantile, urls_trouble
 from drover_proto.catalog import Scope
+from drover_proto.settings import SettingsError
 from testbed.pages import Served, serving
 
 ROOT = Path(__file__).parents[1] / "cases/agent"
@@ -210,3 +212,20 @@ def test_settings_that_are_wrong(urls: tuple[str, ...], message: str) -> None:
 def test_settings_that_are_right() -> None:
     assert urls_trouble(("chat=http://127.0.0.1:8000/metrics", "embed.2=http://[::1]:8002/metrics?a=b")) is None
     assert InferenceSource("n1", []).read(T) == Reading()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('inference_urls=["chat"]', "inference_urls: must be names and addresses"),
+        ("dcgm_url=localhost:9400", "dcgm_url: 'localhost:9400' must be an address"),
+    ],
+)
+def test_the_settings_file_is_refused_with_the_key(setting: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_config(None, [setting])
+
+
+def test_a_model_whose_name_is_not_for_a_terminal(page: Served) -> None:
+    page.body = b'nv_inference_pending_request_count{model="a\\n\x1b[31mb"} 1\n'
+    assert rows(source(page).read(T)).keys() == {"n1/chat:a??[31mb"}

@@ -78,13 +78,13 @@ class DcgmSource:
         self._xids: dict[Entity, int] = {}  # the last XID of each GPU
         self.skipped: Counter[str] = Counter()  # rows of the last page that were left out, by why
         self._logged: set[str] = set()
-        self._trouble = ""
+        self._trouble, self._why = "", Absent.LOST  # of the last read that failed
 
     def read(self, now_ms: int) -> Reading:
         if self._began_ms is None:
             self._began_ms = now_ms
         if 0 < self._next_try_ms - now_ms <= RETRY_MS:  # more than that: the clock was set back
-            return self._without(Absent.LOST)
+            return self._without(self._why)
         try:
             found = parse(self._page.read(), _WANTED)
             if not found:
@@ -110,7 +110,7 @@ class DcgmSource:
             if not self._auto and text != self._trouble:
                 _log.warning("no metrics from dcgm-exporter: %s", text)
             self._next_try_ms = now_ms + RETRY_MS
-        self._trouble = text
+        self._trouble, self._why = text, why
         reading = self._without(why)
         if self._failed == LOST_READS:
             reading.inventory = {"dcgm.page": ""}

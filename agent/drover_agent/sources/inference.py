@@ -134,63 +134,52 @@ class _Server:
     def _take(
         self, reading: Reading, engine: Engine, found: Mapping[str, list[Sample]], before: Counts | None, since_s: float
     ) -> None:
-        models = self._models(engine, found)
-        rows = {model: _entity(f"{self.key}:{model[-MAX_MODEL:]}" if model else self.key) for model in models}
+        models = self._by_model(engine, found)
+        rows = {model: _entity(f"{self.key}:{_printable(model)}" if model else self.key) for model in models}
         for model, entity in self.entities.items():
             if model not in rows:  # unloaded: told once, for an absence lasts until there is a value
                 reading.absent += [(entity, name, Absent.LOST) for name in NAMES]
         self.entities = rows
         for model, entity in rows.items():
-            values, absent = self._row(engine, model, found, before, since_s)
+            values, absent = self._row(engine, models[model], before, since_s)
             for name, value in values.items():
                 if not BY_NAME[name].low <= value <= BY_NAME[name].high:
                     absent[name] = Absent.OUT_OF_RANGE
             reading.rows.append((entity, {n: v for n, v in values.items() if n not in absent}))
             reading.absent += [(entity, name, why) for name, why in absent.items()]
 
-    def _models(self, engine: Engine, found: Mapping[str, list[Sample]]) -> list[str]:
-        """What rows there are: models, or "" for all of the server."""
-        models = {
-            labels.get(engine.model, "") for name in engine.names() for labels, _ in found.get(name, ())
-        }  # in no order yet
+    def _by_model(self, engine: Engine, found: Mapping[str, list[Sample]]) -> dict[str, dict[str, list[Sample]]]:
+        """Model, or "" for all of the server -> the samples of each name."""
+        models: dict[str, dict[str, list[Sample]]] = {}
+        for name in set(engine.names()) & found.keys():
+            for sample in found[name]:
+                labels = sample[0]
+                if not any(key in labels and labels[key] not in total for key, total in TOTALS.items()):
+                    models.setdefault(labels.get(engine.model, ""), {}).setdefault(name, []).append(sample)
         self.split |= engine.per_model or len(models) > 1
         if not self.split:
-            return [""]
+            return {"": next(iter(models.values()), {})}
         if len(models) > MAX_MODELS and not self.crowded:
             self.crowded = True
             _log.warning("inference server %s: %d models; %d are told of", self.name, len(models), MAX_MODELS)
-        return sorted(models)[:MAX_MODELS]
+        return {model: models[model] for model in sorted(models)[:MAX_MODELS]}
 
     def _row(
-        self,
-        engine: Engine,
-        model: str,
-        found: Mapping[str, list[Sample]],
-        before: Counts | None,
-        since_s: float,
+        self, engine: Engine, found: Mapping[str, list[Sample]], before: Counts | None, since_s: float
     ) -> tuple[dict[str, float], dict[str, Absent]]:
         """The values of one model, and why others are missing; what needs a window or a request is in neither."""
         values: dict[str, float] = {}
         absent: dict[str, Absent] = {}
-
-        def samples(choices: tuple[Series, ...]) -> tuple[Series, list[Sample]] | None:
-            for series in choices:
-                if fitting := [s for s in found.get(series.name, ()) if self._fits(engine, model, series, s[0])]:
-                    return series, fitting
-            return None
-
         for name, choices in (("requests_running", engine.running), ("requests_waiting", engine.waiting)):
-            if (got := samples(choices)) is None:
+            if (got := _first(choices, found)) is None:
                 absent[name] = Absent.UNSUPPORTED
             else:
                 values[name] = sum(value for _, value in got[1])
-        if (got := samples(engine.tokens)) is None:
+        if (got := _first(engine.tokens, found)) is None:
             absent["tokens_per_s"] = Absent.UNSUPPORTED
-        else:
-            grown = self._grown(got, before)
-            if grown is not None:
-                values["tokens_per_s"] = sum(growth for _, growth in grown) / since_s
-        if (got := samples(engine.ttft)) is None:
+        elif (grown := self._grown(got, before)) is not None:
+            values["tokens_per_s"] = sum(growth for _, growth in grown) / since_s
+        if (got := _first(engine.ttft, found)) is None:
             absent |= {name: Absent.UNSUPPORTED for name, _ in _LATENCY}
         elif (grown := self._grown(got, before)) is not None:
             buckets: dict[float, float] = {}
@@ -205,13 +194,6 @@ class _Server:
                 if value is not None:
                     values[name] = value
         return values, absent
-
-    def _fits(self, engine: Engine, model: str, series: Series, labels: Mapping[str, str]) -> bool:
-        if self.split and labels.get(engine.model, "") != model:
-            return False
-        if any(key in labels and labels[key] not in total for key, total in TOTALS.items()):
-            return False
-        return all(labels.get(key) == value for key, value in series.only)
 
     def _grown(self, got: tuple[Series, list[Sample]], before: Counts | None) -> list[Sample] | None:
         """By how much each counter grew since the last page, `before`; None without one.
@@ -251,6 +233,21 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
     if at == 0 and bounds[0] <= 0:
         return bounds[0]
     return low + (bounds[at] - low) * (rank - below) / (counts[at] - below)
+
+
+def _first(choices: tuple[Series, ...], found: Mapping[str, list[Sample]]) -> tuple[Series, list[Sample]] | None:
+    """The first of these series that is there, and its samples."""
+    for series in choices:
+        samples = found.get(series.name, [])
+        if series.only:
+            samples = [s for s in samples if all(s[0].get(key) == value for key, value in series.only)]
+        if samples:
+            return series, samples
+    return None
+
+
+def _printable(model: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in model[-MAX_MODEL:])
 
 
 def _entity(key: str) -> Entity:
