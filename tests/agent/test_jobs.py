@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -372,30 +373,48 @@ def test_a_socket_that_may_not_be_used_is_told_with_its_mend(
     assert kubelet.asked == 0
 
 
-def refused(path: Path, pipe: Any) -> None:
-    """In a process of its own, as nobody."""
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-    jobs = source(node(2), Path("/proc"), path)
-    pipe.send([(reading.holdings, reading.inventory) for reading in (jobs.read(T), jobs.read(T))])
+def as_nobody(proc: Path, kubelet: Path | None) -> list[tuple[list[tuple[int, str | None]], dict[str, str]]]:
+    """What two readings give to an unprivileged user, by a process of its own."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def work() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        jobs = source(node(2), proc, kubelet)
+        theirs.send([(reading.holdings, reading.inventory) for reading in (jobs.read(T), jobs.read(T))])
+
+    reader = context.Process(target=work)
+    reader.start()
+    assert ours.poll(20), "the reader does not answer"
+    reader.join(20)
+    found: list[tuple[list[tuple[int, str | None]], dict[str, str]]] = ours.recv()
+    return found
+
+
+@pytest.mark.system
+def test_a_proc_that_hides_other_users_processes_frees_no_gpu() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="drover-proc-"))
+    folder.chmod(0o755)
+    subprocess.run(["mount", "-t", "proc", "-o", "hidepid=invisible", "proc", folder], check=True)
+    try:
+        assert as_nobody(folder, None) == [([], {TROUBLE: HIDDEN}), ([], {})]
+    finally:
+        subprocess.run(["umount", folder], check=True)
+        folder.rmdir()
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("forbidden", ["folder", "socket"])
-def test_a_socket_of_root_is_no_business_of_nobody(tmp_path: Path, forbidden: str) -> None:
+def test_a_socket_of_root_is_no_business_of_nobody(forbidden: str) -> None:
     folder = Path(tempfile.mkdtemp(prefix="drover-kubelet-"))
     folder.chmod(0o700 if forbidden == "folder" else 0o755)
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
     with socket.socket(socket.AF_UNIX) as listener:  # not gRPC's, whose threads a fork would not survive
         listener.bind(str(folder / "kubelet.sock"))
         listener.listen()
         (folder / "kubelet.sock").chmod(0o600)
-        reader = multiprocessing.get_context("fork").Process(target=refused, args=(folder / "kubelet.sock", theirs))
-        reader.start()
-        assert ours.poll(20), "the reader does not answer"
-        (first, trouble), (second, nothing_new) = ours.recv()
-        reader.join(20)
+        (first, trouble), (second, nothing_new) = as_nobody(Path("/proc"), folder / "kubelet.sock")
     assert "permission denied" in trouble[TROUBLE]
     assert (first, second, nothing_new) == ([], [], {})
     shutil.rmtree(folder)
