@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import signal
@@ -80,6 +79,8 @@ def _run(argv: list[str]) -> int:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     if options.command == "run":
+        import asyncio
+
         return asyncio.run(_serve(config))
     if options.command == "release":
         return _release(config, options.seconds)
@@ -122,6 +123,9 @@ def _look(config: AgentConfig, options: argparse.Namespace) -> int:
 
 async def _serve(config: AgentConfig) -> int:
     """Run until SIGTERM or SIGINT, which end it cleanly. systemd, where it is there, is told how it goes."""
+    import asyncio
+
+    from drover_agent import lean
     from drover_agent.clock import SystemClock
     from drover_agent.runtime import NodeRuntime
     from drover_agent.systemd_notify import Notifier, Tender, tended
@@ -137,6 +141,12 @@ async def _serve(config: AgentConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+
+    def settle() -> None:
+        lean.settle()
+        loop.call_later(lean.AGAIN_S, settle)
+
+    loop.call_later(lean.SETTLED_S, settle)
     try:
         await tended(tender, work)
     except asyncio.CancelledError:

@@ -1,0 +1,304 @@
+"""What the agent costs a node with 8 GPUs, beside Debian's prometheus-node-exporter scraped once a second.
+
+The agent is a whole one: nvidia-ml-py on the C stand-in for NVML (`tests/testbed/nvml`), GPM, the kernel log, 8
+InfiniBand ports, the host, a spool on disk, a stream over mutual TLS to a real collector. node_exporter has its default
+collectors and the same /sys, and is asked as Prometheus asks it (connection kept, gzip). Both run in the same minute;
+CPU is user and system time out of /proc/PID/stat. What the stand-in's calls cost counts as the agent's, so there are
+two minutes: in the first they sleep as long as real ones may take (140 us, 4.5 ms for process lists), in the second
+they keep the CPU busy as long. Prints one JSON line; the goals are for the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from load.certificates import Authority
+from load.collector import Collector, running
+from load.fleet import Shape, name
+
+from testbed.nvml import FakeNvml, build
+from testbed.system_processes import free_port, reachable
+from testbed.waiting import wait_until
+
+EXPORTER = "prometheus-node-exporter"
+GPUS, PORTS = 8, 8
+CPU_GOAL, MEMORY_GOAL_MIB, IMPORT_GOAL_S = 0.35, 45.0, 0.2
+HERTZ = os.sysconf("SC_CLK_TCK")
+IMPORTS = 15  # fresh processes
+# What a running agent on such a node loads, whether at its start or later.
+MODULES = ("main", "runtime", "sources.nvml", "sources.host", "sources.infiniband", "sources.kmsg")
+# What Prometheus 2 sends.
+HEADERS = {
+    "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "Accept-Encoding": "gzip",
+}
+IB_COUNTERS = (
+    "symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "port_rcv_remote_physical_errors",
+    "port_rcv_switch_relay_errors", "port_xmit_discards", "port_xmit_constraint_errors", "port_rcv_constraint_errors",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "VL15_dropped", "port_xmit_data",
+    "port_rcv_data", "port_xmit_packets", "port_rcv_packets", "unicast_rcv_packets", "unicast_xmit_packets",
+    "multicast_rcv_packets", "multicast_xmit_packets", "port_xmit_wait",
+)  # fmt: skip
+IB_HW_COUNTERS = (
+    "out_of_buffer", "out_of_sequence", "duplicate_request", "rnr_nak_retry_err", "packet_seq_err",
+    "implied_nak_seq_err", "local_ack_timeout_err", "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled",
+    "rp_cnp_ignored", "rx_icrc_encapsulated", "req_cqe_error", "req_remote_access_errors", "resp_cqe_error",
+    "roce_adp_retrans", "lifespan", "rx_read_requests", "rx_write_requests",
+)  # fmt: skip
+
+
+def system(folder: Path) -> Path:
+    """/sys as it is here, and 8 InfiniBand ports (mlx5, NDR) that this machine does not have."""
+    root = folder / "sys"
+    (root / "class").mkdir(parents=True)
+    for entry in Path("/sys").iterdir():
+        if entry.name != "class":
+            (root / entry.name).symlink_to(entry)
+    for entry in Path("/sys/class").iterdir():
+        if entry.name != "infiniband":
+            (root / "class" / entry.name).symlink_to(entry)
+    for number in range(PORTS):
+        device = root / f"class/infiniband/mlx5_{number}"
+        port = device / "ports/1"
+        for part in ("counters", "hw_counters"):
+            (port / part).mkdir(parents=True)
+        values = {
+            "fw_ver": "28.39.1002", "hca_type": "MT4129", "board_id": "MT_0000000838", "node_type": "1: CA",
+            "ports/1/state": "4: ACTIVE", "ports/1/phys_state": "5: LinkUp", "ports/1/rate": "400 Gb/sec (4X NDR)",
+            "ports/1/link_layer": "InfiniBand", "ports/1/lid": "0x12", "ports/1/sm_lid": "0x1",
+            **{f"ports/1/counters/{counter}": str(1000 + number) for counter in IB_COUNTERS},
+            **{f"ports/1/hw_counters/{counter}": str(2000 + number) for counter in IB_HW_COUNTERS},
+        }  # fmt: skip
+        for file, value in values.items():
+            (device / file).write_text(value + "\n")
+    return root
+
+
+class Wire:
+    """A TCP forwarder that counts the bytes of both ways: TLS and all, without the headers of TCP."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self.sent = self.received = 0
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, daemon=True).start()
+        self._ready.wait(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._ready.set()
+        self._loop.run_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        await asyncio.gather(self._pump(reader, far_writer, "sent"), self._pump(far_reader, writer, "received"))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: str) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                setattr(self, count, getattr(self, count) + len(data))
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+class Watched:
+    """A process from outside."""
+
+    def __init__(self, pid: int) -> None:
+        self._proc = Path(f"/proc/{pid}")
+        self._cpu_s, self._switches, self._threads_s = self.cpu_s(), self._switched(), self._by_thread()
+        self.rss = self.pss = 0.0
+        self.threads = 0
+
+    def look(self) -> None:
+        rows = dict(line.split(":", 1) for line in (self._proc / "smaps_rollup").read_text().splitlines()[1:])
+        self.rss, self.pss = (
+            max(before, int(rows[key].split()[0]) / 1024) for before, key in ((self.rss, "Rss"), (self.pss, "Pss"))
+        )
+        self.threads = len(list((self._proc / "task").iterdir()))
+
+    def cpu_s(self) -> float:
+        fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / HERTZ
+
+    def _switched(self) -> int:
+        total = 0
+        for status in self._proc.glob("task/*/status"):
+            total += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+        return total
+
+    def _by_thread(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for task in (self._proc / "task").iterdir():
+            label = "main" if task.name == self._proc.name else (task / "comm").read_text().strip()
+            found[label] = found.get(label, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e9
+        return found
+
+    def report(self, seconds: float) -> dict[str, Any]:
+        threads = {
+            label: round((spent_s - self._threads_s.get(label, 0.0)) / seconds * 1000, 2)
+            for label, spent_s in self._by_thread().items()
+        }
+        return {
+            "cpu_ms_per_s": round((self.cpu_s() - self._cpu_s) / seconds * 1000, 2),
+            "rss_mib": round(self.rss, 1),
+            "pss_mib": round(self.pss, 1),
+            "threads": self.threads,
+            "wakeups_per_s": round((self._switched() - self._switches) / seconds, 1),
+            "cpu_ms_per_s_by_thread": {k: v for k, v in sorted(threads.items(), key=lambda row: -row[1]) if v >= 0.01},
+        }
+
+
+@contextlib.contextmanager
+def process(log: Path, command: list[str], env: dict[str, str] | None = None) -> Iterator[int]:
+    """It must not end by itself."""
+    with log.open("w") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output, env=env)
+        try:
+            yield child.pid
+        finally:
+            if child.poll() is not None:
+                raise SystemExit(f"{command[0]} ended by itself: {log.read_text()[-2000:]}")
+            child.terminate()
+            child.wait(30)
+
+
+class Scraper:
+    """One Prometheus."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        self.bytes = self.pages = 0
+
+    def scrape(self) -> None:
+        self._connection.request("GET", "/metrics", headers=HEADERS)
+        answer = self._connection.getresponse()
+        self.bytes += len(answer.read())
+        self.pages += 1
+        if answer.status != 200:
+            raise SystemExit(f"{EXPORTER} answers {answer.status}")
+
+
+def minute(
+    folder: Path, fake: FakeNvml, collector: Collector, sys_root: Path, warm_s: int, seconds: int
+) -> dict[str, Any]:
+    """Both for `warm_s`, then for `seconds` that count."""
+    wire, port = Wire(collector.address), free_port()
+    settings = {
+        "node": name(0), "collectors": [wire.address], "hardware": "nvml", "sys_root": str(sys_root),
+        "spool.dir": str(folder / "spool"), "log_level": "warning",
+        "tls.ca": f"{folder}/ca.crt", "tls.cert": f"{folder}/agent.crt", "tls.key": f"{folder}/agent.key",
+    }  # fmt: skip
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    with (
+        process(
+            folder / "exporter.log", [EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--path.sysfs={sys_root}"]
+        ) as theirs,
+        process(
+            folder / "agent.log", [sys.executable, "-m", "drover_agent.main", "run", *sets], os.environ | fake.env()
+        ) as ours,
+    ):
+        wait_until(lambda: reachable("127.0.0.1", port), f"{EXPORTER} answers")
+        scraper = Scraper(port)
+        for _ in each_second(warm_s):
+            scraper.scrape()
+        agent, exporter = Watched(ours), Watched(theirs)
+        before, stored, pages = wire.sent, collector.status().samples_stored, scraper.bytes
+        began_s = time.monotonic()
+        for _ in each_second(seconds):
+            scraper.scrape()
+            agent.look()
+            exporter.look()
+        spent_s = time.monotonic() - began_s
+        found = {"agent": agent.report(spent_s), "node_exporter": exporter.report(spent_s)}
+        found["agent"]["wire_bytes_per_s"] = round((wire.sent - before) / spent_s)
+        found["agent"]["values_stored_per_s"] = round((collector.status().samples_stored - stored) / spent_s)
+        found["node_exporter"]["wire_bytes_per_s"] = round((scraper.bytes - pages) / spent_s)
+    found["agent"]["log_lines"] = len((folder / "agent.log").read_text().splitlines())
+    cpu = found["agent"]["cpu_ms_per_s"] / found["node_exporter"]["cpu_ms_per_s"]
+    return {"cpu_ratio": round(cpu, 3), "idle_ratio": round(1 - found["agent"]["cpu_ms_per_s"] / 1000, 4), **found}
+
+
+def each_second(count: int) -> Iterator[int]:
+    """Steadily, half a second after the agent's ticks begin."""
+    begin_s = math.ceil(time.time()) + 0.5
+    for number in range(count):
+        time.sleep(max(begin_s + number - time.time(), 0))
+        yield number
+
+
+def import_s() -> dict[str, float]:
+    """Seconds in which a fresh interpreter imports `main`, and all that a running agent loads; the least of IMPORTS."""
+    found = {}
+    for what, modules in (("import_main_s", MODULES[:1]), ("import_all_s", MODULES)):
+        names = ", ".join(f"drover_agent.{module}" for module in modules)
+        program = f"import time; t = time.perf_counter(); import {names}; print(time.perf_counter() - t)"
+        runs = [
+            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+            for _ in range(IMPORTS)
+        ]
+        found[what] = round(min(float(run.stdout) for run in runs), 3)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60, help="that count, of each of the two minutes")
+    parser.add_argument("--warm", type=int, default=20, help="seconds before them")
+    parser.add_argument("--only", choices=("sleep", "spin"), help="one of the two")
+    args = parser.parse_args(argv)
+    if shutil.which(EXPORTER) is None:
+        raise SystemExit(f"{EXPORTER} is not installed: apt-get install {EXPORTER}")
+    line: dict[str, Any] = {
+        "benchmark": "agent",
+        "cores": os.cpu_count(),
+        "gpus": GPUS,
+        "ports": PORTS,
+        "seconds": args.seconds,
+    }
+    line |= import_s()
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        fake = FakeNvml(folder / "nvml.script", build(folder))
+        fake.healthy(GPUS)
+        sys_root = system(folder)
+        with running(folder, Shape(1, GPUS)) as collector:
+            key, certificate = Authority.load(folder).issue("agent", f"drover://agent/{name(0)}")
+            (folder / "agent.key").write_bytes(key)
+            (folder / "agent.crt").write_bytes(certificate)
+            for calls in ("sleep", "spin"):
+                if args.only in (None, calls):
+                    fake.costs(spin=calls == "spin")
+                    line[calls] = minute(folder, fake, collector, sys_root, args.warm, args.seconds)
+                    print(json.dumps(line[calls]), file=sys.stderr, flush=True)
+    line["load1"] = os.getloadavg()[0]  # of this machine: figures of one that has more to do are worth less
+    line["goals"] = {"cpu_ratio": CPU_GOAL, "rss_mib": MEMORY_GOAL_MIB, "import_s": IMPORT_GOAL_S}
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
