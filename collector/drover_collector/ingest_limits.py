@@ -31,9 +31,8 @@ SHARE = 4  # one agent may hold this part of the room that is left
 class Limits:
     """Bounds of memory and delay."""
 
-    flush_s: float = 1.0  # how long telemetry waits for company, when there is much of it
+    flush_s: float = 1.0  # how long telemetry waits for company: four inserts a second cost 2.5 times as much
     flush_bytes: int = 32 << 20  # of one insert; about one second of 100,000 GPUs
-    quiet_bytes: int = 1 << 20  # less than this waits a quarter of the time
     waiting_bytes: int = 128 << 20  # telemetry taken in and not stored, of all agents
     record_bytes: int = 16 << 20  # events, absences and holdings taken in and not stored
     batch_bytes: int = 8 << 20  # of one batch

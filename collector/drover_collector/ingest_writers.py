@@ -131,14 +131,13 @@ class Writers:
         return False
 
     async def _company(self) -> None:
-        """Wait for more to come, longer when there is much of it: few large inserts cost less."""
-        for part in range(PARTS):
+        """Wait while more comes: few large inserts cost less, and so do their merges."""
+        for _ in range(PARTS):
             before = self._bytes
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.flush_s / PARTS):
                     await self._full.wait()
-            quiet = part >= PARTS // 4 and self._bytes < self._limits.quiet_bytes
-            if self._full.is_set() or quiet or self._bytes == before:
+            if self._full.is_set() or self._bytes == before:
                 return
 
     def _next_insert(self) -> list[Waiting]:

@@ -197,3 +197,14 @@ async def test_schemas_that_change_in_midstream(store: Store) -> None:
         }  # fmt: skip
         assert collector.ingest.stats.unknown_metrics == {"from_the_future"}
         assert [row.serial for row in store.gpus_of("n0")] == [gpu_key(0, slot) for slot in range(1)]
+
+
+@in_loop
+async def test_an_agent_that_comes_from_another_collector_of_the_store_is_told_what_that_one_has(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "shared", True)
+    async with Collector(store) as collector:
+        store.write_lane_seqs({("n0", "s1"): {LIVE: 7}})  # meanwhile, by the other
+        async with collector.agent(hello()) as agent:
+            assert agent.held[LIVE] == 7

@@ -32,7 +32,7 @@ async def test_many_at_once_do_not_overfill_it(store: Store, monkeypatch: pytest
 
     monkeypatch.setattr(Session, "send", slowly)
     size = len(LARGE.SerializeToString())
-    limits = Limits(flush_s=60, waiting_bytes=3 * size, quiet_bytes=0, flush_bytes=100 * size)
+    limits = Limits(flush_s=60, waiting_bytes=3 * size, flush_bytes=100 * size)
     async with Collector(store, limits) as collector, contextlib.AsyncExitStack() as stack:
         stats = collector.ingest.stats
         agents = [await stack.enter_async_context(collector.agent(hello(f"n{n}"))) for n in range(STREAMS)]

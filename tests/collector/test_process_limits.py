@@ -62,3 +62,22 @@ print((rss() - before) >> 20)
 def test_large_arrays_that_were_freed_go_back_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", FREED, "settled"], capture_output=True, check=True, timeout=60)
     assert int(done.stdout) < 40  # MiB; the arrays of one thread took 100
+
+
+BETWEEN = """
+import os
+from drover_collector import memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+held = [(bytes(100_000), bytes(600)) for _ in range(1000)]  # what stays lies between what goes
+kept = [small for _, small in held]
+del held
+before = resident()
+memory.give_back()
+print(before - resident())
+"""
+
+
+def test_memory_between_what_is_held_goes_back_too() -> None:
+    done = subprocess.run([sys.executable, "-c", BETWEEN], capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) > 50 << 20

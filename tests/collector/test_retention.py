@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from drover_collector import api_store
 from drover_collector.config import StoreConfig
 from drover_collector.maintenance import Maintenance
 from drover_collector.store import FOREVER_DAYS, Part, Store, StoreError, days_left, engine, keep_free, sizes_of
-from drover_collector.store.retention import GIB, HISTORY_DAYS, _steps
+from drover_collector.store.retention import GIB, HISTORY_DAYS, SPOOL_DAYS, _steps
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Event, EventKind, Holding
@@ -186,6 +187,20 @@ def test_superseded_states_go_and_the_newest_of_each_stays(store: Store) -> None
     assert rows("SELECT job FROM holdings ORDER BY job") == [{"job": "b"}, {"job": "c"}]
     assert rows("SELECT json FROM inventory") == [{"json": '{"driver": "2"}'}]
     assert rows("SELECT gpu FROM absences ORDER BY gpu") == [{"gpu": 1}, {"gpu": 2}]
+
+
+def test_positions_of_spools_that_are_gone_go(store: Store) -> None:
+    now = time.time_ns() // 1_000_000
+    long_ago = "fromUnixTimestamp64Milli(0)"
+    store._clients.command(f"INSERT INTO lane_seqs VALUES ('n1', 'of a version before', 1, 5, {long_ago})")
+    store.write_lane_seqs({("n0", "s"): {1: 4, 2: 10}})
+    store.expire_histories(now + (SPOOL_DAYS - 1) * DAY_MS)
+    assert store.read_lane_seqs()["n0", "s"] == {1: 4, 2: 10}
+    at = f"fromUnixTimestamp64Milli({now + 60 * DAY_MS})"
+    store._clients.command(f"INSERT INTO lane_seqs VALUES ('n0', 't', 1, 1, now64(3)), ('n0', 't', 2, 1, {at})")
+    store.expire_histories(now + (SPOOL_DAYS + 1) * DAY_MS)
+    # Of a spool that moved lately every lane stays; and nobody knows how old the one without a time is.
+    assert store.read_lane_seqs() == {("n1", "of a version before"): {1: 5}, ("n0", "t"): {1: 1, 2: 1}}
 
 
 def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(

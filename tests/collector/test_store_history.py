@@ -66,6 +66,13 @@ def test_lane_positions_are_never_behind_the_events(store: Store) -> None:
     assert store.read_lane_seqs("n0", "t") == {("n0", "t"): {2: 3}}
 
 
+def test_noted_positions_of_some(store: Store) -> None:
+    store.write_lane_seqs({("n0", "s"): {1: 4, 2: 10}, ("n'0\\", "s"): {2: 3}, ("n1", "s"): {2: 1}})
+    store.write_lane_seqs({("n0", "s"): {2: 9}})
+    asked = [("n0", "s"), ("n'0\\", "s"), ("n2", "s")]
+    assert store.noted_lane_seqs(asked) == {("n0", "s"): {1: 4, 2: 10}, ("n'0\\", "s"): {2: 3}}
+
+
 def test_absences_open_and_closed(store: Store) -> None:
     told = Absence("n0", None, "inlet_temp_c", "unsupported", T0)
     gone = Absence("n0", 3, "power_w", "lost", T0, T0 + 500)

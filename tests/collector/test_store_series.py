@@ -42,6 +42,34 @@ def test_series_downsamples_and_leaves_gaps(store: Store) -> None:
     np.testing.assert_array_equal(found[*target, "energy_j"], np.array(energy, np.float32))
 
 
+def test_a_long_chart_ends_with_the_newest_rollup_unless_rollups_lag(store: Store) -> None:
+    row, target = gpu_row(0, 0), ("n0", 0, None)
+    store.write_entities([row])
+    end = T0 + 2_400_000
+
+    def tell(from_ms: int, to_ms: int) -> None:
+        rows = [(row, at, {"power_w": float(at - T0) / 1e4}) for at in range(from_ms, to_ms, 10_000)]
+        store.write_samples(samples(Scope.GPU, rows))
+
+    def line(from_ms: int, to_ms: int) -> list[float]:
+        step, _, found = store.series(Scope.GPU, [target], ["power_w"], from_ms, to_ms, 1000 if to_ms > end else 245)
+        assert step == 10_000
+        values: list[float] = found[*target, "power_w"].tolist()
+        return values
+
+    tell(T0, end)
+    store.closing_bucket(index_of(), end - 20_000)
+    store.roll_up()
+    while store.roll_up_late(10):
+        pass
+    told = [float(n) for n in range(240)]
+    assert line(T0, end)[:239] == told[:239]
+    assert np.isnan(line(T0, end)[239])  # that bucket is not closed
+    assert line(end - 600_000, end)[-1] == 239  # a short span has it
+    tell(end, end + 30_000)
+    assert line(T0, end + 30_000) == [*told, 240.0, 241.0, 242.0]  # rollups are behind: samples answer
+
+
 def test_a_slow_agent_gives_a_line_not_dots(store: Store) -> None:
     row = node_row(0)
     store.write_entities([row])
