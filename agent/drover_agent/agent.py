@@ -99,7 +99,7 @@ class Agent:
             for gpu, job in reading.holdings:
                 holding = pb.Holding(gpu=gpu, job=job or "", from_ms=ts_ms)
                 self.spool.add_record(ts_ms, pb.Record(holding=holding))
-        if any(self._inventory.get(key) != value for key, value in reading.inventory.items()):
+        if reading.inventory and any(self._inventory.get(key) != value for key, value in reading.inventory.items()):
             self._inventory.update(reading.inventory)
             self._uplink.hello_changed()
         if self.packer.rows >= MAX_ROWS:

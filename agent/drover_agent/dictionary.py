@@ -47,7 +47,6 @@ class Dictionary:
     changed: bool = False
     _now_ms: int = 0  # of the newest use
     _saved_ms: int = 0  # of the newest use that the file knows
-    _free: list[int] = field(default_factory=list)  # numbers to give out again, once all were given out
     _full_told: bool = False
 
     @property
@@ -105,8 +104,7 @@ class Dictionary:
         before_ms = oldest_ms - 2 * SAVE_MS
         gone = [entity for entity, used_ms in self.used_ms.items() if used_ms < before_ms]
         for entity in gone:
-            self._free.append(self.entities.pop(entity))
-            del self.used_ms[entity]
+            del self.entities[entity], self.used_ms[entity]
         old = [number for number, schema in self.schemas.items() if schema.used_ms < before_ms]
         for number in old:
             del self.schemas[number]
@@ -134,12 +132,12 @@ class Dictionary:
                 self._full_told = True
                 log.error("this node tells of %d things, no more can be told; new ones are dropped", MAX_ENTITIES)
             return None
-        if self.next_index <= MAX_INDEX:
-            self.next_index += 1
-            return self.next_index - 1
-        if not self._free:  # numbers that an earlier run gave out and forgot
-            self._free = sorted(set(range(MAX_INDEX + 1)) - set(self.entities.values()), reverse=True)
-        return self._free.pop()
+        if self.next_index > MAX_INDEX:  # all were given out: those that are free again, in turn
+            used = set(self.entities.values())
+            while self.next_index % (MAX_INDEX + 1) in used:
+                self.next_index += 1
+        self.next_index += 1
+        return (self.next_index - 1) % (MAX_INDEX + 1)
 
     def use_schema(self, number: int, now_ms: int) -> bool:
         """Whether this schema is known still; it is in use now."""

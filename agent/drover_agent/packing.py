@@ -10,7 +10,7 @@ from drover_agent.dictionary import Dictionary
 from drover_agent.sources.base import Entity, Reading
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import BlockBuilder
-from drover_proto.catalog import BY_NAME, Absent, Metric, Scope
+from drover_proto.catalog import BY_NAME, Absent, Scope
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Packer:
         self._rows: dict[int, dict[Entity, _Values]] = {}
         self._missing: dict[int, list[tuple[Entity, str, Absent]]] = {}
         self._columns: dict[Scope, set[str]] = {}
-        self._schemas: dict[Scope, tuple[int, int, tuple[Metric, ...]]] = {}  # number of columns, id, columns
+        self._builders: dict[Scope, BlockBuilder] = {}
         self._last_ms: dict[Entity, int] = {}
         self._highest_ms = 0
         self._shift = 0
@@ -121,10 +121,14 @@ class Packer:
         return builder.take()
 
     def _builder(self, scope: Scope, columns: set[str], now_ms: int) -> BlockBuilder:
-        found = self._schemas.get(scope)
-        if found is None or found[0] != len(columns) or not self._dictionary.use_schema(found[1], now_ms):
-            self._schemas[scope] = found = len(columns), *self._dictionary.schema_of(scope, columns, now_ms)
-        return BlockBuilder(found[1], found[2])
+        found = self._builders.get(scope)
+        if (
+            found is None
+            or len(found.metrics) != len(columns)
+            or not self._dictionary.use_schema(found.schema_id, now_ms)
+        ):
+            self._builders[scope] = found = BlockBuilder(*self._dictionary.schema_of(scope, columns, now_ms))
+        return found
 
     def _learn(self, scope: Scope, columns: set[str], values: Mapping[str, float]) -> bool:
         """Whether there are columns in `values` that were not there before; names of no metric are told once."""

@@ -13,6 +13,7 @@ from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Metric
 
 HEADER = "qH"  # ts_ms, entity index
+MAX_KNOWN = 2_000  # entities whose newest row a builder keeps
 
 
 def record_struct(types: Iterable[str]) -> struct.Struct:
@@ -20,17 +21,31 @@ def record_struct(types: Iterable[str]) -> struct.Struct:
     return struct.Struct("<" + HEADER + "".join(types))
 
 
+class _Known:
+    """The newest row of one entity: what did not change since is not encoded again."""
+
+    __slots__ = ("bits", "refused", "stored", "values")
+
+    def __init__(self, columns: int) -> None:
+        self.values: list[float | None] = [None] * columns
+        self.stored: list[int | float] = [0] * columns
+        self.bits = 0  # columns that are present
+        self.refused = 0  # columns whose value cannot be true
+
+
 class BlockBuilder:
-    """Collects rows of one schema until `take`. Not thread-safe."""
+    """Collects rows of one schema until `take`, again and again. Not thread-safe."""
 
     def __init__(self, schema_id: int, metrics: Sequence[Metric]) -> None:
         self.schema_id = schema_id
         self.metrics = tuple(metrics)
-        self._columns = tuple((m.name, m.low, m.high, m.step, 1 << i) for i, m in enumerate(self.metrics))
+        self._names = tuple(m.name for m in self.metrics)
+        self._columns = tuple((m.low, m.high, m.step, 1 << i) for i, m in enumerate(self.metrics))
         self._struct = record_struct(m.type for m in self.metrics)
         self._presence_bytes = (len(self.metrics) + 7) // 8
         self._body = bytearray()
         self._presence = bytearray()
+        self._known: dict[int, _Known] = {}
         self.rows = 0
 
     def add(self, ts_ms: int, entity: int, values: Mapping[str, float]) -> tuple[list[str], bool]:
@@ -40,23 +55,37 @@ class BlockBuilder:
             Names whose value could not be true (outside the catalog's range): left out of the row as absent; and
             whether every name in `values` is a column here.
         """
-        stored: list[int | float] = []
-        bits, refused = 0, []
-        get, append = values.get, stored.append
-        for name, low, high, step, bit in self._columns:  # Metric.encode without the call: most of an agent's packing
-            value = get(name)
-            if value is None:
-                append(0)
-            elif low <= value <= high:  # NaN fails both comparisons
-                append(round(value / step) if step else float(value))
-                bits |= bit
-            else:
-                append(0)
-                refused.append(name)
-        self._body += self._struct.pack(ts_ms, entity, *stored)
-        self._presence += bits.to_bytes(self._presence_bytes, "little")
+        known = self._known.get(entity)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            known = self._known[entity] = _Known(len(self.metrics))
+        found = list(map(values.get, self._names))
+        if found != known.values:
+            self._encode(found, known)
+        self._body += self._struct.pack(ts_ms, entity, *known.stored)
+        self._presence += known.bits.to_bytes(self._presence_bytes, "little")
         self.rows += 1
-        return refused, bits.bit_count() + len(refused) == len(values)
+        refused = [name for i, name in enumerate(self._names) if known.refused >> i & 1] if known.refused else []
+        return refused, known.bits.bit_count() + len(refused) == len(values)
+
+    def _encode(self, found: list[float | None], known: _Known) -> None:
+        """What changed, as Metric.encode does it: without a call for each value, this is most of an agent's packing."""
+        stored, columns = known.stored, self._columns
+        bits, refused = known.bits, known.refused
+        for i, (value, before) in enumerate(zip(found, known.values, strict=True)):
+            if value != before:
+                low, high, step, bit = columns[i]
+                bits &= ~bit
+                refused &= ~bit
+                stored[i] = 0
+                if value is not None:
+                    if low <= value <= high:  # NaN fails both comparisons
+                        stored[i] = round(value / step) if step else float(value)
+                        bits |= bit
+                    else:
+                        refused |= bit
+        known.values, known.bits, known.refused = found, bits, refused
 
     def take(self) -> pb.Block | None:
         """The block of all rows so far, or None when there are none; the builder is empty again."""
