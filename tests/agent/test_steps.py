@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -431,6 +432,21 @@ def test_without_a_folder_there_is_nothing_and_it_is_told_once(path: Path, caplo
     assert (path / "no" / "steps.sock").is_socket()
     source.close()
     assert not (path / "no" / "steps.sock").exists()
+
+
+def test_its_thread_ends_with_it(path: Path) -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "steps"]
+
+    before = len(threads())
+    idle, exhausted = Listening(path), Listening(path.with_name("other.sock"))
+    exhausted.source._room = 0
+    exhausted.send()
+    wait_until(lambda: exhausted.source.heard, "it has seen that there is no room")
+    assert len(threads()) == before + 2
+    idle.source.close()
+    exhausted.source.close()
+    wait_until(lambda: len(threads()) == before, "both threads end")
 
 
 def test_any_user_may_write_to_the_socket(listening: Listening) -> None:

@@ -39,7 +39,6 @@ SHORTEST_S = 1e-9
 STALE_S, STALE_STEPS = 60.0, 5.0  # a loop has stopped after so long, and so many of its steps, without a report
 FRESH_S, FRESH_STEPS = 3.0, 2.0  # of a rank's last report, to count in the row of now
 RETRY_S = 60.0  # between attempts to make the socket
-LOOK_S = 0.5  # how often the thread looks whether it should end
 
 NAMES = ("step_time_s", "tokens_per_step", "flops_per_step", "mfu_ratio")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -90,8 +89,9 @@ class StepsSource:
         self._next_try_s = -math.inf
         self._trouble = ""
         self._lock = threading.Lock()
-        self._room = threading.Semaphore(0)  # datagrams that this tick may still take
-        self._closed = threading.Event()
+        self._room = 0  # datagrams that may still be taken until the next reading
+        self._more = threading.Event()  # there is room again, or the end
+        self._closed = False
         self._workloads: dict[str, _Workload] = {}
         self._logged: set[str] = set()
         self.heard = 0  # datagrams
@@ -112,14 +112,13 @@ class StepsSource:
                 elif workload.news:
                     workload.news = False
                     self._add_row(reading, entity, workload, now_s)
-        while self._room.acquire(blocking=False):  # what was left of the last tick's
-            pass
-        self._room.release(MAX_PER_TICK)
+        self._room = MAX_PER_TICK
+        self._more.set()
         return reading
 
     def close(self) -> None:
-        self._closed.set()
-        self._room.release()
+        self._closed = True
+        self._more.set()
         if self._socket is not None:
             with contextlib.suppress(OSError):  # another agent's, or gone
                 if self._path.stat().st_ino == self._inode:
@@ -203,7 +202,6 @@ class StepsSource:
             fresh.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             fresh.bind(str(self._path))
             self._path.chmod(0o666)  # training loops run as their own users
-            fresh.settimeout(LOOK_S)
             self._inode = self._path.stat().st_ino
         except OSError:
             fresh.close()
@@ -212,20 +210,21 @@ class StepsSource:
 
     def _receive(self, sock: socket.socket) -> None:
         """The thread's work. When a tick's share is used up it waits for the next, and senders are turned away."""
-        while not self._closed.is_set():
-            if not self._room.acquire(timeout=LOOK_S):
+        while not self._closed:
+            if self._room <= 0:
+                self._more.clear()
+                if self._room <= 0 and not self._closed:  # else a reading came in between
+                    self._more.wait()
                 continue
             try:
                 data, extra, flags, _ = sock.recvmsg(MAX_DATAGRAM, socket.CMSG_SPACE(_CREDENTIALS.size))
-            except TimeoutError:
-                self._room.release()
-                continue
             except OSError as error:
-                if not self._closed.is_set():
+                if not self._closed:
                     _log.error("%s: %s; training loops are not heard any more", self._path, error.strerror)
                 return
-            if self._closed.is_set():
+            if self._closed:
                 return
+            self._room -= 1
             uid = next((_CREDENTIALS.unpack(c)[1] for _, kind, c in extra if kind == socket.SCM_CREDENTIALS), -1)
             try:
                 if flags & socket.MSG_TRUNC:
