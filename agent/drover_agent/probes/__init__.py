@@ -40,7 +40,33 @@ class Probe:
     what: str
 
 
-_ROWS: tuple[Probe, ...] = ()
+_Q, _S, _D = Level.QUICK, Level.STANDARD, Level.DEEP
+_ROWS: tuple[Probe, ...] = (
+    Probe("launch", "launch", _Q, "us", "lower", (1, 2), "time from the call of a small kernel to its end"),
+    Probe("gemm_bf16", "gemm", _Q, "TFLOP/s", "higher", (1, 5), "products of bf16 matrices, by tensor cores"),
+    Probe("gemm_fp8", "gemm", _Q, "TFLOP/s", "higher", (1, 5), "products of fp8 matrices, by tensor cores"),
+    Probe("hbm_copy", "hbm", _Q, "GB/s", "higher", (1, 3), "copy within the device's memory, read plus written"),
+    Probe("pcie_h2d", "pcie", _Q, "GB/s", "higher", (0.5, 2), "pinned host memory to the device"),
+    Probe("pcie_d2h", "pcie", _Q, "GB/s", "higher", (0.5, 2), "the device to pinned host memory"),
+    Probe("p2p", "p2p", _Q, "GB/s", "higher", (1, 4), "from one device to another one of the node"),
+    Probe("sdc", "sdc", _Q, "products", "exact", (3, 30), "products that must be the same to the last bit"),
+    Probe("allreduce", "collectives", _Q, "GB/s", "higher", (2, 5), "bus bandwidth of an all-reduce"),
+    Probe("gemm_fp64", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp64 matrices"),
+    Probe("gemm_fp32", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp32 matrices, without tensor cores"),
+    Probe("gemm_tf32", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp32 matrices, rounded to tf32"),
+    Probe("gemm_fp16", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp16 matrices, by tensor cores"),
+    Probe("hbm_triad", "hbm", _S, "GB/s", "higher", (1, 3), "c = a + s b in the device's memory"),
+    Probe("pcie_both", "pcie", _S, "GB/s", "higher", (0.5, 2), "both ways at once, in sum"),
+    Probe("allgather", "collectives", _S, "GB/s", "higher", (2, 5), "bus bandwidth of an all-gather"),
+    Probe("alltoall", "collectives", _S, "GB/s", "higher", (2, 5), "bus bandwidth of an all-to-all"),
+    Probe("host_memory", "host_memory", _S, "GB/s", "higher", (2, 5), "copy within the host's memory, all cores"),
+    Probe("disk_write", "disk", _S, "GB/s", "higher", (2, 10), "sequential writes to the local disk, with fsync"),
+    Probe("disk_read", "disk", _S, "GB/s", "higher", (2, 10), "sequential reads from the local disk"),
+    Probe("disk_random", "disk", _S, "operations/s", "higher", (2, 5), "random reads of 4 KiB from the local disk"),
+    Probe("train_step", "train_step", _S, "tokens/s", "higher", (5, 20), "a small transformer that trains; exact loss"),
+    Probe("memory_pattern", "memory_pattern", _D, "B", "exact", (30, 120), "patterns over most of the device's memory"),
+    Probe("soak", "soak", _D, "degC/W", "lower", (60, 600), "thermal resistance at steady full load"),
+)
 
 PROBES: Mapping[str, Probe] = MappingProxyType({probe.name: probe for probe in _ROWS})
 

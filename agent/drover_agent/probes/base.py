@@ -46,6 +46,16 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Where the nodes of a collective meet, and which one this is: `node` 0 .. `nodes` - 1; the first one listens."""
+
+    address: str
+    port: int
+    node: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """What a probe may use.
 
@@ -56,6 +66,7 @@ class Context:
         stopping: whether to end at once; asked between two measurements, at least each half second where possible.
         seed: of random data; the same seed gives the same data on every device and in every run.
         folder: where files may be written (disk), removed afterwards.
+        inlet_c: temperature of the air or coolant that enters the node. group: of a collective over several nodes.
     """
 
     torch: Any
@@ -66,3 +77,5 @@ class Context:
     stopping: Callable[[], bool]
     seed: int = 1
     folder: str = ""
+    inlet_c: float | None = None
+    group: Group | None = None

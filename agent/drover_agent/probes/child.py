@@ -1,0 +1,119 @@
+"""The process that runs probes, and the only one that imports torch. `runner.py` starts and bounds it.
+
+One request, a JSON line on stdin (`runner.Request`); JSON lines on stdout: {"kind": "devices", "devices": [...]}, then
+for each probe {"kind": "start", "probe"}, {"kind": "progress", "text"}, {"kind": "result", ...}, and at the end
+{"kind": "end", "stopped": bool}. SIGTERM ends it between two measurements. What libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from drover_agent.probes import PROBES, Level
+from drover_agent.probes.base import Context, Device, Group, Result
+
+PR_SET_PDEATHSIG = 1
+BAD_INPUT = 2
+
+
+class _Stop:
+    def __init__(self) -> None:
+        self.told = False
+        signal.signal(signal.SIGTERM, self._tell)
+        signal.signal(signal.SIGINT, self._tell)
+
+    def _tell(self, _number: int, _frame: object) -> None:
+        self.told = True
+
+
+def main() -> int:
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read what it finds
+    stop = _Stop()
+    try:
+        request = json.loads(sys.stdin.readline())
+    except ValueError as error:
+        print(f"a probe's request is one JSON line on stdin: {error}", file=sys.stderr)
+        return BAD_INPUT
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+    import torch
+
+    found = devices(torch, request["gpus"])
+    _tell(lines, "devices", devices=[dataclasses.asdict(device) for device in found])
+    with tempfile.TemporaryDirectory(prefix="drover-probe-", dir=request.get("folder") or None) as folder:
+        for name in request["probes"]:
+            if stop.told:
+                break
+            _tell(lines, "start", probe=name)
+            context = _context(torch, request, name, found, folder, lines, stop)
+            stop.told |= not _run(context, name, lines)
+    _tell(lines, "end", stopped=stop.told)
+    return 0
+
+
+def devices(torch: Any, gpus: Sequence[Mapping[str, Any]]) -> tuple[Device, ...]:
+    """The devices under test: the GPUs that CUDA_VISIBLE_DEVICES names, in that order; without any, the CPU."""
+    if not gpus:
+        return (Device(None, "cpu", "cpu", 0),)
+    found = []
+    for number, gpu in enumerate(gpus):
+        properties = torch.cuda.get_device_properties(number)
+        found.append(Device(gpu["slot"], f"cuda:{number}", properties.name, properties.total_memory))
+    return tuple(found)
+
+
+def _context(
+    torch: Any,
+    request: Mapping[str, Any],
+    name: str,
+    found: tuple[Device, ...],
+    folder: str,
+    lines: TextIO,
+    stop: _Stop,
+) -> Context:
+    level = Level(request["level"])
+    group = request.get("group")
+    return Context(
+        torch, found, level, PROBES[name].seconds[level is not Level.QUICK] * request.get("scale", 1.0),
+        lambda text: _tell(lines, "progress", text=text), lambda: stop.told, request.get("seed", 1), folder,
+        request.get("inlet_c"), Group(**group) if group else None,
+    )  # fmt: skip
+
+
+def _run(context: Context, name: str, lines: TextIO) -> bool:
+    """False when it was told to stop."""
+    probe = PROBES[name]
+    try:
+        for result in importlib.import_module(f"drover_agent.probes.{probe.module}").run(context, name):
+            _tell(lines, "result", **_plain(result))
+    except InterruptedError:
+        return False
+    except Exception as error:  # noqa: BLE001  # a probe that fails says so; the others go on
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        _tell(lines, "result", **_plain(Result(name, None, None, probe.unit, text)))
+    return True
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    """JSON has no NaN and no infinity."""
+    found = dataclasses.asdict(result)
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+
+
+def _tell(lines: TextIO, kind: str, **fields: Any) -> None:
+    print(json.dumps({"kind": kind, **fields}), file=lines, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

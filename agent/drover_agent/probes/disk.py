@@ -1,0 +1,94 @@
+"""The local disk: sequential reads and writes in GB/s, random reads of 4 KiB in operations per second.
+
+Past the page cache: written with fsync, read with O_DIRECT; where a file system has none, its pages are dropped first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from drover_agent.probes.base import Context, Result
+
+BLOCK = 4 << 20
+PAGE = 4096
+BYTES = 4 << 30
+CPU_BYTES = 64 << 20
+SPARE_SHARE = 0.1  # of the free space, at most
+
+
+def run(context: Context, name: str) -> Iterator[Result]:
+    """`name`: disk_write, disk_read or disk_random; each writes its own file in the context's folder."""
+    unit = "operations/s" if name == "disk_random" else "GB/s"
+    folder = Path(context.folder or ".")
+    found = os.statvfs(folder)
+    room = int(found.f_bavail * found.f_frsize * SPARE_SHARE)
+    wanted = BYTES if any(device.is_cuda for device in context.devices) else CPU_BYTES
+    size = min(wanted, room) // BLOCK * BLOCK
+    if size < BLOCK:
+        yield Result(name, None, None, unit, f"too little free space in {folder}")
+        return
+    path = folder / f"drover-{name}.bin"
+    context.tell(f"{name}: {size >> 20} MiB in {folder}")
+    try:
+        written_s = _write(context, path, size)
+        if name == "disk_write":
+            yield Result(name, None, size / written_s / 1e9, unit, f"{size >> 20} MiB, with fsync")
+        else:
+            value, how = _read(context, path, size, at_random=name == "disk_random")
+            yield Result(name, None, value, unit, f"{size >> 20} MiB, {how}")
+    except OSError as error:
+        yield Result(name, None, None, unit, f"{path}: {error.strerror}")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write(context: Context, path: Path, size: int) -> float:
+    """Seconds; random bytes, since some disks compress."""
+    block = os.urandom(BLOCK)
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size // BLOCK):
+            _stop_if_told(context)
+            file.write(block)
+        os.fsync(file.fileno())
+    return time.perf_counter() - began
+
+
+def _read(context: Context, path: Path, size: int, *, at_random: bool) -> tuple[float, str]:
+    """(GB/s or operations per second, how) for about the context's seconds, or the file once."""
+    file, how = _open(path)
+    try:
+        chunk = PAGE if at_random else BLOCK
+        buffer = mmap.mmap(-1, chunk)  # aligned, as O_DIRECT wants it
+        numbers = random.Random(context.seed)
+        began, count = time.perf_counter(), 0
+        for turn in range(size // chunk):
+            if turn % 64 == 0:
+                _stop_if_told(context)
+                if count and time.perf_counter() - began > context.seconds:
+                    break
+            os.preadv(file, [buffer], (numbers.randrange(size // chunk) if at_random else turn) * chunk)
+            count += 1
+        took = time.perf_counter() - began
+        return (count / took if at_random else count * chunk / took / 1e9), how
+    finally:
+        os.close(file)
+
+
+def _open(path: Path) -> tuple[int, str]:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT), "direct"
+    except OSError:  # tmpfs and some network file systems
+        file = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return file, "pages dropped before"
+
+
+def _stop_if_told(context: Context) -> None:
+    if context.stopping():
+        raise InterruptedError("told to stop")

@@ -1,0 +1,87 @@
+"""Matrix products: the arithmetic that training is made of, per number type, in TFLOP/s.
+
+2 n^3 operations for a product of n x n matrices. Random data, because zeros cost less power and so clock higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from drover_agent.probes.base import Context, Device, Result
+from drover_agent.probes.timing import time_calls
+
+UNIT = "TFLOP/s"
+# Large enough that every SM is busy for many waves (H100: 8192 gives what larger ones give); fp64 and fp32 without
+# tensor cores take longer for the same size.
+SIZES = {"fp64": 4096, "fp32": 4096}
+SIZE = 8192
+CPU_SIZE = 256
+
+
+def run(context: Context, name: str) -> Iterator[Result]:
+    """`name`: gemm_TYPE; fp64, fp32, tf32, bf16, fp16 or fp8 (e4m3, 32-bit accumulation)."""
+    kind = name.removeprefix("gemm_")
+    for device in context.devices:
+        size = SIZES.get(kind, SIZE) if device.is_cuda else CPU_SIZE
+        context.tell(f"{device.name}: {kind} {size}")
+        try:
+            call = product(context.torch, device, kind, size, context.seed)
+        except UnsupportedError as error:
+            yield Result(name, device.slot, None, UNIT, str(error))
+            continue
+        timing = time_calls(context.torch, device, call, context.seconds, context.stopping)
+        yield Result(
+            name, device.slot, 2 * size**3 / timing.seconds / 1e12, UNIT, f"{size} x {size}",
+            spread=timing.spread, repeats=timing.repeats,
+        )  # fmt: skip
+
+
+class UnsupportedError(Exception):
+    """This device or build does not have the type."""
+
+
+def product(torch: Any, device: Device, kind: str, size: int, seed: int) -> Callable[[], Any]:
+    """A call that multiplies two random matrices of `kind` on the device; the result is returned, not copied.
+
+    Raises:
+        UnsupportedError: the device, or this build of torch, does not have the type.
+    """
+    if kind == "tf32" and not device.is_cuda:
+        raise UnsupportedError("tf32 is a format of tensor cores; a CPU has none")
+    if kind == "fp8":
+        return _product_fp8(torch, device, size, seed)
+    types = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    a, b = (random(torch, device, (size, size), seed + k).to(getattr(torch, types[kind])) for k in range(2))
+    out = torch.empty_like(a)
+    tensor_cores = kind == "tf32"
+
+    def multiply() -> Any:
+        if device.is_cuda:  # a switch of the process: another probe may have turned it
+            torch.backends.cuda.matmul.allow_tf32 = tensor_cores
+        return torch.mm(a, b, out=out)
+
+    return multiply
+
+
+def random(torch: Any, device: Device, shape: tuple[int, ...], seed: int) -> Any:
+    """float32, normal, drawn on the CPU: the same numbers on every device, however its own generator draws."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(device.name)
+
+
+def _product_fp8(torch: Any, device: Device, size: int, seed: int) -> Callable[[], Any]:
+    if not device.is_cuda or not hasattr(torch, "_scaled_mm") or torch.cuda.get_device_capability(device.name) < (8, 9):
+        raise UnsupportedError("fp8 needs tensor cores of compute capability 8.9 or newer")
+    a, b = (random(torch, device, (size, size), seed + k).to(torch.float8_e4m3fn) for k in range(2))
+    one = torch.ones((), device=device.name)
+    b = b.t()  # the second operand is read by columns
+
+    def multiply() -> Any:
+        return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    try:
+        multiply()
+    except RuntimeError as error:
+        raise UnsupportedError(f"fp8: {str(error).splitlines()[0]}") from None
+    return multiply
