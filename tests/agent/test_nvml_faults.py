@@ -226,14 +226,14 @@ def test_a_gpu_that_is_gone_after_a_reload_is_lost_and_the_others_keep_their_key
 
 def test_a_metric_that_is_not_supported_is_asked_rarely(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """It is absent as `unsupported`, costs no further calls, and is back within REFUSED_MS once the GPU has it."""
-    fake_nvml.unset(0, "nvmlDeviceGetMarginTemperature")
-    assert absent_of(source.read(START + 10_000), 0)["thermal_margin_c"] is Absent.UNSUPPORTED
+    fake_nvml.unset(0, "nvmlDeviceGetUtilizationRates.gpu")
+    assert absent_of(source.read(START + 10_000), 0)["gpu_util_ratio"] is Absent.UNSUPPORTED
     fake_nvml.count_calls(fake_nvml.script.with_name("calls"))
     for tick in range(11, 40):
-        assert "thermal_margin_c" not in values_of(source.read(START + tick * 1000), 0)
-    assert fake_nvml.calls()["nvmlDeviceGetMarginTemperature"] == 29 * 7
-    fake_nvml.set(0, "nvmlDeviceGetMarginTemperature", 26)
-    assert values_of(source.read(START + REFUSED_MS), 0)["thermal_margin_c"] == 26
+        assert "gpu_util_ratio" not in values_of(source.read(START + tick * 1000), 0)
+    assert fake_nvml.calls()["nvmlDeviceGetUtilizationRates"] == 29 * 7
+    fake_nvml.set(0, "nvmlDeviceGetUtilizationRates.gpu", 26)
+    assert values_of(source.read(START + REFUSED_MS), 0)["gpu_util_ratio"] == 0.26
 
 
 def test_insufficient_permission_is_told_for_each_metric(fake_nvml: FakeNvml, source: NvmlSource) -> None:

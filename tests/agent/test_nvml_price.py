@@ -52,11 +52,8 @@ def test_a_tick_asks_each_thing_once_and_nothing_slow(fake_nvml: FakeNvml, sourc
     assert set(fast) == {
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetClockInfo",
-        "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetTemperatureV",
-        "nvmlDeviceGetMarginTemperature",
         "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetMemoryInfo_v2",
         "nvmlGpmSampleGet",
         "nvmlGpmMetricsGet",
     }
@@ -123,12 +120,10 @@ def test_an_older_driver_costs_no_refused_calls_in_later_ticks(
     assert set(calls_of(fake_nvml, source, START + 1000, tmp_path)) == {
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetClockInfo",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetEnforcedPowerLimit",
         "nvmlDeviceGetTemperature",
         "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetMemoryInfo",
     }
 
 

@@ -19,10 +19,12 @@ For `once`: `nvml.read(now_ms)` opens and reads all GPUs in sequence, without XI
 reads of a device, so the first one lacks them.
 
 A Reading of a device: values that were read, and every metric that was tried and failed with its reason. Slow metrics
-(process list, ECC, row remaps, NVLink, PCIe link, memory clock, fabric) are tried in the first tick of each 10 s; in
-the ticks between they are in neither, which means "no news". What a GPU refuses for good (unsupported, no-permission)
-is told with the slow metrics and asked again every 5 minutes. When a GPU is lost all its metrics are absent (`lost`)
-in every tick; when NVML is closed likewise (`error`). Each MIG instance is a row of its own, with the GPU's slot.
+(those that cost much or change slowly: process list, ECC, row remaps, NVLink, PCIe link, memory in use, memory clock,
+margin to slowdown, clock event reasons, fabric) are tried in the first tick of each 10 s; in the ticks between they are
+in neither, which means "no news". For each detector bucket that is one value, and calls are what a tick costs.
+What a GPU refuses for good (unsupported, no-permission) is told with the slow metrics and asked again every 5 minutes.
+When a GPU is lost all its metrics are absent (`lost`) in every tick; when NVML is closed likewise (`error`). Each MIG
+instance is a row of its own, with the GPU's slot.
 The first read adds the GPU's inventory as "gpuN.model" and so on; later ones what changed of it.
 `Entity.pci` is written as in sysfs and the kernel log: "0000:3b:00.0".
 """

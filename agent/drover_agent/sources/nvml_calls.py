@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pynvml
@@ -74,15 +74,14 @@ def structure(name: str, fresh: Callable[[], ctypes.Structure], take: Callable[[
 
 
 # nvmlFieldValue_t: fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value (a union of 8 bytes).
-_FIELD = struct.Struct("=IIqqIi8s")
-_TAKEN: dict[int, Callable[[bytes], Raw]] = {
-    pynvml.NVML_VALUE_TYPE_DOUBLE: lambda b: float(struct.unpack("=d", b)[0]),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: lambda b: u32(int.from_bytes(b[:4], "little")),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: lambda b: u64(int.from_bytes(b, "little")),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: lambda b: u64(int.from_bytes(b, "little")),
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: lambda b: int.from_bytes(b, "little", signed=True),
-    pynvml.NVML_VALUE_TYPE_SIGNED_INT: lambda b: int.from_bytes(b[:4], "little", signed=True),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: lambda b: int.from_bytes(b[:2], "little"),
+_FIELD = struct.Struct("=IIqqIiQ")
+_UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT  # most fields are of this type, or of one of the next two
+_ULONGS = (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG)
+_OTHERS = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: struct.Struct("=d"),
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: struct.Struct("=q"),
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: struct.Struct("=i4x"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: struct.Struct("=H6x"),
 }
 
 
@@ -99,7 +98,7 @@ class FieldBatch:
         self._at = ctypes.byref(self._fields)
         self._bytes = memoryview(self._fields).cast("B")
 
-    def read(self, handle: Any) -> Iterator[tuple[int, Raw]]:
+    def read(self, handle: Any) -> list[tuple[int, Raw]]:
         """(return code, value) of each, in the order asked; a value means nothing unless its code is 0.
 
         Raises:
@@ -107,16 +106,19 @@ class FieldBatch:
         """
         if code := self._ask(handle, self._count, self._at):
             raise pynvml.NVMLError(code)
-        return self._answers()
-
-    def _answers(self) -> Iterator[tuple[int, Raw]]:
-        for _, _, _, _, kind, code, value in _FIELD.iter_unpack(self._bytes):
+        found: list[tuple[int, Raw]] = []
+        for _, _, _, _, kind, code, word in _FIELD.iter_unpack(self._bytes):
             if code:
-                yield code, None
-            elif (take := _TAKEN.get(kind)) is None:
-                yield pynvml.NVML_ERROR_NOT_SUPPORTED, None  # a type that came after this version
+                found.append((code, None))
+            elif kind == _UINT:
+                found.append((0, u32(word & NONE_32)))
+            elif kind in _ULONGS:
+                found.append((0, u64(word)))
+            elif other := _OTHERS.get(kind):
+                found.append((0, other.unpack(word.to_bytes(8, "little"))[0]))
             else:
-                yield 0, take(value)
+                found.append((pynvml.NVML_ERROR_NOT_SUPPORTED, None))  # a type that came after this version
+        return found
 
 
 class ProcessList:

@@ -139,6 +139,7 @@ MEMORY = _call(
     "nvmlDeviceGetMemoryInfo_v2",
     structure("nvmlDeviceGetMemoryInfo_v2", _memory_2, lambda m: (u64(m.used), u64(m.total))),
     *_MEMORY,
+    slow=True,
 )
 CALLS: tuple[Way, ...] = (
     _call(
@@ -150,12 +151,13 @@ CALLS: tuple[Way, ...] = (
         "nvmlDeviceGetClockInfo(MEM)",
         slow=True,
     ),
-    _call(_REASONS, number(_REASONS, wide=True)),
+    _call(_REASONS, number(_REASONS, wide=True), slow=True),
     # Its name until R535.
     _call(
         "nvmlDeviceGetCurrentClocksThrottleReasons",
         number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True),
         _REASONS,
+        slow=True,
     ),
     # Where the field is not known: of the board, averaged over a second on Ampere and newer but GA100.
     _call("nvmlDeviceGetPowerUsage", number("nvmlDeviceGetPowerUsage"), "FI_DEV_POWER_INSTANT"),
@@ -172,6 +174,7 @@ CALLS: tuple[Way, ...] = (
     _call(
         "nvmlDeviceGetMarginTemperature",
         structure("nvmlDeviceGetMarginTemperature", _margin_1, lambda m: (m.marginTemperature,)),
+        slow=True,
     ),
     _call(
         "nvmlDeviceGetUtilizationRates",
@@ -185,6 +188,7 @@ CALLS: tuple[Way, ...] = (
         "nvmlDeviceGetMemoryInfo",
         structure("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t, lambda m: (u64(m.used), u64(m.total))),
         *_MEMORY,
+        slow=True,
     ),
     _call("nvmlDeviceGetCurrPcieLinkGeneration", number("nvmlDeviceGetCurrPcieLinkGeneration"), slow=True),
     _call("nvmlDeviceGetCurrPcieLinkWidth", number("nvmlDeviceGetCurrPcieLinkWidth"), slow=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pynvml
@@ -14,7 +14,7 @@ from drover_agent.sources.nvml_calls import function
 from drover_agent.sources.nvml_fields import GPM_IDS
 
 # nvmlGpmMetric_t: metricId, nvmlReturn, value, three names.
-_METRIC = struct.Struct("=Iid24x")
+_METRIC = struct.Struct("=4xid24x")
 
 
 class Gpm:
@@ -47,8 +47,8 @@ class Gpm:
         self._answers = memoryview(self._question).cast("B")[first : first + _METRIC.size * len(GPM_IDS)]
         self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
 
-    def read(self) -> Mapping[str, tuple[int, float]]:
-        """(return code, raw value) of each key since the previous read; empty at the first.
+    def read(self) -> Iterable[tuple[int, float]]:
+        """(return code, raw value) of each key of GPM_IDS since the previous read; empty at the first.
 
         After an error the next read is a first one again.
         """
@@ -59,12 +59,11 @@ class Gpm:
         self._previous = sample
         self._samples.reverse()
         if before is None:
-            return {}
+            return ()
         self._question.sample1, self._question.sample2 = before, sample
         if code := self._compute(self._at):
             raise pynvml.NVMLError(code)
-        answers = _METRIC.iter_unpack(self._answers)
-        return {key: (code, value) for key, (_, code, value) in zip(GPM_IDS, answers, strict=True)}
+        return _METRIC.iter_unpack(self._answers)
 
     def skip(self) -> None:
         """Not read in this tick: the next read shall not give the mean since long ago."""

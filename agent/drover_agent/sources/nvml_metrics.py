@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
@@ -45,9 +44,16 @@ def _target(metric: Metric, reader: str) -> Target:
 
 
 TARGETS: Mapping[str, Target] = {key: _target(metric, "nvml") for key, metric in NVML_METRICS.items()}
-GPM_TARGETS: Mapping[str, tuple[Target, str]] = {
-    key: (_target(metric, "gpm"), metric.unit) for key, metric in GPM_METRICS.items()
-}
+# In GPM's order: the key, its target, whether it is a rate (told in RATE_STEP), the highest raw value that is rounding.
+_GPM = tuple(
+    (
+        key,
+        _target(metric, "gpm"),
+        metric.unit == "B/s",
+        metric.high / metric.sources["gpm"].scale * (1.05 if metric.unit == "ratio" else 1.0),
+    )
+    for key, metric in GPM_METRICS.items()
+)
 
 
 class Found:
@@ -75,19 +81,18 @@ class Found:
                 self.absent[name] = why
 
 
-def put_gpm(found: Found, answers: Mapping[str, tuple[int, float]], why: Why) -> None:
-    """GPM's answers, (code, value) of each key, in the resolution that is told."""
-    for key, (code, value) in answers.items():
-        target, unit = GPM_TARGETS[key]
+def put_gpm(found: Found, answers: Iterable[tuple[int, float]], why: Why) -> None:
+    """GPM's answers, (code, value) of each key or none at all, in the resolution that is told."""
+    values, absent = found.values, found.absent
+    for (key, (name, scale, low, high), is_rate, rounding), (code, raw) in zip(_GPM, answers, strict=False):
         if code:
-            found.absent[target.name] = why(code, key)
-            continue
-        value *= target.scale
-        if unit == "B/s" and math.isfinite(value):
-            value = round(value / RATE_STEP) * RATE_STEP
-        elif unit == "ratio" and target.high < value <= target.high * 1.05:
-            value = target.high  # it divides two windows that do not end together: a busy unit comes out above 100 %
-        found.put(target._replace(scale=1.0), value)
+            absent[name] = why(code, key)
+        elif not low <= raw * scale or not raw <= rounding:  # NaN fails the first
+            absent[name] = Absent.OUT_OF_RANGE
+        elif is_rate:
+            values[name] = round(raw * scale / RATE_STEP) * RATE_STEP
+        else:  # GPM divides two windows that do not end together: a busy unit comes out above 100 %
+            values[name] = min(raw * scale, high)
 
 
 class _Plan(NamedTuple):
