@@ -1,4 +1,4 @@
-"""When only a new process can go on: the NVIDIA library that this one has loaded was replaced (decision 15)."""
+"""When only a new process can go on: the NVIDIA library that this one has loaded was replaced (decision 16)."""
 
 from __future__ import annotations
 
