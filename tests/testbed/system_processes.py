@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -39,11 +39,14 @@ def reachable(host: str, port: int) -> bool:
 
 
 @contextmanager
-def running(folder: Path, module: str, *args: str, env: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """`python -m module args` while inside; gives its log. It must not end by itself."""
+def running(
+    folder: Path, module: str, *args: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[Path]:
+    """`python -m module args` while inside, below the command `prefix`; gives its log. It must not end by itself."""
     log = folder / f"{module}.log"
     with log.open("w") as output:
-        child = subprocess.Popen([sys.executable, "-m", module, *args], stdout=output, stderr=output, env=env)
+        command = [*prefix, sys.executable, "-m", module, *args]
+        child = subprocess.Popen(command, stdout=output, stderr=output, env=env)
         try:
             yield log
         finally:
