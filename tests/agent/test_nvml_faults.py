@@ -123,6 +123,19 @@ def test_the_driver_is_unloaded_and_comes_back(fake_nvml: FakeNvml, source: Nvml
     assert "sm_active_ratio" in values_of(back[1], 3)  # GPM too, out of new samples
 
 
+def test_a_driver_that_does_not_come_back_after_a_release_is_missing(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    """The operator unloaded it and forgot it: when the time is over the node says so."""
+    source.release(START + 60_000)
+    released = source.read(START + 1000)
+    assert codes([released]) == [("driver_released", None)]
+    assert source.read(START + 30_000).events == []  # and no attempt to open it
+    fake_nvml.down()
+    late = [source.read(START + 60_000), source.read(START + 60_000 + RETRY_MS)]
+    assert codes(late) == [("driver_missing", None)]
+    fake_nvml.up()
+    assert codes([source.read(START + 60_000 + 2 * RETRY_MS)]) == [("driver_back", None)]
+
+
 def test_the_xid_watcher_outlives_the_driver(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """XIDs of after a driver reload arrive as those of before did."""
     seen: list[str] = []

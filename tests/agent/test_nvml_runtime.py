@@ -98,6 +98,20 @@ def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_told_w
     asyncio.run(scenario())
 
 
+def test_an_opening_that_hangs_is_told_and_waited_for(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    fake_nvml.block(0, "nvmlInitWithFlags")
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            await until(lambda: "driver_hung" in codes(node), "word of it")
+            assert node.gpus.all() == ()
+            fake_nvml.unblock(0, "nvmlInitWithFlags")
+            await until(lambda: "driver_back" in codes(node), "its end")
+            await until(lambda: len(node.gpus.all()) == 8, "the GPUs")
+
+    asyncio.run(scenario())
+
+
 def test_a_request_without_an_agent_is_taken_back(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="is drover-agent running with its spool in"):
         ask(tmp_path, 60, wait_s=0.3)

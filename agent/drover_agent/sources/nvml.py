@@ -86,7 +86,7 @@ class NvmlSource:
         self._opened_ms = 0
         self._released_until_ms = 0
         self._reason = ""  # why there is no GPU, "" before the first attempt and when there is one
-        self._away = False  # a driver_missing or driver_released event is out
+        self._away = ""  # the code of the event that is out: driver_missing or driver_released
 
     def due(self, now_ms: int) -> bool:
         if self.session.open:
@@ -107,7 +107,7 @@ class NvmlSource:
         self._next_try_ms = 0
         if not code:
             return Reading()  # the GPUs themselves were told as lost
-        self._away, self._reason = True, why
+        self._away, self._reason = code, why
         return Reading(events=[_event(now_ms, code, why)], inventory={"no_gpu_reason": why})
 
     def release(self, until_ms: int) -> None:
@@ -145,7 +145,7 @@ class NvmlSource:
             self.devices.append(NvmlDevice(slot, self._node, session, self._serials, self._gpus))
         reading = Reading(inventory=self._inventory(driver, count))
         if self._away:
-            self._away = False
+            self._away = ""
             reading.events.append(_event(now_ms, "driver_back", f"the NVIDIA driver {driver} answers"))
         return reading
 
@@ -211,8 +211,8 @@ class NvmlSource:
             self._reason = reason
             _log.warning("no GPU telemetry: %s", reason)
         reading = Reading(inventory={"no_gpu_reason": reason, "gpu_count": "0"})
-        if driver_missing and not self._away:
-            self._away = True
+        if driver_missing and self._away != "driver_missing":
+            self._away = "driver_missing"
             reading.events.append(_event(now_ms, "driver_missing", reason))
         return reading
 
