@@ -31,9 +31,13 @@ def test_nothing_in_the_unit_hides_what_the_agent_reads() -> None:
     assert {"char-195 rw", "/dev/kmsg r"} <= set(unit["DeviceAllow"])
 
 
-def test_the_right_to_read_other_processes_is_only_in_the_drop_in() -> None:
-    assert "CAP_SYS_PTRACE" not in "".join(settings(UNIT)["AmbientCapabilities"])
-    assert settings(FOLDER / "job-environment.conf")["AmbientCapabilities"] == ["CAP_SYS_PTRACE"]
+@pytest.mark.parametrize(
+    ("name", "capability"), [("job-environment.conf", "CAP_SYS_PTRACE"), ("kubernetes.conf", "CAP_DAC_OVERRIDE")]
+)
+def test_a_right_that_few_nodes_need_is_only_in_a_drop_in(name: str, capability: str) -> None:
+    assert settings(UNIT)["AmbientCapabilities"] == settings(UNIT)["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
+    drop_in = settings(FOLDER / name)
+    assert drop_in["AmbientCapabilities"] == drop_in["CapabilityBoundingSet"] == [capability]
 
 
 @pytest.fixture
