@@ -132,6 +132,15 @@ def test_a_hung_driver_is_one_finding_not_eight() -> None:
     assert told[-1].cleared
 
 
+def test_a_driver_that_an_operator_had_released_is_no_fault_until_it_is_missing() -> None:
+    silent = {"gone_gpus": lambda number: range(16, 24) if number >= 3 else []}
+    assert run(9, events={3: [lifecycle("driver_released")]}, **silent) == []
+    missing = {3: [lifecycle("driver_released")], 7: [lifecycle("driver_missing", at_ms=79_000)]}
+    assert {(f.scope, f.cause) for f in run(9, events=missing, **silent)} == {("node", "driver_missing")}
+    back = {3: [lifecycle("driver_released")], 6: [lifecycle("driver_back", at_ms=69_000)]}
+    assert {(f.scope, f.cause) for f in run(9, events=back, **silent)} == {("node", "driver_lost")}
+
+
 @pytest.mark.parametrize("how", ["event", "metric"])
 def test_a_wrong_clock_is_a_warning_that_drains_nothing(how: str) -> None:
     def shift(number: int, _gpu: dict[str, np.ndarray], node: dict[str, np.ndarray]) -> None:

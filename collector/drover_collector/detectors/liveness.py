@@ -32,7 +32,8 @@ MASS_NODES = 4
 GROUP_STAYS = 0.5  # a silent rack or leaf is told as one until less than this share of it is silent
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers gives one of these
-LOST = ("gpu_lost", "driver_hung", "driver_missing")
+LOST = ("gpu_lost", "driver_hung", "driver_missing", "driver_released")
+EXPLAIN_SILENCE = ("driver_hung", "driver_missing", "driver_released")  # of all GPUs of a node that said so
 OF_GPUS = frozenset({"gpu_lost", "gpu_missing", "driver_lost", "driver_missing"})  # over once a GPU of it answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU as lost: its word that it is back got lost
 Times = npt.NDArray[np.int64]
@@ -270,7 +271,7 @@ def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Findi
         first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
         gone = [g for g in range(first, end) if missing[g]]
         node = index.nodes[n].name
-        if (node, None, "driver_hung") in s.reported or (node, None, "driver_missing") in s.reported:
+        if any((node, None, code) in s.reported for code in EXPLAIN_SILENCE):
             continue
         if len(gone) == end - first and len(gone) > 1:
             yield _no_gpu_answers(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
@@ -312,6 +313,8 @@ def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     for (node, gpu, code), since_ms in s.reported.items():
         n = window.index.node_number.get(node)
         if n is None or (code == "driver_missing" and not window.index.nodes[n].gpus):
+            continue
+        if code == "driver_released":  # an operator asked for it, and the agent ends it within the hour
             continue
         if code == "gpu_lost" and gpu is not None:
             yield _gpu_gone(window, node, gpu, False, since_ms, now_ms, "the agent reported the GPU as lost")
