@@ -36,11 +36,11 @@ static const struct { int code; const char *name, *text; } CODES[] = {
 /* ---- the script ---- */
 
 #define SLOTS 64
-#define TABLE 16384 /* entries; a power of two above 64 GPUs with 150 statements each; it counts as agent memory */
 #define XIDS 4096
 typedef struct { char verb; short gpu; char key[76]; char value[92]; } Entry;
 static struct { unsigned long seq; int gpu; u64 code; } xids[XIDS];
-static Entry *table;
+static Entry *table; /* no larger than the script needs: it counts as agent memory, and each look costs a cache miss */
+static unsigned table_size; /* a power of two, at least twice the entries */
 static int n_xids;
 static char path[4096];
 static struct timespec seen_time;
@@ -53,7 +53,7 @@ static Entry *place(char verb, int gpu, const char *key) {
     hash = hash * 16777619u ^ (unsigned)gpu;
     for (const char *c = key; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
     for (unsigned i = hash;; i++) {
-        Entry *e = &table[i % TABLE];
+        Entry *e = &table[i % table_size];
         if (!e->verb || (e->verb == verb && e->gpu == gpu && !strcmp(e->key, key))) return e;
     }
 }
@@ -116,10 +116,16 @@ static void reload(void) {
     seen_size = now.st_size;
     seen_inode = now.st_ino;
     seen_time = now.st_mtim;
-    if (table) memset(table, 0, TABLE * sizeof *table);
-    else table = calloc(TABLE, sizeof *table);
-    n_xids = 0;
     char line[512];
+    unsigned entries = 0, size = 256;
+    while (fgets(line, sizeof line, file)) entries += strchr(line, '*') ? SLOTS : 1;
+    while (size < 2 * entries) size *= 2;
+    if (size != table_size) {
+        free(table);
+        table = calloc(table_size = size, sizeof *table);
+    } else memset(table, 0, size * sizeof *table);
+    rewind(file);
+    n_xids = 0;
     while (fgets(line, sizeof line, file)) parse(line);
     fclose(file);
 }
