@@ -440,8 +440,8 @@ def test_its_thread_ends_with_it(path: Path) -> None:
     mine = {thread for thread in set(threading.enumerate()) - others if thread.name == "steps"}
     assert len(mine) == 2
     exhausted.source._room = 0
-    exhausted.send()  # is taken, for the thread waited already; the next would not be
-    wait_until(lambda: exhausted.source.heard, "it has seen that there is no room")
+    exhausted.send()  # so that it does not wait for a datagram
+    wait_until(lambda: not exhausted.source._more.is_set(), "it waits for room")
     idle.source.close()
     exhausted.source.close()
     wait_until(lambda: not any(thread.is_alive() for thread in mine), "both threads end")
