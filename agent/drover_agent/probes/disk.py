@@ -41,6 +41,8 @@ def run(context: Context, name: str) -> Iterator[Result]:
         else:
             value, how = _read(context, path, size, at_random=name == "disk_random")
             yield Result(name, None, value, unit, f"{size >> 20} MiB, {how}")
+    except InterruptedError:  # an OSError too
+        raise
     except OSError as error:
         yield Result(name, None, None, unit, f"{path}: {error.strerror}")
     finally:

@@ -6,6 +6,7 @@ and gone within a second when the node is needed. A hang names the probe and the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -127,11 +128,9 @@ class Runner:
         assert child.stdout is not None
         assert child.stderr is not None
         fields = dataclasses.asdict(self._request) | {"level": self._request.level.value}
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; its output says why
             child.stdin.write(json.dumps(fields).encode() + b"\n")
             child.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended already; its output says why
         streams = _Streams(child.stdout, child.stderr)
         heard = began
         while True:
@@ -263,10 +262,8 @@ def _end(child: subprocess.Popen[bytes], *, at_once: bool) -> None:
             child.wait(TERM_S)
         except subprocess.TimeoutExpired:
             log.info("the probe's process does not end by itself; it is killed")
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     try:
         child.wait(REAP_S)
     except subprocess.TimeoutExpired:
