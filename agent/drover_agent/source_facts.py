@@ -46,11 +46,19 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             setting="`kmsg_enabled`",
         ),
         "host": Facts(
-            what="the node: CPU, memory, disks, network, inlet temperature, PCIe AER, EDAC, OOM kills, the agent",
+            what="the node: CPU, memory, disks, network, PCIe AER, EDAC, OOM kills, the agent, what it is made of",
             reads="/proc, /sys",
-            pace="1 s; error counters and temperature every 10 s",
+            pace="1 s; error counters every 10 s; new devices every minute",
             rights="none",
             missing="/proc or /sys is not what it should be",
+            setting="always on, but for simulated hardware",
+        ),
+        "sensors": Facts(
+            what="inlet temperature and fans",
+            reads="/sys/class/hwmon; what it does not tell: `ipmitool` or `ipmi-sensors` on /dev/ipmi0",
+            pace="10 s; IPMI every minute",
+            rights="read and write access to /dev/ipmi0 for IPMI",
+            missing="no such sensor on this node",
             setting="always on, but for simulated hardware",
         ),
         "infiniband": Facts(

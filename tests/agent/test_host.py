@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,9 +23,15 @@ def write(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
+def traffic(root: Path, card: str, received: int, sent: int) -> None:
+    write(root, f"sys/class/net/{card}/device/vendor", "0x15b3\n")
+    write(root, f"sys/class/net/{card}/statistics/rx_bytes", f"{received}\n")
+    write(root, f"sys/class/net/{card}/statistics/tx_bytes", f"{sent}\n")
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """A machine with two CPUs, a disk with a partition and RAID on it, two ports, an inlet sensor, error counters."""
+    """A machine with two CPUs, a disk with a partition and RAID on it, two cards, error counters."""
     proc, sys = tmp_path / "proc", tmp_path / "sys"
     write(proc, "stat", "cpu  100 5 50 800 40 1 2 2 9 0\ncpu0 0 0 0 0\n")
     write(proc, "loadavg", "3.25 2.00 1.00 5/900 4242\n")
@@ -33,19 +42,11 @@ def node(tmp_path: Path) -> Path:
         " 259 0 nvme0n1 10 0 1000 0 20 0 2000 0 0 0 0\n 259 1 nvme0n1p1 9 0 999 0 9 0 999 0 0 0 0\n"
         " 9 0 md0 1 0 77777 0 1 0 77777 0 0 0 0\n",
     )
-    head = "Inter-|   Receive  |  Transmit\n face |bytes packets\n"
-    write(
-        proc,
-        "net/dev",
-        head + "    lo: 999 0 0 0 0 0 0 0 999 0\n  eth0: 100 0 0 0 0 0 0 0 200 0\n  ib0:10 0 0 0 0 0 0 0 20 0\n",
-    )
+    traffic(tmp_path, "eth0", 100, 200)
+    traffic(tmp_path, "ib0", 10, 20)
     write(proc, "vmstat", "nr_free_pages 1\noom_kill 3\n")
     write(sys, "block/nvme0n1/device/model", "disk\n")
     write(sys, "block/md0/md/level", "raid1\n")
-    write(sys, "class/hwmon/hwmon0/temp1_label", "CPU Package\n")
-    write(sys, "class/hwmon/hwmon0/temp1_input", "88000\n")
-    write(sys, "class/hwmon/hwmon1/temp2_label", "Inlet Temp\n")
-    write(sys, "class/hwmon/hwmon1/temp2_input", "24500\n")
     for address, corrected, fatal in (("0000:3b:00.0", 7, 1), ("0000:86:00.0", 4, 0)):
         folder = f"bus/pci/devices/{address}"
         write(sys, f"{folder}/aer_dev_correctable", f"RxErr 1\nBadTLP 2\nTOTAL_ERR_COR {corrected}\n")
@@ -74,11 +75,7 @@ def test_every_value_arrives_in_its_own_metric_and_unit(node: Path) -> None:
     write(
         node, "proc/diskstats", " 259 0 nvme0n1 10 0 1100 0 20 0 2400 0 0 0 0\n 9 0 md0 1 0 99999 0 1 0 99999 0 0 0 0\n"
     )
-    write(
-        node,
-        "proc/net/dev",
-        "a\nb\n    lo: 99999 0 0 0 0 0 0 0 9 0\n  eth0: 1100 0 0 0 0 0 0 0 5200 0\n  ib0:10 0 0 0 0 0 0 0 20 0\n",
-    )
+    traffic(node, "eth0", 1100, 5200)
     second = values(host.read(T + 2_000))
     assert second.pop("agent_rss_bytes") > 1e6
     assert second.pop("agent_cpu_ratio") >= 0
@@ -95,7 +92,6 @@ def test_every_value_arrives_in_its_own_metric_and_unit(node: Path) -> None:
     slow = values(host.read(T + 10_000))
     assert {name: slow[name] for name in slow.keys() - second.keys() if not name.startswith("agent_")} == {
         "root_used_ratio": pytest.approx(slow["root_used_ratio"]),
-        "inlet_temp_c": 24.5,
         "pcie_aer_correctable": 11,
         "pcie_aer_fatal": 1,
         "edac_corrected": 21,
@@ -111,7 +107,9 @@ def test_together_with_the_agents_own_it_gives_every_node_metric(node: Path) -> 
     write(node, "proc/stat", "cpu  160 5 70 900 60 1 2 2 9 0\n")
     found = values(host.read(T + 10_000)).keys()
     elsewhere = {
-        metric.name for metric in of_scope(Scope.NODE) if metric.sources.keys() & {"uplink", "spool", "sampler"}
+        metric.name
+        for metric in of_scope(Scope.NODE)
+        if metric.sources.keys() & {"uplink", "spool", "sampler", "sensors"}
     }
     assert found | elsewhere == {metric.name for metric in of_scope(Scope.NODE)}
     assert not found & elsewhere
@@ -125,7 +123,6 @@ def test_what_a_machine_lacks_is_unsupported_and_nothing_else_suffers(tmp_path: 
     for name in (
         "cpu_util_ratio",
         "memory_total_bytes",
-        "inlet_temp_c",
         "pcie_aer_fatal",
         "edac_corrected",
         "oom_kills",
@@ -137,11 +134,11 @@ def test_what_a_machine_lacks_is_unsupported_and_nothing_else_suffers(tmp_path: 
 def test_garbage_is_an_error_and_no_number(node: Path) -> None:
     write(node, "proc/loadavg", "\n")
     write(node, "proc/meminfo", "MemTotal: many kB\n")
-    write(node, "sys/class/hwmon/hwmon1/temp2_input", "n/a\n")
+    write(node, "sys/devices/system/edac/mc/mc0/ue_count", "n/a\n")
     reading = source(node).read(T)
     absent = {name: why for _, name, why in reading.absent}
     assert absent == dict.fromkeys(
-        ("load1", "memory_available_bytes", "memory_total_bytes", "inlet_temp_c"), Absent.ERROR
+        ("load1", "memory_available_bytes", "memory_total_bytes", "edac_uncorrected"), Absent.ERROR
     )
 
 
@@ -159,21 +156,22 @@ def test_the_real_machine_can_be_read() -> None:
     host = HostSource("n1")
     reading = host.read(T)
     assert values(reading)["memory_total_bytes"] > 1e8
-    assert reading.inventory["kernel"]
+    assert reading.inventory["host.kernel"]
 
 
 def test_a_port_that_comes_or_goes_is_no_traffic(node: Path) -> None:
     """A pod's interface, or a port handed back by one with all that it ever counted."""
     host = source(node)
-    head = "a\nb\n  eth0: {} 0 0 0 0 0 0 0 {} 0\n"
-    veth = "  veth1: 5000000000000 0 0 0 0 0 0 0 5000000000000 0\n"
-    write(node, "proc/net/dev", head.format(1000, 1000))
+    traffic(node, "ib0", 0, 0)
+    traffic(node, "eth0", 1000, 1000)
     host.read(T)
-    write(node, "proc/net/dev", head.format(1500, 1100) + veth)
-    row = values(host.read(T + 1_000))
-    assert (row["net_rx_bytes_per_s"], row["net_tx_bytes_per_s"]) == (500, 100)
-    write(node, "proc/net/dev", head.format(1700, 1100))
-    row = values(host.read(T + 2_000))
+    traffic(node, "eth0", 1500, 1100)
+    traffic(node, "eth9", 5_000_000_000_000, 5_000_000_000_000)
+    row = values(host.read(T + 60_000))
+    assert (row["net_rx_bytes_per_s"], row["net_tx_bytes_per_s"]) == (500 / 60, 100 / 60)
+    traffic(node, "eth0", 1700, 1100)
+    shutil.rmtree(node / "sys/class/net/eth9")
+    row = values(host.read(T + 61_000))
     assert (row["net_rx_bytes_per_s"], row["net_tx_bytes_per_s"]) == (200, 0)
 
 
@@ -209,3 +207,62 @@ def test_what_is_told_of_the_agent_itself_is_this_process(node: Path) -> None:
     assert row["agent_rss_bytes"] % page == 0
     assert 2**20 < row["agent_rss_bytes"] < 2**36
     assert 0 <= row["agent_cpu_ratio"] < 64
+
+
+CASES = sorted((Path(__file__).parents[1] / "cases/agent/host").iterdir())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_machines_of_many_kinds(case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of /proc and /sys, what has changed in it some seconds later, and every value that this makes."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    expected = json.loads((case / "expected.json").read_text())
+    root = tmp_path / "root"
+    shutil.copytree(case / "first", root)
+    host = HostSource("n1", root / "proc", root / "sys", root)
+    first = host.read(T)
+    for changed in (case / "second").rglob("*"):
+        if changed.is_file():
+            (root / changed.relative_to(case / "second")).write_bytes(changed.read_bytes())
+    second = host.read(T + expected["seconds"] * 1000)
+    host.close()
+    own = {"agent_cpu_ratio", "agent_rss_bytes", "root_used_ratio"}
+    assert {name: value for name, value in values(second).items() if name not in own} == pytest.approx(
+        expected["values"]
+    )
+    assert {name: reason for _, name, reason in second.absent} == expected["absent"]
+    assert {key: value for key, value in first.inventory.items() if key != "host.arch"} == expected["inventory"]
+
+
+def test_files_stay_open_and_are_closed_at_the_end(node: Path) -> None:
+    def opened() -> int:
+        found = 0
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the one by which this folder is read
+                found += str(node) in str(descriptor.readlink())
+        return found
+
+    host = source(node)
+    host.read(T)
+    before = opened()
+    assert before > 5
+    for second in range(1, 130):
+        host.read(T + second * 1000)
+    assert opened() == before
+    host.close()
+    assert opened() == 0
+
+
+def test_a_card_whose_driver_is_loaded_again_is_read_on(node: Path) -> None:
+    """The files are others then, though their names are the same."""
+    host = source(node)
+    host.read(T)
+    shutil.rmtree(node / "sys/class/net/ib0")
+    traffic(node, "eth0", 600, 200)
+    row = values(host.read(T + 1_000))
+    assert row["net_rx_bytes_per_s"] == 500  # what is open of the card that went counts no more
+    host.read(T + 60_000)
+    traffic(node, "ib0", 50, 50)
+    host.read(T + 120_000)
+    traffic(node, "ib0", 1050, 50)
+    assert values(host.read(T + 121_000))["net_rx_bytes_per_s"] == 1000

@@ -39,6 +39,12 @@ def _host(config: AgentConfig, _: Gpus) -> Source:
     return HostSource(config.node_name, Path(config.proc_root), Path(config.sys_root))
 
 
+def _sensors(config: AgentConfig, _: Gpus) -> Source:
+    from drover_agent.sources.sensors import SensorsSource
+
+    return SensorsSource(config.node_name, Path(config.sys_root))
+
+
 def _infiniband(config: AgentConfig, gpus: Gpus) -> Source:
     from drover_agent.sources.infiniband import InfinibandSource
 
@@ -91,6 +97,7 @@ def _simulated(config: AgentConfig, _: Gpus) -> Source:
 # name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
 POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] = {
     "host": (frozenset({"auto", "nvml", "none"}), _host),
+    "sensors": (frozenset({"auto", "nvml", "none"}), _sensors),
     "infiniband": (frozenset({"auto", "nvml", "none"}), _infiniband),
     "ethernet": (frozenset({"auto", "nvml", "none"}), _ethernet),
     "dcgm": (frozenset({"auto", "nvml"}), _dcgm),

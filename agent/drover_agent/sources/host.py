@@ -1,23 +1,32 @@
-"""The node itself: load, memory, disks, network, temperatures and the kernel's error counters.
+"""The node itself: load, memory, disks, network and the kernel's error counters. Its sensors: `sensors.py`.
 
 procfs and sysfs are read directly: their roots are parameters (a test points at a folder), and a handful of small reads
-each second costs less than psutil's generality. What is told of the agent's own process is of this one, whatever root
-is read: CPU time out of getrusage(2), memory out of /proc/self/statm (proc(5)).
+each second costs less than psutil's generality. Which devices there are is looked at each FIND_MS; their files are
+kept open. What is told of the agent's own process is of this one, whatever root is read: CPU time out of getrusage(2),
+memory out of /proc/self/statm (proc(5)).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import platform
+import re
 import resource
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from drover_agent.sources.base import Entity, Reading
+from drover_agent.sources.host_files import KeptFile, KeptFiles
+from drover_agent.sources.host_inventory import inventory
 from drover_proto.catalog import Absent, Scope
 
 SLOW_MS = 10_000  # counters that need many files, read once in each of these: one value per detector bucket
+FIND_MS = 60_000  # devices that came or went are noticed within this
 SECTOR = 512  # bytes per sector in /proc/diskstats, whatever the disk's own sector size
+
+# One path of several to an NVMe drive (kernel: drivers/nvme/host/multipath.c). The drive itself is nvme0n1, whose own
+# counters stand at 0 before Linux 6.4.
+_NVME_PATH = re.compile(r"(nvme\d+)c\d+(n\d+)$")
 
 Values = dict[str, float]
 
@@ -35,10 +44,13 @@ class HostSource:
     def __init__(self, node: str, proc: Path = Path("/proc"), sys: Path = Path("/sys"), root: Path = Path("/")) -> None:
         self._entity = Entity(Scope.NODE, node)
         self._proc, self._sys, self._root = proc, sys, root
+        self._kept = {name: KeptFile(proc / name) for name in ("stat", "loadavg", "meminfo", "diskstats", "vmstat")}
+        self._statm = KeptFile(Path("/proc/self/statm"))
+        self._counters = {name: KeptFiles() for name in ("rx_bytes", "tx_bytes", "correctable", "fatal", "ce", "ue")}
         self._disk_names: dict[str, bool] = {}  # name in diskstats -> whether it is a whole disk
         self._before: dict[str, tuple[float, int]] = {}  # counter -> (value, ts_ms) at the last reading
         self._counts: dict[str, tuple[Mapping[str, int], int]] = {}  # counter -> (device -> value, ts_ms) likewise
-        self._slow_done = -1
+        self._slow_done = self._found = -1
         self._inventory_told = False
         # metrics -> how to read them; each fails by itself
         self._fast: tuple[tuple[tuple[str, ...], Callable[[int], Values]], ...] = (
@@ -51,11 +63,10 @@ class HostSource:
         )
         self._slow: tuple[tuple[tuple[str, ...], Callable[[int], Values]], ...] = (
             (("root_used_ratio",), self._root_disk),
-            (("inlet_temp_c",), self._inlet),
             (("pcie_aer_correctable",), lambda _: self._aer("correctable", "TOTAL_ERR_COR", "pcie_aer_correctable")),
             (("pcie_aer_fatal",), lambda _: self._aer("fatal", "TOTAL_ERR_FATAL", "pcie_aer_fatal")),
-            (("edac_corrected",), lambda _: self._edac("ce_count", "edac_corrected")),
-            (("edac_uncorrected",), lambda _: self._edac("ue_count", "edac_uncorrected")),
+            (("edac_corrected",), lambda _: self._edac("ce", "edac_corrected")),
+            (("edac_uncorrected",), lambda _: self._edac("ue", "edac_uncorrected")),
             (("oom_kills",), self._oom),
         )
 
@@ -66,6 +77,9 @@ class HostSource:
         self._slow_done = now_ms // SLOW_MS
         if slow:
             self._disk_names.clear()  # a disk may have come, or another one got the name
+        if now_ms // FIND_MS != self._found:
+            self._found = now_ms // FIND_MS
+            self._find()
         for names, read in (*self._fast, *(self._slow if slow else ())):
             try:
                 row |= read(now_ms)
@@ -75,11 +89,42 @@ class HostSource:
         reading.rows.append((self._entity, row))
         if not self._inventory_told:
             self._inventory_told = True
-            reading.inventory = self._inventory()
+            reading.inventory = inventory(self._proc, self._sys, self._root)
         return reading
 
     def close(self) -> None:
-        """Nothing is held open."""
+        for file in (*self._kept.values(), self._statm):
+            file.close()
+        for files in self._counters.values():
+            files.close()
+
+    def _find(self) -> None:
+        """Which devices there are."""
+        net = self._sys / "class/net"
+        cards = [net / name for name in _names(net) if self._is_card(net / name)]
+        for counter in ("rx_bytes", "tx_bytes"):
+            self._counters[counter].keep(card / "statistics" / counter for card in cards)
+        devices = self._sys / "bus/pci/devices"
+        for kind in ("correctable", "fatal"):
+            paths = (devices / name / f"aer_dev_{kind}" for name in _names(devices))
+            self._counters[kind].keep(path for path in paths if path.exists())
+        memory = self._sys / "devices/system/edac/mc"
+        controllers = [memory / name for name in _names(memory) if re.fullmatch(r"mc\d+", name)]
+        for kind in ("ce", "ue"):
+            self._counters[kind].keep(controller / f"{kind}_count" for controller in controllers)
+
+    def _is_card(self, folder: Path) -> bool:
+        """Whether bytes are counted here and nowhere else: a card, not a bridge, bond, tunnel or a container's end; not
+        a virtual function or a port of a switch in a card (kernel: networking/switchdev.rst), whose physical port is
+        here; nor the card behind another one, which counts for both (Hyper-V: networking/device_drivers/.../netvsc)."""
+        if not (folder / "device").exists() or (folder / "device/physfn").exists():
+            return False
+        if (folder / "master/device").exists():
+            return False
+        try:
+            return not KeptFile(folder / "phys_port_name").head(64).startswith("pf")
+        except OSError:
+            return True
 
     def _rate(self, key: str, value: float, now_ms: int) -> float | None:
         """Per second since the last reading; None at the first one and after a counter began again."""
@@ -104,7 +149,7 @@ class HostSource:
         return sum(grown) / ((now_ms - since_ms) / 1000) if grown and now_ms > since_ms else None
 
     def _cpu(self, now_ms: int) -> Values:
-        user_to_steal = [int(x) for x in _text(self._proc / "stat").split("\n", 1)[0].split()[1:9]]
+        user_to_steal = [int(x) for x in self._kept["stat"].head(512).split("\n", 1)[0].split()[1:9]]
         idle = user_to_steal[3] + user_to_steal[4]
         busy = self._rate("cpu busy", sum(user_to_steal) - idle, now_ms)
         resting = self._rate("cpu idle", idle, now_ms)
@@ -113,10 +158,10 @@ class HostSource:
         return {"cpu_util_ratio": busy / (busy + resting)}
 
     def _load(self, _: int) -> Values:
-        return {"load1": float(_text(self._proc / "loadavg").split()[0])}
+        return {"load1": float(self._kept["loadavg"].head(256).split()[0])}
 
     def _memory(self, _: int) -> Values:
-        text = _text(self._proc / "meminfo")
+        text = self._kept["meminfo"].head(512)
         found = {}
         for name, key in (("memory_available_bytes", "MemAvailable:"), ("memory_total_bytes", "MemTotal:")):
             found[name] = float(text[text.index(key) + len(key) :].split(None, 1)[0]) * 1024
@@ -126,36 +171,46 @@ class HostSource:
         """Whole disks only: partitions, RAID and device mapper would count the same bytes again."""
         read: dict[str, int] = {}
         written: dict[str, int] = {}
-        for line in _text(self._proc / "diskstats").splitlines():
-            columns = line.split()
+        paths: dict[str, tuple[int, int]] = {}
+        for line in self._kept["diskstats"].text().splitlines():
+            columns = line.split(None, 10)
             name = columns[2]
+            if path := _NVME_PATH.match(name):
+                drive = path[1] + path[2]
+                before = paths.get(drive, (0, 0))
+                paths[drive] = before[0] + int(columns[5]) * SECTOR, before[1] + int(columns[9]) * SECTOR
+                continue
             if name not in self._disk_names:
                 self._disk_names[name] = (self._sys / "block" / name.replace("/", "!") / "device").exists()
             if self._disk_names[name]:
                 read[name] = int(columns[5]) * SECTOR
                 written[name] = int(columns[9]) * SECTOR
+        for name, (path_read, path_written) in paths.items():
+            read[name] = max(read.get(name, 0), path_read)
+            written[name] = max(written.get(name, 0), path_written)
         return _present(
             disk_read_bytes_per_s=self._rates("disk read", read, now_ms),
             disk_write_bytes_per_s=self._rates("disk write", written, now_ms),
         )
 
     def _network(self, now_ms: int) -> Values:
-        received: dict[str, int] = {}
-        sent: dict[str, int] = {}
-        for line in _text(self._proc / "net/dev").splitlines()[2:]:
-            name, _, rest = line.partition(":")
-            if name.strip() != "lo":
-                columns = rest.split()
-                received[name], sent[name] = int(columns[0]), int(columns[8])
+        """What goes over the node's own cards: sysfs shows the network namespace that it was mounted in, the host's."""
         return _present(
-            net_rx_bytes_per_s=self._rates("net received", received, now_ms),
-            net_tx_bytes_per_s=self._rates("net sent", sent, now_ms),
+            net_rx_bytes_per_s=self._rates("net received", self._bytes("rx_bytes"), now_ms),
+            net_tx_bytes_per_s=self._rates("net sent", self._bytes("tx_bytes"), now_ms),
         )
+
+    def _bytes(self, counter: str) -> dict[str, int]:
+        found = {}
+        for file in self._counters[counter].all():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it has gone since
+                found[file.path] = int(file.head(64))
+        return found
 
     def _self(self, now_ms: int) -> Values:
         spent = resource.getrusage(resource.RUSAGE_SELF)
         cores = self._rate("agent cpu", spent.ru_utime + spent.ru_stime, now_ms)
-        pages = int(_text(Path("/proc/self/statm")).split()[1])
+        pages = int(self._statm.head(256).split()[1])
         return _present(agent_cpu_ratio=cores, agent_rss_bytes=float(pages * resource.getpagesize()))
 
     def _root_disk(self, _: int) -> Values:
@@ -166,45 +221,31 @@ class HostSource:
             raise MissingError
         return {"root_used_ratio": used / (used + found.f_bavail)}
 
-    def _inlet(self, _: int) -> Values:
-        """The first sensor that calls itself inlet or ambient, in millidegrees."""
-        for label in sorted(self._sys.glob("class/hwmon/hwmon*/temp*_label")):
-            text = _text(label).lower()
-            if "inlet" in text or "ambient" in text:
-                value = _text(label.with_name(label.name.replace("_label", "_input")))
-                return {"inlet_temp_c": int(value) / 1000}
-        raise MissingError
-
-    def _aer(self, file: str, total: str, metric: str) -> Values:
+    def _aer(self, kind: str, total: str, metric: str) -> Values:
         counts = [
             int(line.split()[1])
-            for path in self._sys.glob(f"bus/pci/devices/*/aer_dev_{file}")
-            for line in _text(path).splitlines()
+            for file in self._counters[kind].all()
+            for line in file.head(4096).splitlines()
             if line.startswith(total)
         ]
         return {metric: _sum(counts)}
 
-    def _edac(self, file: str, metric: str) -> Values:
-        return {metric: _sum(int(_text(path)) for path in self._sys.glob(f"devices/system/edac/mc/mc[0-9]*/{file}"))}
+    def _edac(self, kind: str, metric: str) -> Values:
+        return {metric: _sum(int(file.head(64)) for file in self._counters[kind].all())}
 
     def _oom(self, _: int) -> Values:
-        for line in _text(self._proc / "vmstat").splitlines():
+        for line in self._kept["vmstat"].text().splitlines():
             if line.startswith("oom_kill "):
                 return {"oom_kills": float(line.split()[1])}
         raise MissingError
 
-    def _inventory(self) -> dict[str, str]:
-        found = {"kernel": platform.release(), "arch": platform.machine(), "cpus": str(os.cpu_count() or 0)}
-        try:
-            found["os"] = platform.freedesktop_os_release().get("PRETTY_NAME", "")
-        except OSError:
-            found["os"] = platform.system()
-        return found
 
-
-def _text(path: Path) -> str:
-    with open(path, "rb", 0) as file:  # noqa: PTH123  # a buffer and a decoder around each file cost more than the read
-        return file.read().decode("ascii", "replace")
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing where there is none."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208  # names are wanted, not paths: this folder may hold hundreds
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _sum(counts: Iterable[int]) -> float:

@@ -83,7 +83,7 @@ class KmsgReader:
         self._stopped = threading.Event()
         self._last: int | None = None  # sequence of the newest record seen in this boot, None for none
         self._clock = self._load(clocks)
-        self._saved = self._last
+        self._saved: int | None = self._last
         self._save_at = 0.0
         self._backlog = True
         self._overran = False
