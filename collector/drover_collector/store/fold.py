@@ -164,8 +164,13 @@ def _fold(ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Col
     if not len(ids):
         return Folded(ids, starts, rows, present, {})
     firsts = np.flatnonzero(np.append(True, (ids[1:] != ids[:-1]) | (starts[1:] != starts[:-1])))
-    groups = _Groups(firsts, len(ids))
     found: dict[str, tuple[Stored, Mask]] = {}
+    if len(firsts) == len(ids):  # each has a bucket of its own, as rows of a rollup have
+        for name in columns.names:
+            stored, mask = columns.get(name)
+            found[name] = stored, np.ones(len(ids), np.bool_) if mask is None else mask
+        return Folded(ids, starts, rows, present, found)
+    groups = _Groups(firsts, len(ids))
     for name in columns.names:
         stored, mask = columns.get(name)
         if mask is not None and mask.all():
