@@ -28,7 +28,8 @@ class Gpus:
     def tell(self, entity: Entity) -> None:
         """This is now the GPU of its slot, or the MIG instance of its name there."""
         place = entity.gpu, entity.mig
-        if self._entities.get(place) != entity:
+        known = self._entities.get(place)
+        if known is not entity and known != entity:
             with self._lock:
                 self._entities = {**self._entities, place: entity}
 

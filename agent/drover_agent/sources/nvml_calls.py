@@ -56,17 +56,24 @@ def number(name: str, *arguments: int, wide: bool = False) -> Callable[[], Read]
     return make
 
 
-def structure(name: str, fresh: Callable[[], ctypes.Structure], take: Callable[[Any], tuple[Raw, ...]]) -> Any:
-    """A function that fills a struct made by `fresh` (with its version set); `take` picks the values."""
+def structure(name: str, fresh: Callable[[], ctypes.Structure], layout: str) -> Callable[[], Read]:
+    """A function that fills a struct made by `fresh` (with its version set).
+
+    `layout`: its values in the form of module struct, "=8xQ16xQ" say, of one width. nvidia-ml-py's structs look each
+    attribute up in Python.
+    """
+    none = NONE_64 if "Q" in layout else NONE_32
 
     def make() -> Read:
         ask, out = function(name), fresh()
-        at = ctypes.byref(out)
+        at, memory = ctypes.byref(out), memoryview(out).cast("B")
+        taken = struct.Struct(layout).unpack_from
 
         def read(handle: Any) -> tuple[Raw, ...]:
             if code := ask(handle, at):
                 raise pynvml.NVMLError(code)
-            return take(out)
+            values = taken(memory)
+            return tuple(None if value == none else value for value in values) if none in values else values
 
         return read
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from drover_agent.sources.nvml_calls import Raw, Read, number, structure, u32, u64
+from drover_agent.sources.nvml_calls import Raw, Read, number, structure, u32
 from drover_proto.catalog import Metric, Scope, of_scope
 
 
@@ -131,13 +131,13 @@ FIELDS: tuple[Way, ...] = tuple(
 _SRAM, _DRAM = pynvml.NVML_MEMORY_LOCATION_SRAM, pynvml.NVML_MEMORY_LOCATION_DRAM
 _CORRECTED, _UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 _TEMPERATURE = "nvmlDeviceGetTemperatureV(GPU)"
-_MEMORY = ("nvmlDeviceGetMemoryInfo_v2.used", "nvmlDeviceGetMemoryInfo_v2.total")
+_MEMORY = ("nvmlDeviceGetMemoryInfo_v2.total", "nvmlDeviceGetMemoryInfo_v2.used")
 _REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 _FABRIC = "nvmlDeviceGetGpuFabricInfoV"
 
 MEMORY = _call(
     "nvmlDeviceGetMemoryInfo_v2",
-    structure("nvmlDeviceGetMemoryInfo_v2", _memory_2, lambda m: (u64(m.used), u64(m.total))),
+    structure("nvmlDeviceGetMemoryInfo_v2", _memory_2, "=8xQ16xQ"),
     *_MEMORY,
     slow=True,
 )
@@ -165,7 +165,7 @@ CALLS: tuple[Way, ...] = (
     _call("nvmlDeviceGetTotalEnergyConsumption", number("nvmlDeviceGetTotalEnergyConsumption", wide=True)),
     _call(
         "nvmlDeviceGetTemperatureV",
-        structure("nvmlDeviceGetTemperatureV", _temperature_1, lambda t: (t.temperature,)),
+        structure("nvmlDeviceGetTemperatureV", _temperature_1, "=8xi"),
         _TEMPERATURE,
     ),
     _call(
@@ -173,12 +173,12 @@ CALLS: tuple[Way, ...] = (
     ),  # until R575
     _call(
         "nvmlDeviceGetMarginTemperature",
-        structure("nvmlDeviceGetMarginTemperature", _margin_1, lambda m: (m.marginTemperature,)),
+        structure("nvmlDeviceGetMarginTemperature", _margin_1, "=4xi"),
         slow=True,
     ),
     _call(
         "nvmlDeviceGetUtilizationRates",
-        structure("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t, lambda r: (u32(r.gpu), u32(r.memory))),
+        structure("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t, "=II"),
         "nvmlDeviceGetUtilizationRates.gpu",
         "nvmlDeviceGetUtilizationRates.memory",
     ),
@@ -186,7 +186,7 @@ CALLS: tuple[Way, ...] = (
     # Until R510; what it calls used has the driver's reserved memory in it.
     _call(
         "nvmlDeviceGetMemoryInfo",
-        structure("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t, lambda m: (u64(m.used), u64(m.total))),
+        structure("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t, "=Q8xQ"),
         *_MEMORY,
         slow=True,
     ),
@@ -202,7 +202,7 @@ CALLS: tuple[Way, ...] = (
         structure(
             "nvmlDeviceGetSramEccErrorStatus",
             pynvml.c_nvmlEccSramErrorStatus_v1_t,
-            lambda status: (u32(status.bThresholdExceeded),),
+            "=96xI",
         ),
         "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded",
         slow=True,
@@ -215,17 +215,17 @@ CALLS: tuple[Way, ...] = (
         structure(
             "nvmlDeviceGetRowRemapperHistogram",
             pynvml.c_nvmlRowRemapperHistogramValues,
-            lambda banks: (u32(banks.max), u32(banks.none)),
+            "=I12xI",
         ),
         "nvmlDeviceGetRowRemapperHistogram.max",
         "nvmlDeviceGetRowRemapperHistogram.none",
         slow=True,
     ),
     _call(STATE_KEY, _active_links, slow=True),
-    _call(_FABRIC, structure(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, lambda info: (info.state,)), slow=True),
+    _call(_FABRIC, structure(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, "=28xI"), slow=True),
     _call(
         "nvmlDeviceGetGpuFabricInfo",  # until R545
-        structure("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, lambda info: (info.state,)),
+        structure("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, "=24xI"),
         _FABRIC,
         slow=True,
     ),

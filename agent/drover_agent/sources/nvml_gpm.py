@@ -15,6 +15,11 @@ from drover_agent.sources.nvml_fields import GPM_IDS
 
 # nvmlGpmMetric_t: metricId, nvmlReturn, value, three names.
 _METRIC = struct.Struct("=4xid24x")
+_POINTERS = struct.Struct("=QQ")  # sample1 and sample2 of nvmlGpmMetricsGet_t
+
+
+def _address(sample: Any) -> int:
+    return ctypes.cast(sample, ctypes.c_void_p).value or 0
 
 
 class Gpm:
@@ -45,7 +50,9 @@ class Gpm:
         self._at = ctypes.byref(self._question)
         first = type(self._question).metrics.offset
         self._answers = memoryview(self._question).cast("B")[first : first + _METRIC.size * len(GPM_IDS)]
+        self._pair = memoryview(self._question).cast("B")[type(self._question).sample1.offset :]
         self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        self._addresses = {id(sample): _address(sample) for sample in self._samples}
 
     def read(self) -> Iterable[tuple[int, float]]:
         """(return code, raw value) of each key of GPM_IDS since the previous read; empty at the first.
@@ -60,7 +67,7 @@ class Gpm:
         self._samples.reverse()
         if before is None:
             return ()
-        self._question.sample1, self._question.sample2 = before, sample
+        _POINTERS.pack_into(self._pair, 0, self._addresses[id(before)], self._addresses[id(sample)])
         if code := self._compute(self._at):
             raise pynvml.NVMLError(code)
         return _METRIC.iter_unpack(self._answers)
