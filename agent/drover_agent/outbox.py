@@ -55,8 +55,7 @@ class Outbox:
         self.hangs = False
         self._closed = False
         self.events, self.telemetry = (
-            Tail(g.next_seq, g.next_seq, given=g.next_seq - 1, released=g.next_seq - 1, nothing_from=g.next_seq - 1)
-            for g in (self._spool.events, self._spool.telemetry)
+            Tail.behind(log_.next_seq) for log_ in (self._spool.events, self._spool.telemetry)
         )
         self._ahead = {lane: Ahead() for lane in LANES}
         self._rejected: set[tuple[int, int]] = set()
@@ -166,6 +165,7 @@ class Outbox:
         if done.losses:
             self._losses.add(done.losses)
         self._waiting = done.waiting[0] + self._evicted[0], done.waiting[1] + self._evicted[1]
+        self._count_due |= self._evicted[0] > 0  # perhaps counted twice
 
     def _overdue(self) -> None:
         log.error("spool: the disk did not answer for %g s; data is sent before it is safe", DISK_LIMIT_S)
@@ -303,7 +303,7 @@ class Outbox:
     def _take_held(self, held: Mapping[int, int]) -> None:
         self.held = {lane: held.get(lane, 0) for lane in LANES}
         for tail in self._tails:  # what was held may be wanted again
-            tail.nothing_from = tail.first - 1
+            tail.nothing_from = min(tail.first - 1, tail.written)
         while self.telemetry.records and self.telemetry.first <= self.plan.through:
             self.telemetry.pop()
         for ahead in self._ahead.values():
@@ -320,7 +320,7 @@ class Outbox:
             self._rejected = {(at, number) for at, number in self._rejected if at != lane or number > seq}
         for tail in self._tails:
             self._trim(tail)
-        if self._waiting[0]:
+        if self._waiting[0] or self._works:  # a job that runs counts with what was held before
             self._count_due = True
             self._work()
 

@@ -22,6 +22,11 @@ class Tail:
     written: int = 0  # up to here the thread is done with them
     nothing_from: int = 0  # no record that waits lies above this and below `first`
 
+    @classmethod
+    def behind(cls, seq: int) -> Tail:
+        """Of a log whose records below `seq` are all on the disk."""
+        return cls(seq, seq, given=seq - 1, released=seq - 1, written=seq - 1, nothing_from=seq - 1)
+
     def add(self, ts_ms: int, payload: bytes) -> None:
         self.records.append(Stored(self.next_seq, ts_ms, payload))
         self.size += len(payload)
