@@ -78,6 +78,11 @@ class Agent:
         """Address of the collector that takes this node's data now."""
         return self._uplink.connected_to
 
+    @property
+    def clock_offset_s(self) -> float | None:
+        """This node's clock minus the collector's, at the last exchange; None before the first."""
+        return self._uplink.offset_s
+
     # ---- in
 
     def accept(self, ts_ms: int, reading: Reading) -> None:

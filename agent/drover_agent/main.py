@@ -159,7 +159,12 @@ def status(node: NodeRuntime) -> str:
     gpus = len(node.gpus.all())
     waiting, size = node.agent.spool.pending()
     to = f"sending to {node.agent.connected_to}" if node.agent.connected_to else "no collector"
-    return f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}; {to}; {waiting} messages ({size / 1e6:.1f} MB) wait"
+    parts = [f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}", to, f"{waiting} messages ({size / 1e6:.1f} MB) wait"]
+    if node.agent.clock_offset_s is not None:
+        parts.append(f"clock {node.agent.clock_offset_s:+.3f} s from the collector's")
+    if hung := [name for name, stats in node.sampler.stats.items() if stats.hung]:
+        parts.append(f"no answer from {', '.join(hung)}")
+    return "; ".join(parts)
 
 
 if __name__ == "__main__":

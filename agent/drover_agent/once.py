@@ -26,7 +26,7 @@ WHY: dict[str, str] = {
     Absent.ERROR: "the read failed; standard error says how",
     Absent.OUT_OF_RANGE: "what was read cannot be true",
 }
-OF_RUNNING_AGENT = frozenset({"uplink", "spool", "agent"})  # readers of the catalog that only a running agent has
+OF_RUNNING_AGENT = frozenset({"uplink", "spool", "sampler"})  # readers of the catalog that only a running agent has
 
 
 class Collected:

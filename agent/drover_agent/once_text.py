@@ -15,6 +15,7 @@ WIDEST = 14  # a longer value stands in a line of its own
 ABSENT = "-"
 TITLES = {Scope.GPU: "GPUs", Scope.NODE: "Node", Scope.LINK: "Ports", Scope.WORKLOAD: "Workloads"}
 SHOWN_EVENTS = 20
+SHORT_MIG = len("MIG-01234567")  # of a UUID: enough to tell instances apart
 
 Report = dict[str, Any]
 
@@ -34,15 +35,16 @@ def as_text(report: Report) -> str:
         lines.append(f"  and {len(report['events']) - SHOWN_EVENTS} more events (--json has all)")
     for scope in Scope:
         found = [entity for entity in report["entities"] if entity["scope"] == scope]
-        for start in range(0, len(found), COLUMNS):
-            lines += ["", *_table(scope, found[start : start + COLUMNS])]
+        for kind in ([e for e in found if not e["mig"]], [e for e in found if e["mig"]]):
+            for start in range(0, len(kind), COLUMNS):
+                lines += ["", *_table(scope, kind[start : start + COLUMNS])]
     absent = _absences(report["entities"])
     lines += ["", *(absent or ["Nothing is absent."]), "", *_sources(report["sources"])]
     return "\n".join(lines)
 
 
 def _inventory(inventory: dict[str, str]) -> list[str]:
-    """One line a value; what all GPUs have alike stands once, the rest of a GPU in one line."""
+    """One line a value; those of GPUs beside each other, what all have alike once."""
     parts: dict[str, dict[str, str]] = {}  # part -> GPU -> value
     lines = []
     for key, value in inventory.items():
@@ -55,24 +57,35 @@ def _inventory(inventory: dict[str, str]) -> list[str]:
             lines.append(f"  {key}: {value}")
     gpus = {gpu for of in parts.values() for gpu in of}
     alike = {p for p, of in parts.items() if len(gpus) > 1 and of.keys() == gpus and len(set(of.values())) == 1}
-    lines += [f"  gpu*.{part}: {next(iter(parts[part].values()))} (all {len(gpus)})" for part in parts if part in alike]
+    said = {
+        f"all {len(gpus)} GPUs": [f"{part} {next(iter(of.values()))}" for part, of in parts.items() if part in alike]
+    }
     for gpu in sorted(gpus, key=lambda gpu: int(gpu[3:])):
-        own = [f"{part} {of[gpu]}" for part, of in parts.items() if part not in alike and gpu in of]
-        lines += [f"  {line}" for line in textwrap.wrap(f"{gpu}: {', '.join(own)}", WIDE, subsequent_indent="    ")]
+        said[gpu] = [f"{part} {of[gpu]}" for part, of in parts.items() if part not in alike and gpu in of]
+    for who, what in said.items():
+        if what:
+            lines += [
+                f"  {line}" for line in textwrap.wrap(f"{who}: {', '.join(what)}", WIDE, subsequent_indent="    ")
+            ]
     return lines
 
 
 def _name(entity: Report) -> str:
     if entity["scope"] == Scope.GPU:
-        return f"GPU {entity['gpu']}" + (f" {entity['mig'][-12:]}" if entity["mig"] else "")
+        return f"{entity['gpu']}/{entity['mig'][:SHORT_MIG]}" if entity["mig"] else f"GPU {entity['gpu']}"
     if entity["scope"] == Scope.NODE:
         return str(entity["key"])
     return str(entity["link"] or entity["key"].partition("/")[2])
 
 
+def _title(entity: Report) -> str:
+    return "MIG instances" if entity["mig"] else TITLES[Scope(entity["scope"])]
+
+
 def _table(scope: Scope, entities: Sequence[Report]) -> list[str]:
     """A row for each metric that one of the devices has, a column for each device."""
     names = [_name(entity) for entity in entities]
+    title = _title(entities[0])
     rows: list[tuple[str, list[str]]] = []
     notes: list[str] = []
     for metric in of_scope(scope):
@@ -84,10 +97,10 @@ def _table(scope: Scope, entities: Sequence[Report]) -> list[str]:
         else:
             notes += _long(metric, names, cells)
     if not rows and not notes:
-        return [f"{TITLES[scope]}: {', '.join(names)}: nothing could be read"]
-    first = max([len(TITLES[scope]), *(len(label) for label, _ in rows)])
+        return [f"{title}: {', '.join(names)}: nothing could be read"]
+    first = max([len(title), *(len(label) for label, _ in rows)])
     widths = [max(len(names[i]), *(len(cells[i]) for _, cells in rows), 0) for i in range(len(names))]
-    lines = ["  ".join([f"{TITLES[scope]:<{first}}", *(f"{n:>{w}}" for n, w in zip(names, widths, strict=True))])]
+    lines = ["  ".join([f"{title:<{first}}", *(f"{n:>{w}}" for n, w in zip(names, widths, strict=True))])]
     for label, cells in rows:
         lines.append("  ".join([f"{label:<{first}}", *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))]))
     return lines + notes
@@ -119,19 +132,20 @@ def _long(metric: Metric, names: Sequence[str], cells: Sequence[str]) -> list[st
 
 def _absences(entities: Sequence[Report]) -> list[str]:
     """Grouped by reason, then by the devices that lack the same."""
-    groups: dict[tuple[str, str, str], dict[str, list[str]]] = {}  # (scope, reason, why) -> metric -> devices
-    count = Counter(entity["scope"] for entity in entities)
+    # (title, scope, reason, why) -> metric -> devices
+    groups: dict[tuple[str, str, str, str], dict[str, list[str]]] = {}
+    count = Counter(_title(entity) for entity in entities)
     for entity in entities:
         for metric, reason in entity["absent"].items():
-            group = groups.setdefault((entity["scope"], reason, entity["why"][metric]), {})
+            group = groups.setdefault((_title(entity), entity["scope"], reason, entity["why"][metric]), {})
             group.setdefault(metric, []).append(_name(entity))
     lines: list[str] = []
-    for (scope, reason, why), metrics in groups.items():
+    for (title, scope, reason, why), metrics in groups.items():
         alike: dict[tuple[str, ...], list[str]] = {}
         for metric, who in metrics.items():
             alike.setdefault(tuple(who), []).append(metric)
         for devices, names in alike.items():
-            where = f"all {TITLES[Scope(scope)]}" if len(devices) == count[scope] > 1 else ", ".join(devices)
+            where = f"all {title}" if len(devices) == count[title] > 1 else ", ".join(devices)
             everything = len(names) == len(of_scope(Scope(scope)))
             text = f"Absent, {reason} ({why}), {where}: " + ("everything" if everything else ", ".join(names))
             lines += textwrap.wrap(text, WIDE, subsequent_indent="  ", break_on_hyphens=False)

@@ -230,6 +230,8 @@ def test_systemd_is_told_that_it_is_ready_and_goes_on_while_a_gpu_hangs(tmp_path
             await until(lambda: "driver_hung" in server.codes(), "the silence as an event")
             heard.clear()
             await until(lambda: has_heard("WATCHDOG=1"), "a keep-alive while the driver hangs")
+            await until(lambda: any("s from the collector's" in one for one in heard), "its clock")
+            await until(lambda: has_heard("") and any("no answer from nvml:2" in one for one in heard), "who hangs")
             await stop(agent)
             assert has_heard("STOPPING=1")
 

@@ -116,6 +116,7 @@ def test_mig_instances_ports_and_workloads_are_entities_of_their_own() -> None:
     text = as_text(report)
     assert "mlx5_0/1" in text
     assert "vllm" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("MIG")] == [["MIG", "instances", "0/MIG-1"]]
 
 
 def test_jobs_events_and_inventory_are_shown() -> None:
@@ -133,7 +134,7 @@ def test_jobs_events_and_inventory_are_shown() -> None:
     lines = as_text(report).splitlines()
     assert "  GPU 0 is held by slurm:7" in lines
     assert "  GPU 1 is held by no job" in lines
-    assert "  gpu*.model: H100 (all 2)" in lines
+    assert "  all 2 GPUs: model H100" in lines
     assert "  gpu1: pci b" in lines
     assert "  event 79: XID 79: fallen off the bus" in lines
 
