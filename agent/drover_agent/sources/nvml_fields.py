@@ -222,10 +222,11 @@ CALLS: tuple[Way, ...] = (
         slow=True,
     ),
     _call(STATE_KEY, _active_links, slow=True),
-    _call(_FABRIC, structure(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, "=28xI"), slow=True),
+    # nvml.h has the state as one byte, nvidia-ml-py as four: the other three are padding, and may hold anything.
+    _call(_FABRIC, structure(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, "=28xB"), slow=True),
     _call(
         "nvmlDeviceGetGpuFabricInfo",  # until R545
-        structure("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, "=24xI"),
+        structure("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, "=24xB"),
         _FABRIC,
         slow=True,
     ),

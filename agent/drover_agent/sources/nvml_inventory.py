@@ -44,7 +44,7 @@ def _modes(pair: list[int]) -> tuple[str, str]:
 def _fabric(handle: Any) -> tuple[str, str]:
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    if info.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+    if info.state & 0xFF != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:  # one byte in nvml.h, then padding
         return "", ""
     digits = bytes(info.clusterUuid).hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])), str(info.cliqueId)

@@ -271,15 +271,18 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, Histogram *o
     return r ? r : number32(device, "nvmlDeviceGetRowRemapperHistogram.none", &out->none);
 }
 
-typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique, state, health; } Fabric2;
+typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state; unsigned health; } Fabric2;
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, Fabric2 *out) {
     _Static_assert(sizeof *out == 0x24, "layout of nvmlGpuFabricInfo_v2_t");
     ENTER(device);
     NEED(out);
     if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
-    memset(out->cluster, 0xc1, sizeof out->cluster);
+    memset(out->cluster, 0xc1, sizeof *out - sizeof out->version); /* padding too: it holds anything in real life */
     if (number32(device, "fabric_clique", &out->clique)) out->clique = 0;
-    return number32(device, "nvmlDeviceGetGpuFabricInfoV", &out->state);
+    u64 state = 0;
+    nvmlReturn_t r = number(device, "nvmlDeviceGetGpuFabricInfoV", &state);
+    out->state = (unsigned char)state;
+    return r;
 }
 
 typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } Process;

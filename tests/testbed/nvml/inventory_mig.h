@@ -80,13 +80,14 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, Memory1 *out) {
     out->free = out->total - out->used;
     return r;
 }
-typedef struct { unsigned char cluster[16]; int status; unsigned clique, state; } Fabric1;
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } Fabric1;
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, Fabric1 *out) {
     u64 state = 0;
     ENTER(device);
     NEED(out);
     nvmlReturn_t r = of_newer(device, "nvmlDeviceGetGpuFabricInfoV", &state);
-    out->state = (unsigned)state;
+    memset(out, 0xc1, sizeof *out);
+    out->state = (unsigned char)state;
     return r;
 }
 
