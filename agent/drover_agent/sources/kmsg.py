@@ -14,6 +14,7 @@ import select
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,9 @@ from drover_proto.events import EventKind
 log = logging.getLogger(__name__)
 
 RECORD_BYTES = 16_384  # the kernel refuses smaller reads than a record, and caps records below this
-WAIT_S = 0.5
+WAIT_S = 5.0  # between looks at a log in which nothing is written
+FILE_WAIT_S = 0.05  # the same for a regular file, for which nobody can wait
+STALL_S = 1.0  # a wait longer than it should be by this was none: the machine or the process stood still
 SAVE_S = 5.0
 BATCH = 500  # records read before their events are told
 MAX_REST = 65_536  # bytes kept of a record that has not ended; the device gives whole ones
@@ -81,6 +84,8 @@ class KmsgReader:
             caught_up,
         )
         self._stopped = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._wake)
         self._last: int | None = None  # sequence of the newest record seen in this boot, None for none
         self._clock = self._load(clocks)
         self._saved: int | None = self._last
@@ -92,8 +97,9 @@ class KmsgReader:
         self._rest = b""
 
     def stop(self) -> None:
-        """End `run` within WAIT_S; safe in any thread."""
+        """End `run` soon; safe in any thread."""
         self._stopped.set()
+        os.eventfd_write(self._wake, 1)
 
     @property
     def stopped(self) -> bool:
@@ -110,6 +116,7 @@ class KmsgReader:
             if self._clock.unexplained:
                 self._explain(descriptor)
             waits = select.poll()
+            waits.register(self._wake, select.POLLIN)
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if not regular:  # a regular file is always readable
                 waits.register(descriptor, select.POLLIN)
@@ -125,9 +132,10 @@ class KmsgReader:
                 self._tell_lost()
                 self._save(time.monotonic())
                 before = self._clock.boot_us()
-                waits.poll((0.05 if regular else WAIT_S) * 1000)
+                wait_s = FILE_WAIT_S if regular else WAIT_S
+                waits.poll(wait_s * 1000)
                 # Not when the machine or this process stood still meanwhile: then the lines may be old.
-                prompt = self._clock.boot_us() - before < 2 * WAIT_S * 1e6
+                prompt = self._clock.boot_us() - before < (wait_s + STALL_S) * 1e6
             self._save(float("inf"))
         finally:
             os.close(descriptor)
