@@ -15,6 +15,7 @@ from drover_agent.source_facts import FACTS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
 from drover_proto.catalog import Scope, of_scope
+from drover_proto.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
 from drover_proto.settings import rows
 from drover_proto.xids import ADVICE, XIDS
 
@@ -96,6 +97,23 @@ def xids() -> str:
     return f"# XID codes\n\n{NOTE}\nThe default policy follows NVIDIA's catalog.\n\n" + table(headers, lines)
 
 
+def events() -> str:
+    parts = [
+        f"# Events\n\n{NOTE}\nWhat agents tell at once, beside telemetry. The same error of the same device is told "
+        "when it comes and then summed for 10 s at a time. A line that user space could have written is kept as "
+        "forgeable and never acted on; one that was in the kernel log before the agent looked is marked as backlog. "
+        "The codes of kind `xid` are in [xids.md](xids.md); those of kind `sxid` are NVIDIA's numbers of NVSwitch "
+        "errors.\n"
+    ]
+    for kind, what, codes in (
+        (EventKind.KERNEL, "from the kernel log (`agent/drover_agent/sources/kmsg_lines.py`)", KERNEL_CODES),
+        (EventKind.LIFECYCLE, "about agents, drivers and GPUs as such", LIFECYCLE_CODES),
+    ):
+        lines: list[list[object]] = [[f"`{code}`", meaning] for code, meaning in codes.items()]
+        parts.append(f"## {kind.value}: {what}\n\n" + table(["code", "meaning"], lines))
+    return "\n".join(parts)
+
+
 def sources() -> str:
     parts = [
         f"# Sources of the agent\n\n{NOTE}\nWhat `drover-agent` reads on a node, by the table in "
@@ -125,6 +143,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "xids.md": xids,
     "sources.md": sources,
+    "events.md": events,
 }
 
 if __name__ == "__main__":
