@@ -63,7 +63,7 @@ class Outbox:
         self._waiting = self._spool.pending()  # below the tails, that nobody holds
         self._evicted = (0, 0)  # what went there while a job ran
         self._files: Files = {}
-        self._works = False
+        self._comes = self._works = False
         self._tidy_due = self._count_due = False
         self._limit: asyncio.TimerHandle | None = None
         self._waiters: deque[tuple[int, int, Callable[[], None]]] = deque()
@@ -87,12 +87,12 @@ class Outbox:
         self._trim(tail)
         if self.hangs:
             self._release()
-        self._work()
+        self._soon()
 
     def keep_file(self, name: str, data: bytes, *, first: bool) -> None:
         """Write a small state file whole: before what was added lately (`first`), or after it."""
         self._files[name] = data, first
-        self._work()
+        self._soon()
 
     def when_kept(self, then: Callable[[], None]) -> None:
         """Call `then` when all added so far is on disk (events synced), or may leave without because the disk hangs."""
@@ -108,7 +108,7 @@ class Outbox:
     def tidy(self) -> None:
         """Keep the spool in bounds, write what waits. Call it now and then."""
         self._tidy_due = True
-        self._work()
+        self._soon()
 
     # ---- the disk's side
 
@@ -116,8 +116,15 @@ class Outbox:
         """A wall clock for ages that no jump moves: a clock that runs ahead for a moment makes nothing too old."""
         return self._started_ms + round((self._clock.monotonic() - self._started_s) * 1000)
 
+    def _soon(self) -> None:
+        """One job for all that is added at this moment."""
+        if not self._comes and not self._works:
+            self._comes = True
+            asyncio.get_running_loop().call_soon(self._work)
+
     def _work(self) -> None:
         """Give the thread what there is to do, if it is not at it already."""
+        self._comes = False
         if self._works or self._closed:
             return
         events, batches = self.events.new(), self.telemetry.new()
@@ -157,7 +164,7 @@ class Outbox:
         self._call_waiters()
         self.on_ready()
         if any(tail.given < tail.next_seq - 1 for tail in self._tails) or self._tidy_due or self._count_due:
-            self._work()
+            self._soon()
 
     def _take(self, done: Done) -> None:
         self.trouble, self.oldest_batch_ms = done.trouble, done.oldest_batch_ms
@@ -309,7 +316,7 @@ class Outbox:
         for ahead in self._ahead.values():
             ahead.after, ahead.end = -1, None
         self._count_due = True
-        self._work()
+        self._soon()
 
     def ack(self, lane: int, seq: int) -> None:
         """Everything of a lane up to `seq` is held."""
@@ -322,7 +329,7 @@ class Outbox:
             self._trim(tail)
         if self._waiting[0] or self._works:  # a job that runs counts with what was held before
             self._count_due = True
-            self._work()
+            self._soon()
 
     def reject(self, lane: int, seq: int) -> None:
         """The collector will never take this one."""
