@@ -11,6 +11,7 @@ from drover_agent.check_line import Line, State
 from drover_agent.config import AgentConfig
 from drover_agent.look import Look
 from drover_agent.source_facts import FACTS
+from drover_agent.sources.base import Entity
 from drover_proto.catalog import Absent, Scope, of_scope
 
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers, PCI Code and ID Assignment Specification
@@ -25,59 +26,69 @@ def sources(config: AgentConfig, looks: Sequence[Look]) -> list[Line]:
     lines = _gpus(config, next((found for found in looks if found.name == "nvml"), None), gpus)
     for found in looks:
         if found.slot is None and found.name != "nvml":
-            lines.append(_source(found))
+            lines.append(_source(found, asked_for=found.name == "dcgm" and config.dcgm_url != "auto"))
     return [*lines, _steps(config), _dmi(Path(config.sys_root))]
 
 
 # ---- any source
 
 
-def _source(found: Look) -> Line:
-    facts = FACTS.get(found.name)
-    needs = facts.rights if facts else ""
+def _source(found: Look, *, asked_for: bool) -> Line:
+    """`asked_for`: the settings name it themselves, so that it is broken when it is not there."""
+    facts = FACTS[found.name]
+    needs = "" if facts.rights.startswith("none") else facts.rights
     if found.off:
-        return Line(found.name, State.MISSING, f"not set: {facts.setting}" if facts else "switched off")
-    if found.hung:
-        return Line(found.name, State.BROKEN, found.error, HUNG)
-    if found.error:
-        return Line(found.name, State.BROKEN, found.error, needs)
+        return Line(found.name, State.MISSING, f"not set: {facts.setting}")
+    if found.hung or found.error:
+        return Line(found.name, State.BROKEN, found.error, HUNG if found.hung else needs)
     given, absent = _told([found])
     if not (given or absent or any(r.holdings or r.inventory or r.events for r in found.readings)):
-        return Line(found.name, State.MISSING, facts.missing if facts else "nothing of it on this node", "")
-    things = {entity for reading in found.readings for entity, _ in reading.rows if entity.scope is not Scope.NODE}
-    text = f"{len(given)} metrics" + (f" of {len(things)}: {_names(e.link or e.key for e in things)}" if things else "")
-    if not given:
-        text = "read" if not absent else "nothing could be read"
-    if held := {gpu: job for reading in found.readings for gpu, job in reading.holdings}:
-        text = f"jobs of {len(held)} GPUs known, {sum(job is not None for job in held.values())} held"
+        return Line(found.name, State.BROKEN if asked_for else State.MISSING, facts.missing)
+    text = _given(found, given)
     told = {key: value for reading in found.readings for key, value in reading.inventory.items()}
     if trouble := told.get(f"{found.name}.trouble"):
         return Line(found.name, State.LIMITED, f"{text}; {trouble}", needs)
     if refused := absent.get(Absent.NO_PERMISSION):
         return Line(found.name, State.LIMITED, f"{text}; not allowed: {_names(refused)}", needs)
-    for reason in (Absent.ERROR, Absent.TIMEOUT, Absent.OUT_OF_RANGE):
+    for reason in (Absent.ERROR, Absent.TIMEOUT, Absent.LOST, Absent.OUT_OF_RANGE):
         if failed := absent.get(reason):
-            return Line(
-                found.name, State.LIMITED, f"{text}; {reason}: {_names(failed)}", "`drover-agent once` says how"
-            )
+            state = State.LIMITED if given else State.BROKEN
+            return Line(found.name, state, f"{text}; {reason}: {_names(failed)}", "`drover-agent once` says how")
     if lacking := absent.get(Absent.UNSUPPORTED):
         text += f"; not here: {_names(lacking, 5)}"
-    return Line(found.name, State.OK, text)
+    return Line(found.name, State.OK if given or not absent else State.MISSING, text)
+
+
+def _given(found: Look, given: set[str]) -> str:
+    if held := {gpu: job for reading in found.readings for gpu, job in reading.holdings}:
+        return f"jobs of {len(held)} GPUs known, {sum(job is not None for job in held.values())} held"
+    things = {e for reading in found.readings for e, values in reading.rows if e.scope is not Scope.NODE and values}
+    if given:
+        return f"{len(given)} metrics" + (f" of {len(things)}: {_names(_label(e) for e in things)}" if things else "")
+    return "nothing could be read" if any(reading.absent for reading in found.readings) else "read"
+
+
+def _label(entity: Entity) -> str:
+    return entity.link or entity.key
 
 
 def _told(looks: Iterable[Look]) -> tuple[set[str], dict[Absent, set[str]]]:
-    """Metrics that the newest readings gave, and those that they did not, by reason."""
-    given: set[str] = set()
-    absent: dict[str, Absent] = {}
+    """Metrics that the newest readings gave, and by reason those that they did not: by metric, or by the thing's name
+    where it gave nothing. MIG instances, which have few of them, are left out."""
+    given: set[tuple[Entity, str]] = set()
+    absent: dict[tuple[Entity, str], Absent] = {}
     for found in looks:
         for reading in found.readings:
-            given |= {name for _, values in reading.rows for name in values}
-            absent |= {name: reason for _, name, reason in reading.absent}
+            for entity, values in reading.rows:
+                given |= {(entity, name) for name in values if not entity.mig}
+            absent |= {(entity, name): reason for entity, name, reason in reading.absent if not entity.mig}
+    some = {entity for entity, _ in given}
     by_reason: dict[Absent, set[str]] = {}
-    for name, reason in absent.items():
-        if name not in given:
-            by_reason.setdefault(reason, set()).add(name)
-    return given, by_reason
+    for (entity, name), reason in absent.items():
+        if (entity, name) not in given:
+            whole = entity not in some and entity.scope in (Scope.LINK, Scope.WORKLOAD)
+            by_reason.setdefault(reason, set()).add(_label(entity) if whole else name)
+    return {name for _, name in given}, by_reason
 
 
 def _names(names: Iterable[str], most: int = 12) -> str:

@@ -212,6 +212,36 @@ def test_a_source_says_what_it_gives_and_what_it_may_not() -> None:
     assert "hardware = none" in found["nvml"].text
 
 
+def test_what_the_settings_name_and_is_not_there_is_broken() -> None:
+    chat, code = (Entity(Scope.WORKLOAD, f"n1/{name}", link=name) for name in ("chat", "code"))
+    away = [(code, name, Absent.ERROR) for name in ("ttft_p50_s", "requests_running")]
+    looks = [
+        Look("dcgm", 10.0, readings=[Reading()]),
+        Look("inference", 10.0, readings=[Reading(absent=away)]),
+    ]
+    config = AgentConfig(hardware="none", dcgm_url="http://127.0.0.1:9999/metrics")
+    found = by_name(check_sources.sources(config, looks))
+    assert found["dcgm"].state is State.BROKEN
+    assert (found["inference"].state, found["inference"].text) == (
+        State.BROKEN,
+        "nothing could be read; error: code",
+    )
+    looks[1].readings.append(Reading(rows=[(chat, {"ttft_p50_s": 0.2, "requests_running": 1.0})], absent=away))
+    found = by_name(check_sources.sources(AgentConfig(hardware="none"), looks))
+    assert found["dcgm"].state is State.MISSING
+    assert (found["inference"].state, found["inference"].text) == (State.LIMITED, "2 metrics of 1: chat; error: code")
+
+
+def test_a_source_that_has_nothing_here_is_missing() -> None:
+    node = Entity(Scope.NODE, "n1")
+    nothing = Reading(absent=[(node, "inlet_temp_c", Absent.UNSUPPORTED)])
+    found = by_name(check_sources.sources(AgentConfig(hardware="none"), [Look("host", 1.0, readings=[nothing])]))
+    assert (found["host"].state, found["host"].text) == (
+        State.MISSING,
+        "nothing could be read; not here: inlet_temp_c",
+    )
+
+
 def test_a_value_that_came_at_the_second_reading_is_there() -> None:
     first = Reading(absent=[(LINK, "rx_bytes", Absent.ERROR)])
     look_ = Look("infiniband", 1.0, readings=[first, Reading(rows=[(LINK, {"rx_bytes": 1.0})])])
