@@ -21,7 +21,7 @@ from drover_agent.uplink import PROTOCOL, Uplink
 from drover_proto import VERSION
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from drover_agent.sources.base import NodeEvent
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 WINDOW_MS = 10_000
 HOLD_MS = 250

@@ -10,7 +10,7 @@ from drover_agent.clock import Clock
 from drover_agent.sources.base import Entity, NodeEvent, Reading, Source
 from drover_agent.watchdog import Read
 from drover_proto.catalog import Absent, Scope
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 log = logging.getLogger(__name__)
 

@@ -16,64 +16,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from drover_proto.kinds import KERNEL_CODES as KERNEL_CODES
+from drover_proto.kinds import LIFECYCLE_CODES as LIFECYCLE_CODES
+from drover_proto.kinds import EventKind as EventKind
+
 T = TypeVar("T")
 
 Member = tuple[str, int | None]  # (node, GPU slot or None for the node itself)
-
-
-class EventKind(StrEnum):
-    XID = "xid"
-    SXID = "sxid"
-    KERNEL = "kernel"  # code: one of KERNEL_CODES
-    LIFECYCLE = "lifecycle"  # code: one of LIFECYCLE_CODES
-
-
-LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
-    {
-        "agent_started": "the agent started",
-        "agent_stopped": "the agent was asked to stop",
-        "gpu_lost": "a GPU no longer answers",
-        "gpu_back": "a lost GPU answers again",
-        "driver_hung": "calls into the driver do not return",
-        "driver_back": "a hung driver answers again",
-        "driver_missing": "there is no usable NVIDIA driver",
-        "driver_released": "the agent let go of the NVIDIA driver for a while, at an operator's request",
-        "spool_dropped": "the agent dropped stored data for want of space or age",
-        "spool_unwritable": "the agent cannot write its spool and keeps data in memory",
-        "batch_rejected": "the collector refused data of this agent",
-        "kmsg_overrun": "kernel log lines were lost before they were read",
-        "kmsg_unreadable": "the kernel log cannot be read, so XIDs come from NVML alone",
-        "kmsg_back": "the kernel log can be read again",
-        "source_failing": "a source of the agent has given nothing three times in a row",
-        "source_back": "a source that failed has answered for a minute",
-        "clock_wrong": "the node's clock differs from the collector's",
-    }
-)
-
-KERNEL_CODES: typing.Mapping[str, str] = types.MappingProxyType(
-    {
-        "aer": "a PCIe device reported errors (AER)",
-        "pcie": "a PCIe slot lost its link or device, or was cut off after an error (DPC, hot-plug)",
-        "mce": "the CPU or firmware reported a hardware error (machine check)",
-        "edac": "the memory controller reported errors of host memory (EDAC)",
-        "oom": "a process was killed for want of memory",
-        "hung_task": "a task was blocked for minutes",
-        "lockup": "a CPU was stuck in the kernel",
-        "rcu_stall": "a CPU did not let the kernel's bookkeeping go on (RCU stall)",
-        "panic": "the kernel failed (panic, oops, BUG)",
-        "nvrm": "the NVIDIA driver reported trouble that is no XID",
-        "nvlink": "the NVLink or NVSwitch driver reported trouble that is no SXid",
-        "nic_link": "a network port's link went down or came up",
-        "nic_error": "a network adapter or its firmware failed",
-        "nic_module": "a network cable or module was plugged, unplugged or is faulty",
-        "nic_temperature": "a network adapter is too hot",
-        "nic_power": "a network adapter gets too little power from its slot",
-        "nvme": "an NVMe drive did not answer",
-        "disk": "a disk failed to read or write",
-        "filesystem": "a file system found errors or was shut down",
-        "cpu_throttle": "a CPU was slowed down by its temperature",
-    }
-)
 
 
 class IncidentKind(StrEnum):

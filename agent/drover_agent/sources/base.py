@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from drover_proto.catalog import Absent, Scope
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 # B/s, to which the rates of GPM are rounded (decision 11). NVML gives them in MiB/s with fractions, whose digits would
 # be most of the bytes that a GPU takes in the store; of a PCIe link this is less than a ten-thousandth.

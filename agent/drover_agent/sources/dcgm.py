@@ -26,7 +26,7 @@ from drover_agent.sources.http_page import Page, PageError
 from drover_agent.sources.kmsg_lines import normal_pci
 from drover_agent.sources.prometheus_text import ExpositionError, Sample, parse
 from drover_proto.catalog import Absent, Metric, Scope, of_scope
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 from drover_proto.xids import lookup
 
 AUTO_URL = "http://127.0.0.1:9400/metrics"

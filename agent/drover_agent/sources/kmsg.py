@@ -23,7 +23,7 @@ from drover_agent.files import write_whole
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg_clock import Clocks, LogClock, may_be_suspend, system_clocks
 from drover_agent.sources.kmsg_lines import SETTLED_US, STARTING, understand
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 log = logging.getLogger(__name__)
 

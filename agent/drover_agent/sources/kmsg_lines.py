@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 MAX_MESSAGE = 1_000  # characters kept of a line
 SETTLED_US = 300_000_000  # links come up and cables are found while a machine starts; that is told from then on

@@ -44,7 +44,7 @@ from drover_agent.sources.nvml_device import NvmlDevice, Session
 from drover_agent.sources.nvml_events import NvmlXidWatcher
 from drover_agent.sources.nvml_fields import field_ids
 from drover_agent.sources.nvml_library import replaced_by
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 RETRY_MS = 10_000  # between attempts to start NVML
 ALL_LOST_MS = 30_000  # between attempts to get lost GPUs back by starting NVML anew

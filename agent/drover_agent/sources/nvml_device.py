@@ -21,7 +21,7 @@ from drover_agent.sources.nvml_inventory import Inventory
 from drover_agent.sources.nvml_metrics import SLOW_MS, TARGETS, Found, Metrics
 from drover_agent.sources.nvml_mig import COMPUTE_LISTS, MigInstances
 from drover_proto.catalog import Absent
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 
 MPS_LISTS = ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")
 MPS_MS = 60_000  # a list costs milliseconds, and few nodes run MPS: asked this rarely while there is nothing in it
@@ -105,10 +105,11 @@ class NvmlDevice:
                 self._read_all(found, reading, now_ms, slow=slow)
             else:
                 found.rest(ALL, refused)
-        except LostError:
+        except LostError as error:
             if not self.lost:
                 self.lost = True
-                reading.events.append(self._event(now_ms, "gpu_lost", "no longer answers: NVML says that it is lost"))
+                why_lost = str(error) or "no longer answers: NVML says that it is lost"
+                reading.events.append(self._event(now_ms, "gpu_lost", why_lost))
             self._let_go()  # samples and instances went with the GPU, and it may be another one when a slot answers
             found.rest(ALL, Absent.LOST)
         except DriverGoneError as error:
@@ -121,7 +122,8 @@ class NvmlDevice:
             if slow:
                 self._last_slow = now_ms // SLOW_MS
         entity = self.entity
-        self._gpus.tell(entity)
+        if self.slot < self._session.count:
+            self._gpus.tell(entity)
         if found.values:
             reading.rows.insert(0, (entity, found.values))
         reading.absent.extend((entity, name, why) for name, why in found.absent.items())
@@ -148,7 +150,10 @@ class NvmlDevice:
     def _open(self, now_ms: int, inventory: dict[str, str]) -> Absent | None:
         """Get a handle and what is not known yet of the identity; the reason when there is no handle to be had."""
         if self.slot >= self._session.count:
-            raise LostError  # of the GPUs that were there before NVML was opened anew this is one too many
+            # Of the GPUs that were there before NVML was opened anew. Who was here may be in another slot now.
+            inventory |= self._identity.clear() | self._inventory.clear()
+            self._gpus.forget(self.slot)
+            raise LostError(f"is not there any more: NVML lists {self._session.count} GPUs")
         if self.handle is None:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(self.slot)

@@ -15,7 +15,7 @@ import pynvml
 from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.sources.nvml_device import NvmlDevice, Session
 from drover_agent.sources.nvml_errors import DRIVER_GONE
-from drover_proto.events import EventKind
+from drover_proto.kinds import EventKind
 from drover_proto.xids import lookup
 
 WAIT_MS = 1000
