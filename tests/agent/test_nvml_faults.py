@@ -222,7 +222,7 @@ def test_all_gpus_lost_come_back_by_a_new_start_of_nvml(fake_nvml: FakeNvml, sou
 
 
 def test_a_gpu_that_is_gone_after_a_reload_is_lost_and_the_others_keep_their_keys(
-    fake_nvml: FakeNvml, source: NvmlSource
+    fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
 ) -> None:
     """NVML lists seven: those behind the gap move up by one slot with their own keys, and the last slot is lost."""
     fake_nvml.down()
@@ -234,7 +234,15 @@ def test_a_gpu_that_is_gone_after_a_reload_is_lost_and_the_others_keep_their_key
     back = source.read(START + 2000 + RETRY_MS)
     assert keys_of(back) == {slot: f"16540230{slot + (slot >= 2):05d}" for slot in range(7)}
     assert codes([back]) == [("driver_back", None), ("gpu_lost", 7)]
+    assert "NVML lists 7 GPUs" in back.events[-1].message
     assert back.inventory["gpu_count"] == "7"
+    assert back.inventory["gpu6.serial"] == "1654023000007"
+    assert back.inventory["gpu7.serial"] == back.inventory["gpu7.vbios"] == ""
+    assert [entity.gpu for entity in gpus.all()] == list(range(7))
+    found = gpus.find(pci="0000:8b:00.0")  # of the last one, for its lines in the kernel log
+    assert found is not None
+    assert found.gpu == 6
+    assert source.read(START + 3000 + RETRY_MS).inventory == {}
 
 
 def test_a_metric_that_is_not_supported_is_asked_rarely(fake_nvml: FakeNvml, source: NvmlSource) -> None:

@@ -112,5 +112,12 @@ class Identity:
             return "" if why(error.value, part) is Absent.UNSUPPORTED else None
         return text if text.strip("0 ") else ""  # boards without a serial number of their own report zeros
 
+    def clear(self) -> dict[str, str]:
+        """There is no GPU in this slot; what the inventory had of it, as empty."""
+        known = dict.fromkeys(self.inventory(), "") if self._known else {}
+        self._asked.clear()
+        self._set({})
+        return known
+
     def inventory(self) -> dict[str, str]:
         return {f"gpu{self._slot}.{part}": self._known.get(part, "") for part in _PARTS}

@@ -107,6 +107,11 @@ class Inventory:
         """At the next read: it may be another GPU, or another mode."""
         self._due_ms = None
 
+    def clear(self) -> dict[str, str]:
+        """There is no GPU in this slot; what was told of it, as empty."""
+        told, self._last, self._due_ms = dict.fromkeys(self._last, ""), {}, None
+        return told
+
     def read(self, handle: Any, now_ms: int) -> dict[str, str]:
         """What changed since the last read; nothing when it is not due.
 
