@@ -81,9 +81,13 @@ class Packer:
         self.rows = 0
         ticks = sorted(rows.keys() | missing.keys())
         chosen: dict[Scope, list[tuple[int, Entity, int, _Values]]] = {}
+        numbers: dict[Entity, int | None] = {}
         for ts_ms in ticks:
             for entity, values in rows.get(ts_ms, {}).items():
-                if (index := self._index(ts_ms, entity, now_ms)) is not None:
+                if entity not in numbers:
+                    numbers[entity] = self._dictionary.index_of(entity, now_ms)
+                index = numbers[entity]
+                if index is not None and self._fresh(ts_ms, entity):
                     chosen.setdefault(entity.scope, []).append((ts_ms, entity, index, values))
         refused: dict[tuple[int, Entity], list[str]] = {}
         blocks = [block for scope, found in chosen.items() if (block := self._pack(scope, found, refused, now_ms))]
@@ -93,15 +97,13 @@ class Packer:
             self._highest_ms = max(self._highest_ms, ticks[-1])
         return blocks, max(rows, default=0)
 
-    def _index(self, ts_ms: int, entity: Entity, now_ms: int) -> int | None:
+    def _fresh(self, ts_ms: int, entity: Entity) -> bool:
         last_ms = self._last_ms.get(entity, -1)
         if last_ms - self._late_ms <= ts_ms <= last_ms:
             self.late_rows += 1
-            return None
-        index = self._dictionary.index_of(entity, now_ms)
-        if index is not None:
-            self._last_ms[entity] = ts_ms
-        return index
+            return False
+        self._last_ms[entity] = ts_ms
+        return True
 
     def _pack(
         self,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from operator import ne
 
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Metric
@@ -41,6 +43,7 @@ class BlockBuilder:
         self.metrics = tuple(metrics)
         self._names = tuple(m.name for m in self.metrics)
         self._columns = tuple((m.low, m.high, m.step, 1 << i) for i, m in enumerate(self.metrics))
+        self._numbers = range(len(self.metrics))
         self._struct = record_struct(m.type for m in self.metrics)
         self._presence_bytes = (len(self.metrics) + 7) // 8
         self._body = bytearray()
@@ -73,18 +76,18 @@ class BlockBuilder:
         """What changed, as Metric.encode does it: without a call for each value, this is most of an agent's packing."""
         stored, columns = known.stored, self._columns
         bits, refused = known.bits, known.refused
-        for i, (value, before) in enumerate(zip(found, known.values, strict=True)):
-            if value != before:
-                low, high, step, bit = columns[i]
-                bits &= ~bit
-                refused &= ~bit
-                stored[i] = 0
-                if value is not None:
-                    if low <= value <= high:  # NaN fails both comparisons
-                        stored[i] = round(value / step) if step else float(value)
-                        bits |= bit
-                    else:
-                        refused |= bit
+        for i in compress(self._numbers, map(ne, found, known.values)):
+            value = found[i]
+            low, high, step, bit = columns[i]
+            bits &= ~bit
+            refused &= ~bit
+            stored[i] = 0
+            if value is not None:
+                if low <= value <= high:  # NaN fails both comparisons
+                    stored[i] = round(value / step) if step else float(value)
+                    bits |= bit
+                else:
+                    refused |= bit
         known.values, known.bits, known.refused = found, bits, refused
 
     def take(self) -> pb.Block | None:
