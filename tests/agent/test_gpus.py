@@ -56,3 +56,15 @@ def test_an_instance_is_known_by_its_number_while_it_is_there() -> None:
     gpus.tell_instances(1, (SLICE,), {3: SLICE})
     gpus.forget(1)
     assert gpus.instance(1, 3) is None
+
+
+def test_the_instances_of_a_gpu_are_told_as_a_whole() -> None:
+    gpus = Gpus()
+    gpus.tell(WHOLE)
+    gpus.tell_instances(1, (SLICE,))
+    other = Entity(Scope.GPU, "MIG-2", 1, uuid="MIG-2", pci="0000:3b:00.0", mig="MIG-2")
+    gpus.tell_instances(1, (other,))
+    assert (gpus.find(uuid="MIG-1"), gpus.find(uuid="MIG-2")) == (None, other)
+    gpus.tell_instances(1, ())
+    assert gpus.find(uuid="MIG-2") is None
+    assert gpus.all() == (WHOLE,)

@@ -139,3 +139,27 @@ def test_an_older_driver_does_not_know_later_fields(fake_nvml: FakeNvml, handle:
     asked = [pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT]
     answers = pynvml.nvmlDeviceGetFieldValues(handle, asked)
     assert [a.nvmlReturn for a in answers] == [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INVALID_ARGUMENT]
+
+
+def test_a_mig_instance_answers_for_itself_and_not_when_it_is_gone(fake_nvml: FakeNvml, handle: Any) -> None:
+    assert refused(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)) == pynvml.NVML_ERROR_NOT_FOUND
+    fake_nvml.mig(1, [0])
+    instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    assert pynvml.nvmlDeviceGetUUID(instance).startswith("MIG-")
+    assert refused(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(instance)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert refused(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle)) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    fake_nvml.no_mig(1)
+    assert refused(lambda: pynvml.nvmlDeviceGetUUID(instance)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_a_driver_that_is_down_fails_every_call_but_the_shutdown(fake_nvml: FakeNvml) -> None:
+    pynvml.nvmlInit()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    fake_nvml.down("DRIVER_NOT_LOADED")
+    assert refused(lambda: pynvml.nvmlDeviceGetUUID(device)) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert refused(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    pynvml.nvmlShutdown()
+    assert refused(pynvml.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    fake_nvml.up()
+    pynvml.nvmlInit()
+    pynvml.nvmlShutdown()
