@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from drover_proto.kinds import KERNEL_CODES as KERNEL_CODES
 from drover_proto.kinds import LIFECYCLE_CODES as LIFECYCLE_CODES
 from drover_proto.kinds import EventKind as EventKind
+from drover_proto.kinds import Severity as Severity
 
 T = TypeVar("T")
 
@@ -37,12 +38,6 @@ class IncidentKind(StrEnum):
     DRIFT = "drift"
     RISK = "risk"
     IDLE = "idle"
-
-
-class Severity(StrEnum):
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
 
 
 class Wanted(StrEnum):

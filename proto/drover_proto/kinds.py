@@ -1,4 +1,4 @@
-"""What kinds of events there are, and the codes of those that are no NVIDIA number.
+"""What kinds of events there are, how bad they can be, and the codes of those that are no NVIDIA number.
 
 Apart from `events.py`, which gives these names too: an agent needs nothing else of it, and its values take a fiftieth
 of a second to import.
@@ -9,6 +9,12 @@ from __future__ import annotations
 import types
 import typing
 from enum import StrEnum
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
 
 
 class EventKind(StrEnum):

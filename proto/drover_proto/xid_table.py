@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from drover_proto.events import Severity
+from drover_proto.kinds import Severity
 from drover_proto.xid_actions import XidAction
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from drover_proto.events import Severity
+from drover_proto.kinds import Severity
 from drover_proto.xid_actions import ADVICE, XidAction
 from drover_proto.xid_table import ROWS, Xid, XidCategory
 
