@@ -282,6 +282,7 @@ static nvmlReturn_t enter_for(const char *function, nvmlDevice_t device, unsigne
     if (!__atomic_load_n(&users, __ATOMIC_SEQ_CST)) return UNINITIALIZED;
     if (!is_handle(device, with_mig)) return INVALID_ARGUMENT;
     nvmlReturn_t r = act_for(function, device->slot, driver_calls);
+    if (!r && !is_handle(device, with_mig)) r = INVALID_ARGUMENT; /* the script may just have destroyed the instance */
     if (!r) r = down();
     return r ? r : is_lost(device->slot) ? GPU_IS_LOST : SUCCESS;
 }
