@@ -152,13 +152,13 @@ class Outbox:
         if self.hangs:
             self.hangs = False
             log.warning("spool: the disk answers again: %s", self.folder)
-        if error := job.exception():  # none that a disk brings about; what was to be written stays in memory at best
+        if error := job.exception():  # none that a disk brings about: a fault in Drover; it is sent from memory
             log.error("spool: %s", error, exc_info=error)
             self.trouble = f"{self.folder}: {error}"
         else:
             self._take(job.result())
         for tail, end in ((self.events, events), (self.telemetry, batches)):
-            tail.written = max(tail.written, end)
+            tail.written = tail.written if error else max(tail.written, end)
             tail.released = max(tail.released, end)
             self._trim(tail)
         self._call_waiters()

@@ -104,6 +104,12 @@ async def start_at(address: str, server: TelemetryServer) -> None:
     await server.start(int(address.rpartition(":")[2]))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is no disk that hangs."""
+    monkeypatch.setattr(outbox, "DISK_LIMIT_S", 30.0)
+
+
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[BadDisk]:
     bad = BadDisk(monkeypatch)

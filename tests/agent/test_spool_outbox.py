@@ -209,6 +209,31 @@ async def test_a_file_of_state_that_is_refused_is_tried_again_and_is_there_befor
 
 
 @in_loop
+async def test_a_fault_in_the_writing_itself_holds_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = open_outbox(tmp_path)
+    write = outbox_module.write
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(outbox_module, "write", broken)
+    event(outbox, "79")
+    batch(outbox, 1)
+    await outbox.kept()
+    assert (ready(outbox, pb.EVENTS), ready(outbox, pb.LIVE)) == (["79"], ["1"])
+    assert "a fault" in str(outbox.trouble)
+    assert "a fault" in caplog.text
+    monkeypatch.setattr(outbox_module, "write", write)
+    event(outbox, "31")
+    await outbox.kept()
+    assert ready(outbox, pb.EVENTS) == ["79", "31"]
+    assert outbox.trouble is None
+    outbox.close()
+
+
+@in_loop
 async def test_what_memory_has_no_room_for_is_read_from_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,8 @@ class BadDisk:
         self._answers.set()
 
     def _wait(self) -> None:
+        if threading.current_thread() is threading.main_thread() and not self._answers.is_set():
+            raise AssertionError("the event loop waits for a disk that hangs")
         self.waiting += 1
         self._answers.wait(60)
         self.waiting -= 1
