@@ -2,6 +2,7 @@
 
 The child is niced, in a session of its own, the first that the kernel's OOM killer takes, bounded in time and memory,
 and gone within a second when the node is needed. A hang names the probe and the device: "probe hung: gemm_bf16, GPU 3".
+Whatever the child prints is taken for no more than text: a line that is none of the protocol is logged and passed over.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -27,14 +29,19 @@ from drover_agent.probes.base import Result
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2
-TERM_S = 0.4  # from SIGTERM to SIGKILL: with LOOK_S, a node is given back within a second
+LOOK_S = 0.1
+TERM_S = 0.3  # from SIGTERM to SIGKILL: with LOOK_S and eligible.LOOK_S, a node is given back within a second
+MEMORY_LOOK_S = 0.5  # walking /proc costs milliseconds on a large node
 REAP_S = 5.0  # a process that the kernel does not let die (a driver that hangs) is left behind
 START_S = 120.0  # importing torch and making CUDA contexts, on a cold disk
 SLACK = 4.0  # a probe that says nothing for so many times its own length hangs
 SLACK_S = 30.0
 NICE = 10
 STDERR_BYTES = 2_000  # kept of what the child printed, for a crash
+LINE_BYTES = 1 << 20  # of one line; a longer one is no line of ours
+MAX_RESULTS = 10_000
+TEXT = 2_000  # characters kept of a text that the child gave
+_CUDA = re.compile(r"\bcuda:(\d+)")
 
 
 class End(StrEnum):
@@ -45,6 +52,11 @@ class End(StrEnum):
     TIMEOUT = "timeout"
     MEMORY = "memory"  # took more of the host's memory than it may
 
+    @property
+    def bad(self) -> bool:
+        """Whether it speaks against the device, and not only against this run."""
+        return self in (End.HUNG, End.CRASHED)
+
 
 @dataclass(frozen=True, slots=True)
 class GpuRef:
@@ -54,13 +66,18 @@ class GpuRef:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to run. `gpus` empty: on the CPU. `timeout_s`: of the whole; `memory_bytes`: resident, of all processes."""
+    """What to run.
+
+    Attributes:
+        gpus: in the order in which the child sees them; none: on the CPU. timeout_s: of the whole.
+        memory_bytes: of the host, private to the processes of the child's session (file mappings do not count).
+    """
 
     probes: tuple[str, ...]
     gpus: tuple[GpuRef, ...] = ()
     level: Level = Level.QUICK
     timeout_s: float = 300.0
-    memory_bytes: int = 16 << 30
+    memory_bytes: int = 32 << 30  # NCCL's processes take 1 to 2 GB each
     folder: str = ""
     inlet_c: float | None = None
     seed: int = 1
@@ -70,10 +87,12 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. `detail` says why it did not end as it should, in a sentence."""
+    """What came of it. `detail` says why it did not end as it should, in a sentence; `probe` and `gpu`: in what."""
 
     end: End = End.DONE
     detail: str = ""
+    probe: str = ""
+    gpu: int | None = None
     results: list[Result] = field(default_factory=list)
     devices: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -83,14 +102,15 @@ class Runner:
     """One request. `run` blocks; `stop` may be called from any thread.
 
     Args:
-        needed: asked several times a second; a reason when the node is wanted for work, "" when not.
+        needed: asked several times a second with the id of the child's session; a reason when the node is wanted for
+            work, "" when not. Must return at once.
         tell: progress, a line each.
     """
 
     def __init__(
         self,
         request: Request,
-        needed: Callable[[], str] = lambda: "",
+        needed: Callable[[int], str] = lambda session: "",  # noqa: ARG005  # the default never needs it
         tell: Callable[[str], None] = lambda text: None,  # noqa: ARG005  # the default tells nobody
         command: Sequence[str] = (sys.executable, "-m", "drover_agent.probes.child"),
     ) -> None:
@@ -99,8 +119,10 @@ class Runner:
             raise ValueError(f"no probe is called {unknown[0]}; there are {', '.join(PROBES)}")
         self._request, self._needed, self._tell, self._command = request, needed, tell, command
         self._stop = ""
-        self._doing = "starting"
+        self._doing = "its start"
         self._probe = ""
+        self._gpu: int | None = None
+        self._memory_look = 0.0
 
     def stop(self, why: str) -> None:
         self._stop = self._stop or why
@@ -109,8 +131,8 @@ class Runner:
         report = Report()
         began = time.monotonic()
         environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}
-        if self._request.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._request.gpus)
+        # Empty: a run on the CPU touches no GPU.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._request.gpus)
         child = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             start_new_session=True,
@@ -120,6 +142,8 @@ class Runner:
             self._watch(child, report, began)
         finally:
             _end(child, at_once=report.end in (End.HUNG, End.MEMORY))
+            if report.end is not End.DONE:
+                report.probe, report.gpu = self._probe, self._gpu
             report.seconds = time.monotonic() - began
         return report
 
@@ -134,6 +158,7 @@ class Runner:
         streams = _Streams(child.stdout, child.stderr)
         heard = began
         while True:
+            dead = child.poll() is not None  # before the read: then all that it said is in the pipe
             lines = streams.read(LOOK_S)
             now = time.monotonic()
             if lines:
@@ -141,7 +166,7 @@ class Runner:
             for line in lines:
                 if self._take(line, report):
                     return
-            if streams.ended:
+            if streams.ended or (dead and not lines):
                 self._crashed(child, streams.errors, report)
                 return
             if reason := self._why_end(child.pid, report, now - began, now - heard):
@@ -153,28 +178,52 @@ class Runner:
         try:
             told = json.loads(line)
             kind = told.pop("kind")
-        except (ValueError, KeyError, AttributeError):
+            return self._obey(kind, told, report)
+        except (ValueError, KeyError, AttributeError, TypeError):
             log.warning("the probe's process printed %r", line[:200])
             return False
+
+    def _obey(self, kind: object, told: dict[str, Any], report: Report) -> bool:
+        """Raises KeyError, TypeError or ValueError: it is no message of ours."""
         if kind == "devices":
-            report.devices = told["devices"]
+            report.devices = [dict(device) for device in told["devices"]]
         elif kind == "start":
+            PROBES[told["probe"]]
             self._probe = self._doing = told["probe"]
+            self._gpu = None
             self._tell(told["probe"])
         elif kind == "progress":
-            self._doing = f"{self._probe}, {told['text']}"
-            self._tell(f"  {told['text']}")
-        elif kind == "result":
-            report.results.append(Result(**told))
+            text = str(told["text"])
+            if found := _CUDA.search(text):
+                self._gpu = self._slot(found[1])
+            text = self._named(text)
+            self._doing = f"{self._probe}, {text}"
+            self._tell(f"  {text}")
+        elif kind == "result" and len(report.results) < MAX_RESULTS:
+            report.results.append(self._result(told))
         elif kind == "end":
             if told["stopped"]:
                 report.end, report.detail = End.STOPPED, self._stop or "it was told to stop"
             return True
         return False
 
+    def _result(self, told: dict[str, Any]) -> Result:
+        result = Result(**told)
+        for name in ("value", "spread"):
+            if not isinstance(found := getattr(result, name), int | float | None) or isinstance(found, bool):
+                raise TypeError(name)
+        return dataclasses.replace(result, detail=self._named(str(result.detail)))
+
+    def _named(self, text: str) -> str:
+        """With GPUs called by their slots, which the child's numbers are not."""
+        return _CUDA.sub(lambda match: f"GPU {self._slot(match[1])}", text)[:TEXT]
+
+    def _slot(self, number: str) -> int | None:
+        return self._request.gpus[int(number)].slot if int(number) < len(self._request.gpus) else None
+
     def _why_end(self, pid: int, report: Report, passed_s: float, silent_s: float) -> str:
         """Sets how it ended, and returns why; "" to go on."""
-        if why := self._stop or self._needed():
+        if why := self._stop or self._needed(pid):
             report.end = End.STOPPED
             return f"gave way during {self._doing}: {why}"
         if passed_s > self._request.timeout_s:
@@ -183,13 +232,19 @@ class Runner:
         if silent_s > self._silence_s():
             report.end = End.HUNG
             return f"probe hung: {self._doing}; nothing came for {silent_s:.0f} s"
-        used = _resident(pid)
+        used = self._used(pid, passed_s)
         if used > self._request.memory_bytes:
             report.end = End.MEMORY
             return f"took {used >> 20} MiB of the host's memory during {self._doing}; it may take" + (
                 f" {self._request.memory_bytes >> 20} MiB"
             )
         return ""
+
+    def _used(self, pid: int, passed_s: float) -> int:
+        if passed_s < self._memory_look:
+            return 0
+        self._memory_look = passed_s + MEMORY_LOOK_S
+        return sum(_private_bytes(member) for member in members(pid))
 
     def _silence_s(self) -> float:
         if not self._probe:
@@ -198,7 +253,12 @@ class Runner:
         return SLACK * own + SLACK_S
 
     def _crashed(self, child: subprocess.Popen[bytes], errors: bytes, report: Report) -> None:
-        code = child.wait(REAP_S)
+        try:
+            code = child.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            report.end = End.HUNG
+            report.detail = f"probe hung: {self._doing}; its process closed its output and does not end"
+            return
         last = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it printed nothing"]
         report.end = End.CRASHED
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
@@ -225,10 +285,13 @@ class _Streams:
                 self.errors = (self.errors + data)[-STDERR_BYTES:]
             elif not data:
                 self.ended = True
-            self._rest += data if key.fileobj is self._out else b""
+            else:
+                self._rest += data
             if not data:
                 self._selector.unregister(key.fileobj)
         *lines, self._rest = self._rest.split(b"\n")
+        if len(self._rest) > LINE_BYTES:
+            lines, self._rest = [*lines, self._rest[:200]], b""
         return lines
 
 
@@ -241,17 +304,23 @@ def _yield_to_all(pid: int) -> None:
         log.warning("the probe's process could not be made to yield: %s", error)
 
 
-def _resident(leader: int) -> int:
-    """Bytes of the child's session: collectives have a process per device."""
-    total = 0
+def members(session: int) -> list[int]:
+    """The processes of a session: collectives have one for each device."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                if os.getsid(int(entry.name)) == leader:
-                    total += int((entry / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            except (OSError, IndexError):
-                continue  # it has ended
-    return total
+            with contextlib.suppress(OSError):  # it has ended
+                if os.getsid(int(entry.name)) == session:
+                    found.append(int(entry.name))
+    return found
+
+
+def _private_bytes(pid: int) -> int:
+    try:
+        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text("ascii").split()[1:3])
+    except (OSError, ValueError):  # it has ended
+        return 0
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _end(child: subprocess.Popen[bytes], *, at_once: bool) -> None:
@@ -262,8 +331,7 @@ def _end(child: subprocess.Popen[bytes], *, at_once: bool) -> None:
             child.wait(TERM_S)
         except subprocess.TimeoutExpired:
             log.info("the probe's process does not end by itself; it is killed")
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    _kill_session(child.pid)
     try:
         child.wait(REAP_S)
     except subprocess.TimeoutExpired:
@@ -271,3 +339,21 @@ def _end(child: subprocess.Popen[bytes], *, at_once: bool) -> None:
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream is not None:
             stream.close()
+
+
+def _kill_session(leader: int) -> None:
+    """Not the process group alone: a grandchild may have made one of its own."""
+    for _ in range(3):  # one may have been born meanwhile
+        left = [pid for pid in members(leader) if not _is_dead(pid)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return True

@@ -1,0 +1,162 @@
+"""Whatever becomes of a probe's process is a result, and nothing of it is left."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from drover_agent.probes import Level, runner
+from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
+from testbed.waiting import wait_until
+
+CHILD = Path(__file__).resolve().parents[1] / "testbed/probe_child.py"
+TWO = (GpuRef(4, "GPU-a"), GpuRef(7, "GPU-b"))
+
+
+def command(part: str, file: Path | None = None) -> list[str]:
+    return [sys.executable, str(CHILD), part, *([str(file)] if file else [])]
+
+
+def run(part: str, file: Path | None = None, **fields: object) -> Report:
+    request = Request(**({"probes": ("gemm_bf16",)} | fields))  # type: ignore[arg-type]  # checked by the dataclass
+    return Runner(request, command=command(part, file)).run()
+
+
+def is_gone(pid: int) -> bool:
+    return runner._is_dead(pid)
+
+
+def test_a_run_that_goes_well_has_its_results_and_its_progress() -> None:
+    told: list[str] = []
+    report = Runner(Request(("gemm_bf16",)), tell=told.append, command=command("well")).run()
+    assert (report.end, report.detail, report.probe) == (End.DONE, "", "")
+    assert [(r.probe, r.value) for r in report.results] == [("gemm_bf16", 1.0)]
+    assert told == ["gemm_bf16", "  cpu: bf16 128"]
+
+
+def test_a_hang_names_the_probe_and_the_gpu_by_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SLACK_S", 0.5)
+    report = run("hang", gpus=TWO, scale=0.0)
+    assert (report.end, report.probe, report.gpu) == (End.HUNG, "gemm_bf16", 7)
+    assert report.detail.startswith("probe hung: gemm_bf16, GPU 7: bf16 8192; nothing came for")
+    assert [r.value for r in report.results] == [1.0], "what was measured before is kept"
+
+
+def test_a_start_that_hangs_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "START_S", 0.3)
+    report = run("silent")
+    assert (report.end, report.probe, report.gpu) == (End.HUNG, "", None)
+    assert report.detail.startswith("probe hung: its start;")
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("crash", "was killed by SIGSEGV during gemm_bf16, GPU 7: bf16 8192: RuntimeError: CUDA error"),
+        ("killed", "was killed by SIGKILL during gemm_bf16, GPU 7: bf16 8192; perhaps the kernel was out of memory"),
+        ("exit", "ended with code 3 during gemm_bf16, GPU 7: bf16 8192: no such device"),
+    ],
+)
+def test_a_crash_tells_how_and_in_what(part: str, text: str) -> None:
+    report = run(part, gpus=TWO)
+    assert (report.end, report.probe, report.gpu) == (End.CRASHED, "gemm_bf16", 7)
+    assert text in report.detail
+
+
+def test_a_program_that_cannot_be_started_is_a_crash(tmp_path: Path) -> None:
+    report = Runner(Request(("launch",)), command=[sys.executable, str(tmp_path / "none.py")]).run()
+    assert report.end is End.CRASHED
+    assert "ended with code 2 during its start" in report.detail
+
+
+def test_more_memory_than_it_may_take_ends_it() -> None:
+    report = run("eats", memory_bytes=200 << 20)
+    assert report.end is End.MEMORY
+    assert "it may take 200 MiB" in report.detail
+
+
+def test_a_timeout_names_what_it_was_in() -> None:
+    report = run("hang", timeout_s=0.5)
+    assert report.end is End.TIMEOUT
+    assert report.detail == "took longer than 0.5 s, last in gemm_bf16, cpu: bf16 128"
+
+
+@pytest.mark.parametrize("part", ["obedient", "deaf"])
+def test_it_gives_way_told_first_and_killed_if_it_does_not_listen(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals: list[int] = []
+    send = runner.subprocess.Popen.send_signal
+    monkeypatch.setattr(
+        runner.subprocess.Popen, "send_signal", lambda child, number: (signals.append(number), send(child, number))
+    )
+    asked: list[int] = []
+    told: list[str] = []
+
+    def needed(session: int) -> str:
+        asked.append(session)
+        return "job 7 starts" if told[-1:] in (["  deaf now"], ["  waits for its end"]) else ""
+
+    file = tmp_path / "told"
+    report = Runner(Request(("gemm_bf16",)), needed, told.append, command(part, file)).run()
+    assert report.end is End.STOPPED
+    assert report.detail.startswith("gave way during gemm_bf16, ")
+    assert report.detail.endswith(": job 7 starts")
+    assert signals == [signal.SIGTERM]
+    assert file.read_text() == "told to end"
+    assert len(set(asked)) == 1, "always asked about the same session"
+    assert is_gone(asked[0])
+
+
+def test_a_node_is_given_back_within_a_second_by_the_sum_of_its_steps() -> None:
+    from drover_agent.probes import eligible
+
+    assert eligible.LOOK_S + runner.LOOK_S + runner.TERM_S < 1.0
+
+
+@pytest.mark.parametrize("level", [Level.QUICK, Level.DEEP])
+def test_nothing_of_its_session_is_left(level: Level, tmp_path: Path) -> None:
+    file = tmp_path / "family"
+    report = run("family", file, level=level, timeout_s=1.0 if level is Level.DEEP else 30.0)
+    assert report.end is (End.TIMEOUT if level is Level.DEEP else End.DONE)
+    pids = [int(word) for word in file.read_text().split()]
+    assert len(pids) == 2
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), f"the end of process {pid}")
+
+
+def test_what_is_none_of_the_protocol_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        report = run("junk")
+    assert report.end is End.DONE
+    assert [(r.probe, r.value) for r in report.results] == [("gemm_bf16", 1.0), ("launch", 7.0)]
+    assert sum("printed" in message for message in caplog.messages) >= 12
+    assert max(map(len, caplog.messages)) < 1000
+
+
+def test_stopped_from_outside_it_says_by_whom() -> None:
+    told = Runner(Request(("gemm_bf16",)), command=command("hang"))
+    told._tell = lambda text: told.stop("interrupted")
+    report = told.run()
+    assert (report.end, report.detail) == (End.STOPPED, "gave way during gemm_bf16, cpu: bf16 128: interrupted")
+
+
+def test_an_unknown_probe_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(ValueError, match="no probe is called gemm_int3; there are launch, gemm_bf16"):
+        Runner(Request(("gemm_int3",)))
+
+
+def test_the_real_process_measures_on_the_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
+    report = Runner(Request(("launch", "gemm_fp8"), scale=0.05, folder=str(tmp_path))).run()
+    assert (report.end, report.detail) == (End.DONE, "")
+    launch, fp8 = report.results
+    assert (launch.probe, launch.unit) == ("launch", "us")
+    assert launch.value and launch.value > 0
+    assert fp8.value is None and fp8.detail
+    assert report.devices[0]["name"] == "cpu"
+    assert list(tmp_path.iterdir()) == []

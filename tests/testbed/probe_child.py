@@ -1,0 +1,83 @@
+"""A probe's process that plays a part: `python probe_child.py PART [FILE]`, in place of `drover_agent.probes.child`.
+
+It speaks the protocol of the real one. FILE: where it tells what the test waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def tell(kind: str, **fields: Any) -> None:
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+
+
+def result(probe: str, **fields: Any) -> None:
+    tell("result", **({"probe": probe, "gpu": None, "value": 1.0, "unit": "x"} | fields))
+
+
+def wait() -> None:
+    while True:
+        time.sleep(0.05)
+
+
+def main(part: str, file: Path) -> None:
+    request = json.loads(sys.stdin.readline())
+    if part == "silent":
+        wait()
+    tell("devices", devices=[])
+    tell("start", probe=request["probes"][0])
+    tell("progress", text="cuda:1: bf16 8192" if request["gpus"] else "cpu: bf16 128")
+    result(request["probes"][0])
+    if part == "hang":
+        wait()
+    elif part == "deaf":
+        signal.signal(signal.SIGTERM, lambda *_: file.write_text("told to end"))
+        tell("progress", text="deaf now")
+        wait()
+    elif part == "obedient":
+        signal.signal(signal.SIGTERM, lambda *_: (file.write_text("told to end"), sys.exit(0)))
+        tell("progress", text="waits for its end")
+        wait()
+    elif part == "crash":
+        print("RuntimeError: CUDA error: an illegal memory access", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif part == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif part == "exit":
+        print("no such device", file=sys.stderr)
+        sys.exit(3)
+    elif part == "eats":
+        eaten = bytearray()
+        while True:
+            eaten += b"\1" * (16 << 20)
+            tell("progress", text=f"{len(eaten) >> 20} MiB")
+            time.sleep(0.02)
+    elif part == "family":
+        loop = "import time\nwhile True: time.sleep(1)"
+        same = subprocess.Popen([sys.executable, "-c", loop])
+        other_group = subprocess.Popen([sys.executable, "-c", loop], process_group=0)
+        file.write_text(f"{same.pid} {other_group.pid}")
+        if request["level"] == "deep":
+            wait()
+    elif part == "junk":
+        sys.stdout.buffer.write(b"\xff\x00 not ours\n[1]\n{}\n3\nnull\n" + b"x" * (3 << 20) + b"\n")
+        for line in (
+            {"kind": "start", "probe": "rm -rf"}, {"kind": "start"}, {"kind": ["start"]}, {"kind": "progress"},
+            {"kind": "result", "probe": "x"}, {"kind": "devices", "devices": [1]}, {"kind": "end"}, {"kind": "later"},
+            {"kind": "result", "probe": "launch", "gpu": None, "value": "5", "unit": "us"},
+        ):  # fmt: skip
+            print(json.dumps(line), flush=True)
+        result("launch", value=7.0)
+    tell("end", stopped=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else Path("/dev/null"))
