@@ -130,46 +130,47 @@ class Watched:
 
     def __init__(self, pid: int) -> None:
         self._proc = Path(f"/proc/{pid}")
-        self._cpu_s, self._switches, self._threads_s = self.cpu_s(), self._switched(), self._by_thread()
+        self._cpu_s, self._before, self._seen = self.cpu_s(), self._tasks(), self._tasks()
         self.rss = self.pss = 0.0
-        self.threads = 0
 
     def look(self) -> None:
         rows = dict(line.split(":", 1) for line in (self._proc / "smaps_rollup").read_text().splitlines()[1:])
         self.rss, self.pss = (
             max(before, int(rows[key].split()[0]) / 1024) for before, key in ((self.rss, "Rss"), (self.pss, "Pss"))
         )
-        self.threads = len(list((self._proc / "task").iterdir()))
+        self._seen |= self._tasks()  # those that end keep what they had
 
     def cpu_s(self) -> float:
         fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / HERTZ
 
-    def _switched(self) -> int:
-        total = 0
-        for status in self._proc.glob("task/*/status"):
-            total += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-        return total
-
-    def _by_thread(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _tasks(self) -> dict[str, tuple[str, float, int]]:
+        """Thread -> (name, CPU seconds, times it went to sleep)."""
+        found = {}
         for task in (self._proc / "task").iterdir():
-            label = "main" if task.name == self._proc.name else (task / "comm").read_text().strip()
-            found[label] = found.get(label, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e9
+            with contextlib.suppress(OSError):  # it has ended
+                label = "main" if task.name == self._proc.name else (task / "comm").read_text().strip()
+                slept = (task / "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0]
+                spent_s = int((task / "schedstat").read_text().split()[0]) / 1e9
+                found[task.name] = label, spent_s, int(slept)
         return found
 
     def report(self, seconds: float) -> dict[str, Any]:
-        threads = {
-            label: round((spent_s - self._threads_s.get(label, 0.0)) / seconds * 1000, 2)
-            for label, spent_s in self._by_thread().items()
-        }
+        threads: dict[str, float] = {}
+        slept = 0
+        for task, (label, spent_s, times) in self._seen.items():
+            _, before_s, before = self._before.get(task, ("", 0.0, 0))
+            threads[label] = threads.get(label, 0.0) + (spent_s - before_s) / seconds * 1000
+            slept += times - before
         return {
             "cpu_ms_per_s": round((self.cpu_s() - self._cpu_s) / seconds * 1000, 2),
             "rss_mib": round(self.rss, 1),
             "pss_mib": round(self.pss, 1),
-            "threads": self.threads,
-            "wakeups_per_s": round((self._switched() - self._switches) / seconds, 1),
-            "cpu_ms_per_s_by_thread": {k: v for k, v in sorted(threads.items(), key=lambda row: -row[1]) if v >= 0.01},
+            "threads": len(self._seen),
+            "wakeups_per_s": round(slept / seconds, 1),
+            "cpu_ms_per_s_by_thread": {
+                k: round(v, 2) for k, v in sorted(threads.items(), key=lambda row: -row[1]) if v >= 0.01
+            },
         }
 
 
