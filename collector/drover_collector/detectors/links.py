@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.steady import Ints
 from drover_collector.detectors.texts import duration, listing
 from drover_collector.detectors.window import Window
+from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME
 from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
 
@@ -54,6 +56,8 @@ class State:
     downed: Floats = field(default_factory=lambda: np.zeros(0))  # the last count of link_downed
     flaps: dict[int, deque[int]] = field(default_factory=dict)  # port -> when it went down
     gpu: GpuState = field(default_factory=GpuState)
+    index: FleetIndex | None = None  # whose ports these are:
+    ports: list[Port] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,11 @@ class Port:
     computes: bool  # it serves a GPU
 
 
-def ports_of(window: Window) -> list[Port]:
+def ports_of(index: FleetIndex) -> list[Port]:
+    """In the layout of a bucket's link columns."""
     return [
         Port(n, link.link, link.leaf or node.leaf, link.gpu is not None)
-        for n, node in enumerate(window.index.nodes)
+        for n, node in enumerate(index.nodes)
         for link in node.links
     ]
 
@@ -77,12 +82,12 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if not window.fresh:
         return [], s
     found = list(gpu_links(window, s.gpu, now_ms))
-    ports = ports_of(window)
-    if ports and any(len(column) == len(ports) for column in window.newest.link.values()):
-        if len(s.seen_up) != len(ports):
-            none = np.zeros(len(ports), np.int64)
-            s = State(none.astype(bool), none, none, np.full(len(ports), np.nan), gpu=s.gpu)
-        found += _ports(window, ports, s, now_ms)
+    if s.index is not window.index:
+        ports = ports_of(window.index)
+        none = np.zeros(len(ports), np.int64)
+        s = State(none.astype(bool), none, none, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports)
+    if s.ports and any(len(column) == len(s.ports) for column in window.newest.link.values()):
+        found += _ports(window, s.ports, s, now_ms)
     return found, s
 
 
@@ -120,10 +125,9 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     leafs = list(_leafs(window, ports, s, now_ms))
     of_leafs = {member[0] for finding in leafs for member in finding.members}
     yield from leafs
-    for n in sorted({ports[k].node for k in _told(s, bucket.end_ms)}):
+    for n, mine in groupby(_told(s, bucket.end_ms), lambda k: ports[k].node):  # ports are in the nodes' order
         if window.index.nodes[n].name not in of_leafs:
-            mine = [k for k in _told(s, bucket.end_ms) if ports[k].node == n]
-            yield _of_node(window, ports, mine, s, rates, now_ms)
+            yield _of_node(window, ports, list(mine), s, rates, now_ms)
 
 
 def _told(s: State, end_ms: int) -> list[int]:
