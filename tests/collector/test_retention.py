@@ -189,6 +189,22 @@ def test_superseded_states_go_and_the_newest_of_each_stays(store: Store) -> None
     assert rows("SELECT gpu FROM absences ORDER BY gpu") == [{"gpu": 1}, {"gpu": 2}]
 
 
+def test_freed_memory_is_asked_back_and_a_refusal_ends_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    maintenance, said = Maintenance(store, StoreConfig()), []
+    monkeypatch.setattr(store._clients, "command", said.append)
+    maintenance.give_back()
+    assert said == (["SYSTEM JEMALLOC PURGE"] if store._clients.embedded else [])  # a server's memory is its own
+
+    def refuse() -> None:
+        raise StoreError("not now")
+
+    monkeypatch.setattr(store, "give_back", refuse)
+    maintenance.give_back()
+    assert caplog.messages == ["memory of the store: not now"]
+
+
 def test_positions_of_spools_that_are_gone_go(store: Store) -> None:
     now = time.time_ns() // 1_000_000
     long_ago = "fromUnixTimestamp64Milli(0)"
