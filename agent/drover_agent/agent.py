@@ -32,6 +32,7 @@ LATE_WINDOWS = 2  # rows older than this many batches come from a clock that was
 REPORT_S = 10.0  # losses and refusals are told at most this often
 QUIET_S = 60.0  # a disk that was well for so long is told anew when it is not
 SET_BACK_MS = 500  # a wall clock that falls so far behind the steady one was set
+PROBES_ASKED = 16  # requests that wait for the folder that the probe service looks into
 CLOCK_WRONG_S, CLOCK_RIGHT_S = 5.0, 2.5  # from the collector's: told over the one, forgotten under the other
 
 
@@ -72,6 +73,8 @@ class Agent:
         self._trouble: str | None = None
         self._well_since_s = 0.0
         self._clock_wrong = False
+        self._probes_asked: asyncio.Queue[pb.ProbeRequest] = asyncio.Queue(PROBES_ASKED)
+        self._probes_due = asyncio.Event()
 
     @property
     def connected_to(self) -> str | None:
@@ -225,12 +228,30 @@ class Agent:
             log.warning("the collector refused %s %d: %s", pb.Lane.Name(pb.Lane.ValueType(lane)), seq, reason)
         self._refused[known] = self._refused.get(known, 0) + 1
 
+    def probe_asked(self, request: pb.ProbeRequest) -> None:
+        """Hand it to the probe service. Must return at once: it is the stream's reader that calls."""
+        try:
+            self._probes_asked.put_nowait(request)
+        except asyncio.QueueFull:  # the disk hangs
+            log.warning("probe request %s is dropped: %d wait already", request.id[:100], PROBES_ASKED)
+        self._probes_due.set()
+
+    async def _run_probes(self) -> None:
+        """Requests for probes, and results that came while no agent ran. Loaded where there are some."""
+        folder = self.spool.folder / "probes"
+        if not folder.exists():
+            await self._probes_due.wait()
+        from drover_agent.probes.desk import Desk
+
+        desk = Desk(folder, self.node, self.spool.add_record, self.spool.kept, self._clock.now_ms)
+        await desk.run(self._probes_asked)
+
     # ---- life
 
     async def run(self) -> None:
         """Stream until cancelled; then say goodbye if a collector listens, and close the spool."""
         self.tell("agent_started", f"drover-agent {VERSION} started")
-        tasks = [asyncio.create_task(job()) for job in (self._uplink.run, self._watch_time)]
+        tasks = [asyncio.create_task(job()) for job in (self._uplink.run, self._watch_time, self._run_probes)]
         try:
             # Not gather: its cancellation would end the uplink before the goodbye.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -69,6 +69,8 @@ class Owner(Protocol):
 
     def rejected(self, lane: int, seq: int, reason: str) -> None: ...
 
+    def probe_asked(self, request: pb.ProbeRequest) -> None: ...
+
 
 class Uplink:
     """Runs until cancelled. `wake` tells it of new data, `hello_changed` of new entities or schemas."""
@@ -259,7 +261,7 @@ class Uplink:
                 log.info("the collector asks to wait %g s: %s", wait_s, message.backoff.reason)
                 self._pause_until = self._clock.monotonic() + wait_s
             elif kind == "probe_request":
-                log.warning("probe %s was asked for; this agent runs no probes", message.probe_request.name)
+                self._owner.probe_asked(message.probe_request)
 
     def _take(self, held: Any, flight: _Flight) -> None:
         for lane, seq in _held(held).items():

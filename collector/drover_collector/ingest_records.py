@@ -162,6 +162,8 @@ class Records:
         self._stats.unstored_events = len(self._early)
         self._stats.records += len(work)
         self._stats.events += len(events)
+        if probes := sum(w.record is not None and w.record.probe is not None for w in work):
+            self._stats.skipped["probe_result"] += probes  # taken; no table has them yet (issue 5)
         if fresh:
             self._tell(self.on_events, fresh)
 

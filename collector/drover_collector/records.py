@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drover_collector.dictionary import Refusal
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import BY_NAME
-from drover_proto.events import Absence, Event, EventKind, Holding
+from drover_proto.events import Absence, Event, EventKind, Holding, ProbeResult, from_json
 
 SUSPECT_MS = 60_000  # a minute is far above what NTP leaves and below what matters to an operator
 LATEST_MS = 10_000_000_000_000  # year 2286: beyond it, and before 1970, the store has no moment for a time
@@ -21,6 +21,7 @@ class Taken:
     event: Event | None = None
     absence: Absence | None = None
     holding: Holding | None = None
+    probe: ProbeResult | None = None
 
 
 def take_record(
@@ -42,6 +43,8 @@ def take_record(
             return Refusal("bad record", f"job {holding.job[:80]!r} on GPU {holding.gpu}; slots are 0 to 255")
         from_ms = _moment(holding.from_ms, received_ms)
         return Taken(holding=Holding(node, holding.gpu, holding.job or None, from_ms))
+    if kind == "probe_result":
+        return _probe_result(record.probe_result, node, received_ms)
     return Refusal("bad record", "a record with nothing that this collector knows; update it")
 
 
@@ -97,6 +100,19 @@ def _absence(absence: pb.Absence, node: str, received_ms: int) -> Taken | Refusa
         link=absence.link or None,
     )
     return Taken(absence=taken)
+
+
+def _probe_result(told: pb.ProbeResult, node: str, received_ms: int) -> Taken | Refusal:
+    """An agent speaks only for its own node, whatever the result says."""
+    if len(told.json) > MAX_TEXT or len(told.request_id) > 256:
+        return Refusal("bad record", f"a probe's result that is too long (over {MAX_TEXT})")
+    try:
+        result = from_json(ProbeResult, told.json)
+    except (ValueError, RecursionError) as error:
+        return Refusal("bad record", f"no probe's result: {str(error)[:200]}")
+    if result.gpu is not None and not 0 <= result.gpu <= 255:
+        return Refusal("bad record", f"a probe's result of GPU {result.gpu}; slots are 0 to 255")
+    return Taken(probe=replace(result, node=node, ts_ms=_moment(result.ts_ms, received_ms)))
 
 
 def _moment(ts_ms: int, received_ms: int) -> int:

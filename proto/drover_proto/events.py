@@ -210,17 +210,29 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Outcome of one micro-benchmark."""
+    """One figure of a micro-benchmark, or how a request for some ended: then `end` is set, and there is no value.
 
-    id: str
+    A request ends in exactly one such result. `end`: done, stopped (gave way to a job, or was told to), hung, crashed,
+    timeout, memory (took too much of the host's), refused, not_taken (no probe service runs there), expired (it waited
+    for too long); `probe` and `gpu` then say in what, where that is known.
+    """
+
+    id: str  # stable over resends: REQUEST/NUMBER, and REQUEST/end
     node: str
-    gpu: int | None
+    gpu: int | None  # slot; None: the node's
     probe: str
     ts_ms: int
-    ok: bool | None  # None: could not be judged
-    value: float | None
+    ok: bool | None  # of probes that only one answer is right of; None of all others
+    value: float | None  # None: `detail` says why it could not be measured
     unit: str
     detail: str = ""
+    request: str = ""
+    peer: int | None = None  # the other GPU of a pair
+    spread: float | None = None  # coefficient of variation over `repeats`
+    repeats: int = 1
+    level: str = ""
+    end: str = ""
+    seconds: float | None = None  # that the request took, of the closing result
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,6 @@ class AgentMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
-    PROBE_RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first on every stream, and again when entities or schemas change"""
@@ -80,21 +79,18 @@ class AgentMessage(_message.Message):
     def record(self) -> Global___Record:
         """lane EVENTS"""
 
-    @_builtins.property
-    def probe_result(self) -> Global___ProbeResult: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         batch: Global___Batch | None = ...,
         record: Global___Record | None = ...,
-        probe_result: Global___ProbeResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "probe_result", b"probe_result", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "probe_result", b"probe_result", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "batch", "record", "probe_result"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "batch", "record"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -360,6 +356,7 @@ class Record(_message.Message):
     EVENT_FIELD_NUMBER: _builtins.int
     ABSENCE_FIELD_NUMBER: _builtins.int
     HOLDING_FIELD_NUMBER: _builtins.int
+    PROBE_RESULT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     @_builtins.property
     def event(self) -> Global___Event: ...
@@ -367,6 +364,8 @@ class Record(_message.Message):
     def absence(self) -> Global___Absence: ...
     @_builtins.property
     def holding(self) -> Global___Holding: ...
+    @_builtins.property
+    def probe_result(self) -> Global___ProbeResult: ...
     def __init__(
         self,
         *,
@@ -374,12 +373,13 @@ class Record(_message.Message):
         event: Global___Event | None = ...,
         absence: Global___Absence | None = ...,
         holding: Global___Holding | None = ...,
+        probe_result: Global___ProbeResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "event", b"event", "holding", b"holding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "event", b"event", "holding", b"holding", "probe_result", b"probe_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "event", b"event", "holding", b"holding", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "event", b"event", "holding", b"holding", "probe_result", b"probe_result", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["event", "absence", "holding"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["event", "absence", "holding", "probe_result"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -502,25 +502,24 @@ Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
 class ProbeResult(_message.Message):
+    """One figure of a request, or its closing result, which comes last."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQ_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     JSON_FIELD_NUMBER: _builtins.int
-    seq: _builtins.int
     request_id: _builtins.str
     json: _builtins.str
     """drover_proto.events.ProbeResult"""
     def __init__(
         self,
         *,
-        seq: _builtins.int = ...,
         request_id: _builtins.str = ...,
         json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -676,35 +675,87 @@ Global___Rejection: _TypeAlias = Rejection  # noqa: Y015
 
 @_typing.final
 class ProbeRequest(_message.Message):
+    """Answered by probe results that carry `id`; a second request with the same id is ignored."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    INLET_C_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    name: _builtins.str
+    """1 to 100 of A-Z a-z 0-9 . _ -"""
     level: _builtins.str
+    """quick (also when empty), standard, deep"""
     timeout_s: _builtins.int
+    """0: what suits the probes"""
+    inlet_c: _builtins.float
+    """air or coolant that enters the node, for its thermal resistance"""
     @_builtins.property
-    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def probes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """by the table of drover_agent.probes; none: all of the level"""
+
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """slots; none: all that no process holds"""
+
+    @_builtins.property
+    def group(self) -> Global___ProbeGroup:
+        """of collectives over several nodes"""
+
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
-        name: _builtins.str = ...,
+        probes: _abc.Iterable[_builtins.str] | None = ...,
         level: _builtins.str = ...,
         gpus: _abc.Iterable[_builtins.int] | None = ...,
         timeout_s: _builtins.int = ...,
+        group: Global___ProbeGroup | None = ...,
+        inlet_c: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c", "group", b"group", "inlet_c", b"inlet_c"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c", "gpus", b"gpus", "group", b"group", "id", b"id", "inlet_c", b"inlet_c", "level", b"level", "probes", b"probes", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__inlet_c: _TypeAlias = _typing.Literal["inlet_c"]  # noqa: Y015
+    _WhichOneofArgType__inlet_c: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inlet_c) -> _WhichOneofReturnType__inlet_c | None: ...
+
+Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
+
+@_typing.final
+class ProbeGroup(_message.Message):
+    """Where the nodes of a collective meet, and which one this is: node 0 .. nodes - 1; the first one listens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    port: _builtins.int
+    node: _builtins.int
+    nodes: _builtins.int
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        port: _builtins.int = ...,
+        node: _builtins.int = ...,
+        nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "id", b"id", "level", b"level", "name", b"name", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node", b"node", "nodes", b"nodes", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
+Global___ProbeGroup: _TypeAlias = ProbeGroup  # noqa: Y015
 
 @_typing.final
 class Backoff(_message.Message):

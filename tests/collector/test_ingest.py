@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from drover_collector.ingest import Limits
+from drover_collector.records import Taken, take_record
 from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import Absence, Event, EventKind, Holding
+from drover_proto.events import Absence, Event, EventKind, Holding, ProbeResult, to_json
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import BACKFILL, EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop
@@ -222,6 +224,29 @@ async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
         assert "an event of kind 'gossip'" in agent.rejected[EVENTS, 4]
         assert "'no_such'" in agent.rejected[EVENTS, 5]
         await until(lambda: store.inventory("n0") == {"driver": "580"})
+
+
+@in_loop
+async def test_a_probes_result_is_taken_and_counted(store: Store) -> None:
+    result = ProbeResult("r1/0", "n7", 3, "gemm_bf16", T0, None, 790.0, "TFLOP/s", request="r1")
+    async with Collector(store) as collector, collector.agent(hello()) as agent:
+        await agent.send(record=pb.Record(seq=1, probe_result=pb.ProbeResult(request_id="r1", json=to_json(result))))
+        await agent.send(record=pb.Record(seq=2, probe_result=pb.ProbeResult(request_id="r1", json="{}")))
+        far = to_json(replace(result, gpu=999))
+        await agent.send(record=pb.Record(seq=3, probe_result=pb.ProbeResult(request_id="r1", json=far)))
+        await agent.until_held(EVENTS, 3)
+        while len(agent.rejected) < 2:
+            await agent.read()
+        assert "no probe's result: ProbeResult" in agent.rejected[EVENTS, 2]
+        assert "of GPU 999" in agent.rejected[EVENTS, 3]
+        assert collector.ingest.stats.skipped == {"probe_result": 1}
+
+
+def test_an_agent_tells_results_of_its_own_node_alone() -> None:
+    told = to_json(ProbeResult("r1/0", "n7", 3, "gemm_bf16", -5, None, 790.0, "TFLOP/s"))
+    taken = take_record(pb.Record(seq=1, probe_result=pb.ProbeResult(json=told)), "n0", "s1", T0, T0, 0)
+    assert isinstance(taken, Taken) and taken.probe
+    assert (taken.probe.node, taken.probe.ts_ms, taken.probe.value) == ("n0", T0, 790.0)
 
 
 class _Checked(list[Event]):

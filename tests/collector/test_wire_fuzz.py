@@ -11,6 +11,7 @@ with as many sequences and new ones each time.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
 
@@ -97,10 +98,14 @@ ABSENCE = st.builds(
     from_ms=I64, to_ms=st.none() | I64,
 )  # fmt: skip
 HOLDING = st.builds(pb.Holding, gpu=U32, job=TEXT, from_ms=I64)
+RESULT = {"id": "r/0", "node": "n1", "gpu": 0, "probe": "launch", "ts_ms": 1, "ok": None, "value": 5.0, "unit": "us"}
+ODD_RESULT = st.builds(lambda key, value: json.dumps(RESULT | {key: value}), st.sampled_from(list(RESULT)), I64 | TEXT)
+PROBE_RESULT = st.builds(pb.ProbeResult, request_id=TEXT, json=TEXT | ODD_RESULT)
 RECORD = (
     st.builds(pb.Record, seq=U64, event=EVENT)
     | st.builds(pb.Record, seq=U64, absence=ABSENCE)
     | st.builds(pb.Record, seq=U64, holding=HOLDING)
+    | st.builds(pb.Record, seq=U64, probe_result=PROBE_RESULT)
     | st.builds(pb.Record, seq=U64)
 )
 
@@ -126,7 +131,6 @@ MESSAGE = (
     st.builds(pb.AgentMessage, hello=hellos())
     | st.builds(pb.AgentMessage, batch=BATCH)
     | st.builds(pb.AgentMessage, record=RECORD)
-    | st.builds(pb.AgentMessage, probe_result=st.builds(pb.ProbeResult, seq=U64, request_id=TEXT, json=TEXT))
 )
 
 

@@ -26,6 +26,8 @@ from typing import IO, Any
 
 from drover_agent.probes import PROBES, Level
 from drover_agent.probes.base import Result
+from drover_agent.probes.exchange import not_a_number
+from drover_proto.events import from_dict
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +178,7 @@ class Runner:
     def _take(self, line: bytes, report: Report) -> bool:
         """Whether that was the last line."""
         try:
-            told = json.loads(line)
+            told = json.loads(line, parse_constant=not_a_number)
             kind = told.pop("kind")
             return self._obey(kind, told, report)
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -208,11 +210,8 @@ class Runner:
         return False
 
     def _result(self, told: dict[str, Any]) -> Result:
-        result = Result(**told)
-        for name in ("value", "spread"):
-            if not isinstance(found := getattr(result, name), int | float | None) or isinstance(found, bool):
-                raise TypeError(name)
-        return dataclasses.replace(result, detail=self._named(str(result.detail)))
+        result = from_dict(Result, told)
+        return dataclasses.replace(result, detail=self._named(result.detail))
 
     def _named(self, text: str) -> str:
         """With GPUs called by their slots, which the child's numbers are not."""

@@ -1,0 +1,186 @@
+"""`drover-agent probe`: micro-benchmarks of this node by hand, with no collector; and, with --serve, the probe service.
+
+Ends with 0: all that was asked for was measured, or cannot be on such a device (the table says why). 1: a wrong answer,
+a hang, a crash, a run that was cut short, or a GPU that was left out. 2: bad input. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drover_agent.probes import PROBES, Level, eligible, plan
+from drover_agent.probes.base import Result
+from drover_agent.probes.runner import End, Report, Runner
+
+BAD_INPUT = 2
+
+
+class CommandError(Exception):
+    """Bad input; one line that says what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--level",
+        choices=[level.value for level in Level],
+        default=Level.QUICK.value,
+        help="how thorough: quick (under a minute for the node), standard (under 5), deep; default: quick",
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help=f"these alone, of: {', '.join(PROBES)}")
+    parser.add_argument("--gpus", metavar="SLOTS", default="", help="as 0,1,5; default: all that no process holds")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--force", action="store_true", help="also on GPUs that a process holds: it disturbs them")
+    parser.add_argument("--timeout", type=float, metavar="S", help="end after so many seconds; default: by what is run")
+    parser.add_argument("--folder", default="", help="where the disk's probes write; default: the temporary folder")
+    parser.add_argument("--serve", metavar="FOLDER", help="work off the agent's requests in FOLDER, then end")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        if options.timeout is not None and not (math.isfinite(options.timeout) and options.timeout > 0):
+            raise CommandError(f"--timeout {options.timeout:g}: must be more than 0 seconds")
+        if options.folder and not Path(options.folder).is_dir():
+            raise CommandError(f"--folder {options.folder}: is no folder")
+        return _serve(options) if options.serve else _probe(options)
+    except (CommandError, eligible.DriverError) as error:
+        print(f"drover-agent probe: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from drover_agent.probes.service import Busy, Service
+
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    service = Service(Path(options.serve), options.folder)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    try:
+        service.serve()
+    except (Busy, OSError) as error:
+        raise CommandError(f"--serve {options.serve}: {error}") from None
+    return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    level = Level(options.level)
+    try:
+        names = plan.names_of([n for word in options.only for n in word.split(",") if n], level)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    slots = _slots(options.gpus)
+    if not plan.has_torch():
+        raise CommandError(plan.NO_TORCH)
+    found = eligible.look()
+    gpus, left_out = eligible.choose(found, slots, force=options.force)
+    if refused := [slot for slot in slots if slot in left_out]:
+        raise CommandError(f"GPU {refused[0]}: {left_out[refused[0]]}{_remedy(left_out[refused[0]])}")
+    if found.gpus and not gpus:
+        slot, why = next(iter(left_out.items()))
+        raise CommandError(f"no GPU can be probed; GPU {slot}: {why}{_remedy(why)}")
+    if not found.gpus:
+        _say(f"{found.why_none}: the CPU is probed, which shows that the probes work and nothing of a GPU")
+    for slot, why in left_out.items():
+        _say(f"GPU {slot} is left out: {why}")
+    report, stopped_by = _watched(options, names, level, gpus)
+    shown = as_json(level, report, left_out)
+    print(json.dumps(shown, indent=2) if options.json else as_text(report, left_out), flush=True)
+    if stopped_by:
+        return 128 + stopped_by
+    wrong = any(result.ok is False for result in report.results)
+    return int(wrong or report.end is not End.DONE or bool(left_out))
+
+
+def _watched(
+    options: argparse.Namespace, names: tuple[str, ...], level: Level, gpus: Sequence[eligible.Gpu]
+) -> tuple[Report, int]:
+    """What came of it, and the signal that ended it or 0."""
+    request = plan.request_of(names, level, gpus, options.timeout, options.folder)
+    began, signals = time.monotonic(), [0]
+    tolerated = [pid for gpu in gpus for pid in gpu.pids]
+    with eligible.Guard(gpus, tolerated) as guard:
+        runner = Runner(request, guard.needed, lambda text: _say(f"{time.monotonic() - began:5.0f} s  {text}"))
+
+        def stop(number: int, _frame: object) -> None:
+            signals[0] = number
+            runner.stop("it was interrupted")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return runner.run(), signals[0]
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _slots(text: str) -> list[int]:
+    try:
+        slots = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        slots = [-1]
+    if any(slot < 0 for slot in slots):
+        raise CommandError(f"--gpus {text}: must be slots, as in --gpus 0,1,5")
+    return slots
+
+
+def _remedy(why: str) -> str:
+    return "; end it, or --force to disturb it" if why.startswith("held by") else ""
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def as_json(level: Level, report: Report, left_out: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        "level": level.value,
+        "end": report.end.value,
+        "detail": report.detail,
+        "probe": report.probe or None,
+        "gpu": report.gpu,
+        "seconds": round(report.seconds, 3),
+        "devices": report.devices,
+        "left_out": [{"gpu": slot, "why": why} for slot, why in left_out.items()],
+        "results": [dataclasses.asdict(result) for result in report.results],
+    }
+
+
+def as_text(report: Report, left_out: Mapping[int, str]) -> str:
+    """A table, then what went wrong, a line each."""
+    rows = [("probe", "on", "value", "", "spread", "what")]
+    rows += [_row(result) for result in report.results]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}} {d:<{widths[3]}}  {e:>{widths[4]}}  {f}".rstrip()
+        for a, b, c, d, e, f in rows
+    ]
+    lines += [f"GPU {slot} was left out: {why}" for slot, why in left_out.items()]
+    if report.end is not End.DONE:
+        lines.append(f"{report.end.value}: {report.detail}")
+    return "\n".join(lines)
+
+
+def _row(result: Result) -> tuple[str, str, str, str, str, str]:
+    where = "node" if result.gpu is None else f"GPU {result.gpu}"
+    where += "" if result.peer is None else f" to {result.peer}"
+    spread = "" if result.spread is None else f"{result.spread:.2%}"
+    detail = ("WRONG: " if result.ok is False else "") + result.detail
+    if result.value is None:
+        return result.probe, where, "-", "", spread, f"not measured: {detail}"
+    return result.probe, where, _number(result.value), result.unit, spread, detail
+
+
+def _number(value: float) -> str:
+    """Four digits that count, whole numbers whole."""
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
