@@ -20,13 +20,25 @@ BUCKET_MS = 10_000
 
 
 class Lazy(Mapping[str, Floats]):
-    """Columns that are made when they are asked for, each time: as the store has them they take a third."""
+    """Columns that are made when they are asked for: as the store has them they take a third.
+
+    They are kept while the bucket is the newest, of which detectors ask GPU by GPU; from `age` on they are made anew.
+    """
 
     def __init__(self, columns: Mapping[str, Callable[[], Floats]]) -> None:
         self._columns = columns
+        self._made: dict[str, Floats] | None = {}
+
+    def age(self) -> None:
+        self._made = None
 
     def __getitem__(self, metric: str) -> Floats:
-        return self._columns[metric]()
+        made = self._made  # another thread may read the newest bucket while it ages
+        if made is None:
+            return self._columns[metric]()
+        if metric not in made:
+            made[metric] = self._columns[metric]()
+        return made[metric]
 
     def __contains__(self, metric: object) -> bool:
         return metric in self._columns

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.buckets import Bucket, Floats, Ints
+from drover_collector.buckets import Bucket, Floats, Ints, Lazy
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
 
@@ -67,6 +67,9 @@ class Buckets:
         self._held: deque[Bucket] = deque(maxlen=limit)
 
     def append(self, bucket: Bucket) -> None:
+        for columns in (self._held[-1].gpu, self._held[-1].node, self._held[-1].link) if self._held else ():
+            if isinstance(columns, Lazy):
+                columns.age()
         self._held.append(bucket)
 
     def all(self) -> tuple[Bucket, ...]:
