@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -83,6 +84,39 @@ def test_no_answer_in_time_is_a_timeout() -> None:
         error = failure(Page(served.url, limit_s=0.05))
         assert error.absent is Absent.TIMEOUT
         assert served.url in str(error)
+
+
+@pytest.mark.parametrize(
+    ("start", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\nx: ", b"y"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"y"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"y"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["headers", "body", "chunk", "continue"],
+)
+def test_a_server_that_sends_a_little_now_and_then_is_a_timeout(start: bytes, again: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):  # until the reader has had enough
+                connection.sendall(start)
+                while not stop.wait(0.02):
+                    connection.sendall(again)
+
+        stop = threading.Event()
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        giving_up = threading.Timer(20, stop.set)
+        giving_up.start()
+        error = failure(Page(f"http://127.0.0.1:{server.getsockname()[1]}/", limit_s=0.2))
+        assert not stop.is_set(), "it would have read for as long as something came"
+        assert error.absent is Absent.TIMEOUT
+        stop.set()
+        giving_up.cancel()
+        thread.join()
 
 
 def test_a_redirect_is_refused_and_says_where_to() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import string
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_agent.sources.prometheus_text import MAX_SAMPLES, ExpositionError, parse
+from drover_agent.sources.prometheus_text import MAX_LINES, MAX_SAMPLES, ExpositionError, parse
 
 WANTED = frozenset({"up", "vllm:tokens_total", "latency_seconds_bucket"})
 
@@ -139,6 +140,16 @@ def test_the_number_of_samples_is_bounded() -> None:
     assert len(parse("up 1\n" * MAX_SAMPLES, WANTED)["up"]) == MAX_SAMPLES
     with pytest.raises(ExpositionError, match="more than"):
         parse("up 1\n" * (MAX_SAMPLES + 1), WANTED)
+
+
+def test_a_page_of_nothing_but_lines_takes_no_memory_of_its_own() -> None:
+    page = "".join(f"{number}\n" for number in range(MAX_LINES - 1))
+    tracemalloc.start()
+    assert parse(page, WANTED) == {}
+    assert tracemalloc.get_traced_memory()[1] < len(page) / 10
+    tracemalloc.stop()
+    with pytest.raises(ExpositionError, match=f"more than {MAX_LINES} lines"):
+        parse(page + "\n", WANTED)
 
 
 def test_labels_of_two_lines_are_told_apart() -> None:

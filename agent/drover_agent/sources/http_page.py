@@ -7,10 +7,11 @@ that was configured is not what was asked for. It is imported when something lis
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drover_proto.catalog import Absent
 
@@ -39,6 +40,19 @@ def url_trouble(url: str) -> str | None:
     return None
 
 
+class _Socket(socket.socket):
+    """Ends every wait at `deadline`: a server may send its answer, or its headers, a byte at a time."""
+
+    deadline = math.inf
+
+    def recv_into(self, *args: Any) -> int:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.settimeout(left)
+        return super().recv_into(*args)
+
+
 class Page:
     """Keeps its connection between reads. Used by one thread at a time.
 
@@ -56,6 +70,7 @@ class Page:
         self._path = match["path"] or "/"
         self.limit_s, self._max_bytes = limit_s, max_bytes
         self._connection: HTTPConnection | None = None
+        self._socket: _Socket | None = None
 
     def read(self) -> str:
         """The page now; bytes that are no UTF-8 are replaced.
@@ -96,25 +111,25 @@ class Page:
         from http.client import HTTPConnection
 
         connection = HTTPConnection(self._host, self._port)
-        connection.sock = connected
+        self._socket = connection.sock = _Socket(fileno=connected.detach())
         connection.auto_open = 0  # what is lost is opened again here, within the deadline
         return connection
 
     def _get(self, connection: HTTPConnection, deadline: float) -> str:
-        if connection.sock is None:  # its last answer asked for the end
+        if connection.sock is None or self._socket is None:  # its last answer asked for the end
             raise ConnectionResetError
-        _time_left(connection.sock, deadline)
+        self._socket.deadline = deadline
+        self._socket.settimeout(self.limit_s)  # for sending
         connection.request(
             "GET", self._path, headers={"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
         )
-        sock = connection.sock
         response = connection.getresponse()
         try:
-            return self._body(response, sock, deadline)
+            return self._body(response)
         finally:
             response.close()
 
-    def _body(self, response: HTTPResponse, sock: socket.socket, deadline: float) -> str:
+    def _body(self, response: HTTPResponse) -> str:
         if 300 <= response.status < 400:
             there = response.getheader("Location", "nowhere")[:200]
             raise PageError(Absent.ERROR, f"{self.url} redirects to {there}; set that address instead")
@@ -128,20 +143,6 @@ class Page:
             if size > self._max_bytes:
                 raise PageError(Absent.ERROR, f"{self.url} has more than {self._max_bytes} bytes")
             parts.append(part)
-            _time_left(sock, deadline)
         if response.length:  # as announced, less what came
             raise ConnectionResetError(0, "the page broke off")
         return b"".join(parts).decode("utf-8", "replace")
-
-
-def _time_left(sock: socket.socket, deadline: float) -> None:
-    """Let the next wait on `sock` end at the deadline.
-
-    Raises:
-        TimeoutError: it has passed.
-    """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    if sock.fileno() >= 0:  # http.client closes it behind an answer that says it is the last
-        sock.settimeout(left)

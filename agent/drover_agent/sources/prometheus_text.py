@@ -8,9 +8,11 @@ as far as their name, which is what makes it cheap: a page of dcgm-exporter or v
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 
-MAX_SAMPLES = 50_000  # with wanted names; 64 GPUs with all of DCGM's fields are 4,000
+# Pages may come from anyone who can listen at the address, and each line or sample costs far more than its bytes.
+MAX_LINES = 200_000  # some ten times the largest page known
+MAX_SAMPLES = 20_000  # with wanted names; 64 GPUs with all of DCGM's fields are 4,000
 
 Sample = tuple[Mapping[str, str], float]  # labels, value
 
@@ -35,7 +37,9 @@ def parse(text: str, wanted: Container[str]) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     known: dict[str, Mapping[str, str]] = {}  # all metrics of one GPU have the same ten labels
     count = 0
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(_lines(text), 1):
+        if number > MAX_LINES:
+            raise ExpositionError(f"the page has more than {MAX_LINES} lines")
         brace = line.find("{")
         name = head = line[:brace] if brace > 0 else line
         if name not in wanted:  # a blank ends the name where no brace does, or one of an exemplar
@@ -52,6 +56,15 @@ def parse(text: str, wanted: Container[str]) -> dict[str, list[Sample]]:
         except ExpositionError as error:
             raise ExpositionError(f"line {number}: {error}: {line[:120]!r}") from None
     return found
+
+
+def _lines(text: str) -> Iterator[str]:
+    """One after another: all of them together take many times the page's own memory."""
+    start = 0
+    while (end := text.find("\n", start)) >= 0:
+        yield text[start:end]
+        start = end + 1
+    yield text[start:]
 
 
 def _sample(line: str, at: int, known: dict[str, Mapping[str, str]]) -> Sample:
