@@ -60,6 +60,11 @@ def test_every_kernel_code_has_a_case() -> None:
         ("mlx5_core 0000:29:00.0 ens6f0np0: Link down", "mlx5_core 0000:29:00.1 ens6f1np1: Link down"),
         ("nvme nvme0: I/O 512 QID 7 timeout, aborting", "nvme nvme1: I/O 512 QID 7 timeout, aborting"),
         ("Out of memory: Killed process 42 (python) a", "Out of memory: Killed process 43 (slurmstepd) a"),
+        (
+            "mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 7: 8c00",
+            "mce: [Hardware Error]: CPU 2: Machine Check Exception: 5 Bank 7: be00",
+        ),
+        ("{1}[Hardware Error]: event severity: corrected", "{1}[Hardware Error]: event severity: fatal"),
         ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s!", "watchdog: BUG: soft lockup - CPU#4 stuck for 22s!"),
         (
             "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, Link 28 timeout",
@@ -217,6 +222,38 @@ def test_a_broken_state_file_reads_from_the_beginning(path: Path, tmp_path: Path
     add(path, xid_line(1, 48))
     with reading(path, state) as found:
         wait_until(lambda: found.codes() == ["48"])
+
+
+def test_the_place_is_kept_though_another_version_wrote_the_rest(path: Path, tmp_path: Path) -> None:
+    state = tmp_path / "kmsg.json"
+    for clock in ("words", {"new": 1}, {"lag_us": 0, "looked_us": 0, "sleeps": [[0, 1e999]]}):
+        state.write_text(json.dumps({"boot_id": "boot-1", "seq": 1, "clock": clock, "more": [1]}))
+        path.write_text(xid_line(1, 48) + xid_line(2, 79))
+        with reading(path, state) as found:
+            wait_until(lambda: found.codes() == ["79"])
+
+
+@pytest.mark.parametrize("kept", ["[]", "3", '{"boot_id": "boot-1", "seq": 1e999}', '{"boot_id": "boot-1"', ""])
+def test_a_place_that_is_none_reads_from_the_beginning(path: Path, tmp_path: Path, kept: str) -> None:
+    state = tmp_path / "kmsg.json"
+    state.write_text(kept)
+    add(path, xid_line(1, 48))
+    with reading(path, state) as found:
+        wait_until(lambda: found.codes() == ["48"])
+
+
+def test_a_machine_set_back_to_an_earlier_state_is_not_deaf_until_its_log_has_caught_up(
+    path: Path, tmp_path: Path
+) -> None:
+    """A snapshot has the boot id of then, and a log that ends before the place that was kept."""
+    state = tmp_path / "kmsg.json"
+    state.write_text(json.dumps({"boot_id": "boot-1", "seq": 90_000}))
+    add(path, xid_line(1, 48))
+    with reading(path, state) as found:
+        wait_until(lambda: not found.reader._backlog, "the end of the log")
+        add(path, xid_line(2, 79))
+        wait_until(lambda: found.codes() == ["48", "79"])
+    assert [event.backlog for event in found.events] == [True, False]
 
 
 @pytest.mark.parametrize(("facility", "accept", "forgeable"), [(0, False, False), (1, False, True), (1, True, False)])

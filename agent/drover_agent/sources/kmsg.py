@@ -87,6 +87,7 @@ class KmsgReader:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self._wake)
         self._last: int | None = None  # sequence of the newest record seen in this boot, None for none
+        self._newest: int | None = None  # the same in this run
         self._clock = self._load(clocks)
         self._saved: int | None = self._last
         self._save_at = 0.0
@@ -125,6 +126,8 @@ class KmsgReader:
                 if self._read_some(descriptor, prompt):
                     prompt = False
                     continue
+                if not told and self._began_anew(descriptor):
+                    continue
                 self._backlog = False
                 if not told:
                     told = True
@@ -139,6 +142,22 @@ class KmsgReader:
             self._save(float("inf"))
         finally:
             os.close(descriptor)
+
+    def _began_anew(self, descriptor: int) -> bool:
+        """Whether the whole log is older than the place that was kept: a virtual machine that was set back to an
+        earlier state has the boot id of then. Its log is read from the beginning, lest all of it seem known."""
+        if self._last is None or self._newest is None or self._newest >= self._last:
+            return False
+        log.warning("%s: ends before the place kept of it; it is read from its beginning", self._path)
+        self._last = None
+        try:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        except OSError as error:
+            if error.errno != errno.ESPIPE:
+                raise
+            return False
+        self._overran, self._rest = False, b""
+        return True
 
     def _explain(self, descriptor: int) -> None:
         """Look through the whole log for suspends, then begin at its beginning again; a pipe has none."""
@@ -193,6 +212,7 @@ class KmsgReader:
                 yield record
 
     def _take(self, record: KernelRecord) -> Iterator[NodeEvent]:
+        self._newest = max(record.seq, self._newest or 0)
         known = self._last
         if known is not None and record.seq <= known:
             return
@@ -232,15 +252,19 @@ class KmsgReader:
             return LogClock(clocks)
         try:
             data = json.loads(self._state.read_bytes())
-            if data["boot_id"] == self._boot_id:
-                clock = LogClock(clocks, data.get("clock"))
-                self._last = int(data["seq"])
-                return clock
+            if data["boot_id"] != self._boot_id:
+                return LogClock(clocks)
+            self._last = int(data["seq"])
         except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("%s: %s; the kernel log is read from its beginning", self._state, error)
-        return LogClock(clocks)
+            return LogClock(clocks)
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+            log.warning("%s: %r; the kernel log is read from its beginning", self._state, error)
+            return LogClock(clocks)
+        try:
+            return LogClock(clocks, data.get("clock"))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:  # another version's: the place still counts
+            log.warning("%s: %r; times of older kernel lines may be off", self._state, error)
+            return LogClock(clocks)
 
     def _save(self, now: float) -> None:
         if self._state is None or self._last is None or self._last == self._saved or now < self._save_at:

@@ -6,7 +6,9 @@ drivers/nvme/host, block/blk-core.c, fs/ext4, fs/xfs, drivers/net/ethernet (mell
 broadcom/bnxt, intel/ice), drivers/thermal/intel/therm_throt.c, open-gpu-kernel-modules. Cases: tests/cases/agent/kmsg/.
 
 Every pattern begins at the line's beginning: names that a user gives (of a cgroup, a process, a file) stand in lines
-of the kernel too, and must not pass for an error.
+of the kernel too, and must not pass for an error. Some lines even begin with the name of a process and end with that
+of a file or cgroup (arch/x86/mm/fault.c show_signal_msg, kernel/signal.c, mm/page_alloc.c warn_alloc): those are no
+event whatever they say. File systems and disks in loop devices are a user's too (Apptainer mounts images so).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from drover_proto.kinds import EventKind
 
 MAX_MESSAGE = 1_000  # characters kept of a line
+MAX_TEXT = 4_096  # characters looked at: a record has 1,024 bytes at most, each written as \xNN if it is no ASCII
 SETTLED_US = 300_000_000  # links come up and cables are found while a machine starts; that is told from then on
 STARTING = frozenset({"nic_link", "nic_module", "pcie"})  # the codes for which this counts
 
@@ -28,6 +31,9 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _XID = re.compile(r"NVRM: (?:GPU at \S+ )?Xid \(([^)]{1,120})\): (\d{1,5})\b")
 # nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)
 _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(([^)]{1,120})\): (\d{1,6})\b(?:.*?(Link \d+))?")
+# python[812]: segfault at 0 ip ... in libcuda.so[7f21+1000]      python: page allocation failure: ... cpuset=step_0
+# A name has 15 bytes at most (TASK_COMM_LEN).
+_BY_A_PROCESS = re.compile(r"(?:\\x[0-9a-f]{2}|[^\\]){1,15}(?:\[\d+\]|: (?:page allocation|vmalloc))")
 _SXID_MORE = re.compile(r"\): \d+, (?:Severity \d+ Engine instance|Data \{)")  # more of the error told before
 
 
@@ -54,11 +60,18 @@ _OTHERS = (
         r"\S+ \S+: pciehp: Slot\((?P<slot>[^)]{1,40})\): (?P<what>Link Down|Card not present|Power fault)",
     ),
     _row("edac", "EDAC ", r"EDAC (?P<controller>\S+): \d+ (?P<type>CE|UE) "),
-    _row("mce", "[Hardware Error]: ", r"(?:\S{1,20}:? ?)?(?:\{\d+\})?\[Hardware Error\]: (?:.*?Bank (?P<bank>\d+))?"),
+    _row("edac", "Memory failure", r"Memory failure: 0x[0-9a-f]+: recovery action for (?P<page>[^:]{1,60}): "),
+    _row(
+        "mce",
+        "[Hardware Error]: ",
+        r"(?:\S{1,20}:? ?)?(?:\{\d+\})?\[Hardware Error\]: (?:CPU \d+: )?(?P<severity>event severity: \w+"
+        r"|Machine Check Exception|System Fatal error|Uncorrected|Deferred|Corrected)?(?:.*?Bank (?P<bank>\d+))?",
+    ),
     _row(
         "oom",
         "ut of memory",
-        r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process \d+ (?:\((?P<name>.{1,16}?)\))?",
+        r"(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: "
+        r"Kill(?:ed)? process \d+ (?:\((?P<name>.{1,16}?)\))?",
     ),
     _row(
         "hung_task", "blocked", r"INFO: task (?P<name>.{1,80}):\d+ blocked(?: in I/O wait)? for more than \d+ seconds"
@@ -68,7 +81,7 @@ _OTHERS = (
     _row("rcu_stall", "INFO: rcu", r"(?:rcu: )?INFO: rcu\w+ (?:self-)?detected (?:expedited )?stalls?\b"),
     _row("panic", "Kernel panic", r"Kernel panic - not syncing"),
     _row("panic", "BUG: ", r"BUG: (?:unable to handle|kernel NULL pointer|KASAN|Bad page|scheduling while atomic)"),
-    _row("panic", "[#", r"(?:Internal error: |Oops|general protection fault).*\[#\d+\]"),
+    _row("panic", "[#", r"(?:Internal error|Oops|general protection fault)[^\[]*: [0-9a-f]{4,16} \[#\d+\]"),
     _row("panic", "kernel BUG at", r"kernel BUG at "),
     _row(
         "nvlink",
@@ -129,21 +142,23 @@ _OTHERS = (
     _row(
         "filesystem",
         "EXT4-fs",
-        r"EXT4-fs (?:error \(device (?P<device>[^)]{1,40})\)"
-        r"|\((?P<mounted>[^)]{1,40})\): (?:Remounting filesystem read-only|.*[Ss]hut(?:ting)? ?down))",
+        r"EXT4-fs (?:error \(device (?P<device>(?!loop)[^)]{1,40})\)"
+        r"|\((?P<mounted>(?!loop)[^)]{1,40})\): (?:Remounting filesystem read-only|.*[Ss]hut(?:ting)? ?down))",
     ),
-    _row("filesystem", "Aborting journal", r"(?:JBD2: )?Aborting journal on device (?P<device>[^ ]{1,40}?)\."),
+    _row("filesystem", "Aborting journal", r"(?:JBD2: )?Aborting journal on device (?P<device>(?!loop)[^ ]{1,40}?)\."),
     _row(
         "filesystem",
         "XFS (",
-        r"XFS \((?P<device>[^)]{1,40})\): .*(?:[Cc]orruption|[Ss]hut(?:ting)? down|I/O [Ee]rror)",
+        r"XFS \((?P<device>(?!loop)[^)]{1,40})\): .*(?:[Cc]orruption|[Ss]hut(?:ting)? down|I/O [Ee]rror)",
     ),
-    _row("filesystem", "BTRFS ", r"BTRFS (?:error|critical) \(device (?P<device>[^)]{1,40})\)"),
-    # A drive without a disc, as many virtual machines have one, fails each time it is looked at.
+    _row("filesystem", "BTRFS ", r"BTRFS (?:error|critical) \(device (?P<device>(?!loop)[^)]{1,40})\)"),
+    # A drive without a disc, as many virtual machines have one, fails each time it is looked at. A target refuses what
+    # it cannot do (discards), and a thin pool is full: neither is a disk that fails (block/blk-core.c, blk_errors).
     _row(
         "disk",
         " error",
-        r"(?:blk_update_request: )?(?:critical \w+|I/O|Buffer I/O) error,? (?:on )?dev (?P<device>(?!fd|sr)\w[\w-]*)",
+        r"(?:\w{1,40}: )?(?:critical medium|I/O|Buffer I/O|timeout|protection) error,? (?:on )?dev "
+        r"(?P<device>(?!fd|sr|loop)\w[\w-]*)",
     ),
     _row("disk", "ata", r"(?P<device>ata\d+(?:\.\d+)?): (?:exception Emask|failed command|disable device|disabled)"),
     _row("disk", "Disk failure", r"md/\S+ Disk failure on (?P<device>\w+)"),
@@ -178,7 +193,10 @@ def normal_pci(text: str) -> str:
 
 def understand(text: str) -> Line | None:
     """The event in a kernel message, None for the many that are none."""
+    text = text[:MAX_TEXT]
     if "Xid (" in text:
+        if _BY_A_PROCESS.match(text):
+            return None
         if found := _XID.match(text):
             uuid = _UUID.search(text)
             pci = normal_pci(found[1])
@@ -191,7 +209,7 @@ def understand(text: str) -> Line | None:
             return Line(EventKind.SXID, str(int(found[2])), text[:MAX_MESSAGE], pci, "", where)
         return None
     for code, word, pattern in _OTHERS:
-        if word in text and (found := pattern.match(text)):
+        if word in text and (found := pattern.match(text)) and not _BY_A_PROCESS.match(text):
             # AER lines name the reporting port first and the device that erred last.
             addresses = _ADDRESS.findall(text)
             pci = ""
