@@ -175,6 +175,15 @@ def test_a_port_that_comes_or_goes_is_no_traffic(node: Path) -> None:
     assert (row["net_rx_bytes_per_s"], row["net_tx_bytes_per_s"]) == (200, 0)
 
 
+def test_a_device_that_fell_off_the_bus_takes_no_other_devices_errors_along(node: Path) -> None:
+    host = source(node)
+    host.read(T)
+    host.close()  # sysfs gives an error for a device that went; a folder's open files stay readable
+    shutil.rmtree(node / "sys/bus/pci/devices/0000:86:00.0")
+    row = values(host.read(T + 10_000))
+    assert (row["pcie_aer_correctable"], row["pcie_aer_fatal"]) == (7, 1)
+
+
 def test_a_node_without_disks_has_no_disk_traffic_rather_than_none(node: Path) -> None:
     write(node, "proc/diskstats", " 9 0 md0 1 0 99999 0 1 0 99999 0 0 0 0\n")
     host = source(node)

@@ -132,6 +132,14 @@ def test_a_program_that_hangs_is_killed_with_its_children_and_asked_again_later(
         source.close()
 
 
+def test_a_program_that_writes_without_end_is_cut_off_and_what_it_said_first_counts(tmp_path: Path) -> None:
+    source = Board(tmp_path, "echo Inlet Temp,21,degrees C,ok; exec yes").source(limit_s=1000.0)
+    try:
+        wait_until(lambda: values(source.read(T)) == {"inlet_temp_c": 21}, "its end, long before the limit")
+    finally:
+        source.close()
+
+
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -169,6 +177,7 @@ def test_values_lie_within_the_catalogs_bounds() -> None:
 
 
 def test_garbage_is_no_sensor() -> None:
+    assert values_of(sensors("Inlet Temp,nan,degrees C,ok\nFan 1,inf,RPM,ok\n")) == {"fans_failed": 0.0}
     assert values_of(sensors(",,,\n,\n" + "x" * 5000 + "\nInlet Temp,nan?,degrees C,ok\nFan,1e9,RPM,\n")) == {}
 
 

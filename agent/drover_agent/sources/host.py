@@ -222,12 +222,10 @@ class HostSource:
         return {"root_used_ratio": used / (used + found.f_bavail)}
 
     def _aer(self, kind: str, total: str, metric: str) -> Values:
-        counts = [
-            int(line.split()[1])
-            for file in self._counters[kind].all()
-            for line in file.head(4096).splitlines()
-            if line.startswith(total)
-        ]
+        counts = []
+        for file in self._counters[kind].all():
+            with contextlib.suppress(FileNotFoundError):  # the device has gone, as one does that falls off the bus
+                counts += [int(line.split()[1]) for line in file.head(4096).splitlines() if line.startswith(total)]
         return {metric: _sum(counts)}
 
     def _edac(self, kind: str, metric: str) -> Values:

@@ -8,7 +8,9 @@ FreeIPMI ipmi-sensors/ipmi-sensors-simple-output.c (ID,name,type,state,reading,u
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import math
 import os
 import re
 import signal
@@ -28,7 +30,7 @@ LIMIT_S = 30.0  # ipmitool waits 15 s for one answer of a slow BMC
 FIRST_WAIT_S = (
     2.0  # the first time it is worth to wait, so that `once` has something to show; less than a read may take
 )
-MAX_OUTPUT = 262_144
+MAX_OUTPUT = 262_144  # bytes; what a program writes lies in the agent's memory
 DEVICES = ("ipmi0", "ipmi/0", "ipmidev/0")
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "ipmitool": ("-c", "sdr", "list", "full"),
@@ -44,7 +46,9 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 # "Inlet Temp" (Dell, Supermicro), "01-Inlet Ambient" (HPE), "Ambient Temp" (Lenovo), "TEMP_AMBIENT" (DGX)
 _INLET = (re.compile(r"inlet", re.I), re.compile(r"ambient|\bamb\b", re.I))
 _ELSEWHERE = re.compile(
-    r"psu|(?<![a-z])ps ?\d|pdb|power|cpu|gpu|dimm|(?<![a-z])nic|hdd|ssd|ocp|pcie|exhaust|outlet|exit", re.I
+    r"psu|(?<![a-z])ps ?\d|pdb|power|cpu|gpu|dimm|(?<![a-z])nic|hdd|ssd|ocp|pcie|exhaust|outlet|exit"
+    r"|water|coolant|liquid|(?<![a-z])cdu",  # 40 degC and more by design: no air
+    re.I,
 )
 _FAN = re.compile(r"fan|tach|blower|cooling", re.I)
 
@@ -80,6 +84,8 @@ def sensors(text: str) -> list[Sensor]:
             number = float(value)
         except ValueError:
             number = None
+        if number is not None and not math.isfinite(number):
+            number = None
         found.append(Sensor(name, number, unit, _STATES.get(state.lower(), "")))
     return found
 
@@ -109,6 +115,14 @@ def _program(name: str, path: str) -> str | None:
     """Where a program is. Not shutil's, whose import brings three compressors into the agent's memory."""
     places = (os.path.join(folder, name) for folder in path.split(os.pathsep) if folder)  # noqa: PTH118  # strings
     return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def _bounded_file(size: int) -> IO[bytes]:
+    """A file in memory that takes `size` bytes: a program that writes more gets an error (memfd_create(2), sealing)."""
+    descriptor = os.memfd_create("ipmi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return os.fdopen(descriptor, "rb")
 
 
 class Ipmi:
@@ -167,7 +181,7 @@ class Ipmi:
         )
         if command is None:
             return self._fail(Absent.UNSUPPORTED, "neither ipmitool nor ipmi-sensors is installed")
-        self._output = os.fdopen(os.memfd_create("ipmi"), "rb")
+        self._output = _bounded_file(MAX_OUTPUT)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -185,8 +199,9 @@ class Ipmi:
 
     def _end(self, code: int) -> None:
         assert self._output is not None
-        self._output.seek(0)
-        text = self._output.read(MAX_OUTPUT).decode("utf-8", "replace")
+        descriptor = self._output.fileno()
+        written = os.lseek(descriptor, 0, os.SEEK_CUR)  # the program's own position
+        text = os.pread(descriptor, min(written, MAX_OUTPUT), 0).decode("utf-8", "replace")
         self._output.close()
         self._process = self._output = None
         if self.reason is Absent.TIMEOUT and code == -signal.SIGKILL:
