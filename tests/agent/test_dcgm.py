@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.dcgm import AUTO_URL, GRACE_MS, METRICS, RETRY_MS, DcgmSource
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.http_page import Page, PageError, url_trouble
+from drover_agent.sources.listeners import SYSTEM_USERS, user_listening
 from drover_agent.sources.nvml import NvmlSource
 from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
@@ -166,6 +169,60 @@ def test_auto_is_quiet_where_nothing_listens(caplog: pytest.LogCaptureFixture, m
         assert dcgm.read(T + tick * 10_000) == Reading()
     assert not caplog.records
     assert url_trouble(AUTO_URL) is None
+
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+
+
+def listens(proc: Path, port: int, user: int, name: str = "tcp") -> None:
+    """Somebody else listens too, and the user; then come connections, one of which a user has to that port."""
+    (proc / "net").mkdir(parents=True, exist_ok=True)
+    row = "{at:4}: 0100007F:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 1 1\n"
+    rows = [(22, "0A", 1001), (port, "0A", user), (port, "01", 1001)]
+    text = "".join(row.format(at=n, port=p, state=state, user=u) for n, (p, state, u) in enumerate(rows))
+    (proc / "net" / name).write_text(HEAD + text)
+
+
+@pytest.mark.parametrize("name", ["tcp", "tcp6"])
+def test_a_page_that_an_ordinary_user_serves_unasked_is_not_believed(
+    page: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.setattr("drover_agent.sources.dcgm.AUTO_PORT", page.port)
+    monkeypatch.setattr("drover_agent.sources.dcgm.AUTO_URL", page.url)
+    listens(tmp_path, 1, 0)
+    listens(tmp_path, page.port, 1001, name)
+    gpus = with_nvml()
+    dcgm = DcgmSource("n1", "auto", gpus, proc=tmp_path)
+    for tick in range(20):
+        assert dcgm.read(T + tick * 10_000) == Reading()
+    assert not page.requests
+    assert not gpus.profiled_elsewhere
+    [record] = caplog.records
+    assert "served by user 1001" in record.getMessage()
+    listens(tmp_path, page.port, 0, name)  # the real one
+    assert dcgm.read(T + 300_000).rows
+    assert gpus.profiled_elsewhere
+    listens(tmp_path, page.port, 1001, name)  # it ended, and the user took its place
+    for tick in range(31, 33):
+        assert dcgm.read(T + tick * 10_000).rows == []
+    assert not gpus.profiled_elsewhere, "NVML profiles again"
+
+
+def test_whoever_listens_is_known_by_the_kernel(tmp_path: Path) -> None:
+    user = 1001 if os.geteuid() == 0 else os.geteuid()
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        ours = own.getsockname()[1]
+        before = os.geteuid()
+        os.seteuid(user)
+        try:
+            users = socket.create_server(("127.0.0.1", 0))
+        finally:
+            os.seteuid(before)
+        with users:
+            assert user_listening(Path("/proc"), users.getsockname()[1]) == (user if user >= SYSTEM_USERS else None)
+        assert user_listening(Path("/proc"), ours) == (before if before >= SYSTEM_USERS else None)
+    with pytest.raises(FileNotFoundError):
+        user_listening(tmp_path, 9400)
 
 
 def test_a_page_named_in_the_settings_that_is_no_exporter_is_told_once(

@@ -63,7 +63,7 @@ def _dcgm(config: AgentConfig, gpus: Gpus) -> Source:
     from drover_agent.sources.dcgm import DcgmSource
 
     kmsg = Path(config.kmsg_path) if config.kmsg_enabled else None
-    return DcgmSource(config.node_name, config.dcgm_url, gpus, kmsg)
+    return DcgmSource(config.node_name, config.dcgm_url, gpus, kmsg, Path(config.proc_root))
 
 
 def _inference(config: AgentConfig, _: Gpus) -> Source:

@@ -3,7 +3,8 @@
 Profiling metrics are taken from it, and `Gpus.profiled_elsewhere` says so: NVML's own profiling stays off meanwhile.
 Everything else NVML gives fresher: dcgm-exporter reads every 30 s unless told otherwise (`--collect-interval`), and
 repeats its values between. Only where NVML cannot be opened (no permission, a container without driver) all metrics of
-the page are taken.
+the page are taken. Where the settings name no page, one that an ordinary user serves is not taken: any user may listen
+at a port that is free, and would switch NVML's profiling off and tell what he likes of the GPUs.
 
 Names, units and labels: dcgm_fields.h of NVIDIA/DCGM; etc/default-counters.csv and
 internal/pkg/rendermetrics/render_metrics.go of NVIDIA/dcgm-exporter. The violation times are nanoseconds, as the header
@@ -24,12 +25,14 @@ from drover_agent.sources.base import RATE_STEP, Entity, NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.http_page import Page, PageError
 from drover_agent.sources.kmsg_lines import normal_pci
+from drover_agent.sources.listeners import user_listening
 from drover_agent.sources.prometheus_text import ExpositionError, Sample, parse
 from drover_proto.catalog import Absent, Metric, Scope, of_scope
 from drover_proto.kinds import EventKind
 from drover_proto.xids import lookup
 
-AUTO_URL = "http://127.0.0.1:9400/metrics"
+AUTO_PORT = 9400
+AUTO_URL = f"http://127.0.0.1:{AUTO_PORT}/metrics"
 RETRY_MS = 60_000  # between looks for a page that is not there
 GRACE_MS = 15_000  # NVML has this long to tell of its GPUs before the page stands in for it
 LOST_READS = 2  # failed reads after which NVML may profile again
@@ -64,11 +67,11 @@ class DcgmSource:
     name = "dcgm"
     interval_s = 10.0  # one value per detector bucket
 
-    def __init__(self, node: str, url: str, gpus: Gpus, kmsg: Path | None = None) -> None:
+    def __init__(self, node: str, url: str, gpus: Gpus, kmsg: Path | None = None, proc: Path = Path("/proc")) -> None:
         """`url`: "auto" looks for the page at its usual place. `kmsg`: the kernel log's device, None where it is not
         read; XIDs are taken from the page only where neither it nor NVML tells of them.
         """
-        self._node, self._gpus, self._kmsg = node, gpus, kmsg
+        self._node, self._gpus, self._kmsg, self._proc = node, gpus, kmsg, proc
         self._auto = url == "auto"
         self._page = Page(AUTO_URL if self._auto else url)
         self._began_ms: int | None = None
@@ -86,6 +89,8 @@ class DcgmSource:
         if 0 < self._next_try_ms - now_ms <= RETRY_MS:  # more than that: the clock was set back
             return self._without(self._why)
         try:
+            if self._auto:
+                self._refuse_users()
             found = parse(self._page.read(), _WANTED)
             if not found:
                 raise ExpositionError(f"{self._page.url} has none of dcgm-exporter's metrics")
@@ -94,6 +99,24 @@ class DcgmSource:
         except ExpositionError as error:
             return self._fail(now_ms, Absent.ERROR, str(error))
         return self._take(now_ms, found)
+
+    def _refuse_users(self) -> None:
+        """
+        Raises:
+            PageError: an ordinary user listens where the page is looked for, or it cannot be known who does.
+        """
+        try:
+            user = user_listening(self._proc, AUTO_PORT)
+        except OSError as error:
+            text = f"it cannot be seen who serves {AUTO_URL} ({error}); if it is to be read, set dcgm_url"
+        else:
+            if user is None:
+                return
+            text = f"{AUTO_URL} is served by user {user}, no service, and is not believed; if it is right, set dcgm_url"
+        self._page.close()
+        if text != self._trouble:
+            _log.warning("%s", text)
+        raise PageError(Absent.LOST, text)
 
     def close(self) -> None:
         self._gpus.profiled_elsewhere = False
