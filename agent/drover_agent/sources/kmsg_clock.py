@@ -94,8 +94,8 @@ class LogClock:
         if not unknown and left > SLEPT_US:  # before what the log still holds
             total += left
             self._sleeps.append((self._looked_us, total))
-        for from_us, length in found:
-            total += length or 0
+        for from_us, slept_us_then in found:
+            total += slept_us_then or 0
             self._sleeps.append((from_us or 0, total))
         self._looked_us, self.unexplained = now.awake_us, False
 
