@@ -25,8 +25,8 @@ from drover_agent.config import AgentConfig
 from drover_agent.look import Look
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.jobs import HIDDEN, INITIAL, TROUBLE, JobsSource
-from drover_agent.sources.slurm import NO_ENVIRONMENT
+from drover_agent.sources.jobs import GOOD_READS, HIDDEN, INITIAL, TROUBLE, JobsSource
+from drover_agent.sources.slurm import MAX_ENVIRONMENT, NO_ENVIRONMENT
 from drover_proto.catalog import Scope
 from testbed import slurm
 from testbed.kubelet import Kubelet, pod, serving
@@ -190,6 +190,48 @@ def test_a_step_daemon_that_has_no_title_yet_is_looked_at_again(proc: Path) -> N
     assert jobs.read(T).holdings == [(0, "7")]
 
 
+def test_a_step_daemon_that_is_still_called_as_the_thread_that_makes_it_is_found(proc: Path) -> None:
+    gpus = node(1)
+    jobs = source(gpus, proc)
+    start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0")
+    (proc / "7000/comm").write_text("worker[3]\n")
+    jobs.read(T)
+    (proc / "7000/comm").write_text("slurmstepd\n")
+    assert jobs.read(T).holdings == [(0, "7")]
+
+
+def test_processes_that_are_no_step_daemon_are_looked_at_twice_and_never_again(proc: Path) -> None:
+    process(proc, 700, "bash", 1)
+    jobs = source(node(1), proc)
+    jobs.read(T)
+    jobs.read(T)
+    (proc / "700/comm").write_text("slurmstepd\n")
+    (proc / "700/cmdline").write_text("slurmstepd: [7.0]\0")
+    jobs.read(T)
+    assert not jobs._slurm.running, "thousands of processes are not asked their names every five seconds"
+
+
+def test_a_gpu_that_a_job_only_claims_is_the_one_whose_process_is_on_it(proc: Path) -> None:
+    """A user writes his own script's environment, as in `#!/usr/bin/env -S SLURM_JOB_GPUS=0,1 sh`."""
+    gpus = node(2)
+    jobs = source(gpus, proc)
+    start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0,1\0")
+    child = start_job(proc, 8)
+    gpus.tell_pids(1, (child,))
+    assert jobs.read(T).holdings == [(0, "7"), (1, "8")]
+    end(proc, 8001)
+    gpus.tell_pids(1, ())
+    assert jobs.read(T).holdings == [], "it keeps what it was seen with"
+    end(proc, 8000)
+    assert jobs.read(T).holdings == [(1, "7")]
+
+
+def test_an_environment_is_read_in_bounds(proc: Path) -> None:
+    jobs = source(node(2), proc)
+    start_job(proc, 7, f"SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0X={'x' * MAX_ENVIRONMENT}\0SLURM_JOB_GPUS=1\0")
+    assert jobs.read(T).holdings == [(0, "7"), (1, None)]
+
+
 def test_environments_that_may_not_be_read_are_told_as_trouble_once(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +245,37 @@ def test_environments_that_may_not_be_read_are_told_as_trouble_once(
     assert jobs.read(T).inventory == {}
     monkeypatch.undo()
     later = jobs.read(T)
-    assert (later.holdings, later.inventory) == ([(1, "7")], {TROUBLE: ""})
+    assert (later.holdings, later.inventory) == ([(1, "7")], {})
+    assert troubles(jobs, GOOD_READS) == [""]
+
+
+def troubles(jobs: JobsSource, reads: int) -> list[str]:
+    """What these readings change in the inventory."""
+    return [trouble for _ in range(reads) for trouble in jobs.read(T).inventory.values()]
+
+
+def test_jobs_that_come_and_go_change_no_inventory(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is a new Hello of the node, with all that it has to say."""
+    jobs = source(node(2), proc)
+    forbid(monkeypatch, lambda path: path.endswith("/environ"))
+    for job in (7, 8, 9):
+        start_job(proc, job, f"SLURM_JOB_ID={job}\0")
+        assert troubles(jobs, 2) == ([NO_ENVIRONMENT] if job == 7 else [])
+        end(proc, 1000 * job, 1000 * job + 1)
+        assert troubles(jobs, 2 * GOOD_READS) == [], "that no job runs does not say that one's could be read"
+
+
+def test_a_trouble_that_comes_and_goes_is_one(proc: Path, tmp_path: Path, kubelet: Kubelet) -> None:
+    jobs = source(node(2), proc, tmp_path / "kubelet.sock")
+    found = []
+    for turn in range(GOOD_READS):
+        kubelet.refusal = None if turn % 2 else grpc.StatusCode.RESOURCE_EXHAUSTED
+        kubelet.words = f"message larger than max ({1000 + turn} vs. 16777216)"
+        found += troubles(jobs, 1)
+    kubelet.refusal = None
+    assert [text.partition(": ")[2] for text in found] == ["RESOURCE_EXHAUSTED: message larger than max (# vs. #)"]
+    assert troubles(jobs, GOOD_READS) == [""]
+    jobs.close()
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) -> None:
@@ -334,8 +406,7 @@ def test_a_kubelet_that_refuses_frees_no_gpu(
     assert reading.holdings == []
     assert code.name in reading.inventory[TROUBLE]
     kubelet.refusal = None
-    again = jobs.read(T)
-    assert (again.holdings, again.inventory) == ([(0, None)], {TROUBLE: ""})
+    assert jobs.read(T).holdings == [(0, None)]
     jobs.close()
 
 

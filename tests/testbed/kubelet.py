@@ -17,11 +17,13 @@ from drover_proto.podresources_pb2_grpc import PodResourcesListerServicer, add_P
 
 
 class Kubelet(PodResourcesListerServicer):
-    """Set `pods` (as JSON) to change what it tells, `silent` to let it hang, `refusal` to let it refuse."""
+    """Set `pods` (as JSON) to change what it tells, `silent` to let it hang, `refusal` to let it refuse,
+    with `words`."""
 
     def __init__(self, pods: list[dict[str, Any]]) -> None:
         self.pods = pods
         self.refusal: grpc.StatusCode | None = None
+        self.words = "refused by the test"
         self.silent = False
         self.asked = 0
         self.end = threading.Event()
@@ -31,7 +33,7 @@ class Kubelet(PodResourcesListerServicer):
         if self.silent:
             self.end.wait(30)
         if self.refusal:
-            context.abort(self.refusal, "refused by the test")
+            context.abort(self.refusal, self.words)
         return ParseDict({"podResources": self.pods}, pb.ListPodResourcesResponse())
 
 

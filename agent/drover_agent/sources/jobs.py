@@ -24,6 +24,7 @@ from drover_agent.sources.slurm import SlurmJobs, job_in_cgroup
 
 RESULT_LOST_S = 2.5  # a read of about the sampler's limit may have been given up: all is told again then
 MAX_ANCESTORS = 64
+GOOD_READS = 12  # until a trouble is told to be over: a change of the inventory is a new Hello of the node
 TROUBLE = "jobs.trouble"  # key of the inventory
 HIDDEN = (
     "other users' processes cannot be seen, so that no GPU can be said to be held by nobody: mount /proc without "
@@ -48,6 +49,7 @@ class JobsSource:
         self._told: dict[int, str | None] = {}
         self._minors: tuple[tuple[Entity, ...], dict[int, int]] = (), {}
         self._trouble = ""
+        self._good = 0  # reads in a row without a trouble
 
     def read(self, now_ms: int) -> Reading:  # noqa: ARG002  # sources are told the time
         began = time.monotonic()
@@ -69,7 +71,8 @@ class JobsSource:
         certain = asked and self._slurm.complete and not self._pods.unplaced and HIDDEN not in trouble
         for gpu in gpus:
             jobs, clear = owners[gpu]
-            jobs = list(dict.fromkeys([*self._slurm.holders(gpu), *jobs, *(pods or {}).get(gpu, [])]))
+            of_slurm = self._slurm.holders(gpu, claimed=not jobs)
+            jobs = list(dict.fromkeys([*of_slurm, *jobs, *(pods or {}).get(gpu, [])]))
             told = self._told.get(gpu)
             if jobs and told not in jobs:
                 self._tell(reading, gpu, jobs[0])
@@ -169,7 +172,8 @@ class JobsSource:
 
     def _report(self, parts: Iterable[str], reading: Reading) -> None:
         trouble = "; ".join(filter(None, parts))
-        if trouble != self._trouble:
+        self._good = 0 if trouble else self._good + 1
+        if trouble != self._trouble and (trouble or self._good >= GOOD_READS):
             self._trouble = trouble
             reading.inventory[TROUBLE] = trouble
             if trouble:

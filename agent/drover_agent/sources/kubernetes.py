@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drover_proto import podresources_pb2 as pb
 
-LIST_LIMIT_S = 2.0  # the sampler waits 3 s
+CONNECT_LIMIT_S, LIST_LIMIT_S = 0.5, 2.0  # the sampler waits 3 s
 MAX_ANSWER = 16 << 20  # bytes; a pod with its devices takes some hundred
 
 # .../kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/cri-containerd-ID.scope,
 # /kubepods/burstable/podUID/ID, /kubelet.slice/kubelet-kubepods.slice/... (kind)
-_POD = re.compile(r"/(?:[^/\n]*-)?kubepods(?:[-.][^/\n]*)?/", re.MULTILINE)
+_POD = re.compile(r"/(?:[^/\n]*-)?kubepods(?:[-.][^/\n]*)?/")
 _UUID = re.compile(
     r"(?:MIG-)?GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|MIG-[0-9a-fA-F]{8}[0-9a-fA-F-]{28}"
 )
@@ -97,7 +97,7 @@ class Pods:
     def _may_use(self) -> None:
         """gRPC says the same, wordily; access(2) does not count capabilities."""
         with socket.socket(socket.AF_UNIX) as trial:
-            trial.settimeout(LIST_LIMIT_S)
+            trial.settimeout(CONNECT_LIMIT_S)
             try:
                 trial.connect(self._path)
             except PermissionError:
@@ -125,7 +125,9 @@ class Pods:
             return self._list(pb.ListPodResourcesRequest(), timeout=LIST_LIMIT_S)
         except grpc.RpcError as error:
             call: Any = error
-            raise PodsError(f"{self._path}: {call.code().name}: {call.details()}") from None
+            # Without its numbers (sizes, times), for a text that changes is told anew each time.
+            details = re.sub(r"\d+", "#", str(call.details()))[:200]
+            raise PodsError(f"{self._path}: {call.code().name}: {details}") from None
 
     def _devices(self, answer: pb.ListPodResourcesResponse) -> Iterator[tuple[str, str]]:
         """(pod, device), of GPUs only."""

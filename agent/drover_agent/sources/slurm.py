@@ -11,7 +11,8 @@ steps (SLURM_STEP_GPUS; sbatch(1), srun(1)): reading it needs the same user or C
 no more: version 2 keeps it as a BPF program.
 
 Users may call their processes and cgroups what they like, so a step daemon counts only when it is root's (SlurmdUser,
-slurm.conf(5)), a cgroup only outside those of logins, an environment only of the job's own user.
+slurm.conf(5)), a cgroup only outside those of logins, an environment only of the job's own user. What an environment
+claims its user may have written: it gives a job no GPU on which another job's process is.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ def job_in_cgroup(text: str) -> str | None:
     return found[1] if found else None
 
 
+MAX_ENVIRONMENT = 1 << 20  # characters; a user may make his as large as his stack
+
+
 @dataclass(slots=True)
 class _Job:
-    gpus: set[int] = field(default_factory=set)  # slots that it was seen to hold, since it began
+    seen: set[int] = field(default_factory=set)  # slots on which processes of it were, since it began
+    given: set[int] = field(default_factory=set)  # slots that environments of it name
     complete: bool = False  # no other GPU of this node is its own
     told: set[int] = field(default_factory=set)  # step daemons whose processes have told
     user: int | None = None  # whose it is, once a process has told
@@ -60,6 +65,7 @@ class SlurmJobs:
         """`slot_of`: GPU by what Slurm calls it: the number of its device file, or a UUID."""
         self._proc, self._slot_of = str(proc), slot_of
         self._others: set[str] = set()  # processes that are no step daemon
+        self._fresh: set[str] = set()  # those that were none at their first look, the last one
         self._steps: dict[str, tuple[str, str]] = {}  # process -> (job, step)
         self._jobs: dict[str, _Job] = {}
         self.trouble = ""  # what cannot be read, and what would mend it
@@ -72,6 +78,7 @@ class SlurmJobs:
         """
         processes = {name for name in os.listdir(self._proc) if name[0] in "123456789"}  # noqa: PTH208  # thousands
         self._others &= processes
+        fresh: set[str] = set()
         self._steps = {p: step for p, step in self._steps.items() if p in processes and self._name(p) == "slurmstepd"}
         for process in processes - self._others - self._steps.keys():
             name = self._name(process)
@@ -81,15 +88,23 @@ class SlurmJobs:
                     self._others.add(process)
                 elif found := _TITLE.match(self._read(process, "cmdline")):
                     self._steps[process] = found[1], found[2]
-            elif name not in ("", "slurmd"):  # gone, or perhaps a step daemon about to be
-                self._others.add(process)
+            elif name not in ("", "slurmd"):
+                # Between fork and exec a step daemon is called as the thread of slurmd that makes it, which since 25.05
+                # is "worker[7]" and the like (Slurm: src/common/threadpool.c): so one look does not do.
+                (self._others if process in self._fresh else fresh).add(process)
+        self._fresh = fresh
         running = {job for job, _ in self._steps.values()}
         self._jobs = {job: self._jobs.get(job) or _Job() for job in running}
-        self.trouble = ""
+        answers = set()
         for process, (name, step) in self._steps.items():
             job = self._jobs[name]
             if not job.complete and int(process) not in job.told:
-                self._ask(job, process, step)
+                answers.add(self._ask(job, process, step))
+        # Between two jobs it is not known that the next one's can be read: what was told stands until one could be.
+        if False in answers:
+            self.trouble = NO_ENVIRONMENT
+        elif True in answers:
+            self.trouble = ""
 
     @property
     def running(self) -> frozenset[str]:
@@ -103,11 +118,13 @@ class SlurmJobs:
     def note(self, job: str, slot: int) -> None:
         """A process of this job holds this GPU: so the job does, for as long as it runs."""
         if job in self._jobs:
-            self._jobs[job].gpus.add(slot)
+            self._jobs[job].seen.add(slot)
 
-    def holders(self, slot: int) -> list[str]:
-        """The jobs that hold a GPU, the oldest first."""
-        return sorted((name for name, job in self._jobs.items() if slot in job.gpus), key=int)
+    def holders(self, slot: int, *, claimed: bool) -> list[str]:
+        """The jobs that hold a GPU, the oldest first; with `claimed`, those that only say so, if no other does."""
+        seen = [name for name, job in self._jobs.items() if slot in job.seen]
+        given = [name for name, job in self._jobs.items() if slot in job.given] if claimed else []
+        return sorted(seen or given, key=int)
 
     def of_step(self, process: int) -> str | None:
         """The job whose step daemon this process is."""
@@ -120,20 +137,17 @@ class SlurmJobs:
         Raises:
             OSError: it has ended, or is not to be read.
         """
-        with open(f"{self._proc}/{process}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            for item in file.read().split("\0"):
-                name, _, job = item.partition("=")
-                if name == "SLURM_JOB_ID" and job in self._jobs and self._jobs[job].user == self._user(process):
-                    return job
-        return None
+        job = self._environment(process).get("SLURM_JOB_ID", "")
+        return job if job in self._jobs and self._jobs[job].user == self._user(process) else None
 
-    def _ask(self, job: _Job, process: str, step: str) -> None:
+    def _ask(self, job: _Job, process: str, step: str) -> bool | None:
+        """Look into the environment of a step's process. Gives whether it may be read, None where there is none."""
+        denied = False
         for child in self._children(process):
             try:
-                with open(f"{self._proc}/{child}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                    pairs = dict(item.partition("=")[::2] for item in file.read().split("\0"))
+                pairs = self._environment(child)
             except PermissionError:
-                self.trouble = NO_ENVIRONMENT
+                denied = True
                 continue
             except OSError:  # it has just ended
                 continue
@@ -141,11 +155,20 @@ class SlurmJobs:
                 continue  # not yet begun, or the daemon's own
             of_job = step in _SCRIPTS  # in others SLURM_JOB_GPUS is handed down from the batch script's node
             slots = [self._slot_of(item) for item in pairs.get(_variable(of_job), "").split(",") if item]
-            job.gpus |= {slot for slot in slots if slot is not None}
+            job.given |= {slot for slot in slots if slot is not None}
             job.complete = job.complete or (of_job and None not in slots)
             job.told.add(int(process))
             job.user = self._user(child)
-            return
+            return True
+        return False if denied else None
+
+    def _environment(self, process: str) -> dict[str, str]:
+        """
+        Raises:
+            OSError: it has ended, or may not be read.
+        """
+        with open(f"{self._proc}/{process}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return dict(item.partition("=")[::2] for item in file.read(MAX_ENVIRONMENT).split("\0"))
 
     def _children(self, process: str) -> Iterator[str]:
         folder = f"{self._proc}/{process}/task"
