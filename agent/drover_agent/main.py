@@ -1,4 +1,4 @@
-"""The command `drover-agent`: run, once, check, sources, release, fleet, config."""
+"""The command `drover-agent`: run, once, check, sources, release, probe, fleet, config."""
 
 from __future__ import annotations
 
@@ -64,12 +64,18 @@ def _run(argv: list[str]) -> int:
                 "--seconds", type=float, default=60.0, help="for how long (60, at most 3600; 0: take it up again now)"
             )
     commands.add_parser("config", help="print a settings file with every setting, its help and default")
+    probe = commands.add_parser("probe", help="micro-benchmarks of this node; needs no collector (extra `probe`)")
     fleet = commands.add_parser("fleet", help="stream a whole simulated fleet from this process")
     if argv[:1] == ["fleet"]:
         import drover_agent.simulation.run as simulation  # numpy, only here
 
         simulation.add_arguments(fleet)
         return simulation.run(parser.parse_args(argv))
+    if argv[:1] == ["probe"]:
+        import drover_agent.probes.command as probing
+
+        probing.add_arguments(probe)
+        return probing.run(parser.parse_args(argv))
     options = parser.parse_args(argv)
     if options.command == "config":
         print(sample(AgentConfig), end="")

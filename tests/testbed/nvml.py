@@ -124,6 +124,30 @@ STEADY: dict[str, str] = {
     "nvmlDeviceGetMaxPcieLinkGeneration": "5",
     "nvmlDeviceGetMaxPcieLinkWidth": "16",
 }
+# The same while it trains: LOW~HIGH/SECONDS/STEP and FIRST+PER_SECOND as `fake_nvml.c` reads them. How far and how fast
+# they move is an assumption, after what DCGM shows of such jobs; errors and what is set stand still.
+TRAINING: dict[str, str] = {
+    "nvmlDeviceGetClockInfo(SM)": "1605~1905/1/15",
+    "FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP": "5000000000+400000000",
+    "FI_DEV_POWER_INSTANT": "560000~700000/0.5",
+    "nvmlDeviceGetTotalEnergyConsumption": "987654321000+642300",
+    "nvmlDeviceGetTemperatureV(GPU)": "57~66/20",
+    "FI_DEV_MEMORY_TEMP": "68~77/30",
+    "nvmlDeviceGetMarginTemperature": "21~30/20",
+    "nvmlDeviceGetUtilizationRates.gpu": "95~101/1",
+    "nvmlDeviceGetUtilizationRates.memory": "45~65/1",
+    "nvmlDeviceGetMemoryInfo_v2.used": "71000000000~71400000000/30/2097152",
+    "GPM_METRIC_SM_UTIL": "86~97",
+    "GPM_METRIC_SM_OCCUPANCY": "32~42",
+    "GPM_METRIC_ANY_TENSOR_UTIL": "40~56",
+    "GPM_METRIC_DRAM_BW_UTIL": "45~60",
+    "GPM_METRIC_FP32_UTIL": "7~12",
+    "GPM_METRIC_FP16_UTIL": "3~6",
+    "GPM_METRIC_PCIE_TX_PER_SEC": "600~1800",
+    "GPM_METRIC_PCIE_RX_PER_SEC": "1500~3300",
+    "GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": "90000~150000",
+    "GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": "90000~150000",
+}
 PROFILE = "MIG 1g.10gb"  # of an instance, with an eighth of the memory
 PER_LINK: dict[str, str] = {
     "nvmlDeviceGetNvLinkState": "1",
@@ -187,6 +211,13 @@ class FakeNvml:
                 for key, value in PER_LINK.items():
                     for link in range(LINKS):
                         self.set(gpu, f"{key}.{link}", value)
+
+    def trains(self, gpus: int = 8) -> None:
+        """Values of healthy GPUs that stand still otherwise move from now on."""
+        with self.batch():
+            for gpu in range(gpus):
+                for key, value in TRAINING.items():
+                    self.set(gpu, key, value)
 
     def system(self, key: str, value: str) -> None:
         """`devices`, `driver`, `nvml`, `cuda`, `fields`, `library`, `down` or `calls`."""
@@ -272,6 +303,14 @@ class FakeNvml:
             for statement in [s for s in self._lines if s[:2] == ("set", str(gpu)) and s[2].startswith("mig.")]:
                 self._take(*statement)
             self.set(gpu, "mig_mode", 0)
+
+    def hold(self, gpu: int, pid: int | None = None) -> None:
+        """This process of the machine has a compute context on the GPU; without one, none has."""
+        with self.batch():
+            self.set(gpu, "nvmlDeviceGetComputeRunningProcesses", int(pid is not None))
+            self.set(gpu, "nvmlDeviceGetMPSComputeRunningProcesses", 0)
+            if pid is not None:
+                self.set(gpu, "first_pid", pid)
 
     def lose(self, gpu: int) -> None:
         self._put("lost", str(gpu))

@@ -55,6 +55,7 @@ class TelemetryServer(rpc.TelemetryServicer):
     absences: list[pb.Absence] = field(default_factory=list)
     holdings: list[pb.Holding] = field(default_factory=list)
     rows: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)  # (entity key, ts) -> values
+    probe_results: dict[tuple[str, int], pb.ProbeResult] = field(default_factory=dict)
     repeated_rows: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list)  # of each batch: its oldest and newest row
     broken: list[str] = field(default_factory=list)  # breaches of the protocol by the agent
@@ -132,8 +133,12 @@ class TelemetryServer(rpc.TelemetryServicer):
             self.events[hello.spool_id, record.seq] = record.event
         elif kind == "absence":
             self.absences.append(record.absence)
-        else:
+        elif kind == "holding":
             self.holdings.append(record.holding)
+        elif kind == "probe_result":
+            self.probe_results[hello.spool_id, record.seq] = record.probe_result
+        else:
+            self.broken.append(f"record {record.seq} has nothing in it")
 
     def _take_batch(self, hello: pb.Hello, batch: pb.Batch) -> None:
         schemas = {schema.id: schema for schema in hello.schemas}

@@ -201,9 +201,11 @@ class Guard:
                 self.looks += 1
                 if self._ended.wait(LOOK_S):
                     break
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, nobody looks any more
             self._trouble = f"the driver no longer says who holds its GPUs: {error}"
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
 
 
 def _session(pid: int) -> int:

@@ -31,6 +31,7 @@ from drover_proto.events import from_dict
 
 log = logging.getLogger(__name__)
 
+CHILD = (sys.executable, "-m", "drover_agent.probes.child")
 LOOK_S = 0.1
 TERM_S = 0.3  # from SIGTERM to SIGKILL: with LOOK_S and eligible.LOOK_S, a node is given back within a second
 MEMORY_LOOK_S = 0.5  # walking /proc costs milliseconds on a large node
@@ -106,7 +107,7 @@ class Runner:
     Args:
         needed: asked several times a second with the id of the child's session; a reason when the node is wanted for
             work, "" when not. Must return at once.
-        tell: progress, a line each.
+        tell: progress, a line each. command: another program than CHILD, which speaks as it does.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class Runner:
         request: Request,
         needed: Callable[[int], str] = lambda session: "",  # noqa: ARG005  # the default never needs it
         tell: Callable[[str], None] = lambda text: None,  # noqa: ARG005  # the default tells nobody
-        command: Sequence[str] = (sys.executable, "-m", "drover_agent.probes.child"),
+        command: Sequence[str] = (),
     ) -> None:
         unknown = [name for name in request.probes if name not in PROBES]
         if unknown:
             raise ValueError(f"no probe is called {unknown[0]}; there are {', '.join(PROBES)}")
-        self._request, self._needed, self._tell, self._command = request, needed, tell, command
+        self._request, self._needed, self._tell, self._command = request, needed, tell, command or CHILD
         self._stop = ""
         self._doing = "its start"
         self._probe = ""

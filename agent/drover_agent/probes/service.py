@@ -37,11 +37,10 @@ class Service:
 
     Args:
         scratch: where the disk's probes write, "" for the temporary folder.
-        command: of the probe's process; the real one unless given.
     """
 
-    def __init__(self, folder: Path, scratch: str = "", command: Sequence[str] = ()) -> None:
-        self._folder, self._scratch, self._command = Folder(folder), scratch, tuple(command)
+    def __init__(self, folder: Path, scratch: str = "") -> None:
+        self._folder, self._scratch = Folder(folder), scratch
         self._stop = threading.Event()
         self._runner: Runner | None = None
 
@@ -149,8 +148,7 @@ class Service:
 
     def _run(self, request: Request, gpus: Sequence[eligible.Gpu]) -> Report:
         with eligible.Guard(gpus) as guard:
-            options = {"command": self._command} if self._command else {}
-            self._runner = Runner(request, guard.needed, log.info, **options)
+            self._runner = Runner(request, guard.needed, log.info)
             try:
                 if self._stop.is_set():
                     self._runner.stop("the probe service was told to stop")

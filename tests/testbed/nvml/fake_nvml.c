@@ -16,7 +16,9 @@
  *                                  "GPM_METRIC_..."; and serial, uuid, pci, name, vbios, links (NVLinks wired up),
  *                                  gpm (1: the GPU has GPM), mig_mode (1: in MIG mode), and of its MIG instances,
  *                                  at the places I from 0 to 6: mig.I.uuid (it is there), mig.I.gi (its GPU instance),
- *                                  mig.I.name, mig.I.KEY
+ *                                  mig.I.name, mig.I.KEY. A number may move: LOW~HIGH/SECONDS/STEP wanders between
+ *                                  two bounds, to another place every SECONDS (1 if left out), in steps from LOW;
+ *                                  FIRST+PER_SECOND grows from what it was when the machine started
  *   error GPU WHAT CODE            WHAT, a function or a KEY, fails with CODE, by its name without NVML_ERROR_
  *   block GPU FUNCTION             FUNCTION does not return while this line stands
  *   cost GPU FUNCTION SLEEP_US SPIN_US   what each call costs: time asleep, then time busy; FUNCTION may be *.
@@ -295,6 +297,8 @@ static nvmlReturn_t processes(nvmlDevice_t device, const char *key, unsigned fir
     *count = have;
     if (room < have) return INSUFFICIENT_SIZE;
     NEED(out || !have);
+    unsigned real = 0; /* a process of this machine, where a test has one that holds the GPU */
+    if (first == 0 && have && !number32(device, "first_pid", &real) && real) first = real - 1000u * (unsigned)(device->slot + 1);
     for (unsigned i = 0; i < have; i++)
         out[i] = (Process){first + 1000u * (unsigned)(device->slot + 1) + i, 1ull << 30, 0xffffffffu, 0xffffffffu};
     return SUCCESS;
