@@ -12,7 +12,6 @@ from drover_agent.clock import Clock
 from drover_agent.driver_release import ReleaseRequests, Request
 from drover_agent.restart import RestartNeeded
 from drover_agent.sampler import READ_LIMIT_S, Sampler
-from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import NvmlSource
 from drover_agent.watchdog import Outcome, Worker
@@ -29,7 +28,6 @@ class NvmlRuntime:
     def __init__(self, agent: Agent, sampler: Sampler, gpus: Gpus, clock: Clock, folder: Path) -> None:
         """`folder`: where requests to release the driver are looked for."""
         self.nvml = NvmlSource(agent.node, gpus)
-        self.no_gpu_reason = ""
         self._agent, self._sampler, self._clock = agent, sampler, clock
         self._requests = ReleaseRequests(folder)
         self._sampled = 0
@@ -51,7 +49,7 @@ class NvmlRuntime:
             if self.nvml.due(now_ms):
                 outcome = await self._watched(worker.submit(partial(self.nvml.tend, now_ms)))
                 if outcome.reading is not None:
-                    self._tell(now_ms, outcome.reading)
+                    self._agent.accept(now_ms, outcome.reading)
                 else:
                     log.error("NVML could not be opened", exc_info=outcome.error)
                 for device in self.nvml.devices[self._sampled :]:
@@ -71,13 +69,6 @@ class NvmlRuntime:
             await asyncio.wait([opening])
             self._agent.tell("driver_back", "opening or closing NVML returned")
         return opening.result()
-
-    def _tell(self, now_ms: int, reading: Reading) -> None:
-        reason = reading.inventory.get("no_gpu_reason", "")
-        if reason and reason != self.no_gpu_reason and not reading.events:
-            self._agent.tell("driver_missing", reason)
-        self.no_gpu_reason = reason or self.no_gpu_reason
-        self._agent.accept(now_ms, reading)
 
     def _answer(self, request: Request) -> None:
         if not self.nvml.session.open:
@@ -99,6 +90,6 @@ class NvmlRuntime:
 
     def known(self) -> bool:
         """Whether every GPU has told its address, or there is none."""
-        if self.no_gpu_reason:
+        if self.nvml.reason:
             return True
         return bool(self.nvml.devices) and all(device.entity.pci for device in self.nvml.devices)

@@ -69,7 +69,14 @@ def test_a_call_that_blocks_for_ever(fake_nvml: FakeNvml, source: NvmlSource) ->
     for device in source.devices[:2] + source.devices[3:]:
         assert device.read(START + 1000).rows[0][1]["power_w"] > 0
     source.release(START + 60_000)
-    source.tend(START + 2000)
+    closing = threading.Thread(target=source.tend, args=(START + 2000,), daemon=True)
+    closing.start()
+    others = [0, 1, 7]
+    while closing.is_alive():  # one thread waits for GPU 2: the others are read meanwhile
+        for slot in others[:]:
+            if values_of(source.devices[slot].read(START + 2000), slot):
+                others.remove(slot)
+    assert others == []
     assert source.session.open
     assert "GPU 2 does not return" in source.stuck
     fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
@@ -134,6 +141,68 @@ def test_a_driver_that_does_not_come_back_after_a_release_is_missing(fake_nvml: 
     assert codes(late) == [("driver_missing", None)]
     fake_nvml.up()
     assert codes([source.read(START + 60_000 + 2 * RETRY_MS)]) == [("driver_back", None)]
+
+
+def test_a_driver_that_fails_right_after_each_start_is_started_no_more_often(
+    fake_nvml: FakeNvml, source: NvmlSource
+) -> None:
+    """It would tell of its end and its return each second: at most once each in RETRY_MS."""
+    fake_nvml.error(0, "nvmlDeviceGetTemperatureV", "UNINITIALIZED")
+    flapping = [source.read(START + 1000 * tick) for tick in range(1, 60)]
+    assert codes(flapping).count(("driver_missing", None)) <= 60_000 // RETRY_MS
+    assert codes(flapping).count(("driver_back", None)) <= 60_000 // RETRY_MS
+    fake_nvml.no_error(0, "nvmlDeviceGetTemperatureV")
+    for tick in range(60, 75):
+        reading = source.read(START + 1000 * tick)
+    assert len(reading.rows) == 8
+
+
+def test_a_release_that_an_agent_finds_at_its_start_is_told(fake_nvml: FakeNvml) -> None:
+    """The collector forgets what an agent said when another one starts, and would take the silent GPUs for lost."""
+    source = NvmlSource("node-1")
+    source.release(START + 60_000)
+    readings = [source.read(START + 1000 * tick) for tick in range(62)]
+    assert codes(readings) == [("driver_released", None), ("driver_back", None)]
+    assert "an operator asked" in readings[0].inventory["no_gpu_reason"]
+    assert readings[60].inventory["no_gpu_reason"] == ""
+    source.close()
+
+
+def test_a_driver_that_hangs_when_it_is_let_go_leaves_its_gpus_absent(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    fake_nvml.block(0, "nvmlShutdown")
+    source.release(START + 60_000)
+    closing = threading.Thread(target=source.tend, args=(START + 1000,), daemon=True)
+    closing.start()
+    until(lambda: absent_of(source.devices[3].read(START + 1000), 3))
+    assert absent_of(source.devices[3].read(START + 1000), 3) == dict.fromkeys(NAMES, Absent.ERROR)
+    fake_nvml.unblock(0, "nvmlShutdown")
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+
+
+def test_what_another_reader_profiles_is_not_told_as_absent(
+    fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
+) -> None:
+    """DCGM gives it every 10 s: an absence in each second between would come and go."""
+    gpus.profiled_elsewhere = True
+    fake_nvml.lose(1)
+    fake_nvml.mig(2, [0])
+    source.read(START + 10_000)
+    source.release(START + 60_000)
+    closed = source.read(START + 11_000)
+    named = {name for _, name, _ in closed.absent}
+    assert named == {m.name for m in READ_BY_NVML if "gpm" not in m.sources}
+    assert set(absent_of(source.read(START + 12_000), 1)) == named
+
+
+def test_pcie_traffic_that_nvml_refused_is_not_told_as_absent_once_another_reader_has_it(
+    fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
+) -> None:
+    fake_nvml.set(0, "gpm", 0)
+    source.read(START + REFUSED_MS)  # with neither GPM nor the slow call
+    assert absent_of(source.read(START + REFUSED_MS + 10_000), 0)["pcie_tx_bytes_per_s"] is Absent.UNSUPPORTED
+    gpus.profiled_elsewhere = True
+    assert "pcie_tx_bytes_per_s" not in absent_of(source.read(START + REFUSED_MS + 20_000), 0)
 
 
 def test_the_xid_watcher_outlives_the_driver(fake_nvml: FakeNvml, source: NvmlSource) -> None:

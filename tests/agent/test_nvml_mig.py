@@ -83,6 +83,22 @@ def test_an_instance_that_was_destroyed_since_the_last_look_is_lost_and_its_gpu_
     assert reading.events == []
 
 
+def test_instances_are_lost_with_their_gpu_and_absent_while_nvml_is_closed(
+    fake_nvml: FakeNvml, source: NvmlSource
+) -> None:
+    fake_nvml.mig(0, [0, 2])
+    uuids = instances(source.read(START))
+    fake_nvml.lose(0)
+    lost = source.read(START + 1000)
+    assert {(e.mig, why) for e, _, why in lost.absent if e.mig} == {(uuid, Absent.LOST) for uuid in uuids}
+    assert {name for e, name, _ in lost.absent if e.mig} >= {"framebuffer_used_bytes", "sm_active_ratio"}
+    fake_nvml.recover(0)
+    assert instances(source.read(START + 2000)) == uuids
+    source.release(START + 60_000)
+    closed = source.read(START + 3000)
+    assert {(e.mig, why) for e, _, why in closed.absent if e.mig} == {(uuid, Absent.ERROR) for uuid in uuids}
+
+
 def test_what_an_instance_does_not_have_is_absent_for_it_alone(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     fake_nvml.mig(0, [0])
     source.read(START)

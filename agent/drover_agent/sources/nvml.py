@@ -10,7 +10,7 @@ For the sampler, which runs each call where it can be abandoned (all of them may
     nvml.devices       list[NvmlDevice], which grows when NVML is opened: Sources named "nvml:0", "nvml:1", ...;
                        interval 1 s. They outlive NVML: read while it is closed, everything is absent.
     nvml.xids          NvmlXidWatcher: a Source named "nvml:xids" with interval 0, for its `read` itself waits for up
-                       to 1 s. Run it in a loop in a thread of its own.
+                       to 2 s. Run it in a loop in a thread of its own.
     nvml.release(until_ms)  An operator wants to unload the driver or to reset a GPU: NVML is closed until then.
     nvml.restart       Why only a new process can use the driver again; "" while this one can.
     nvml.close()
@@ -48,14 +48,14 @@ from drover_proto.kinds import EventKind
 
 RETRY_MS = 10_000  # between attempts to start NVML
 ALL_LOST_MS = 30_000  # between attempts to get lost GPUs back by starting NVML anew
-CLOSE_LIMIT_S = 2.5  # that calls in flight get to return before NVML is closed; the XID watcher's take up to 1 s
+CLOSE_LIMIT_S = 2.5  # that calls in flight get to return before NVML is closed; the XID watcher's take up to 2 s
 
 _log = logging.getLogger(__name__)
 
-_NO_LIBRARY = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
 _MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _WHY_NOT = {
-    _NO_LIBRARY: "libnvidia-ml.so.1 was not found: install the NVIDIA driver if this node has GPUs",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the NVIDIA driver if this node has "
+    "GPUs",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded: load it (modprobe nvidia) and look for NVRM "
     "lines in the kernel log",
     _MISMATCH: "the NVIDIA library and the loaded driver differ in version: reload the driver or reboot",
@@ -85,29 +85,34 @@ class NvmlSource:
         self._next_try_ms = 0
         self._opened_ms = 0
         self._released_until_ms = 0
-        self._reason = ""  # why there is no GPU, "" before the first attempt and when there is one
+        self.reason = ""  # why no GPU is read, "" before the first attempt and while they are
         self._away = ""  # the code of the event that is out: driver_missing or driver_released
 
     def due(self, now_ms: int) -> bool:
-        if self.session.open:
-            return bool(self._why_close(now_ms)) and self._may_try(now_ms)
-        return self._released_until_ms <= now_ms and self._may_try(now_ms)
+        if not self._may_try(now_ms):
+            return False
+        if self._released_until_ms > now_ms:
+            return self.session.open or self._away != "driver_released"
+        return not self.session.open or bool(self._why_close(now_ms))
 
     def tend(self, now_ms: int) -> Reading:
         """Close NVML or start it if need be. Never raises for what NVML does: failure is in the Reading."""
         if not self.due(now_ms):
             return Reading()
-        if not self.session.open:
+        found = self._why_close(now_ms)
+        if found is None:
             return self.open(now_ms)
-        code, why = self._why_close(now_ms) or ("", "")
-        if not self._shut():
-            self._next_try_ms = now_ms + 1000
-            return Reading()
-        _log.warning("NVML was closed: %s", why)
-        self._next_try_ms = 0
+        code, why = found
+        if self.session.open:
+            if not self._shut():
+                self._next_try_ms = now_ms + 1000
+                return Reading()
+            _log.warning("NVML was closed: %s", why)
+        # A driver that answers at each start and then no more is not started more often than one that is away.
+        self._next_try_ms = self._opened_ms + RETRY_MS if code == "driver_missing" else 0
         if not code:
             return Reading()  # the GPUs themselves were told as lost
-        self._away, self._reason = code, why
+        self._away, self.reason = code, why
         return Reading(events=[_event(now_ms, code, why)], inventory={"no_gpu_reason": why})
 
     def release(self, until_ms: int) -> None:
@@ -126,17 +131,18 @@ class NvmlSource:
             reason = _WHY_NOT.get(error.value, f"NVML does not start: {error}")
             if error.value == _MISMATCH and (fresh := replaced_by()):
                 self.restart = f"the NVIDIA library was replaced by {fresh} while the agent had the old one loaded"
-            return self._unavailable(now_ms, reason, driver_missing=error.value != _NO_LIBRARY)
+            return self._unavailable(now_ms, reason)
         try:
             driver = str(pynvml.nvmlSystemGetDriverVersion())
             count = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
-            return self._unavailable(now_ms, f"NVML does not answer: {error}", driver_missing=True)
+            return self._unavailable(now_ms, f"NVML does not answer: {error}")
         if count == 0:
-            pynvml.nvmlShutdown()
-            return self._unavailable(now_ms, _NO_DEVICES, driver_missing=bool(self.devices))
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+            return self._unavailable(now_ms, _NO_DEVICES)
         session = self.session
         session.number, session.count, session.ids, session.trouble = session.number + 1, count, field_ids(driver), ""
         session.open = True
@@ -173,6 +179,8 @@ class NvmlSource:
         """(code of the event or "", reason), or nothing."""
         if self._released_until_ms > now_ms:
             return "driver_released", "an operator asked the agent to let go of the driver for a while"
+        if not self.session.open:
+            return None
         if self.session.trouble:
             return "driver_missing", self.session.trouble
         if (
@@ -185,16 +193,20 @@ class NvmlSource:
 
     def _shut(self) -> bool:
         """End NVML when no call is in flight: it must not go away under one. False: a call does not return."""
+        of_gpus = [(f"a call for GPU {device.slot}", device.calling) for device in self.devices]
+        calls = [("the wait for XIDs", self.xids.calling), *of_gpus]
         with contextlib.ExitStack() as held:
             until = time.monotonic() + CLOSE_LIMIT_S
-            for who, lock in [("the wait for XIDs", self.xids.calling)] + [
-                (f"a call for GPU {device.slot}", device.calling) for device in self.devices
-            ]:
-                if not lock.acquire(timeout=max(until - time.monotonic(), 0)):
-                    self.stuck = f"{who} does not return from the driver, which cannot be let go before it does"
-                    _log.warning("NVML is not closed: %s", self.stuck)
-                    return False
-                held.callback(lock.release)
+            # First each is only waited for: a GPU that hangs shall keep no other from being read meanwhile.
+            for keep, waited_for in ((False, of_gpus), (True, calls)):
+                for who, lock in waited_for:
+                    if not lock.acquire(timeout=max(until - time.monotonic(), 0)):
+                        self._stay_open(f"{who} does not return from the driver, which cannot be let go before it does")
+                        return False
+                    if keep:
+                        held.callback(lock.release)
+                    else:
+                        lock.release()
             self.stuck = ""
             self.xids.let_go()
             for device in self.devices:
@@ -206,19 +218,25 @@ class NvmlSource:
                 _log.warning("NVML did not shut down: %s", error)
         return True
 
-    def _unavailable(self, now_ms: int, reason: str, *, driver_missing: bool) -> Reading:
-        if reason != self._reason:
-            self._reason = reason
+    def _stay_open(self, why: str) -> None:
+        if why != self.stuck:
+            _log.warning("NVML is not closed: %s", why)
+        self.stuck = why
+
+    def _unavailable(self, now_ms: int, reason: str) -> Reading:
+        """Told on every node without a driver: only the collector knows how many GPUs it should have."""
+        if reason != self.reason:
+            self.reason = reason
             _log.warning("no GPU telemetry: %s", reason)
         reading = Reading(inventory={"no_gpu_reason": reason, "gpu_count": "0"})
-        if driver_missing and self._away != "driver_missing":
+        if self._away != "driver_missing":
             self._away = "driver_missing"
             reading.events.append(_event(now_ms, "driver_missing", reason))
         return reading
 
     def _inventory(self, driver: str, count: int) -> dict[str, str]:
         """`no_gpu_reason` is empty here so that it replaces an earlier one."""
-        self._reason = ""
+        self.reason = ""
         found = {"no_gpu_reason": "", "gpu_count": str(count), "driver_version": driver}
         for key, call in (
             ("nvml_version", pynvml.nvmlSystemGetNVMLVersion),

@@ -19,7 +19,7 @@ from drover_agent.sources.nvml_fields import GPM_METRICS, NVML_METRICS, PROCESSE
 from drover_agent.sources.nvml_identity import Identity
 from drover_agent.sources.nvml_inventory import Inventory
 from drover_agent.sources.nvml_metrics import SLOW_MS, TARGETS, Found, Metrics
-from drover_agent.sources.nvml_mig import COMPUTE_LISTS, MigInstances
+from drover_agent.sources.nvml_mig import COMPUTE_LISTS, OF_INSTANCE, MigInstances
 from drover_proto.catalog import Absent
 from drover_proto.kinds import EventKind
 
@@ -28,8 +28,10 @@ MPS_MS = 60_000  # a list costs milliseconds, and few nodes run MPS: asked this 
 
 _log = logging.getLogger(__name__)
 
+PROFILING = frozenset(metric.name for metric in GPM_METRICS.values())
 # Every metric that this source gives: what is absent while a GPU is lost.
-ALL = tuple({m.name: m for m in (*NVML_METRICS.values(), *GPM_METRICS.values())})
+ALL = tuple({metric.name: None for metric in (*NVML_METRICS.values(), *GPM_METRICS.values())})
+BUT_PROFILING = tuple(name for name in ALL if name not in PROFILING)  # where another reader gives that
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class NvmlDevice:
         self._inventory = Inventory(slot)
         self._metrics: Metrics | None = None
         self._mig: MigInstances | None = None
+        self._instances: tuple[Entity, ...] = ()  # those of the last look: they are lost with their GPU
         self._lists: list[ProcessList | Absent] = []
         self._mps_ms = 0  # when the MPS list is due
         self._last_slow = -1  # number of the SLOW_MS in which slow metrics were last read
@@ -83,18 +86,16 @@ class NvmlDevice:
     def read(self, now_ms: int) -> Reading:
         """Values, absences and whether the GPU was lost or came back since the last read."""
         if not self.calling.acquire(blocking=False):
-            return Reading()  # NVML is being closed: no news
+            return Reading() if self._session.open else self._closed()  # being closed: no news, but if that hangs
         try:
             return self._read(now_ms)
         finally:
             self.calling.release()
 
     def _read(self, now_ms: int) -> Reading:
-        reading, found = Reading(), Found()
         if not self._session.open:
-            found.rest(ALL, Absent.ERROR)
-            reading.absent.extend((self.entity, name, why) for name, why in found.absent.items())
-            return reading
+            return self._closed()
+        reading, found = Reading(), Found()
         if self._seen_session != self._session.number:
             self._seen_session = self._session.number
             self._let_go()
@@ -104,17 +105,17 @@ class NvmlDevice:
             if refused is None:
                 self._read_all(found, reading, now_ms, slow=slow)
             else:
-                found.rest(ALL, refused)
+                self._nothing(found, reading, refused)
         except LostError as error:
             if not self.lost:
                 self.lost = True
                 why_lost = str(error) or "no longer answers: NVML says that it is lost"
                 reading.events.append(self._event(now_ms, "gpu_lost", why_lost))
             self._let_go()  # samples and instances went with the GPU, and it may be another one when a slot answers
-            found.rest(ALL, Absent.LOST)
+            self._nothing(found, reading, Absent.LOST)
         except DriverGoneError as error:
             self._session.trouble = self._session.trouble or f"the NVIDIA driver does not answer any more: {error}"
-            found.rest(ALL, Absent.ERROR)
+            self._nothing(found, reading, Absent.ERROR)
         else:
             if self.lost and refused is None:
                 self.lost = False
@@ -128,6 +129,19 @@ class NvmlDevice:
             reading.rows.insert(0, (entity, found.values))
         reading.absent.extend((entity, name, why) for name, why in found.absent.items())
         return reading
+
+    def _closed(self) -> Reading:
+        reading, found = Reading(), Found()
+        self._nothing(found, reading, Absent.ERROR)
+        reading.absent.extend((self.entity, name, why) for name, why in found.absent.items())
+        return reading
+
+    def _nothing(self, found: Found, reading: Reading, why: Absent) -> None:
+        """What was not read, of the GPU and of its instances, is absent for this reason."""
+        elsewhere = self._gpus.profiled_elsewhere
+        found.rest(BUT_PROFILING if elsewhere else ALL, why)
+        names = OF_INSTANCE - PROFILING if elsewhere else OF_INSTANCE
+        reading.absent.extend((instance, name, why) for instance in self._instances for name in names)
 
     def close(self) -> None:
         """Let go of what NVML gave; NVML itself is closed by who opened it."""
@@ -153,6 +167,7 @@ class NvmlDevice:
             # Of the GPUs that were there before NVML was opened anew. Who was here may be in another slot now.
             inventory |= self._identity.clear() | self._inventory.clear()
             self._gpus.forget(self.slot)
+            self._instances = ()
             raise LostError(f"is not there any more: NVML lists {self._session.count} GPUs")
         if self.handle is None:
             try:
@@ -177,6 +192,7 @@ class NvmlDevice:
             self._metrics.forget()  # in MIG mode a GPU refuses what it told before, and the other way round
             self._inventory.again()
             self._gpus.tell_instances(self.slot, self._mig.entities, self._mig.places)
+        self._instances = self._mig.entities
         self._metrics.read(found, now_ms, slow=slow, profile=profile)
         if slow:
             self._read_processes(found, now_ms)

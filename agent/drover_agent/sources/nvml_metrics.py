@@ -137,6 +137,8 @@ class Metrics:
         if not 0 <= now_ms - self._since_ms < REFUSED_MS:
             self._forget(now_ms)
         self._ask(found, slow=slow)
+        if slow:
+            self._tell_refused(found, profile=profile)
         if profile:
             self._read_gpm(found)
             if self._no_gpm is not None and slow:
@@ -164,8 +166,6 @@ class Metrics:
             plan = self._planned(slow=slow, done=done)
         if done:
             found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
-        if slow:
-            self._tell_refused(found)
 
     def _planned(self, *, slow: bool, done: Set[Way]) -> _Plan:
         covered: set[str] = set()
@@ -269,10 +269,12 @@ class Metrics:
             if TARGETS[key].name not in found.values:
                 found.absent[TARGETS[key].name] = why
 
-    def _tell_refused(self, found: Found) -> None:
+    def _tell_refused(self, found: Found, *, profile: bool) -> None:
         """Keys that no way is left for; `no-permission` says more than that an older way is not there either."""
         reasons: dict[str, Absent] = {}
         for way, why in self._refused.items():
+            if way in PCIE_CALLS and not profile:
+                continue
             for key in way.keys:
                 if reasons.get(key) is not Absent.NO_PERMISSION:
                     reasons[key] = why

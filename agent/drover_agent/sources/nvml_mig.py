@@ -15,6 +15,10 @@ from drover_agent.sources.nvml_gpm import Gpm
 from drover_agent.sources.nvml_metrics import TARGETS, Found, Why, put_gpm
 from drover_proto.catalog import Absent
 
+# Every metric that an instance may have.
+OF_INSTANCE = frozenset(
+    {*(TARGETS[key].name for key in (*MEMORY.keys, PROCESSES_KEY)), *(metric.name for metric in GPM_METRICS.values())}
+)
 COMPUTE_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
 
