@@ -155,8 +155,8 @@ CLOCK_EVENT_REASONS: Mapping[int, str] = MappingProxyType(
 
 # Values of recovery_action, as NVML's nvmlDeviceGpuRecoveryAction_t numbers them.
 RECOVERY_ACTIONS: tuple[str, ...] = ("none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset")
-# Values of fabric_state, as NVML's NVML_GPU_FABRIC_STATE_* number them.
-FABRIC_STATES: tuple[str, ...] = ("not supported", "not started", "in progress", "completed")
+# Values of fabric_state, as NVML's NVML_GPU_FABRIC_STATE_* number them; the last is DCGM's DcgmFMStatusFailure.
+FABRIC_STATES: tuple[str, ...] = ("not supported", "not started", "in progress", "completed", "failed")
 
 
 def describe(metric: Metric, value: float) -> str:

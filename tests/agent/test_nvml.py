@@ -10,7 +10,7 @@ import pytest
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.nvml import RETRY_MS, NvmlSource
 from drover_agent.sources.nvml_metrics import REFUSED_MS
-from drover_proto.catalog import BY_NAME, Absent
+from drover_proto.catalog import BY_NAME, Absent, describe
 from testbed.nvml import SCRIPT_VARIABLE, FakeNvml
 from testbed.nvml_values import BOOLS, GPUS, READ_BY_NVML, SINGLE, feed_distinct, key_of
 
@@ -213,6 +213,38 @@ def test_a_dead_link_keeps_its_errors_in_the_sum(fake_nvml: FakeNvml, source: Nv
     fake_nvml.set(0, "FI_DEV_NVLINK_ERROR_DL_CRC.5", 6)
     values = values_of(source.read(START + 10_000), 0)
     assert (values["nvlink_crc_errors"], values["nvlink_active_links"]) == (76, 17)
+
+
+def test_a_link_that_answers_later_adds_no_errors_of_long_ago(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    fake_nvml.set(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4", 70)
+    fake_nvml.set(0, "FI_DEV_NVLINK_ERROR_DL_CRC.5", 5)
+    fake_nvml.error(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4", "TIMEOUT")
+    assert values_of(source.read(START), 0)["nvlink_crc_errors"] == 5
+    fake_nvml.no_error(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4")
+    assert values_of(source.read(START + 10_000), 0)["nvlink_crc_errors"] == 5
+    fake_nvml.set(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4", 72)
+    assert values_of(source.read(START + 20_000), 0)["nvlink_crc_errors"] == 7
+
+
+def test_a_link_that_could_not_be_asked_is_not_down(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    fake_nvml.error(0, "nvmlDeviceGetNvLinkState.4", "TIMEOUT")
+    reading = source.read(START)
+    assert "nvlink_active_links" not in values_of(reading, 0)
+    assert absent_of(reading, 0)["nvlink_active_links"] is Absent.TIMEOUT
+    assert values_of(reading, 1)["nvlink_active_links"] == 18
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_fabric_that_a_gpu_failed_to_join_is_not_completed(
+    fake_nvml: FakeNvml, source: NvmlSource, older: bool
+) -> None:
+    fake_nvml.set(0, "fabric_status", "TIMEOUT")
+    if older:
+        fake_nvml.error(0, "nvmlDeviceGetGpuFabricInfoV", "FUNCTION_NOT_FOUND")
+    reading = source.read(START)
+    states = [describe(BY_NAME["fabric_state"], values_of(reading, gpu)["fabric_state"]) for gpu in (0, 1)]
+    assert states == ["failed", "completed"]
+    assert reading.inventory.get("gpu0.fabric_clique", "") == ""
 
 
 def test_a_gpu_without_nvlink_says_so(fake_nvml: FakeNvml, source: NvmlSource) -> None:

@@ -163,7 +163,7 @@ def test_the_inventory_tells_what_each_gpu_is_and_how_it_is_set_up(fake_nvml: Fa
         "inforom_oem": "2.1",
         "inforom_ecc": "7.16",
         "part_number": "692-2G520-0200-000",
-        "power_limit_w": "700",
+        "power_limit_set_w": "700",
         "power_limit_default_w": "700",
         "power_limit_min_w": "200",
         "power_limit_max_w": "700",
@@ -195,8 +195,9 @@ def test_a_changed_setting_is_told_alone_and_not_by_all_gpus_in_one_tick(
     source.read(START)
     with fake_nvml.batch():
         for gpu in range(GPUS):
-            fake_nvml.set(gpu, "nvmlDeviceGetEnforcedPowerLimit", 500_000)
+            fake_nvml.set(gpu, "nvmlDeviceGetPowerManagementLimit", 500_000)
+            fake_nvml.set(gpu, "nvmlDeviceGetEnforcedPowerLimit", 450_000)  # which moves, and is a value of each tick
         fake_nvml.unset(0, "gsp_firmware")
     assert source.read(START + EVERY_MS - 1000).inventory == {}
-    assert source.read(START + EVERY_MS).inventory == {"gpu0.power_limit_w": "500", "gpu0.gsp_firmware": ""}
-    assert source.read(START + EVERY_MS + SPREAD_MS).inventory == {"gpu1.power_limit_w": "500"}
+    assert source.read(START + EVERY_MS).inventory == {"gpu0.power_limit_set_w": "500", "gpu0.gsp_firmware": ""}
+    assert source.read(START + EVERY_MS + SPREAD_MS).inventory == {"gpu1.power_limit_set_w": "500"}

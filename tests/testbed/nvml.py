@@ -118,6 +118,7 @@ STEADY: dict[str, str] = {
     "fabric_clique": "0",
     "FI_DEV_POWER_MIN_LIMIT": "200000",
     "FI_DEV_POWER_MAX_LIMIT": "700000",
+    "nvmlDeviceGetPowerManagementLimit": "700000",
     "nvmlDeviceGetPowerManagementDefaultLimit": "700000",
     "nvmlDeviceGetPersistenceMode": "1",
     "nvmlDeviceGetComputeMode": "0",

@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 
 from drover_agent.sources.nvml_calls import Raw, Read, number, structure, u32
-from drover_proto.catalog import Metric, Scope, of_scope
+from drover_proto.catalog import FABRIC_STATES, Metric, Scope, of_scope
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,6 +45,7 @@ GPM_METRICS = metrics_by_key("gpm")
 GPM_IDS: Mapping[str, int] = MappingProxyType({key: getattr(pynvml, f"NVML_{key}") for key in GPM_METRICS})
 BER_KEY = "FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
 STATE_KEY = "nvmlDeviceGetNvLinkState"
+FABRIC_FAILED = FABRIC_STATES.index("failed")
 
 
 def _memory_2() -> Any:
@@ -77,6 +78,27 @@ def _active_links() -> Read:
         return (sum(state == pynvml.NVML_FEATURE_ENABLED for state in states),)
 
     return read
+
+
+def _fabric_state(name: str, fresh: Callable[[], Any], layout: str) -> Callable[[], Read]:
+    """`layout`: of status and state. nvml.h has the state as one byte, nvidia-ml-py as four: the rest is padding.
+
+    The status "must be checked only if state returns complete" (nvml.h); an error there is told as DCGM tells it
+    (DcgmFMStatusFailure): the GPU is in no fabric.
+    """
+    make = structure(name, fresh, layout)
+
+    def made() -> Read:
+        ask = make()
+
+        def read(handle: Any) -> tuple[Raw, ...]:
+            status, state = ask(handle)
+            done = state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+            return (FABRIC_FAILED if done and status != pynvml.NVML_SUCCESS else state,)
+
+        return read
+
+    return made
 
 
 def _remapped_rows() -> Read:
@@ -222,11 +244,10 @@ CALLS: tuple[Way, ...] = (
         slow=True,
     ),
     _call(STATE_KEY, _active_links, slow=True),
-    # nvml.h has the state as one byte, nvidia-ml-py as four: the other three are padding, and may hold anything.
-    _call(_FABRIC, structure(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, "=28xB"), slow=True),
+    _call(_FABRIC, _fabric_state(_FABRIC, pynvml.c_nvmlGpuFabricInfo_v2_t, "=20xi4xB"), slow=True),
     _call(
         "nvmlDeviceGetGpuFabricInfo",  # until R545
-        structure("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, "=24xB"),
+        _fabric_state("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t, "=16xi4xB"),
         _FABRIC,
         slow=True,
     ),

@@ -44,7 +44,8 @@ def _modes(pair: list[int]) -> tuple[str, str]:
 def _fabric(handle: Any) -> tuple[str, str]:
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    if info.state & 0xFF != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:  # one byte in nvml.h, then padding
+    state = info.state & 0xFF  # one byte in nvml.h, then padding
+    if state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != pynvml.NVML_SUCCESS:
         return "", ""
     digits = bytes(info.clusterUuid).hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])), str(info.cliqueId)
@@ -61,7 +62,8 @@ _CALLS: Mapping[tuple[str, ...], Callable[[Any], tuple[str, ...]]] = {
     ("inforom_ecc",): _inforom(pynvml.NVML_INFOROM_ECC),
     ("inforom_power",): _inforom(pynvml.NVML_INFOROM_POWER),
     ("part_number",): lambda h: (str(pynvml.nvmlDeviceGetBoardPartNumber(h)),),
-    ("power_limit_w",): lambda h: (_watts(pynvml.nvmlDeviceGetEnforcedPowerLimit(h)),),
+    # As it was set: the enforced one may move with the node's power and heat, and is told each second.
+    ("power_limit_set_w",): lambda h: (_watts(pynvml.nvmlDeviceGetPowerManagementLimit(h)),),
     ("power_limit_default_w",): lambda h: (_watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(h)),),
     ("power_limit_min_w", "power_limit_max_w"): _limits,
     ("ecc_mode", "ecc_mode_pending"): lambda h: _modes(pynvml.nvmlDeviceGetEccMode(h)),

@@ -114,6 +114,7 @@ class Metrics:
         """`ids`: the driver's number of each field it has. `why` may raise, which ends the read."""
         self._handle, self._ids, self._why = handle, ids, why
         self._counts: dict[str, dict[int, float]] = {}  # link field -> link -> its last count
+        self._before: dict[str, float] = {}  # link field -> what links had counted that answered later than others
         self._gpm: Gpm | None = None
         self._forget(0)
 
@@ -209,7 +210,7 @@ class Metrics:
                 self._miss(found, way, why)
             return
         links: dict[Way, dict[int, float]] = {}
-        unlinked: dict[Way, Absent] = {}
+        unlinked: dict[Way, dict[int, Absent]] = {}
         known_links = 0
         for (way, link), (code, value) in zip(plan.fields, answers, strict=True):
             key = way.keys[0]
@@ -225,32 +226,36 @@ class Metrics:
             if code != pynvml.NVML_ERROR_INVALID_ARGUMENT:  # NVML's word for a link past the last
                 known_links = max(known_links, link + 1)
                 if code:
-                    unlinked[way] = self._why(code, key)
+                    unlinked.setdefault(way, {})[link] = self._why(code, key)
                 elif value is not None:
                     answered[link] = value
         for way, answered in links.items():
-            self._put_links(found, way, answered, unlinked.get(way, Absent.UNSUPPORTED))
+            self._put_links(found, way, answered, unlinked.get(way, {}))
         if 0 < known_links < self._links:
             self._links = known_links
             self._plans.clear()
 
-    def _put_links(self, found: Found, way: Way, answered: Mapping[int, float], why: Absent) -> None:
+    def _put_links(self, found: Found, way: Way, answered: Mapping[int, float], refused: Mapping[int, Absent]) -> None:
         """Counts are summed over links, the error rate is the worst of them.
 
         A link that stops answering keeps its last count in the sum: a dead link adds no errors, and a sum that fell
-        would look like a reset of the counters.
+        would look like a reset of the counters. One that answers later than the others adds what it counts from then
+        on, or its errors of long ago would look like new ones. Links that could not be asked just now are not down.
         """
         key = way.keys[0]
-        if not answered:
-            self._miss(found, way, why)
+        unknown = [why for why in refused.values() if why is not Absent.UNSUPPORTED]
+        if not answered or (unknown and key == STATE_KEY):
+            self._miss(found, way, unknown[0] if unknown else Absent.UNSUPPORTED)
         elif key == BER_KEY:
             found.put(TARGETS[key], max(bit_error_rate(word) for word in answered.values()))
         elif key == STATE_KEY:
             found.put(TARGETS[key], sum(state == pynvml.NVML_FEATURE_ENABLED for state in answered.values()))
         else:
             counts = self._counts.setdefault(key, {})
+            late = answered.keys() - counts.keys() if counts else ()
+            self._before[key] = self._before.get(key, 0) + sum(answered[link] for link in late)
             counts.update(answered)
-            found.put(TARGETS[key], sum(counts.values()))
+            found.put(TARGETS[key], sum(counts.values()) - self._before[key])
 
     def _ask_calls(self, found: Found, calls: Iterable[tuple[Way, Read]]) -> None:
         for way, read in calls:

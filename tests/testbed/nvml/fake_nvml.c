@@ -14,7 +14,8 @@
  *   set GPU KEY VALUE              what KEY answers; a KEY without a value is NOT_SUPPORTED. KEYs: the symbols of
  *                                  NVML, "FI_DEV_..." for field values (".LINK" behind it for those of one NVLink),
  *                                  "GPM_METRIC_..."; and serial, uuid, pci, name, vbios, links (NVLinks wired up),
- *                                  gpm (1: the GPU has GPM), mig_mode (1: in MIG mode), and of its MIG instances,
+ *                                  gpm (1: the GPU has GPM), fabric_status (the error that joining the fabric ended
+ *                                  with), mig_mode (1: in MIG mode), and of its MIG instances,
  *                                  at the places I from 0 to 6: mig.I.uuid (it is there), mig.I.gi (its GPU instance),
  *                                  mig.I.name, mig.I.KEY. A number may move: LOW~HIGH/SECONDS/STEP wanders between
  *                                  two bounds, to another place every SECONDS (1 if left out), in steps from LOW;
@@ -134,6 +135,7 @@ UINT(nvmlDeviceGetCurrPcieLinkGeneration)
 UINT(nvmlDeviceGetCurrPcieLinkWidth)
 UINT(nvmlDeviceGetPcieReplayCounter)
 UINT(nvmlDeviceGetPowerUsage)
+UINT(nvmlDeviceGetPowerManagementLimit)
 UINT(nvmlDeviceGetPowerManagementDefaultLimit)
 UINT(nvmlDeviceGetPersistenceMode)
 UINT(nvmlDeviceGetComputeMode)
@@ -273,6 +275,10 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, Histogram *o
     return r ? r : number32(device, "nvmlDeviceGetRowRemapperHistogram.none", &out->none);
 }
 
+static int fabric_status(nvmlDevice_t device) {
+    char code[92];
+    return find('s', device->slot, "fabric_status", code) ? code_of(code) : SUCCESS;
+}
 typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state; unsigned health; } Fabric2;
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, Fabric2 *out) {
     _Static_assert(sizeof *out == 0x24, "layout of nvmlGpuFabricInfo_v2_t");
@@ -284,6 +290,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, Fabric2 *out) {
     u64 state = 0;
     nvmlReturn_t r = number(device, "nvmlDeviceGetGpuFabricInfoV", &state);
     out->state = (unsigned char)state;
+    out->status = fabric_status(device);
     return r;
 }
 

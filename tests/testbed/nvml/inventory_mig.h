@@ -88,6 +88,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, Fabric1 *out) {
     nvmlReturn_t r = of_newer(device, "nvmlDeviceGetGpuFabricInfoV", &state);
     memset(out, 0xc1, sizeof *out);
     out->state = (unsigned char)state;
+    out->status = fabric_status(device);
     return r;
 }
 
