@@ -19,6 +19,7 @@ from pathlib import Path
 from drover_agent.clock import Clock
 from drover_agent.config import SpoolConfig
 from drover_agent.disk import DiskThread
+from drover_agent.segments import Stored
 from drover_agent.spool import LANES, Losses, Spool, as_message
 from drover_agent.spool_jobs import Done, Files, Sendable, read, write
 from drover_agent.tail import Ahead, Tail
@@ -63,7 +64,7 @@ class Outbox:
         self._waiting = self._spool.pending()  # below the tails, that nobody holds
         self._evicted = (0, 0)  # what went there while a job ran
         self._files: Files = {}
-        self._comes = self._works = False
+        self._comes = self._works = self._faulty = False
         self._tidy_due = self._count_due = False
         self._limit: asyncio.TimerHandle | None = None
         self._waiters: deque[tuple[int, int, Callable[[], None]]] = deque()
@@ -127,7 +128,7 @@ class Outbox:
         self._comes = False
         if self._works or self._closed:
             return
-        events, batches = self.events.new(), self.telemetry.new()
+        events, batches = self._untaken()
         if not (events or batches or self._files or self._tidy_due or self._count_due):
             return
         for tail in self._tails:
@@ -141,9 +142,17 @@ class Outbox:
         held, below = dict(self.held), (self.telemetry.first, self.events.first)
         job = self._disk.submit(lambda: write(self._spool, events, batches, files, held, below, now_ms))
         ends = self.events.given, self.telemetry.given
-        job.add_done_callback(lambda done: self._wrote(done, *ends))
+        job.add_done_callback(lambda done: self._wrote(done, files, *ends))
 
-    def _wrote(self, job: asyncio.Future[Done], events: int, batches: int) -> None:
+    def _untaken(self) -> tuple[list[Stored], list[Stored]]:
+        """Events and batches that the thread was not given yet, or did not take because of a fault."""
+        if self._faulty:
+            self._faulty = False
+            for tail in self._tails:
+                tail.given = tail.written
+        return self.events.new(), self.telemetry.new()
+
+    def _wrote(self, job: asyncio.Future[Done], files: Files, events: int, batches: int) -> None:
         self._works = False
         if self._limit:
             self._limit.cancel()
@@ -155,6 +164,8 @@ class Outbox:
         if error := job.exception():  # none that a disk brings about: a fault in Drover; it is sent from memory
             log.error("spool: %s", error, exc_info=error)
             self.trouble = f"{self.folder}: {error}"
+            self._files = files | self._files
+            self._faulty = True  # the next job, at the next addition, begins where the last good one ended
         else:
             self._take(job.result())
         for tail, end in ((self.events, events), (self.telemetry, batches)):
@@ -251,8 +262,8 @@ class Outbox:
         if not ahead.asked and not self._closed and (ahead.end is None or after < ahead.end):
             ahead.asked = True
             tail = self.events if lane == pb.EVENTS else self.telemetry
-            before = tail.nothing_from
-            job = self._disk.submit(lambda: read(self._spool, lane, after))
+            before, held = tail.nothing_from, dict(self.held)
+            job = self._disk.submit(lambda: read(self._spool, lane, after, held))
             job.add_done_callback(lambda job: self._was_read(lane, tail, after, before, job))
         return None
 
@@ -281,11 +292,7 @@ class Outbox:
             False when the stream must begin again: the collector holds sequences that this spool never gave out (a
             copied or restored folder), so the spool has a new id now.
         """
-        given: dict[int, int] = {
-            pb.EVENTS: self.events.next_seq - 1,
-            pb.LIVE: self.telemetry.next_seq - 1,
-            pb.BACKFILL: self.plan.next_base - 1,
-        }
+        given = self._given()
         known = all(held.get(lane, 0) <= given[lane] for lane in LANES)
         wanted, now_ms, late = dict(held), self._clock.now_ms(), False
 
@@ -296,21 +303,35 @@ class Outbox:
                 else:
                     self._spool.new_identity()
 
-        done, _ = await asyncio.wait([self._disk.submit(work)], timeout=DISK_LIMIT_S)
+        job = self._disk.submit(work)
+        done, _ = await asyncio.wait([job], timeout=DISK_LIMIT_S)
         late = not done
         if not known:
             self.id, self.plan = self._spool.id, self._spool.plan
             self._rejected.clear()  # their sequences begin again
             self._take_held({})
             return False
-        self.plan = self._spool.plan  # without the disk the backlog goes on in order
+        if not late:
+            self.plan = self._spool.plan
+        else:  # the backlog goes on in order, until the plan that was begun is there
+            job.add_done_callback(lambda _: self._take_plan())
         self._take_held(held)
         return True
+
+    def _take_plan(self) -> None:
+        """It was made after all: the stream that began without it goes on by it."""
+        if not self._closed and self.plan is not self._spool.plan:
+            self.plan = self._spool.plan
+            self._follow_plan()
+            self.on_ready()
 
     def _take_held(self, held: Mapping[int, int]) -> None:
         self.held = {lane: held.get(lane, 0) for lane in LANES}
         for tail in self._tails:  # what was held may be wanted again
             tail.nothing_from = min(tail.first - 1, tail.written)
+        self._follow_plan()
+
+    def _follow_plan(self) -> None:
         while self.telemetry.records and self.telemetry.first <= self.plan.through:
             self.telemetry.pop()
         for ahead in self._ahead.values():
@@ -318,10 +339,12 @@ class Outbox:
         self._count_due = True
         self._soon()
 
-    def ack(self, lane: int, seq: int) -> None:
-        """Everything of a lane up to `seq` is held."""
+    def ack(self, lane: int, seq: int) -> bool:
+        """Everything of a lane up to `seq` is held. False: it was never given out, so the Ack is not for this spool."""
         if lane not in self.held or seq <= self.held[lane]:
-            return
+            return True
+        if seq > self._given()[lane]:
+            return False
         self.held[lane] = seq
         if self._rejected:
             self._rejected = {(at, number) for at, number in self._rejected if at != lane or number > seq}
@@ -330,6 +353,15 @@ class Outbox:
         if self._waiting[0] or self._works:  # a job that runs counts with what was held before
             self._count_due = True
             self._soon()
+        return True
+
+    def _given(self) -> dict[int, int]:
+        """The last sequence of each lane that was given out."""
+        return {
+            pb.EVENTS: self.events.next_seq - 1,
+            pb.LIVE: self.telemetry.next_seq - 1,
+            pb.BACKFILL: self.plan.next_base - 1,
+        }
 
     def reject(self, lane: int, seq: int) -> None:
         """The collector will never take this one."""
@@ -359,7 +391,7 @@ class Outbox:
         self._closed = True
         if self._limit:
             self._limit.cancel()
-        events, batches = self.events.new(), self.telemetry.new()
+        events, batches = self._untaken()
         files, held, below = self._files, dict(self.held), (self.telemetry.first, self.events.first)
 
         def work() -> None:

@@ -54,6 +54,7 @@ class Segment:
     bytes: int = 0
     oldest_ms: int = 0
     newest_ms: int = 0
+    closed_ms: int = 0  # from when on its age counts, 0: not closed yet
 
     def add(self, seq: int, ts_ms: int, offset: int, size: int) -> None:
         assert self.seqs is not None
@@ -127,8 +128,9 @@ class SegmentLog:
         self.memory_size = 0
         self.overflowed = 0  # records dropped from memory so far that nobody held
         self.trouble: str | None = None  # why the disk refuses, None when it does not
+        self.barred: str | None = None  # why nothing may be written now, though the disk would take it
+        self._unsynced = False  # the last attempt to bring records to the disk failed
         self._fd: int | None = None
-        self._opened_ms = 0
         self._cached: deque[Segment] = deque()
         unreadable = 0
         for path in sorted(folder.glob(f"{prefix}-*.seg")):
@@ -145,15 +147,16 @@ class SegmentLog:
             if damaged:
                 self.damaged.append(f"{path.name}: {damaged} damaged bytes skipped")
             segment.seqs, segment.offsets = None, []
+            segment.closed_ms = segment.newest_ms
             self.segments.append(segment)
         newest = self.segments[-1] if self.segments else None
         self.was_empty = newest is None
         self.next_seq = max(newest.first + RESERVED, newest.last + 1) if newest else 1
         if unreadable:
             self.next_seq = max(self.next_seq, unreadable + RESERVED)
-        self._start_file()
-        for segment in [s for s in self.segments if not s.count and s.first != self.next_seq]:
-            self.drop(segment)
+        if self._start_file():  # else only their names say which sequences were given out
+            for segment in [s for s in self.segments if not s.count and s.first != self.next_seq]:
+                self.drop(segment)
 
     def _start_file(self) -> bool:
         """Begin a new file; False (and `trouble`) when the disk refuses."""
@@ -168,9 +171,9 @@ class SegmentLog:
             sync_folder(self._folder)
         except OSError as error:
             self._refused(error)
-            os.close(descriptor)
             with contextlib.suppress(OSError):  # the next attempt may be of the same name
                 path.unlink()
+            self._close(descriptor)
             return False
         self._fd = descriptor
         self.segments.append(Segment(path, self.next_seq, seqs=[]))
@@ -183,15 +186,27 @@ class SegmentLog:
             os.fdatasync(self._fd)
         except OSError as error:
             self._refused(error)
-        os.close(self._fd)
-        self._fd = None
+        descriptor, self._fd = self._fd, None
+        self._close(descriptor)
         self.segments[-1].seqs, self.segments[-1].offsets = None, []
 
-    def _refused(self, error: OSError) -> None:
-        text = f"{self._folder}: {error.strerror}"
+    def _close(self, descriptor: int) -> None:
+        """NFS and quotas refuse here what they took before; the descriptor is gone all the same."""
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            self._refused(error)
+
+    def _refused(self, why: OSError | str) -> None:
+        text = why if isinstance(why, str) else f"{self._folder}: {why.strerror}"
         if self.trouble != text:
             log.error("the spool cannot be written, data is kept in memory: %s", text)
         self.trouble = text
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a file that takes records."""
+        return self._fd is not None
 
     @property
     def size(self) -> int:
@@ -217,11 +232,19 @@ class SegmentLog:
         """Write what waits in memory, if the disk takes it now."""
         while self.memory and self._write(self.memory[0]):
             self.memory_size -= len(self.memory.popleft().payload)
-        if not self.memory and self.trouble:
+        if self._fd is None and not self.memory:
+            self._start_file()
+        if self._unsynced:
+            with contextlib.suppress(OSError):  # told by `trouble`
+                self.sync()
+        if self.is_open and self.trouble and not (self.memory or self.barred or self._unsynced):
             log.warning("the spool can be written again: %s", self._folder)
             self.trouble = None
 
     def _write(self, record: Stored) -> bool:
+        if self.barred:
+            self._refused(self.barred)
+            return False
         data = frame(record.seq, record.ts_ms, record.payload)
         full = self._fd is not None and self.segments[-1].bytes + len(data) > self._segment_bytes
         if self._fd is None or (full and self.segments[-1].count):
@@ -264,8 +287,15 @@ class SegmentLog:
         Raises:
             OSError: the disk refuses.
         """
-        if self._fd is not None:
+        if self._fd is None:
+            return
+        try:
             os.fdatasync(self._fd)
+        except OSError as error:
+            self._unsynced = True
+            self._refused(error)
+            raise
+        self._unsynced = False
 
     def after(self, seq: int) -> Stored | None:
         """The record with the lowest sequence above `seq`."""
@@ -373,4 +403,6 @@ class SegmentLog:
     def close(self) -> None:
         """Write and sync what can be."""
         self.retry()
+        if self.memory:
+            log.error("%s: %d records were never written: %s", self._folder, len(self.memory), self.trouble)
         self._seal()

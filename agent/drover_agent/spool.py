@@ -78,6 +78,8 @@ class Spool:
         except OSError as error:
             raise SpoolError(_unusable(self.folder, error)) from None
         self._losses = Losses()
+        self._tidied_ms = now_ms
+        self._id_due = False
         self._seen_overflow = {id(self.events): 0, id(self.telemetry): 0}
         damaged = self._take_damage()
         self._open_identity(damaged)
@@ -118,11 +120,20 @@ class Spool:
     def _new_identity(self) -> None:
         self.id = uuid.uuid4().hex
         self.plan = BackfillPlan()
+        self._save_identity()
+
+    def _save_identity(self) -> None:
+        """Only where both logs have a file: without one, the next run would give this one's sequences out again."""
+        self._id_due = not all(log_.is_open for log_ in self._logs)
         try:
-            (self.folder / "backfill.json").unlink(missing_ok=True)
-            write_whole(self.folder / "id", self.id.encode())
+            if self._id_due:
+                (self.folder / "id").unlink(missing_ok=True)
+            else:
+                self.plan.save(self.folder / "backfill.json")
+                write_whole(self.folder / "id", self.id.encode())
         except OSError as error:
-            log.error("spool: cannot write its id: %s; another one will be used after a restart", error.strerror)
+            self._id_due = True
+            log.error("spool: cannot write its id: %s; it is tried again", error.strerror)
 
     # ---- in
 
@@ -207,18 +218,23 @@ class Spool:
         """Remove what is held, what is too old and what is too much. Call it now and then."""
         for log_ in self._logs:
             log_.retry()
+            for segment in log_.closed():  # of this run: its rows' clock may have been set since it was begun
+                segment.closed_ms = segment.closed_ms or self._tidied_ms
             if now_ms >= self._rotate_at[id(log_)]:
                 self._rotate_at[id(log_)] = now_ms + ROTATE_MS
                 log_.rotate()
             self._count_overflow(log_)
             for segment in log_.closed():
-                kept_until = segment.newest_ms + self._config.keep_acked_s * 1000
+                kept_until = (segment.closed_ms or now_ms) + self._config.keep_acked_s * 1000
                 if now_ms >= kept_until and self._pending(log_, segment) == 0:
                     log_.drop(segment)
         for segment in self.telemetry.closed():
-            if segment.newest_ms < now_ms - self._config.max_age_s * 1000:
+            if (segment.closed_ms or now_ms) < now_ms - self._config.max_age_s * 1000:
                 self._lose(self.telemetry, segment, f"older than spool.max_age_s {self._config.max_age_s:g}")
         self._fit()
+        self._tidied_ms = now_ms
+        if self._id_due and all(log_.is_open for log_ in self._logs):
+            self._save_identity()
 
     def _fit(self) -> None:
         """Bring the files below max_bytes: what is held first, then the oldest telemetry, then the oldest events."""

@@ -41,31 +41,38 @@ def write(
     now_ms: int | None,
 ) -> Done:
     spool.held = dict(held)
-    failed = _write_files(spool.folder, {name: file for name, file in files.items() if file[1]})
-    for record in batches:
-        spool.telemetry.append(record.ts_ms, record.payload, record.seq)
-    for record in events:
-        spool.events.append(record.ts_ms, record.payload, record.seq)
+    # Batches whose numbers no file explains would be read by the next run as those of something else.
+    failed, spool.telemetry.barred = _write_files(spool.folder, files, first=True)
+    for log_, records in ((spool.telemetry, batches), (spool.events, events)):
+        for record in records:
+            if record.seq >= log_.next_seq:  # else it is there: a fault ended the job before
+                log_.append(record.ts_ms, record.payload, record.seq)
     if events:
         spool.sync_events()
-    failed |= _write_files(spool.folder, {name: file for name, file in files.items() if not file[1]})
+    failed |= _write_files(spool.folder, files, first=False)[0]
     if now_ms is not None:
         spool.tidy(now_ms)
     return Done(spool.trouble, spool.pending(*below), spool.oldest_batch_ms(), spool.take_losses(), failed)
 
 
-def _write_files(folder: Path, files: Files) -> Files:
+def _write_files(folder: Path, files: Files, *, first: bool) -> tuple[Files, str | None]:
+    """(those that could not be written, why)."""
     failed: Files = {}
-    for name, (data, first) in files.items():
+    why = None
+    for name, (data, before) in files.items():
+        if before is not first:
+            continue
         try:
             write_whole(folder / name, data)
         except OSError as error:
             log.error("%s: %s; it is tried again", folder / name, error.strerror)
-            failed[name] = data, first
-    return failed
+            failed[name] = data, before
+            why = f"{folder}: {error.strerror}"
+    return failed, why
 
 
-def read(spool: Spool, lane: int, after: int) -> list[Sendable]:
+def read(spool: Spool, lane: int, after: int, held: Mapping[int, int]) -> list[Sendable]:
+    spool.held = dict(held)  # the job before may be of before the Welcome, and know of more
     found: list[Sendable] = []
     size = 0
     while len(found) < AHEAD_RECORDS and size < AHEAD_BYTES and (one := spool.next(lane, after)):

@@ -265,7 +265,9 @@ class Uplink:
 
     def _take(self, held: Any, flight: _Flight) -> None:
         for lane, seq in _held(held).items():
-            self._spool.ack(lane, seq)
+            if not self._spool.ack(lane, seq):  # by the next Welcome the spool finds out whose it is
+                name = pb.Lane.Name(pb.Lane.ValueType(lane))
+                raise StreamEndedError(f"acknowledges {name} {seq}, which was never sent; the stream begins again")
             flight.held(lane, seq)
         self._work.set()
 

@@ -196,3 +196,116 @@ def test_entities_in_use_for_days_keep_their_numbers_over_a_restart(tmp_path: Pa
     assert again.entities == {gpu: 0}
     assert list(again.schemas) == [1]
     assert Dictionary.load(path, NOW + 200 * HOUR).entities == {}
+
+
+def test_an_id_is_kept_only_once_a_file_says_which_sequences_were_given_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that refuses new files at the start, and takes them again later, or at the next start."""
+    opening = os.open
+
+    def no_new_log(path: object, flags: int, *mode: int) -> int:
+        if flags & os.O_EXCL:
+            raise OSError(28, "No space left on device")
+        return opening(path, flags, *mode)  # type: ignore[arg-type]  # handed on as it came
+
+    open_spool(tmp_path).close()
+    monkeypatch.setattr(segments.os, "open", no_new_log)
+    spool = open_spool(tmp_path)
+    batch(spool)
+    used = {(spool.id, found[0]) for after in (0, 1) if (found := spool.next(pb.LIVE, after))}
+    os.close(spool._lock)  # killed
+    monkeypatch.setattr(segments.os, "open", opening)
+    spool = open_spool(tmp_path)
+    batch(spool)
+    assert used
+    assert (spool.id, spool.telemetry.next_seq - 1) not in used
+    spool.close()
+
+    monkeypatch.setattr(segments.os, "open", no_new_log)
+    spool = open_spool(tmp_path)
+    monkeypatch.setattr(segments.os, "open", opening)
+    spool.tidy(NOW)
+    assert spool.trouble is None
+    kept = spool.id
+    spool.close()
+    assert open_spool(tmp_path).id == kept
+
+
+def test_where_no_file_can_be_begun_those_that_say_what_was_given_out_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest is empty, because a power cut took what was in it."""
+    log = SegmentLog(tmp_path, "events", 2**20, 2**20)
+    log.append(NOW, b"kept")
+    log.close()
+    log = SegmentLog(tmp_path, "events", 2**20, 2**20)
+    log.append(NOW, b"taken by the power cut")
+    given = log.next_seq
+    log.close()
+    max(tmp_path.glob("events-*")).write_bytes(b"")
+
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segments, "sync_folder", full)
+    SegmentLog(tmp_path, "events", 2**20, 2**20)
+    monkeypatch.setattr(segments, "sync_folder", files.sync_folder)
+    assert SegmentLog(tmp_path, "events", 2**20, 2**20).next_seq > given
+
+
+def test_a_file_that_cannot_be_closed_is_not_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS tells at the close what it could not write; the descriptor is another file's from then on."""
+    log = SegmentLog(tmp_path, "events", 2**20, 2**20)
+    log.append(NOW, b"one")
+    closing = os.close
+
+    def refusing(descriptor: int) -> None:
+        closing(descriptor)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(segments.os, "close", refusing)
+    log._seal()
+    monkeypatch.setattr(segments.os, "close", closing)
+    assert log.trouble
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
+    log.append(NOW, b"two")
+    log.close()
+    os.close(other)
+    assert (tmp_path / "other").read_bytes() == b""
+    assert payloads(SegmentLog(tmp_path, "events", 2**20, 2**20)) == [b"one", b"two"]
+
+
+def test_events_that_cannot_be_synced_are_a_trouble_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = open_spool(tmp_path)
+    syncing = os.fdatasync
+
+    def failing(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(segments.os, "fdatasync", failing)
+    event(spool, "79")
+    spool.sync_events()
+    spool.tidy(NOW)
+    assert "Input/output error" in str(spool.trouble)
+    monkeypatch.setattr(segments.os, "fdatasync", syncing)
+    spool.tidy(NOW)
+    assert spool.trouble is None
+    spool.close()
+
+
+def test_a_clock_that_was_ahead_at_the_start_makes_nothing_too_old(tmp_path: Path) -> None:
+    """It is set right under way: rows have times of long before the start, as the spool counts."""
+    ahead_ms = NOW + 365 * 24 * HOUR
+    spool = open_spool(tmp_path, ahead_ms)
+    batch(spool, NOW)
+    for minutes in (0, 11, 22):
+        spool.tidy(ahead_ms + minutes * 60_000)
+    assert spool.telemetry.closed()
+    assert spool.take_losses() is None
+    spool.ack(pb.LIVE, spool.telemetry.next_seq - 1)
+    spool.tidy(ahead_ms + 8 * 24 * HOUR)
+    assert not [segment for segment in spool.telemetry.closed() if segment.count]
+    spool.close()

@@ -6,12 +6,13 @@ import asyncio
 import errno
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from drover_agent import outbox as outbox_module
+from drover_agent.backfill import BackfillPlan
 from drover_agent.clock import SystemClock
 from drover_agent.config import SpoolConfig
 from drover_agent.disk import DiskThread
@@ -231,6 +232,10 @@ async def test_a_fault_in_the_writing_itself_holds_nothing_back(
     assert ready(outbox, pb.EVENTS) == ["79", "31"]
     assert outbox.trouble is None
     outbox.close()
+    again = open_outbox(tmp_path)
+    assert names(await drain(again, pb.EVENTS, 2)) == ["79", "31"], "written when it works again"
+    assert names(await drain(again, pb.LIVE, 1)) == ["1"]
+    again.close()
 
 
 @in_loop
@@ -399,3 +404,113 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
     assert outbox.take_losses() is None
     outbox.close()
     shared.close()
+
+
+def log_sizes(folder: Path) -> list[int]:
+    return [file.stat().st_size for file in folder.glob("telemetry-*")]
+
+
+@in_loop
+async def test_no_batch_is_on_disk_before_the_file_that_says_what_its_numbers_mean(tmp_path: Path) -> None:
+    """The log has room in its file, and the dictionary cannot be replaced: then the agent is killed."""
+    outbox = open_outbox(tmp_path)
+    (tmp_path / "dictionary.json.new").mkdir()
+    outbox.keep_file("dictionary.json", b"new", first=True)
+    batch(outbox, 1)
+    outbox.tidy()
+    await outbox.kept()
+    assert "Is a directory" in str(outbox.trouble)
+    assert ready(outbox, pb.LIVE) == ["1"], "memory sends it"
+    assert log_sizes(tmp_path) == [0]
+    (tmp_path / "dictionary.json.new").rmdir()
+    outbox.tidy()
+    await until(lambda: outbox.trouble is None)
+    assert (tmp_path / "dictionary.json").read_bytes() == b"new"
+    assert [size > 0 for size in log_sizes(tmp_path)] == [True]
+    outbox.close()
+
+
+class HeldThread(DiskThread):
+    """Keeps its jobs until they are let go, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Callable[[], None]] | None = None
+
+    def _put(self, job: Callable[[], None]) -> None:
+        if self.kept is None:
+            super()._put(job)
+        else:
+            self.kept.append(job)
+
+    def let_go(self) -> None:
+        kept, self.kept = self.kept or [], None
+        for job in kept:
+            super()._put(job)
+
+
+@in_loop
+async def test_a_collector_that_lost_some_gets_it_whatever_is_being_written_meanwhile(tmp_path: Path) -> None:
+    thread = HeldThread()
+    outbox = Outbox(SpoolConfig(dir=str(tmp_path)), ManualClock(NOW), thread)
+    for number in range(6):
+        batch(outbox, number)
+    await outbox.kept()
+    assert outbox.ack(pb.LIVE, 6)
+    await until(lambda: outbox.pending()[0] == 0)
+    await outbox.kept()
+    thread.kept = []
+    welcome = asyncio.create_task(outbox.welcome({pb.LIVE: 2}))
+    await until(lambda: thread.kept)
+    batch(outbox, 6)  # of before the Welcome, as far as the thread can know
+    await until(lambda: thread.kept is not None and len(thread.kept) == 2)
+    (first, second), thread.kept = thread.kept, []
+    first()
+    assert await welcome
+    assert ready(outbox, pb.LIVE, 2) == []
+    thread.kept = [second, *thread.kept]
+    thread.let_go()
+    assert names(await drain(outbox, pb.LIVE, 5, after=2)) == ["2", "3", "4", "5", "6"]
+    outbox.close()
+
+
+@in_loop
+async def test_a_plan_that_comes_late_is_followed_by_the_stream_that_began_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs while the plan is written; else its batches would wait for the next stream."""
+    monkeypatch.setattr(outbox_module, "CACHE_BYTES", 100)
+    outbox = open_outbox(tmp_path)
+    for number in range(20):
+        batch(outbox, number, NOW - (30 - number) * MINUTE, size=1_000)
+    batch(outbox, 20)
+    await outbox.kept()
+    answers, save = threading.Event(), BackfillPlan.save
+
+    def slow(plan: BackfillPlan, path: Path) -> None:
+        answers.wait(20)
+        save(plan, path)
+
+    monkeypatch.setattr(BackfillPlan, "save", slow)
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    assert await outbox.welcome({})
+    assert not outbox.plan.ranges
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 20.0)
+    answers.set()
+    assert names(await drain(outbox, pb.BACKFILL, 20)) == [str(number) for number in range(19, -1, -1)]
+    assert names(await drain(outbox, pb.LIVE, 1)) == ["20"]
+    outbox.close()
+
+
+@in_loop
+async def test_an_ack_for_what_was_never_given_out_holds_nothing(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path)
+    batch(outbox, 1)
+    event(outbox, "79")
+    await outbox.kept()
+    for lane in (pb.EVENTS, pb.LIVE, pb.BACKFILL):
+        assert not outbox.ack(lane, 1_000)
+    batch(outbox, 2)
+    await outbox.kept()
+    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == (["1", "2"], ["79"])
+    outbox.close()
