@@ -2,7 +2,8 @@
 
 The agent is a whole one: nvidia-ml-py on the C stand-in for NVML (`tests/testbed/nvml`), GPM, the kernel log, 8
 InfiniBand ports, the host, a spool on disk, a stream over mutual TLS to a real collector. node_exporter has its default
-collectors and the same /sys, and is asked as Prometheus asks it (connection kept, gzip). Both run in the same minute;
+collectors and the same /sys, and is asked as Prometheus asks it (connection kept, gzip). Values of GPUs and ports move
+as those of a training job do. Both run in the same minute;
 CPU is user and system time out of /proc/PID/stat. What the stand-in's calls cost counts as the agent's, so there are
 two minutes: in the first they sleep as long as real ones may take (140 us, 4.5 ms for process lists), in the second
 they keep the CPU busy as long. Prints one JSON line; the goals are for the first.
@@ -17,6 +18,7 @@ import http.client
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -25,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -91,6 +93,33 @@ def system(folder: Path) -> Path:
         for file, value in values.items():
             (device / file).write_text(value + "\n")
     return root
+
+
+class Traffic:
+    """What goes over the ports of `system`, at a share of 50 GB/s that changes each second."""
+
+    # counter: what a port counts a second at its full rate. Data is counted in 4 bytes, packets are of 4 KiB.
+    RATES: ClassVar = {
+        "counters/port_xmit_data": 12_500_000_000, "counters/port_rcv_data": 12_500_000_000,
+        "counters/port_xmit_packets": 12_207_031, "counters/port_rcv_packets": 12_207_031,
+        "counters/unicast_xmit_packets": 12_207_031, "counters/unicast_rcv_packets": 12_207_031,
+        "counters/port_xmit_wait": 1_700_000, "hw_counters/np_cnp_sent": 310, "hw_counters/rp_cnp_handled": 290,
+        "hw_counters/rx_write_requests": 190_000, "hw_counters/rx_read_requests": 1_100,
+    }  # fmt: skip
+
+    def __init__(self, root: Path) -> None:
+        self._chance = random.Random(1)
+        self._counts = {
+            root / f"class/infiniband/mlx5_{number}/ports/1" / counter: (rate, 10**15)
+            for number in range(PORTS)
+            for counter, rate in self.RATES.items()
+        }
+
+    def second(self) -> None:
+        for path, (rate, before) in self._counts.items():
+            self._counts[path] = rate, before + round(rate * self._chance.uniform(0.5, 0.9))
+            with path.open("r+b", buffering=0) as file:  # a reader in between sees the old text or the new one
+                file.write(f"{self._counts[path][1]}\n".encode())
 
 
 class Wire:
@@ -205,7 +234,7 @@ class Scraper:
 
 
 def minute(
-    folder: Path, fake: FakeNvml, collector: Collector, sys_root: Path, warm_s: int, seconds: int
+    folder: Path, fake: FakeNvml, collector: Collector, sys_root: Path, traffic: Traffic, warm_s: int, seconds: int
 ) -> dict[str, Any]:
     """Both for `warm_s`, then for `seconds` that count."""
     wire, port = Wire(collector.address), free_port()
@@ -227,11 +256,13 @@ def minute(
         scraper = Scraper(port)
         for _ in each_second(warm_s):
             scraper.scrape()
+            traffic.second()
         agent, exporter = Watched(ours), Watched(theirs)
         before, stored, pages = wire.sent, collector.status().samples_stored, scraper.bytes
         began_s = time.monotonic()
         for _ in each_second(seconds):
             scraper.scrape()
+            traffic.second()
             agent.look()
             exporter.look()
         spent_s = time.monotonic() - began_s
@@ -291,7 +322,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(text)
         fake = FakeNvml(folder / "nvml.script", build(folder))
         fake.healthy(GPUS)
+        fake.trains(GPUS)
         sys_root = system(folder)
+        traffic = Traffic(sys_root)
         with running(folder, Shape(1, GPUS)) as collector:
             key, certificate = Authority.load(folder).issue("agent", f"drover://agent/{name(0)}")
             (folder / "agent.key").write_bytes(key)
@@ -299,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for calls in ("sleep", "spin"):
                 if args.only in (None, calls):
                     fake.costs(spin=calls == "spin")
-                    line[calls] = minute(folder, fake, collector, sys_root, args.warm, args.seconds)
+                    line[calls] = minute(folder, fake, collector, sys_root, traffic, args.warm, args.seconds)
                     print(json.dumps(line[calls]), file=sys.stderr, flush=True)
     line["load1"] = os.getloadavg()[0]  # of this machine: figures of one that has more to do are worth less
     line["goals"] = {"cpu_ratio": CPU_GOAL, "rss_mib": MEMORY_GOAL_MIB, "import_s": IMPORT_GOAL_S}

@@ -11,6 +11,7 @@ import pynvml
 import pytest
 
 from testbed.nvml import FakeNvml
+from testbed.waiting import wait_until
 
 
 @pytest.fixture
@@ -163,3 +164,23 @@ def test_a_driver_that_is_down_fails_every_call_but_the_shutdown(fake_nvml: Fake
     fake_nvml.up()
     pynvml.nvmlInit()
     pynvml.nvmlShutdown()
+
+
+def test_a_value_that_moves_stays_between_its_bounds_and_one_that_grows_never_falls(
+    fake_nvml: FakeNvml, handle: Any
+) -> None:
+    fake_nvml.set(1, "nvmlDeviceGetClockInfo(SM)", "1605~1905/0.001/15")  # to another place each millisecond
+    fake_nvml.set(1, "nvmlDeviceGetTotalEnergyConsumption", "5000000000000+1000000000")
+    clocks: set[int] = set()
+    energies: list[int] = []
+
+    def look() -> bool:
+        clocks.add(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+        energies.append(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        return len(clocks) >= 5 and energies[-1] > energies[0]
+
+    wait_until(look, "both values move")
+    assert all(1605 <= clock <= 1905 and (clock - 1605) % 15 == 0 for clock in clocks)
+    assert energies == sorted(energies)
+    assert energies[0] >= 5_000_000_000_000
+    assert pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM) == 2619

@@ -79,8 +79,10 @@ nvmlReturn_t nvmlGpmMetricsGet(GpmGet *get) {
         metric->value = 0;
         metric->result = INVALID_ARGUMENT;
         for (unsigned g = 0; g < sizeof GPM / sizeof *GPM; g++)
-            if (GPM[g].id == metric->id) metric->result = text(whose, GPM[g].key, value);
-        if (!metric->result) metric->value = strtod(value, NULL);
+            if (GPM[g].id == metric->id) {
+                metric->result = text(whose, GPM[g].key, value);
+                if (!metric->result) metric->value = moving(whose->slot, GPM[g].key, value);
+            }
     }
     return SUCCESS;
 }

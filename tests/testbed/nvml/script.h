@@ -41,6 +41,7 @@ typedef struct { char verb; short gpu; char key[76]; char value[92]; } Entry;
 static struct { unsigned long seq; int gpu; u64 code; } xids[XIDS];
 static Entry *table; /* no larger than the script needs: it counts as agent memory, and each look costs a cache miss */
 static unsigned table_size; /* a power of two, at least twice the entries */
+static unsigned of_verb[128]; /* how many entries a verb has: most scripts have none of most, and no look is needed */
 static int n_xids;
 static char path[4096];
 static struct timespec seen_time;
@@ -61,6 +62,7 @@ static Entry *place(char verb, int gpu, const char *key) {
 static void store(char verb, int gpu, const char *key, const char *value) {
     Entry *e = place(verb, gpu, key);
     e->verb = verb;
+    of_verb[(unsigned char)verb]++;
     e->gpu = (short)gpu;
     snprintf(e->key, sizeof e->key, "%s", key);
     snprintf(e->value, sizeof e->value, "%s", value);
@@ -124,6 +126,7 @@ static void reload(void) {
         free(table);
         table = calloc(table_size = size, sizeof *table);
     } else memset(table, 0, size * sizeof *table);
+    memset(of_verb, 0, sizeof of_verb);
     rewind(file);
     n_xids = 0;
     while (fgets(line, sizeof line, file)) parse(line);
@@ -133,7 +136,7 @@ static void reload(void) {
 /* Copies the value of a statement to `out` (may be NULL) and says whether it stands. */
 static int find(char verb, int gpu, const char *key, char out[92]) {
     pthread_mutex_lock(&lock);
-    Entry *e = table ? place(verb, gpu, key) : NULL;
+    Entry *e = table && of_verb[(unsigned char)verb] ? place(verb, gpu, key) : NULL;
     int found = e && e->verb;
     if (found && out) memcpy(out, e->value, sizeof e->value);
     pthread_mutex_unlock(&lock);
@@ -206,8 +209,10 @@ static void count_call(const char *function, unsigned driver_calls) {
 static void pay(const char *function, int slot, unsigned times) {
     char cost[92];
     unsigned sleep_us = 0, spin_us = 0;
-    if ((find('c', slot, function, cost) || find('c', slot, "*", cost)) &&
-        sscanf(cost, "%u %u", &sleep_us, &spin_us) == 2) {
+    if (find('c', slot, function, cost) || find('c', slot, "*", cost)) {
+        char *rest;
+        sleep_us = (unsigned)strtoul(cost, &rest, 10);
+        spin_us = (unsigned)strtoul(rest, NULL, 10);
         if (sleep_us && times) usleep(sleep_us * times);
         for (u64 end = now_us() + (u64)spin_us * times; now_us() < end;) {}
     }
@@ -301,10 +306,32 @@ static nvmlReturn_t text(nvmlDevice_t device, const char *key, char out[92]) {
     nvmlReturn_t r = scripted(key, device->slot);
     return r ? r : find('s', device->slot, key, out) ? SUCCESS : NOT_SUPPORTED;
 }
+/* A number between 0 and 1 that the same device, key and moment always give. */
+static double chance(int slot, const char *key, u64 moment) {
+    u64 x = moment * 0x9e3779b97f4a7c15ull + (u64)slot;
+    while (*key) x = (x ^ (unsigned char)*key++) * 1099511628211ull;
+    x = (x ^ x >> 31) * 0xbf58476d1ce4e5b9ull;
+    return (double)(x >> 11) / 9007199254740992.0;
+}
+
+/* "LOW~HIGH/SECONDS/STEP" and "FIRST+PER_SECOND" as they stand now; what is neither stays as it is written. */
+static double moving(int slot, const char *key, const char *value) {
+    char *end;
+    double low = strtod(value, &end), now = (double)now_us() / 1e6;
+    if (*end == '+') return low + now * strtod(end + 1, NULL);
+    if (*end != '~') return low;
+    double high = strtod(end + 1, &end), seconds = *end == '/' ? strtod(end + 1, &end) : 1;
+    double step = *end == '/' ? strtod(end + 1, &end) : 0, share = now / seconds - (double)(u64)(now / seconds);
+    double from = chance(slot, key, (u64)(now / seconds)), to = chance(slot, key, (u64)(now / seconds) + 1);
+    double found = low + (high - low) * (from + (to - from) * share);
+    return step > 0 ? low + step * (double)(u64)((found - low) / step + 0.5) : found;
+}
 static nvmlReturn_t number(nvmlDevice_t device, const char *key, u64 *out) {
     char value[92];
     nvmlReturn_t r = text(device, key, value);
-    if (!r) *out = *value == '-' ? (u64)strtoll(value, NULL, 0) : strtoull(value, NULL, 0);
+    if (r) return r;
+    if (strpbrk(value + 1, "~+")) *out = (u64)moving(device->slot, key, value);
+    else *out = *value == '-' ? (u64)strtoll(value, NULL, 0) : strtoull(value, NULL, 0);
     return r;
 }
 static nvmlReturn_t number32(nvmlDevice_t device, const char *key, unsigned *out) {
