@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from functools import partial
 from pathlib import Path
 
 from drover_agent.agent import Agent
-from drover_agent.clock import Clock
+from drover_agent.clock import Clock, next_second
 from drover_agent.driver_release import ReleaseRequests, Request
 from drover_agent.restart import RestartNeeded
 from drover_agent.sampler import READ_LIMIT_S, Sampler
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import NvmlSource
-from drover_agent.watchdog import Outcome, Worker
+from drover_agent.watchdog import Outcome, Worker, measured
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
-TEND_S = 1.0  # between looks at whether NVML is to be opened or closed
+XIDS_AGAIN_S = 1.0  # after a failure that nobody foresaw
+YIELD_S = 0.01  # between two waits for XIDs: whoever closes NVML may begin then
 
 
 class NvmlRuntime:
@@ -59,7 +61,7 @@ class NvmlRuntime:
                     raise RestartNeeded(self.nvml.restart)
             if asked:
                 self._answer(asked)
-            await self._clock.sleep(TEND_S)
+            await next_second(self._clock)
 
     async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
         """Wait for NVML to open or close, and tell when it does not return."""
@@ -78,15 +80,39 @@ class NvmlRuntime:
             self._requests.answer(request, released=False, text=self.nvml.stuck)
 
     async def watch_xids(self) -> None:
-        """The watcher's read waits by itself; a hang in it is one of the driver, which the devices' reads tell."""
-        worker = Worker("nvml:xids")
-        while True:
-            outcome = await worker.submit(partial(self.nvml.xids.read, self._clock.now_ms()))
-            if outcome.reading is None:
-                log.error("waiting for XIDs failed", exc_info=outcome.error)
-                await self._clock.sleep(1.0)
-            elif outcome.reading.events:
-                self._agent.accept(self._clock.now_ms(), outcome.reading)
+        """In a thread of its own, which wakes the event loop for XIDs only. A hang there is one of the driver, which
+        the devices' reads tell."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Outcome] = asyncio.Queue()
+        taken, ended = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(YIELD_S):
+                outcome = measured(partial(self.nvml.xids.read, self._clock.now_ms()))
+                if outcome.reading is not None and not outcome.reading.events:
+                    continue
+                taken.clear()
+                if ended.is_set():
+                    return
+                try:
+                    loop.call_soon_threadsafe(arrived.put_nowait, outcome)
+                except RuntimeError:  # the loop is closed: the agent has ended
+                    return
+                taken.wait()
+
+        threading.Thread(target=watch, name="nvml:xids", daemon=True).start()
+        try:
+            while True:
+                outcome = await arrived.get()
+                if outcome.reading is not None:
+                    self._agent.accept(self._clock.now_ms(), outcome.reading)
+                else:
+                    log.error("waiting for XIDs failed", exc_info=outcome.error)
+                    await self._clock.sleep(XIDS_AGAIN_S)
+                taken.set()
+        finally:
+            ended.set()
+            taken.set()
 
     def known(self) -> bool:
         """Whether every GPU has told its address, or there is none."""

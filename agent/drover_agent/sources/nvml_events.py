@@ -18,7 +18,8 @@ from drover_agent.sources.nvml_errors import DRIVER_GONE
 from drover_proto.kinds import EventKind
 from drover_proto.xids import lookup
 
-WAIT_MS = 1000
+WAIT_MS = 2000  # in NVML; less than nvml.CLOSE_LIMIT_S
+AGAIN_S = 1.0  # while there is nothing to wait for, or after a failure
 BURST = 256  # most events of one read; more wait for the next
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class NvmlXidWatcher:
         with self.calling:
             if self._session.open:
                 return self._read(now_ms)
-        self._closed.wait(WAIT_MS / 1000)
+        self._closed.wait(AGAIN_S)
         return Reading()
 
     def _read(self, now_ms: int) -> Reading:
@@ -70,7 +71,7 @@ class NvmlXidWatcher:
                         collect(0)
                 self._renew(here)
             if not self.watching:
-                self._closed.wait(WAIT_MS / 1000)
+                self._closed.wait(AGAIN_S)
             else:
                 collect(0 if reading.events else WAIT_MS)
         except pynvml.NVMLError as error:
@@ -116,7 +117,7 @@ class NvmlXidWatcher:
         except pynvml.NVMLError as second:
             _log.warning("an event set could not be freed: %s", second)
         if not at_once:  # events in hand leave first
-            self._closed.wait(WAIT_MS / 1000)
+            self._closed.wait(AGAIN_S)
 
     def _tell(self, trouble: str) -> None:
         if trouble != self._trouble:
