@@ -15,7 +15,7 @@ from drover_agent.once import kernel_log
 
 UNIT = "drover-agent.service"
 SYSTEMCTL_S = 5.0
-CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYSLOG": 34}  # linux/capability.h
+CAPABILITIES = {"CAP_DAC_OVERRIDE": 1, "CAP_SYS_PTRACE": 19, "CAP_SYSLOG": 34}  # linux/capability.h
 TIME_ERROR = 5  # sys/timex.h: nothing keeps the clock in step
 TIMEX_BYTES = 1024  # struct timex has 208 on 64-bit machines; all zeros asks and changes nothing
 AS_THE_SERVICE = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from drover_agent.check_line import Line, State
 from drover_agent.config import AgentConfig
 from drover_agent.look import Look
-from drover_agent.source_facts import FACTS
+from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
 from drover_agent.sources.base import Entity
 from drover_proto.catalog import Absent, Scope, of_scope
 
@@ -27,6 +27,8 @@ def sources(config: AgentConfig, looks: Sequence[Look]) -> list[Line]:
     for found in looks:
         if found.slot is None and found.name != "nvml":
             lines.append(_source(found, asked_for=found.name == "dcgm" and config.dcgm_url != "auto"))
+            if found.name == "jobs" and lines[-1].state in (State.OK, State.MISSING):
+                lines[-1] = _of_all_gpus(found, sum(bool(gpu.readings) for gpu in gpus), lines[-1])
     return [*lines, _steps(config), _dmi(Path(config.sys_root))]
 
 
@@ -57,6 +59,15 @@ def _source(found: Look, *, asked_for: bool) -> Line:
     if lacking := absent.get(Absent.UNSUPPORTED):
         text += f"; not here: {_names(lacking, 5)}"
     return Line(found.name, State.OK if given or not absent else State.MISSING, text)
+
+
+def _of_all_gpus(jobs: Look, gpus: int, line: Line) -> Line:
+    """That it is not known of a GPU who holds it is no good state, and no sign that there is none."""
+    unknown = gpus - len({gpu for reading in jobs.readings for gpu, _ in reading.holdings})
+    if unknown <= 0:
+        return line
+    known = f"{line.text}; " if line.state is State.OK else ""
+    return Line("jobs", State.LIMITED, f"{known}{unknown} of {gpus} GPUs: {JOBS_UNKNOWN}", FACTS["jobs"].rights)
 
 
 def _given(found: Look, given: set[str]) -> str:

@@ -165,7 +165,10 @@ def status(node: NodeRuntime) -> str:
     gpus = len(node.gpus.all())
     waiting, size = node.agent.spool.pending()
     to = f"sending to {node.agent.connected_to}" if node.agent.connected_to else "no collector"
-    parts = [f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}", to, f"{waiting} messages ({size / 1e6:.1f} MB) wait"]
+    of_gpus = f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
+    if gpus and node.driver_closed:
+        of_gpus += ", none of them read: NVML is not open"
+    parts = [of_gpus, to, f"{waiting} messages ({size / 1e6:.1f} MB) wait"]
     if node.agent.clock_offset_s is not None:
         parts.append(f"clock {node.agent.clock_offset_s:+.3f} s from the collector's")
     if hung := [name for name, stats in node.sampler.stats.items() if stats.hung]:

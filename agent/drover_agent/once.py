@@ -108,6 +108,8 @@ def as_json(config: AgentConfig, looks: Sequence[Look]) -> dict[str, Any]:
     for found in looks:
         collected.take(found)
     now_ms = SystemClock().now_ms()
+    gpus = {e.gpu for e in collected.values if e.scope is Scope.GPU and e.gpu is not None}
+    unknown = sorted(gpus - collected.holdings.keys())
     return {
         "node": config.node_name,
         "ts": iso(now_ms),
@@ -116,6 +118,7 @@ def as_json(config: AgentConfig, looks: Sequence[Look]) -> dict[str, Any]:
         "inventory": collected.inventory,
         "kernel_log": kernel_log(config),
         "holdings": {str(gpu): job for gpu, job in sorted(collected.holdings.items())},
+        "holdings_unknown": unknown if any(found.name == "jobs" for found in looks) else [],
         "events": collected.events,
         "entities": [_entity(collected, entity) for entity in collected.entities()],
         "sources": {

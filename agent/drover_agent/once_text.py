@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from drover_agent.source_facts import JOBS_UNKNOWN
 from drover_proto.catalog import Metric, Scope, describe, of_scope
 
 WIDE = 118  # characters a line
@@ -28,6 +29,8 @@ def as_text(report: Report) -> str:
     lines.append(f"  kernel log {log['path']}: " + ("readable" if log["readable"] else f"not read: {log['why']}"))
     for gpu, job in report["holdings"].items():
         lines.append(f"  GPU {gpu} is held by {job or 'no job'}")
+    if unknown := report["holdings_unknown"]:
+        lines.append(f"  GPU {', '.join(map(str, unknown))}: {JOBS_UNKNOWN}")
     lines += _inventory(report["inventory"])
     for event in report["events"][:SHOWN_EVENTS]:
         lines.append(f"  event {event['code']}: {event['message']}")

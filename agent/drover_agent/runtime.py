@@ -54,6 +54,11 @@ class NodeRuntime:
         self._kmsg: KmsgReader | None = None
         self._log_trouble: str | None = None  # why the kernel log cannot be read, "" for nothing, None: not tried yet
 
+    @property
+    def driver_closed(self) -> bool:
+        """Whether NVML is not open: there is no driver, it does not work, or an operator has it released."""
+        return self._nvml is not None and not self._nvml.nvml.session.open
+
     async def run(self) -> None:
         """Until cancelled.
 

@@ -27,6 +27,9 @@ class Facts:
     setting: str
 
 
+# What it means that `jobs` gives nothing, or not all, where GPUs are.
+JOBS_UNKNOWN = "which job holds them is not known: their processes, or those of a job, cannot be told"
+
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
         "nvml": Facts(

@@ -9,8 +9,9 @@ from typing import Any
 from drover_agent.config import AgentConfig
 from drover_agent.look import PASSIVE, Look, look
 from drover_agent.once import kernel_log
-from drover_agent.source_facts import FACTS
+from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
 from drover_agent.sources import POLLED
+from drover_proto.catalog import Absent
 
 Report = dict[str, Any]
 
@@ -22,10 +23,13 @@ def sources(config: AgentConfig) -> list[Report]:
         ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
     """
     looks = asyncio.run(look(config))
-    return [_row(config, name, [found for found in looks if found.name.partition(":")[0] == name]) for name in FACTS]
+    gpus = sum(found.slot is not None for found in looks)
+    return [
+        _row(config, name, [found for found in looks if found.name.partition(":")[0] == name], gpus) for name in FACTS
+    ]
 
 
-def _row(config: AgentConfig, name: str, looks: Sequence[Look]) -> Report:
+def _row(config: AgentConfig, name: str, looks: Sequence[Look], gpus: int) -> Report:
     facts = FACTS[name]
     off = _off(config, name, looks)
     row: Report = {
@@ -45,7 +49,7 @@ def _row(config: AgentConfig, name: str, looks: Sequence[Look]) -> Report:
         log = kernel_log(config)
         row["error"] = "" if log["readable"] else log["why"]
     elif not off and name not in PASSIVE and not row["error"] and not any(_gave(found) for found in looks):
-        row["why"] = facts.missing
+        row["why"] = facts.missing if name != "jobs" or not gpus else f"{gpus} GPUs: {JOBS_UNKNOWN}"
     if name == "nvml":
         reasons = [r.inventory.get("no_gpu_reason", "") for found in looks for r in found.readings]
         row["why"] = row["why"] if off else next(filter(None, reasons), "")
@@ -59,7 +63,15 @@ def _total(looks: Sequence[Look], which: int) -> float | None:
 
 
 def _gave(found: Look) -> bool:
-    return any(r.rows or r.absent or r.inventory or r.holdings or r.events for r in found.readings)
+    """Whether there is anything of it here: that nothing is supported is nothing."""
+    return any(
+        any(r.inventory.values())
+        or r.holdings
+        or r.events
+        or any(values for _, values in r.rows)
+        or any(why is not Absent.UNSUPPORTED for _, _, why in r.absent)
+        for r in found.readings
+    )
 
 
 def _off(config: AgentConfig, name: str, looks: Sequence[Look]) -> str:
@@ -85,9 +97,7 @@ def as_text(rows: Sequence[Report]) -> str:
         lines.append(f"{row['name']:<12} {state:<8} {row['gives']}")
         details = [f"reads {row['reads']}", f"pace: {row['pace']}"]
         if row["read_s"] is not None:
-            cost = (
-                f"a reading took {_ms(row['read_s'])}, {_ms(row['cpu_s'])} of it on a CPU, for {row['values']} values"
-            )
+            cost = f"a reading of {row['values']} values took {_ms(row['read_s'])}, of which CPU {_ms(row['cpu_s'])}"
             details.append(f"{cost}; the first {_ms(row['first_s'])}")
         details += [text for text in (row["why"], row["error"]) if text]
         lines += [f"{'':<21} {text}" for text in details]
@@ -95,4 +105,4 @@ def as_text(rows: Sequence[Report]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.2f} ms"

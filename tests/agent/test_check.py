@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from drover_agent import check, check_collector, check_node, check_sources
 from drover_agent.check_line import Line, State
 from drover_agent.config import AgentConfig, SpoolConfig, TlsConfig
 from drover_agent.look import Look, look
+from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
 from drover_agent.sources.base import Entity, Reading
 from drover_collector.gate import Gate
 from drover_collector.tls import ServerTls
@@ -30,6 +32,7 @@ from testbed.certificates import Files, Fleet
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
 
+ROOT = Path(__file__).parents[2]
 LINK = Entity(Scope.LINK, "n1/mlx5_0/1", link="mlx5_0/1")
 
 
@@ -240,6 +243,33 @@ def test_a_source_that_has_nothing_here_is_missing() -> None:
         State.MISSING,
         "nothing could be read; not here: inlet_temp_c",
     )
+
+
+def test_gpus_of_which_no_job_is_known_are_no_node_without_gpus() -> None:
+    gpus = [Look(f"nvml:{slot}", 1.0, slot, readings=[Reading()]) for slot in range(8)]
+    jobs = Look("jobs", 5.0, readings=[Reading(), Reading()])
+    line = by_name(check_sources.sources(AgentConfig(hardware="none"), [*gpus, jobs]))["jobs"]
+    assert (line.state, line.text) == (State.LIMITED, f"8 of 8 GPUs: {JOBS_UNKNOWN}")
+    jobs.readings[0].holdings = [(0, "7"), (1, None)]
+    line = by_name(check_sources.sources(AgentConfig(hardware="none"), [*gpus, jobs]))["jobs"]
+    assert line.text == f"jobs of 2 GPUs known, 1 held; 6 of 8 GPUs: {JOBS_UNKNOWN}"
+    jobs.readings[1].holdings = [(slot, None) for slot in range(8)]
+    line = by_name(check_sources.sources(AgentConfig(hardware="none"), [*gpus, jobs]))["jobs"]
+    assert (line.state, line.text) == (State.OK, "jobs of 8 GPUs known, 0 held")
+    alone = Look("jobs", 5.0, readings=[Reading()])
+    line = by_name(check_sources.sources(AgentConfig(hardware="none"), [alone]))["jobs"]
+    assert (line.state, line.text) == (State.MISSING, FACTS["jobs"].missing)
+
+
+@pytest.mark.parametrize("bits", [{"CAP_SYSLOG"}, {"CAP_SYSLOG", "CAP_DAC_OVERRIDE"}, set()])
+def test_the_rights_of_the_units_drop_ins_are_named(monkeypatch: pytest.MonkeyPatch, bits: set[str]) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 65534)
+    held = sum(1 << check_node.CAPABILITIES[name] for name in bits)
+    monkeypatch.setattr(check_node, "_effective", lambda: held)
+    [line] = check_node.user()
+    assert set(line.text.partition("with ")[2].split(", ")) == (bits or {"no capability"})
+    drop_ins = "".join(path.read_text() for path in (ROOT / "agent/systemd").glob("*.conf"))
+    assert set(re.findall(r"\bCAP_\w+", drop_ins)) <= check_node.CAPABILITIES.keys()
 
 
 def test_a_value_that_came_at_the_second_reading_is_there() -> None:

@@ -232,6 +232,12 @@ def test_systemd_is_told_that_it_is_ready_and_goes_on_while_a_gpu_hangs(tmp_path
             await until(lambda: has_heard("WATCHDOG=1"), "a keep-alive while the driver hangs")
             await until(lambda: any("s from the collector's" in one for one in heard), "its clock")
             await until(lambda: has_heard("") and any("no answer from nvml:2" in one for one in heard), "who hangs")
+            fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
+            await until(lambda: "driver_back" in server.codes(), "its answer")
+            done = await asyncio.to_thread(drover_agent, "release", *overrides(tmp_path))
+            assert done.returncode == 0, done.stderr
+            heard.clear()
+            await until(lambda: has_heard("STATUS=8 GPUs, none of them read: NVML is not open; "), "who has the driver")
             await stop(agent)
             assert has_heard("STOPPING=1")
 

@@ -15,6 +15,7 @@ from drover_agent.config import AgentConfig
 from drover_agent.look import Look
 from drover_agent.once import NOT_READ, WHY, as_json, kernel_log
 from drover_agent.once_text import as_text
+from drover_agent.source_facts import JOBS_UNKNOWN
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_proto.catalog import Absent, Scope, of_scope
 from drover_proto.events import EventKind
@@ -137,6 +138,15 @@ def test_jobs_events_and_inventory_are_shown() -> None:
     assert "  all 2 GPUs: model H100" in lines
     assert "  gpu1: pci b" in lines
     assert "  event 79: XID 79: fallen off the bus" in lines
+
+
+def test_gpus_whose_job_is_not_known_are_not_left_out() -> None:
+    entities = [Entity(Scope.GPU, f"S{slot}", slot) for slot in range(3)]
+    reading = Reading(rows=[(entity, {"power_w": 100.0}) for entity in entities], holdings=[(1, None)])
+    report = as_json(AgentConfig(node="n1", kmsg_enabled=False), [Look("jobs", 5.0, readings=[reading])])
+    assert (report["holdings"], report["holdings_unknown"]) == ({"1": None}, [0, 2])
+    assert f"  GPU 0, 2: {JOBS_UNKNOWN}" in as_text(report).splitlines()
+    assert report_of(reading)["holdings_unknown"] == [], "nobody was asked"
 
 
 def test_sixteen_gpus_stand_eight_beside_each_other() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from drover_agent.config import AgentConfig
-from drover_agent.source_facts import FACTS
+from drover_agent.look import Look
+from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
 from drover_agent.sources import POLLED
-from drover_agent.sources_report import as_text, sources
+from drover_agent.sources.base import Reading
+from drover_agent.sources_report import _row, as_text, sources
 from testbed.nvml import FakeNvml
 
 
@@ -61,6 +63,14 @@ def test_what_is_not_there_or_cannot_be_read_says_so(tmp_path: Path) -> None:
     found = rows(tmp_path, kmsg_path=str(tmp_path / "none"), sys_root=str(tmp_path / "sys"))
     assert (found["infiniband"]["on"], found["infiniband"]["why"]) == (True, FACTS["infiniband"].missing)
     assert found["kmsg"]["error"] == "No such file or directory"
+    assert found["sensors"]["why"] == FACTS["sensors"].missing, "all that it would have is unsupported"
+    assert any(line.startswith("sensors      nothing") for line in as_text(list(found.values())).splitlines())
+
+
+@pytest.mark.parametrize(("gpus", "why"), [(0, FACTS["jobs"].missing), (8, f"8 GPUs: {JOBS_UNKNOWN}")])
+def test_no_jobs_known_and_no_gpus_are_two_things(gpus: int, why: str) -> None:
+    looks = [Look("jobs", 5.0, readings=[Reading()])]
+    assert _row(AgentConfig(), "jobs", looks, gpus)["why"] == why
 
 
 def test_the_steps_socket_is_left_to_the_running_agent(tmp_path: Path) -> None:
