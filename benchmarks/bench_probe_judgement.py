@@ -1,0 +1,221 @@
+"""Judgement of probe results on simulated fleets: recall and false fails, ours and four simpler rules side by side.
+
+Fleets of 8 to 4,096 GPUs of one model: 70 % as sold, 15 % with a power cap (GEMM 8 % lower by design), 15 % on PCIe x8
+boards. Each of three figures has its own bad GPUs. `mixed`: each bad GPU with its own defect; `batch`: all of a fleet
+with the same one. Scoring seeds 0-99; thresholds were tuned on 1000-1999 (`--tune`). One JSON line; a table on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drover_collector.probes.judgement import BUDGET, judge
+from drover_collector.probes.measurements import Key, Measurement
+from drover_collector.probes.references import reference
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SHARES = (0.0, 0.01, 0.05, 0.10, 0.20, 0.30)
+DEFECTS = (0.02, 0.03, 0.05, 0.10, 0.20)
+# figure -> natural spread between units, from and to (GEMM: SC'22; links and memory run at fixed clocks)
+SPREADS = {"gemm_bf16": (0.01, 0.03), "hbm_copy": (0.003, 0.01), "pcie_h2d": (0.003, 0.01)}
+LEVEL = 0.03  # between fleets: cooling, libraries, hosts
+REPEAT = 0.004  # spread of the repeats of one measurement
+REPEATS = 20
+SOLD = {"power_limit_w": 700.0, "pcie_width": 16}
+CAPPED = {"power_limit_w": 500.0, "pcie_width": 16}
+NARROW = {"power_limit_w": 700.0, "pcie_width": 8}
+CAP = 0.92  # of the GEMM rate, at the cap
+SUPERBENCH = 0.05  # variance rule of microsoft/superbench-results: -5 % of the baseline for bandwidths and FLOPS
+
+
+class Fleet:
+    """One figure of one fleet: `values`, the `group` of each, its `defect` (0: healthy)."""
+
+    def __init__(self, rng: np.random.Generator, probe: str, design: NDArray[np.int64], share: float, batch: bool):
+        size = len(design)
+        low, high = SPREADS[probe]
+        keys = [
+            Key(sku="NVIDIA H200", driver="570", ecc=True, pcie_gen=5, mig=False, **d) for d in (SOLD, CAPPED, NARROW)
+        ]
+        published = reference(probe, keys[0])
+        assert published is not None
+        self.probe, self.keys, self.design, self.expected = probe, keys, design, published.expected
+        factor = {"gemm_bf16": (1.0, CAP, 1.0), "pcie_h2d": (1.0, 1.0, 0.5)}.get(probe, (1.0, 1.0, 1.0))
+        bad = rng.permutation(size) < round(share * size)
+        sizes = np.full(size, rng.choice(DEFECTS)) if batch else rng.choice(DEFECTS, size)
+        self.defect = np.where(bad, sizes, 0.0)
+        natural = np.exp(rng.normal(0, rng.uniform(low, high), size) + rng.normal(0, REPEAT / REPEATS**0.5, size))
+        level = self.expected * np.exp(rng.normal(0, LEVEL))
+        self.values: Floats = level * np.array(factor)[design] * natural * (1 - self.defect)
+
+    def groups(self) -> Iterable[Bools]:
+        """GPUs alike by what this figure depends on."""
+        apart = {"gemm_bf16": self.design == 1, "pcie_h2d": self.design == 2}.get(self.probe)
+        yield from [np.ones(len(self.design), bool)] if apart is None else [apart, ~apart]
+
+
+def iterated_mean(values: Floats, threshold: float) -> Bools:
+    """SuperBench's `fix_threshold` baseline: the mean of what is not `threshold` below it, until nothing changes."""
+    kept = np.ones(len(values), bool)
+    while True:
+        low = values < (1 - threshold) * values[kept].mean()
+        if not (low & kept).any():
+            return low
+        kept &= ~low
+
+
+def similar(values: Floats) -> Bools:
+    """SuperBench's paper, single values: the medoid; what is less than 0.95 similar is out; again. Slower ones fail."""
+    kept = np.ones(len(values), bool)
+    while True:
+        medoid = np.sort(values[kept])[kept.sum() // 2]
+        out = np.minimum(values, medoid) / np.maximum(values, medoid) < 0.95
+        if not (out & kept).any():
+            return out & (values < medoid)
+        kept &= ~out
+
+
+def per_group(rule: Callable[[Floats], Bools]) -> Callable[[Fleet], Bools]:
+    def judged(fleet: Fleet) -> Bools:
+        failed = np.zeros(len(fleet.values), bool)
+        for group in fleet.groups():
+            if group.any():
+                failed[group] = rule(fleet.values[group])
+        return failed
+
+    return judged
+
+
+RULES: dict[str, Callable[[Fleet], Bools]] = {
+    "mean-5% per model": lambda fleet: iterated_mean(fleet.values, SUPERBENCH),
+    "mean-5% per config": per_group(lambda values: iterated_mean(values, SUPERBENCH)),
+    "mean-10% per config": per_group(lambda values: iterated_mean(values, 0.10)),
+    "similarity 0.95": per_group(similar),
+    "reference-5%": lambda fleet: fleet.values < (1 - SUPERBENCH) * fleet.expected,
+}
+
+
+def ours(fleets: list[Fleet]) -> list[tuple[Bools, Bools]]:
+    """(failed, not judged) of each figure."""
+    found = judge(
+        Measurement(f"n{i // 8}", i % 8, fleet.probe, value, fleet.keys[design], spread=REPEAT, repeats=REPEATS)
+        for fleet in fleets
+        for i, (value, design) in enumerate(zip(fleet.values.tolist(), fleet.design.tolist(), strict=True))
+    )
+    index = {fleet.probe: k for k, fleet in enumerate(fleets)}
+    failed = [np.zeros(len(fleet.values), bool) for fleet in fleets]
+    unknown = [np.zeros(len(fleet.values), bool) for fleet in fleets]
+    for verdict in found.verdicts:
+        m = verdict.measurement
+        at = int(m.node[1:]) * 8 + (m.gpu or 0)
+        failed[index[m.probe]][at] = verdict.ok is False
+        unknown[index[m.probe]][at] = verdict.ok is None
+    return list(zip(failed, unknown, strict=True))
+
+
+class Tally:
+    """Counts by (rule, figure, share, defect)."""
+
+    def __init__(self) -> None:
+        self.count: dict[tuple[str, str, float, float], list[int]] = defaultdict(lambda: [0, 0, 0])
+
+    def add(self, rule: str, fleet: Fleet, share: float, failed: Bools, unknown: Bools | None = None) -> None:
+        for defect in (0.0, *DEFECTS):
+            those = fleet.defect == defect
+            row = self.count[rule, fleet.probe, share, defect]
+            row[0] += int(those.sum())
+            row[1] += int((failed & those).sum())
+            row[2] += int((unknown & those).sum()) if unknown is not None else 0
+
+    def rate(
+        self, rule: str, defect: float, probe: str = "", share: float | None = None, column: int = 1
+    ) -> float | None:
+        rows = [
+            row for (r, p, s, d), row in self.count.items()
+            if r == rule and d == defect and probe in ("", p) and share in (None, s)
+        ]  # fmt: skip
+        total = sum(row[0] for row in rows)
+        return sum(row[column] for row in rows) / total if total else None
+
+
+def run(seeds: Iterable[int]) -> dict[str, Tally]:
+    tallies = {"mixed": Tally(), "batch": Tally()}
+    for seed in seeds:
+        kind = "batch" if seed % 2 else "mixed"
+        for share in SHARES:
+            rng = np.random.default_rng([seed, round(share * 100)])
+            design = rng.choice(3, rng.choice(SIZES), p=(0.7, 0.15, 0.15))
+            fleets = [Fleet(rng, probe, design, share, kind == "batch") for probe in SPREADS]
+            for fleet, (failed, unknown) in zip(fleets, ours(fleets), strict=True):
+                tallies[kind].add("drover", fleet, share, failed, unknown)
+                for name, rule in RULES.items():
+                    tallies[kind].add(name, fleet, share, rule(fleet))
+    return tallies
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """Markdown: recall per defect, false fails per 1,000 healthy GPUs and figure."""
+    lines = []
+    for kind, tally in tallies.items():
+        lines += [
+            "",
+            f"**{kind}**",
+            "",
+            "| figure | bad share | rule | " + " | ".join(f"{d:.0%}" for d in DEFECTS) + " | false per 1,000 |",
+        ]
+        lines.append("| --- " * (4 + len(DEFECTS)) + "|")
+        for probe in SPREADS:
+            for share in SHARES:
+                for rule in ("drover", *RULES):
+                    recalls = [tally.rate(rule, d, probe, share) for d in DEFECTS]
+                    cells = " | ".join("" if r is None else f"{r:.2f}" for r in recalls)
+                    false = tally.rate(rule, 0.0, probe, share) or 0.0
+                    lines.append(f"| {probe} | {share:.0%} | {rule} | {cells} | {1000 * false:.2f} |")
+    return "\n".join(lines)
+
+
+def summary(tallies: dict[str, Tally]) -> dict[str, object]:
+    out: dict[str, object] = {}
+    for kind, tally in tallies.items():
+        for rule in ("drover", *RULES):
+            figures = {}
+            for probe in SPREADS:
+                figures[probe] = {
+                    "recall": {f"{d:.2f}": round(tally.rate(rule, d, probe) or 0.0, 3) for d in DEFECTS},
+                    "false_per_1000": round(1000 * (tally.rate(rule, 0.0, probe) or 0.0), 3),
+                }
+            out[f"{kind}: {rule}"] = figures
+        unknown = tally.rate("drover", 0.0, column=2)
+        out[f"{kind}: healthy not judged, share"] = round(unknown or 0.0, 4)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--tune", type=int, default=0, metavar="N", help="N tuning seeds from 1000 on, not the scoring ones"
+    )
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    seeds = range(1000, 1000 + min(arguments.tune, 1000)) if arguments.tune else range(100)
+    tallies = run(seeds)
+    print(table(tallies), file=sys.stderr)
+    print(json.dumps({
+        "benchmark": "probe_judgement", "seeds": [seeds.start, seeds.stop - 1], "budget_per_1000": BUDGET,
+        "seconds": round(time.monotonic() - began, 1), **summary(tallies),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

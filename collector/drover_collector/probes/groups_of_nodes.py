@@ -1,0 +1,156 @@
+"""Collectives over groups of nodes: a group is as slow as its worst member, so several groups name that one.
+
+Group testing: who ran in a good group is cleared; a bad group with one member left that is not cleared names it; with
+several, it is one of them, and the next groups to run are told; with none, the way between its members is to blame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector.probes.fleet import LEAST, Scale
+from drover_collector.probes.groups import Floats, fit, sign, usual
+from drover_collector.probes.measurements import End
+from drover_collector.probes.texts import number, off
+from drover_proto.probes import FIGURES
+
+BUDGET = 1.0  # false fails per 1,000 groups run
+MOST_FASTER = 0.1  # of the groups of a kind
+COARSE = 0.3  # groups that lie so far apart clear nobody; half the links of a node, or one NIC of two, cost more
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One collective over `nodes` (in any order). `value`: bus bandwidth in GB/s, None: none came, see `end`."""
+
+    nodes: tuple[str, ...]
+    probe: str
+    value: float | None
+    end: End = End.DONE
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """`suspects`: nodes of which one is faulty, where it cannot be told which."""
+
+    node: str
+    ok: bool | None
+    text: str
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """`paths`: sentences on groups that were slow though each member was good elsewhere. `next_pairs`: run these."""
+
+    nodes: tuple[NodeVerdict, ...]
+    paths: tuple[str, ...]
+    next_pairs: tuple[tuple[str, str], ...]
+
+
+def blame(
+    runs: Sequence[Run], leaf: Mapping[str, str], known: Sequence[Run] = (), budget: float = BUDGET
+) -> Blame:  # fmt: skip
+    """Who makes groups slow.
+
+    Args:
+        leaf: the leaf switch of each node; a group across leaves is held against such groups only.
+        known: earlier runs of other nodes of the same kind, to hold these against.
+    """
+    told = {_name(run): _state(run, [*runs, *known], leaf, budget) for run in runs}
+    by_state: dict[bool | None, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_state[told[_name(run)][0]].append(run)
+    cleared = {node for run in by_state[True] for node in run.nodes}
+    faulty: dict[str, str] = {}
+    open_: dict[str, tuple[tuple[str, ...], str]] = {}
+    paths = []
+    bad = sorted(by_state[False], key=_name)
+    for run in bad:
+        names = set(run.nodes) - cleared
+        if len(names) == 1:
+            faulty[min(names)] = told[_name(run)][1]
+    for run in bad:
+        left = tuple(sorted(set(run.nodes) - cleared))
+        why = told[_name(run)][1]
+        if not left:
+            leaves = sorted({leaf.get(node, "?") for node in run.nodes})
+            way = f"the way between leaves {', '.join(leaves)}" if len(leaves) > 1 else f"leaf {leaves[0]}"
+            paths.append(f"{why}, though each of them was good in another group: {way}, or it was disturbed")
+        elif not faulty.keys() & set(left):
+            for node in left:
+                open_.setdefault(node, (left, why))
+    verdicts = [
+        _verdict(node, cleared, faulty, open_)
+        for node in sorted({node for run in runs for node in run.nodes})
+    ]  # fmt: skip
+    return Blame(tuple(verdicts), tuple(paths), _next(open_, cleared, leaf))
+
+
+def _name(run: Run) -> tuple[str, tuple[str, ...], float, str]:
+    return run.probe, tuple(sorted(run.nodes)), -1.0 if run.value is None else run.value, run.end.value
+
+
+def _kind(run: Run, leaf: Mapping[str, str]) -> tuple[str, int, bool]:
+    return run.probe, len(run.nodes), len({leaf.get(node, "?") for node in run.nodes}) > 1
+
+
+def _state(run: Run, others: Sequence[Run], leaf: Mapping[str, str], budget: float) -> tuple[bool | None, str]:
+    """Whether the group is good, None: not to be told; and why."""
+    who = f"{run.probe} over {', '.join(sorted(run.nodes))}"
+    why = f" ({run.detail})" if run.detail else ""
+    if run.end in (End.HUNG, End.CRASHED, End.TIMEOUT):
+        return False, f"{who} {'was not done in time' if run.end is End.TIMEOUT else run.end.value}{why}"
+    if run.value is None or run.value <= 0:
+        return None, f"{who} gave no figure{why}"
+    turn = sign(run.probe)
+    like = [other.value for other in others if _kind(other, leaf) == _kind(run, leaf) and other.value]
+    if len(like) < LEAST:
+        return None, f"{who}: too few groups of its kind to compare"
+    logs = turn * _logs(like)
+    scale = Scale(run.probe, fit(logs, usual(run.probe).spread), budget / 1000)
+    far = scale.fit.centre - turn * math.log(run.value)
+    text = f"{who} reached {number(run.value)} {FIGURES[run.probe].unit}, "
+    text += f"{off(run.probe, far)} the {len(like)} groups of its kind ({scale.text})"
+    reach = float(scale.reach())
+    if far > reach:
+        return False, text
+    # One bad node spoils a whole group, so most groups may be bad: what lies about the centre is good only if little
+    # lies above it.
+    faster = float((logs > scale.fit.centre + reach).mean())
+    return (True if far < -reach or (faster <= MOST_FASTER and scale.detectable <= COARSE) else None), text
+
+
+def _logs(values: Sequence[float]) -> Floats:
+    return np.log(np.array(values, dtype=np.float64))
+
+
+def _verdict(
+    node: str, cleared: set[str], faulty: Mapping[str, str], open_: Mapping[str, tuple[tuple[str, ...], str]]
+) -> NodeVerdict:
+    if node in faulty:
+        return NodeVerdict(node, False, f"{node}: {faulty[node]}; the others of that group were good elsewhere")
+    if node in cleared:
+        return NodeVerdict(node, True, f"{node}: good in a group")
+    if node in open_:
+        suspects, why = open_[node]
+        return NodeVerdict(node, None, f"{node}: {why}; one of {', '.join(suspects)}", suspects)
+    return NodeVerdict(node, None, f"{node}: ran only beside a faulty node, or in no group that could be judged")
+
+
+def _next(
+    open_: Mapping[str, tuple[tuple[str, ...], str]], cleared: set[str], leaf: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """Each suspect beside a cleared node of its leaf, if there is one; else beside any cleared one."""
+    pairs = []
+    for node in sorted(open_):
+        good = sorted(cleared, key=lambda other: (leaf.get(other) != leaf.get(node), other))
+        if good:
+            pairs.append((node, good[0]))
+    return tuple(pairs)

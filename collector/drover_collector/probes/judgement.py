@@ -1,0 +1,176 @@
+"""The newest results of a fleet -> a verdict each: as its configuration gives, or not, or not to be told.
+
+Budget: of 1,000 healthy GPUs that are validated, `budget` fail, over all probes together (each probe has an equal part
+of it: Bonferroni, which asks for no independence). What cannot be told at that rate is not told; `detectable` says
+what can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from drover_collector.probes.fleet import LARGE, LEAST, Scale, by_few, by_fleet, logs_of
+from drover_collector.probes.groups import fit, part, sign, usual
+from drover_collector.probes.matrices import by_matrix
+from drover_collector.probes.measurements import (
+    Basis,
+    End,
+    Group,
+    Judgement,
+    Key,
+    Measurement,
+    Note,
+    NoteKind,
+    Verdict,
+)
+from drover_collector.probes.references import reference
+from drover_collector.probes.texts import number, share
+from drover_proto.probes import FIGURES, Better
+
+BUDGET = 1.0  # false fails per 1,000 GPUs validated
+MOST_BAD = 1 / 3  # of a group: more of them are another kind of board, or a batch; the fit holds up to here
+MOST_FASTER = 0.1  # likewise: a few fast boards are chance or a slip, many are another kind
+
+Timed = dict[tuple[str, Key], list[Measurement]]
+
+
+def judge(measurements: Iterable[Measurement], budget: float = BUDGET) -> Judgement:
+    """The newest measurement of each GPU, pair or node and probe, in any order.
+
+    Raises:
+        ValueError: a figure that the table does not have, or a budget that is not positive.
+    """
+    if not budget > 0:
+        raise ValueError(f"the budget of false fails must be more than 0, and is {budget}")
+    verdicts: list[Verdict] = []
+    timed: Timed = defaultdict(list)
+    for m in newest(measurements):
+        if (verdict := by_itself(m)) is not None:
+            verdicts.append(verdict)
+        else:
+            timed[m.probe, part(m.key, m.probe)].append(m)
+    alpha = budget / 1000 / max(1, len({probe for probe, _ in timed}))
+    notes: list[Note] = []
+    groups: list[Group] = []
+    for (probe, key), group in sorted(timed.items(), key=lambda item: (item[0][0], repr(item[0][1]))):
+        if probe == "p2p":
+            verdicts += by_matrix(group, alpha)
+            continue
+        judged, noted, seen = _judge_group(probe, key, group, timed, alpha)
+        verdicts += judged
+        notes += noted
+        groups.append(seen)
+    return Judgement(tuple(sorted(verdicts, key=_place)), tuple(notes), tuple(groups))
+
+
+def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """One for each GPU, pair or node and probe, in their order; of two at the same time the worse one."""
+    kept: dict[tuple[str, int, int, str], Measurement] = {}
+    for m in measurements:
+        if m.probe not in FIGURES:
+            raise ValueError(f"no probe gives a figure called {m.probe}; there are {', '.join(FIGURES)}")
+        place = (m.node, -1 if m.gpu is None else m.gpu, -1 if m.peer is None else m.peer, m.probe)
+        if place not in kept or (m.ts_ms, _badness(m)) > (kept[place].ts_ms, _badness(kept[place])):
+            kept[place] = m
+    return [kept[place] for place in sorted(kept)]
+
+
+def by_itself(m: Measurement) -> Verdict | None:
+    """What needs no fleet: how it ended, exact answers, figures that are not there. None: the fleet must judge."""
+    why = f" ({m.detail})" if m.detail else ""
+    figure = FIGURES[m.probe]
+    if m.ok is False:
+        return Verdict(m, False, f"{m.who}: {m.probe} gave a wrong answer{why}", Basis.EXACT)
+    if m.end in (End.HUNG, End.CRASHED):
+        ok = False if m.gpu is not None else None  # of a device; a disk or a collective may hang for another's fault
+        return Verdict(m, ok, f"{m.who}: {m.probe} {m.end.value}{why}", Basis.END, suspicious=True)
+    if m.end is not End.DONE:
+        text = f"{m.who}: {m.probe} {_ENDS[m.end]}{why}: not judged"
+        return Verdict(m, None, text, Basis.END, suspicious=m.end is End.TIMEOUT)
+    if m.value is None:
+        return Verdict(m, None, f"{m.who}: {m.probe} gave no figure{why}: not judged", Basis.NOTHING)
+    if figure.better is Better.EXACT:
+        how = "all right" if m.ok else "not checked"
+        return Verdict(m, m.ok, f"{m.who}: {m.probe}, {number(m.value)} {figure.unit}, {how}", Basis.EXACT)
+    if not math.isfinite(m.value) or m.value <= 0:
+        return Verdict(m, None, f"{m.who}: {m.probe} cannot be {m.value} {figure.unit}: not judged", Basis.NOTHING)
+    if figure.better is Better.NEITHER:
+        return Verdict(m, None, f"{m.who}: {m.probe} {number(m.value)} {figure.unit}", Basis.NOTHING)
+    return None
+
+
+_ENDS = {
+    End.STOPPED: "gave way",
+    End.TIMEOUT: "was not done in time",
+    End.MEMORY: "took more of the host's memory than it may",
+    End.UNSERVED: "was not run",
+}
+
+
+def _judge_group(
+    probe: str, key: Key, group: Sequence[Measurement], timed: Timed, alpha: float
+) -> tuple[list[Verdict], list[Note], Group]:
+    scale = Scale(probe, fit(logs := logs_of(group), usual(probe).spread), alpha)
+    published = reference(probe, key)
+    seen = Group(probe, key, len(group), scale.centre, scale.fit.spread, scale.detectable)
+    notes: list[Note] = []
+    best = math.exp(float(logs.max()))
+    low = published is not None and len(group) > 1 and (scale.centre if len(group) >= LARGE else best) < published.floor
+    if low and published is not None:
+        text = (
+            f"all {len(group)} boards of one configuration read {number(scale.centre)} {FIGURES[probe].unit} in "
+            f"{probe}, {share(1 - scale.centre / published.expected)} below what healthy ones reach "
+            f"({published.source}): a setting or the cooling of all, not a fault of each"
+        )
+        notes.append(Note(NoteKind.BELOW_REFERENCE, probe, key, text, len(group)))
+    if len(group) < LEAST or scale.coarse:
+        return by_few(group, logs, scale, published, _pool(probe, key, timed, alpha)), notes, seen
+    verdicts = by_fleet(group, logs, scale, low)
+    slower = [v for v in verdicts if v.ok is False]
+    reach = float(scale.reach())
+    faster = [v for v, log in zip(verdicts, logs.tolist(), strict=True) if log > scale.fit.centre + reach]
+    many = max((slower, faster), key=len)
+    if len(many) > (MOST_BAD if many is slower else MOST_FASTER) * len(group):
+        most = max(abs(v.worse or 0.0) for v in many)
+        text = (
+            f"{len(many)} of {len(group)} boards of one configuration are up to {share(most)} "
+            f"{'worse' if many is slower else 'better'} in {probe} than the others ({scale.text}): a design or a "
+            "batch, not single faults. What differs that the inventory does not tell?"
+        )
+        notes.append(Note(NoteKind.TWO_CLUSTERS, probe, key, text, len(many)))
+    if len(slower) > MOST_BAD * len(group):
+        return [_doubted(v) if v.ok is False else v for v in verdicts], notes, seen
+    if len(faster) > MOST_BAD * len(group):
+        return [v if v in faster else _doubted(v) for v in verdicts], notes, seen
+    return verdicts, notes, seen
+
+
+def _doubted(verdict: Verdict) -> Verdict:
+    text = f"{verdict.text}; but its configuration is of two kinds: not judged"
+    return dataclasses.replace(verdict, ok=None, text=text, suspicious=True)
+
+
+def _pool(probe: str, key: Key, timed: Timed, alpha: float) -> Scale | None:
+    """The same boards with any driver, where they are enough."""
+    if not key.driver:
+        return None
+    wide = part(key, probe, without=("driver",))
+    pooled = [
+        m for (p, k), ms in timed.items() if p == probe and part(k, probe, without=("driver",)) == wide for m in ms
+    ]
+    if len(pooled) < LARGE:
+        return None
+    scale = Scale(probe, fit(logs_of(pooled), usual(probe).spread), alpha)
+    return None if scale.coarse else scale
+
+
+def _place(verdict: Verdict) -> tuple[str, int, int, str]:
+    m = verdict.measurement
+    return m.node, -1 if m.gpu is None else m.gpu, -1 if m.peer is None else m.peer, m.probe
+
+
+def _badness(m: Measurement) -> tuple[bool, bool, float, str]:
+    return m.ok is False, m.value is None, -sign(m.probe) * (m.value or 0.0), repr(m)
