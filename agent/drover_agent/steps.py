@@ -72,15 +72,15 @@ class Reporter:
         if not _NAME.fullmatch(name):
             raise ValueError(f'name {name!r}: letters, digits, ".", "_" and "-" are right, 64 at most')
         fields: dict[str, object] = {"v": 1, "name": name}
-        fields["rank"] = _number("RANK", "SLURM_PROCID") if rank is None else rank
-        fields["world_size"] = (_number("WORLD_SIZE", "SLURM_NTASKS") or 1) if world_size is None else world_size
+        fields["rank"] = _number("RANK", "SLURM_PROCID") if rank is None else int(rank)
+        fields["world_size"] = (_number("WORLD_SIZE", "SLURM_NTASKS") or 1) if world_size is None else int(world_size)
         for key, value in (("tokens", tokens_per_step), ("flops", flops_per_step)):
             if value is not None:
                 if not (math.isfinite(value) and value >= 0):
                     raise ValueError(f"{key}_per_step must be a number from 0 on, found {value!r}")
-                fields[key] = value
+                fields[key] = float(value)  # numpy has numbers that are none to JSON
         if job := next((os.environ[key] for key in _JOB if os.environ.get(key)), ""):
-            fields["job"] = job[:128]
+            fields["job"] = job.encode("ascii", "replace").decode()[:128]  # else it may be too long when escaped
         self.unsent = 0
         self._head = json.dumps(fields)[:-1]
         self._path = socket_path or os.environ.get("DROVER_STEPS_SOCKET") or SOCKET
@@ -113,7 +113,7 @@ class Reporter:
         self._mark = monotonic()
 
     def _send(self, now: float) -> bool:
-        mean_s = self._pending_s / self._pending
+        mean_s = float(self._pending_s / self._pending)  # of numpy's, repr would say so
         text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}}}'
         try:
             if self._pid != os.getpid():  # the first report, or the first one after a fork

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import drover_agent.steps
@@ -24,9 +26,11 @@ from drover_agent.sources.peaks import PEAKS, bf16_peak_flops
 from drover_agent.sources.steps import (
     MAX_DATAGRAM,
     MAX_NAMES,
+    MAX_NAMES_OF_USER,
     MAX_PER_TICK,
     MAX_RANKS,
     NAMES,
+    NEW_NAME_S,
     RETRY_S,
     STALE_S,
     JunkError,
@@ -388,14 +392,55 @@ def test_names_and_ranks_are_bounded(listening: Listening) -> None:
         return read_report(json.dumps(GOOD | fields).encode())
 
     for number in range(MAX_NAMES):
-        listening.source.take(report(name=f"w{number}"), 0)
+        listening.source.take(report(name=f"w{number}"), number // MAX_NAMES_OF_USER)
     with pytest.raises(JunkError, match=f"{MAX_NAMES} workloads"):
-        listening.source.take(report(name="one-more"), 0)
+        listening.source.take(report(name="one-more"), 99)
     for rank in range(MAX_RANKS - 1):
         listening.source.take(report(name="w0", rank=rank + 10), 0)
     with pytest.raises(JunkError, match=f"{MAX_RANKS} ranks"):
         listening.source.take(report(name="w0", rank=9), 0)
     assert len(listening.source.read(T).rows) == MAX_NAMES
+
+
+def test_one_user_leaves_room_for_others(listening: Listening) -> None:
+    def take(name: str, uid: int) -> None:
+        listening.source.take(read_report(json.dumps(GOOD | {"name": name}).encode()), uid)
+
+    for number in range(MAX_NAMES_OF_USER):
+        take(f"w{number}", 1001)
+    with pytest.raises(JunkError, match="of uid 1001 report already"):
+        take("one-more", 1001)
+    take("another", 1002)
+    take("w0", 1001)  # of its own it may tell
+
+
+def test_names_that_never_come_back_fill_no_store(listening: Listening) -> None:
+    """Each is a row, its absences and a thing to remember, for ever."""
+    began = 0
+    for _ in range(200):
+        for number in range(MAX_NAMES_OF_USER):
+            with contextlib.suppress(JunkError):
+                listening.source.take(read_report(json.dumps(GOOD | {"name": f"n{began}-{number}"}).encode()), 1001)
+                began += 1
+        listening.ticks.now_s += STALE_S + 1
+        listening.source.read(T)
+    assert began <= MAX_NAMES + 200 * (STALE_S + 1) / NEW_NAME_S
+    listening.ticks.now_s += MAX_NAMES * NEW_NAME_S
+    listening.source.take(read_report(json.dumps(GOOD | {"name": "later"}).encode()), 1001)
+
+
+def test_numbers_of_numpy_are_numbers(listening: Listening) -> None:
+    numbers: list[Any] = [np.int64(100), np.float32(2e15), np.int64(8), np.int64(3)]
+    reporter = Reporter("pretrain", *numbers, socket_path=str(listening.path))
+    found = row(listening.after(lambda: reporter.step(np.float64(0.5))))
+    assert (found["step_time_s"], found["tokens_per_step"]) == (0.5, 100)
+    assert listening.source.junk == 0
+
+
+def test_a_job_name_of_many_bytes_still_fits(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DROVER_JOB", "训" * 200)
+    reporter = Reporter("x" * 64, 1e15, 1e15, socket_path=str(listening.path))
+    assert listening.after(lambda: reporter.step(1.0)).rows
 
 
 def test_a_flood_is_cut_off_until_the_next_tick(listening: Listening) -> None:

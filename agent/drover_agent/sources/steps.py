@@ -33,6 +33,8 @@ from drover_proto.catalog import BY_NAME, Absent, Scope
 MAX_DATAGRAM = 1024
 MAX_PER_TICK = 1_000  # datagrams; 16 processes send one a second each
 MAX_NAMES = 64
+MAX_NAMES_OF_USER = 16  # so that no single one takes all
+NEW_NAME_S = 60.0  # each name that begins costs as much of a store that keeps it, MAX_NAMES ahead at most
 MAX_RANKS = 256  # of one workload on one node
 MAX_PROCESSES = 10_000_000  # of one workload in all
 SHORTEST_S = 1e-9
@@ -93,6 +95,7 @@ class StepsSource:
         self._more = threading.Event()  # there is room again, or the end
         self._closed = False
         self._workloads: dict[str, _Workload] = {}
+        self._names_paid_s = -math.inf  # names that began are paid for up to here
         self._logged: set[str] = set()
         self.heard = 0  # datagrams
         self.junk = 0  # of them, those that were no report
@@ -245,17 +248,31 @@ class StepsSource:
         with self._lock:
             workload = self._workloads.get(report.name)
             if workload is None:
-                if len(self._workloads) >= MAX_NAMES:
-                    raise JunkError(f"{MAX_NAMES} workloads report already")
-                workload = self._workloads[report.name] = _Workload(uid)
-                job = f", job {report.job}" if report.job else ""
-                _log.info("workload %s of uid %d reports its steps%s", report.name, uid, job)
+                workload = self._begin(report, uid, now_s)
             if workload.uid != uid:
                 raise JunkError(f"workload {report.name!r} is that of uid {workload.uid}")
             if report.rank not in workload.ranks and len(workload.ranks) >= MAX_RANKS:
                 raise JunkError(f"workload {report.name!r} has {MAX_RANKS} ranks on this node already")
             workload.ranks[report.rank] = now_s, report
             workload.heard_s, workload.news = now_s, True
+
+    def _begin(self, report: Report, uid: int, now_s: float) -> _Workload:
+        """
+        Raises:
+            JunkError: there is no room for one more name.
+        """
+        if len(self._workloads) >= MAX_NAMES:
+            raise JunkError(f"{MAX_NAMES} workloads report already")
+        if sum(workload.uid == uid for workload in self._workloads.values()) >= MAX_NAMES_OF_USER:
+            raise JunkError(f"{MAX_NAMES_OF_USER} workloads of uid {uid} report already")
+        paid_s = max(self._names_paid_s, now_s - MAX_NAMES * NEW_NAME_S) + NEW_NAME_S
+        if paid_s > now_s:
+            raise JunkError(f"too many names began lately: one in {NEW_NAME_S:g} s is what goes on for long")
+        self._names_paid_s = paid_s
+        job = f", job {report.job}" if report.job else ""
+        _log.info("workload %s of uid %d reports its steps%s", report.name, uid, job)
+        workload = self._workloads[report.name] = _Workload(uid)
+        return workload
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged and len(self._logged) < MAX_NAMES:
