@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.config import AgentConfig
+
 FOLDER = Path(__file__).resolve().parents[2] / "agent/systemd"
 UNIT = FOLDER / "drover-agent.service"
 EXPOSURE = 2.0  # of 10, by `systemd-analyze security` of systemd 252
@@ -29,6 +31,12 @@ def test_nothing_in_the_unit_hides_what_the_agent_reads() -> None:
     assert unit["ProcSubset"] == ["all"]
     assert "CAP_SYSLOG" in unit["AmbientCapabilities"]
     assert {"char-195 rw", "/dev/kmsg r"} <= set(unit["DeviceAllow"])
+
+
+def test_the_folder_that_containers_mount_outlives_the_agent() -> None:
+    unit = settings(UNIT)
+    assert unit["RuntimeDirectory"] == [Path(AgentConfig().steps_socket).parent.name]
+    assert unit["RuntimeDirectoryPreserve"] == ["yes"]
 
 
 @pytest.mark.parametrize(
