@@ -81,6 +81,10 @@ class Absences:
         self._began.clear()
         return told
 
+    def again(self) -> None:
+        """Have `changes` tell all that is absent now once more."""
+        self._began.update((place, metric) for place, opened in self._open.items() for metric in opened)
+
     def dump(self) -> bytes:
         """The content of the file that the next run reads."""
         return json.dumps(

@@ -68,6 +68,7 @@ class Agent:
         self._merger = EventMerger(expect_kernel_log=config.kmsg_enabled and config.hardware in ("auto", "nvml"))
         self._uplink = Uplink(config, self.spool, self, self._clock)
         self.spool.on_ready = self._uplink.wake
+        self._holdings: dict[int, pb.Holding] = {}  # the newest of each GPU
         self._refused: dict[str, int] = {}
         self._next_report_s = 0.0
         self._trouble: str | None = None
@@ -105,7 +106,7 @@ class Agent:
             for event in reading.events:
                 self._tell(self._merger.offer(event))
             for gpu, job in reading.holdings:
-                holding = pb.Holding(gpu=gpu, job=job or "", from_ms=ts_ms)
+                self._holdings[gpu] = holding = pb.Holding(gpu=gpu, job=job or "", from_ms=ts_ms)
                 self.spool.add_record(ts_ms, pb.Record(holding=holding))
         if reading.inventory and any(self._inventory.get(key) != value for key, value in reading.inventory.items()):
             self._inventory.update(reading.inventory)
@@ -221,6 +222,13 @@ class Agent:
         )
         self._dictionary.tell(hello)
         return hello
+
+    def told_anew(self) -> None:
+        """The collector holds nothing of this node, and the spool no longer has all that was told: what is told only
+        when it changes is told once more."""
+        self._absences.again()
+        for holding in self._holdings.values():
+            self.spool.add_record(holding.from_ms, pb.Record(holding=holding))
 
     def rejected(self, lane: int, seq: int, reason: str) -> None:
         known = reason if reason in self._refused or len(self._refused) < 20 else "other reasons"

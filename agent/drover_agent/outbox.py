@@ -52,6 +52,7 @@ class Outbox:
         self.held: dict[int, int] = dict(self._spool.held)
         self.trouble: str | None = self._spool.trouble
         self.oldest_batch_ms = self._spool.oldest_batch_ms()
+        self.has_all_events = self._spool.has_all_events
         self.on_ready: Callable[[], None] = lambda: None  # called when there may be something to send
         self.hangs = False
         self._closed = False
@@ -179,6 +180,7 @@ class Outbox:
 
     def _take(self, done: Done) -> None:
         self.trouble, self.oldest_batch_ms = done.trouble, done.oldest_batch_ms
+        self.has_all_events = done.has_all_events
         self._files = done.failed | self._files
         if done.losses:
             self._losses.add(done.losses)

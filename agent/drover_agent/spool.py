@@ -309,6 +309,11 @@ class Spool:
         return min((s.oldest_ms for s in self.telemetry.segments if s.count), default=None)
 
     @property
+    def has_all_events(self) -> bool:
+        """Whether the files go back to the first event that was ever told."""
+        return bool(self.events.segments) and self.events.segments[0].first == 1
+
+    @property
     def trouble(self) -> str | None:
         """Why the disk refuses data now, None when it takes it."""
         return self.telemetry.trouble or self.events.trouble

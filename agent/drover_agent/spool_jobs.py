@@ -27,6 +27,7 @@ class Done:
     trouble: str | None
     waiting: tuple[int, int]  # (records, bytes) below the tails that nobody holds
     oldest_batch_ms: int | None
+    has_all_events: bool
     losses: Losses | None
     failed: Files  # state files that could not be written
 
@@ -52,7 +53,8 @@ def write(
     failed |= _write_files(spool.folder, files, first=False)[0]
     if now_ms is not None:
         spool.tidy(now_ms)
-    return Done(spool.trouble, spool.pending(*below), spool.oldest_batch_ms(), spool.take_losses(), failed)
+    waiting, losses = spool.pending(*below), spool.take_losses()
+    return Done(spool.trouble, waiting, spool.oldest_batch_ms(), spool.has_all_events, losses, failed)
 
 
 def _write_files(folder: Path, files: Files, *, first: bool) -> tuple[Files, str | None]:

@@ -67,6 +67,8 @@ class Owner(Protocol):
 
     def hello(self) -> pb.Hello: ...
 
+    def told_anew(self) -> None: ...
+
     def rejected(self, lane: int, seq: int, reason: str) -> None: ...
 
     def probe_asked(self, request: pb.ProbeRequest) -> None: ...
@@ -147,8 +149,11 @@ class Uplink:
             call = rpc.TelemetryStub(channel).Stream(compression=grpc.Compression.Gzip)
             try:
                 welcome = await self._greet(call)
-                if not await self._spool.welcome(_held(welcome.held)):
+                held = _held(welcome.held)
+                if not await self._spool.welcome(held):
                     raise StreamEndedError("the spool has a new id, so the stream begins again")
+                if not held.get(pb.EVENTS) and not self._spool.has_all_events:
+                    self._owner.told_anew()
                 self.streams += 1
                 self._pause_until = 0.0
                 self.connected_to = address

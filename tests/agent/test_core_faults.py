@@ -23,7 +23,7 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.segments import MAGIC
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope
+from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
 from testbed.clock import MovableClock
 from testbed.disks import BadDisk
@@ -494,6 +494,60 @@ def test_acknowledgement_lost_and_agent_killed(tmp_path: Path) -> None:
             await two.delivered(server)
         assert server.repeated_rows == 0
         assert server.codes()[: len(codes)] == codes
+
+    play(scenario())
+
+
+def test_a_collector_whose_store_was_replaced(tmp_path: Path) -> None:
+    """It knows again at once what is absent and who holds which GPU, though both were told long ago."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        address = await server.start()
+        one = node(tmp_path, address)
+        absent = [(GPUS[0], "energy_j", Absent.UNSUPPORTED)]
+        async with one.running():
+            began_ms = one.clock.now_ms()
+            one.agent.accept(began_ms, Reading(absent=absent, holdings=[(0, "job 1"), (1, "job 2")]))
+            one.agent.accept(began_ms + 1, Reading(holdings=[(1, None)]))
+            one.second()
+            await one.delivered(server)
+            await until(lambda: (len(server.absences), len(server.holdings)) == (1, 3))
+            while one.agent.spool.has_all_events:  # what is acknowledged goes in the end
+                one.clock.pass_time(600)
+                one.xid()
+                one.agent.flush()
+                await one.agent.spool.kept()
+                await until(lambda: one.agent.spool.pending()[0] == 0)
+            await server.stop()
+            fresh = TelemetryServer()
+            await start_at(address, fresh)
+            one.clock.pass_time(uplink.LONGEST_PAUSE_S)
+            await until(lambda: len(fresh.holdings) >= 2)
+            one.agent.flush()
+            await until(lambda: fresh.absences)
+        found = [(absence.gpu, absence.metric, absence.reason, absence.from_ms) for absence in fresh.absences]
+        assert found == [(0, "energy_j", "unsupported", began_ms)]
+        assert [(h.gpu, h.job, h.from_ms) for h in fresh.holdings] == [(0, "job 1", began_ms), (1, "", began_ms + 1)]
+
+    play(scenario())
+
+
+def test_acknowledgement_of_what_was_never_sent(tmp_path: Path) -> None:
+    """One warning; the stream begins again, and nothing that waits is taken for held."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        held = [pb.LaneSeq(lane=lane, seq=10**12) for lane in (pb.EVENTS, pb.LIVE)]
+        server.after_welcome = [pb.CollectorMessage(ack=pb.Ack(held=held, ts_ms=server._now_ms()))]
+        one = node(tmp_path, await server.start())
+        one.second()
+        async with one.running():
+            await until(lambda: server.streams > 0)
+            server.after_welcome = []
+            await until(lambda: server.streams > 1)
+            one.second()
+            await one.delivered(server)
 
     play(scenario())
 
