@@ -53,7 +53,7 @@ class ReleaseRequests:
         try:
             found = json.loads(text)
             request = Request(str(found["id"]), int(found["until_ms"]))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             request = Request("", 0)
             _log.warning("%s is no request to release the driver; it is removed", self._asked)
         if now_ms < request.until_ms <= now_ms + MAX_S * 1000:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except RestartNeeded as reason:
         logging.getLogger(__name__).warning("starting again: %s", reason)
-        return restart_in_place()
+        return restart_in_place(str(reason))
     except ModuleNotFoundError as error:
         if error.name not in ("numpy", "pyarrow", "rich"):
             raise

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from drover_agent.agent import Agent
 from drover_agent.clock import Clock, next_second
 from drover_agent.driver_release import ReleaseRequests, Request
-from drover_agent.restart import RestartNeeded
+from drover_agent.restart import RestartNeeded, restarted_for
 from drover_agent.sampler import READ_LIMIT_S, Sampler
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import NvmlSource
@@ -20,6 +21,7 @@ from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
+LOOK_LIMIT_S = 0.2  # that a look for a request is waited for; a slower one counts when it is done
 XIDS_AGAIN_S = 1.0  # after a failure that nobody foresaw
 YIELD_S = 0.01  # between two waits for XIDs: whoever closes NVML may begin then
 
@@ -33,6 +35,7 @@ class NvmlRuntime:
         self._agent, self._sampler, self._clock = agent, sampler, clock
         self._requests = ReleaseRequests(folder)
         self._sampled = 0
+        self._useless = ""  # why this process was started anew, in vain
 
     async def tend(self) -> None:
         """Until cancelled.
@@ -41,13 +44,18 @@ class NvmlRuntime:
             RestartNeeded: this process can use the driver no more.
         """
         worker = Worker("nvml:open")
+        disk = Worker("nvml:requests")  # the spool's folder may be on a disk that hangs (decision 18)
+        looking: asyncio.Future[Request | None] | None = None
         asked: Request | None = None
         while True:
             now_ms = self._clock.now_ms()
-            request = self._requests.wanted(now_ms)
-            if request != asked:
-                asked = request
-                self.nvml.release(request.until_ms if request else 0)
+            looking = looking or disk.start(partial(self._requests.wanted, now_ms))
+            done, _ = await asyncio.wait([looking], timeout=LOOK_LIMIT_S)
+            if done:
+                request, looking = looking.result(), None
+                if request != asked:
+                    asked = request
+                    self.nvml.release(request.until_ms if request else 0)
             if self.nvml.due(now_ms):
                 outcome = await self._watched(worker.submit(partial(self.nvml.tend, now_ms)))
                 if outcome.reading is not None:
@@ -57,10 +65,10 @@ class NvmlRuntime:
                 for device in self.nvml.devices[self._sampled :]:
                     self._sampler.add(device)
                 self._sampled = len(self.nvml.devices)
-                if self.nvml.restart:
+                if self._is_new_start_of_use():
                     raise RestartNeeded(self.nvml.restart)
-            if asked:
-                self._answer(asked)
+            if asked and looking is None and (answer := self._answer(asked)):
+                disk.start(answer)
             await next_second(self._clock)
 
     async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
@@ -70,14 +78,29 @@ class NvmlRuntime:
             self._agent.tell("driver_hung", f"opening or closing NVML did not return within {READ_LIMIT_S:g} s")
             await asyncio.wait([opening])
             self._agent.tell("driver_back", "opening or closing NVML returned")
+            reading = opening.result().reading
+            if self.nvml.reason and reading is not None and not reading.events:
+                self._agent.tell("driver_missing", self.nvml.reason)  # as before: the call is back, the driver is not
         return opening.result()
 
-    def _answer(self, request: Request) -> None:
+    def _is_new_start_of_use(self) -> bool:
+        """Once for each reason: an agent that starts again and again tells nothing of its node."""
+        if not self.nvml.restart or self.nvml.restart == self._useless:
+            return False
+        if not restarted_for(self.nvml.restart):
+            return True
+        self._useless = self.nvml.restart
+        log.error("a new start changed nothing: %s", self.nvml.restart)
+        return False
+
+    def _answer(self, request: Request) -> Callable[[], None] | None:
+        """What tells the operator how it stands."""
         if not self.nvml.session.open:
             text = f"the agent holds nothing of the NVIDIA driver until {iso(request.until_ms)}"
-            self._requests.answer(request, released=True, text=text)
-        elif self.nvml.stuck:
-            self._requests.answer(request, released=False, text=self.nvml.stuck)
+            return partial(self._requests.answer, request, released=True, text=text)
+        if self.nvml.stuck:
+            return partial(self._requests.answer, request, released=False, text=self.nvml.stuck)
+        return None
 
     async def watch_xids(self) -> None:
         """In a thread of its own, which wakes the event loop for XIDs only. A hang there is one of the driver, which

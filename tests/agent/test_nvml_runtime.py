@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.driver_release import MAX_S, ReleaseError, ReleaseRequests, ask
 from drover_agent.runtime import NodeRuntime
+from drover_agent.sources import nvml
 from drover_agent.sources.nvml_library import SONAME, replaced_by
 from drover_proto import telemetry_pb2 as pb
 from testbed.nvml import FakeNvml
@@ -112,6 +114,46 @@ def test_an_opening_that_hangs_is_told_and_waited_for(tmp_path: Path, fake_nvml:
     asyncio.run(scenario())
 
 
+def test_an_opening_that_hung_and_then_fails_leaves_the_driver_missing(
+    tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the hang is told as `driver_back`, after which a collector holds the driver for well."""
+    monkeypatch.setattr(nvml, "RETRY_MS", 500)
+    fake_nvml.down()
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            await until(lambda: "driver_missing" in codes(node), "the driver to be missing")
+            fake_nvml.block(0, "nvmlInitWithFlags")
+            await until(lambda: "driver_hung" in codes(node), "the hang")
+            fake_nvml.unblock(0, "nvmlInitWithFlags")
+            await until(lambda: "driver_back" in codes(node), "its end")
+            await until(lambda: codes(node)[-1] == "driver_missing", "the driver to be missing still")
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_hangs_under_the_requests_holds_up_nothing_else(
+    tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, asked = threading.Event(), threading.Event()
+
+    def wanted(self: ReleaseRequests, now_ms: int) -> None:
+        asked.set()
+        hangs.wait(60)
+
+    monkeypatch.setattr(ReleaseRequests, "wanted", wanted)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            await until(lambda: len(node.gpus.pids()) == 8, "the GPUs, though the disk hangs")
+            assert asked.is_set()
+            assert not hangs.is_set()
+            hangs.set()
+
+    asyncio.run(scenario())
+
+
 def test_a_request_without_an_agent_is_taken_back(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="is drover-agent running with its spool in"):
         ask(tmp_path, 60, wait_s=0.3)
@@ -131,7 +173,16 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"id": "a"}', '{"id": "a", "until_ms": "soon"}', '{"id": "a", "until_ms": 99999999999999}'],
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 999,
+        '{"id": "a"}',
+        '{"id": "a", "until_ms": "soon"}',
+        '{"id": "a", "until_ms": 99999999999999}',
+        '{"id": "a", "until_ms": 1e999}',
+    ],
 )
 def test_a_request_that_is_none_is_removed(tmp_path: Path, text: str) -> None:
     (tmp_path / "nvml-release.json").write_text(text)
@@ -181,6 +232,42 @@ def test_an_agent_whose_library_was_replaced_starts_again_in_place(
         _, errors = await asyncio.wait_for(agent.communicate(), 20)
         assert agent.returncode == 0, errors.decode()
         assert "starting again: the NVIDIA library was replaced by" in errors.decode()
+
+    play(scenario())
+
+
+def test_a_new_start_that_changes_nothing_is_not_made_again(
+    tmp_path: Path, nvml_library: Path, fake_nvml: FakeNvml
+) -> None:
+    """A link of another folder leads to the old library still, so that a new process loads it again: one new start
+    shows it, and each further one would cost telemetry."""
+    folder, found_first = tmp_path / "lib", tmp_path / "first"
+    folder.mkdir()
+    found_first.mkdir()
+    for version in ("580.95.05", "590.44.01"):
+        shutil.copy(nvml_library, folder / f"libnvidia-ml.so.{version}")
+    (folder / SONAME).symlink_to("libnvidia-ml.so.590.44.01")
+    (found_first / SONAME).symlink_to(folder / "libnvidia-ml.so.580.95.05")
+    fake = FakeNvml(tmp_path / "upgraded.script", found_first / SONAME)
+    fake.healthy(2)
+    fake.system("library", "590.44.01")
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        address = await server.start()
+        log = tmp_path / "log"
+        words = ["--set", "node=n1", "--set", f'collectors=["{address}"]', "--set", f"spool.dir={tmp_path / 'spool'}"]
+        words += ["--set", "hardware=nvml", "--set", "kmsg_enabled=false", "--set", "batch_s=1"]
+        with log.open("w") as errors:
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "drover_agent.main", "run", *words, env=fake.env(), stderr=errors
+            )
+        await until(lambda: "a new start changed nothing: the NVIDIA library was" in log.read_text(), "its giving up")
+        await until(lambda: server.codes().count("agent_started") == 2, "both starts")
+        assert "differ in version" in server.hellos[-1].inventory["no_gpu_reason"]
+        agent.terminate()
+        assert await asyncio.wait_for(agent.wait(), 20) == 0
+        assert log.read_text().count("starting again") == 1
 
     play(scenario())
 
