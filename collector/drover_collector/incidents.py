@@ -213,13 +213,16 @@ class IncidentBook:
             return False
         if finding.cause in OWN_CAUSES:
             return False
+        hangs = finding.kind is IncidentKind.HANG
+        at_ms = finding.since_ms if hangs else now_ms  # it lasts until somebody ends it
+        nodes = {node for node, _ in finding.members} if hangs else set()
         for record in self.open():
             incident = record.incident
             if (
                 incident.severity is Severity.CRITICAL
-                and incident.job == finding.job
-                and (incident.node, incident.gpu) != (finding.node, finding.gpu)
-                and now_ms - incident.opened_ms <= JOB_HELD_MS
+                and (incident.job == finding.job or any(node in nodes for node, _ in incident.members))
+                and self._subject_of(incident) != self._subject_of(finding)
+                and at_ms - incident.opened_ms <= JOB_HELD_MS
             ):
                 return True
         return False
@@ -310,12 +313,9 @@ class IncidentBook:
                 # What began well before is a fault of its own; it waits until the node is heard again.
                 since = finding.since_ms - GONE_BEFORE_MS
                 gone = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES and incident.since_ms >= since
-                explained = gone or (
-                    finding.severity is not Severity.INFO
-                    and (incident.kind is finding.kind or _heat_explains(finding.kind, incident.kind))
-                )
+                explained = gone or (finding.severity is not Severity.INFO and _explains(finding, incident))
             else:
-                explained = incident.kind is finding.kind or _heat_explains(finding.kind, incident.kind)
+                explained = _explains(finding, incident)
             if explained:
                 note = Note(now_ms, f"{_PART_OF}{record.incident.id}")
                 other.holds.clear()
@@ -381,6 +381,12 @@ def _width(scope: str) -> int:
 
 def _heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
     return wide is IncidentKind.THERMAL and narrow is IncidentKind.STRAGGLER
+
+
+def _explains(wide: Finding, narrow: Incident) -> bool:
+    if wide.kind is narrow.kind is IncidentKind.LINK and narrow.scope == "gpu":
+        return wide.cause == narrow.cause  # ports and switches explain no NVLink or PCIe of a GPU
+    return wide.kind is narrow.kind or _heat_explains(wide.kind, narrow.kind)
 
 
 def _leads(finding: Finding, incident: Incident) -> bool:

@@ -318,3 +318,41 @@ def test_time_in_which_nothing_was_heard_is_no_quiet_time() -> None:
     for n in range(1, 31):
         b.apply([], START_MS + 3_600_000 + n * 10_000, True, lambda member: 10_000)
     assert opened(b) == []
+
+
+def test_a_port_or_a_switch_explains_no_link_of_a_gpu_but_those_of_the_whole_node_do() -> None:
+    b = book()
+    nvlink = finding("link", "nvlink_down")
+    (first,) = give(b, 0, nvlink)
+    port = finding("link", "port_down", 10, "node", gpu=None)
+    switch = finding("link", "switch", 50, "leaf", node=None, gpu=None, members=(("n01", None), ("n02", None)))
+    for n in range(1, 10):
+        give(b, n * 10, nvlink, port if n < 5 else switch)
+    assert {(i.cause, i.opened_ms) for i in opened(b)} == {
+        ("nvlink_down", first.opened_ms), ("switch", START_MS + 50_000),
+    }  # fmt: skip
+    give(b, 100, finding("link", "nvlink_down", 100, "node", gpu=None))
+    assert {i.scope for i in opened(b)} == {"node", "leaf"}
+
+
+@pytest.mark.parametrize("scope", ["gpu", "leaf"])
+def test_a_job_that_hangs_after_a_failure_is_no_incident_of_its_own_however_long_it_lasts(scope: str) -> None:
+    b = book()
+    cause = (
+        finding("xid", "xid_79", 0, severity="critical", job="j1")
+        if scope == "gpu"
+        else finding("link", "switch", 0, scope, None, None, "critical", members=(("n01", None), ("n02", None)))
+    )
+    give(b, 0, cause)
+    members = tuple((f"n{n:02d}", g) for n in range(1, 4) for g in range(8))
+    hang = finding("hang", "standstill", 30, "job", None, None, job="j1", members=members)
+    for n in range(12, 200):
+        give(b, n * 10, cause, hang)
+    assert [i.kind for i in opened(b)] == [cause.kind]
+
+
+def test_a_job_that_hangs_long_after_a_failure_is_one() -> None:
+    b = book()
+    give(b, 0, finding("xid", "xid_79", 0, severity="critical", job="j1"))
+    give(b, 800, finding("hang", "standstill", 700, "job", None, None, job="j1", members=(("n03", 0), ("n04", 0))))
+    assert {i.kind for i in opened(b)} == {IncidentKind.XID, IncidentKind.HANG}
