@@ -57,6 +57,8 @@ class Desk:
         self._done: list[str] | None = None  # None: not read yet
         self._since: dict[str, float] = {}  # when a request was first seen waiting, or the service was last seen busy
         self._taken_s: dict[str, float] = {}
+        self._kept_ids: list[str] = []  # the spool has them, the folder still has too
+        self._trouble = ""
 
     async def run(self, requests: asyncio.Queue[pb.ProbeRequest]) -> None:
         """Until cancelled."""
@@ -78,7 +80,7 @@ class Desk:
         except OSError as error:
             refusal = f"the request cannot be written: {error.strerror or error}"
         if refusal:
-            await self._hand_on([Answer(request.id[:100], Outcome.REFUSED, refusal, request.level[:80])], written=False)
+            self._tell_all([Answer(request.id[:100], Outcome.REFUSED, refusal, request.level[:80])])
 
     def _put(self, request: pb.ProbeRequest) -> str:
         """Why it is refused; "" when it waits for the service, or is known already."""
@@ -108,10 +110,19 @@ class Desk:
         """Hand on what has come; whether anything is still awaited."""
         try:
             answers, waits = await self._disk.submit(self._read)
-            await self._hand_on(answers, written=True)
+            if answers:
+                self._tell_all(answers)
+                await self._kept()
+                self._kept_ids += [answer.id for answer in answers]
+            if self._kept_ids:
+                await self._disk.submit(lambda: self._finish(self._kept_ids))
+                self._kept_ids = []
         except OSError as error:
-            log.warning("%s: %s", self._folder.root, error.strerror or error)
+            if str(error) != self._trouble:
+                log.warning("%s: %s", self._folder.root, error.strerror or error)
+            self._trouble = str(error)
             return True
+        self._trouble = ""
         return waits
 
     def _read(self) -> tuple[list[Answer], bool]:
@@ -119,6 +130,8 @@ class Desk:
         answers = []
         done = self._read_done()
         for id_ in self._folder.ids(self._folder.results):
+            if id_ in self._kept_ids:
+                continue
             if id_ in done or not is_id(id_):
                 self._forget(id_)
                 continue
@@ -154,19 +167,16 @@ class Desk:
         except (ValueError, OSError):
             return LONGEST_S + OVERDUE_S
 
-    async def _hand_on(self, answers: Iterable[Answer], *, written: bool) -> None:
-        """To the spool, and only when it has them on disk they go from the folder."""
-        told = list(answers)
-        for answer in told:
+    def _tell_all(self, answers: Iterable[Answer]) -> None:
+        """To the spool."""
+        for answer in answers:
             for result in results_of(answer, self._node, self._now_ms()):
                 body = pb.ProbeResult(request_id=answer.id, json=to_json(result))
                 self._tell(result.ts_ms, pb.Record(probe_result=body))
             log.info("probe request %s: %s %s", answer.id, answer.end, answer.detail)
-        if told and written:
-            await self._kept()
-            await self._disk.submit(lambda: self._finish([answer.id for answer in told]))
 
     def _finish(self, ids: list[str]) -> None:
+        """What the spool has on disk goes from the folder."""
         done = [*(id_ for id_ in self._read_done() if id_ not in ids), *ids][-REMEMBERED:]
         write_whole(self._folder.root / "done.json", json.dumps(done).encode())
         self._done = done

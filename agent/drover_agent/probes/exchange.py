@@ -135,12 +135,23 @@ def _read(path: Path) -> dict[str, Any]:
         text = file.read(MAX_FILE_BYTES + 1)
     if len(text) > MAX_FILE_BYTES:
         raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-    data = json.loads(text, parse_constant=not_a_number)
+    return read_object(text)
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """A JSON object that somebody else wrote. NaN and infinities are no JSON, and would not leave this node.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        data = json.loads(text, parse_constant=_not_a_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict):
         raise ValueError("it is no object")
     return data
 
 
-def not_a_number(text: str) -> float:
-    """For `json.loads`: NaN and infinities are no JSON, and would not leave this node."""
+def _not_a_number(text: str) -> float:
     raise ValueError(f"{text} is no number")

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from drover_agent.probes import PROBES, Level
 from drover_agent.probes.base import Result
-from drover_agent.probes.exchange import not_a_number
+from drover_agent.probes.exchange import read_object
 from drover_proto.events import from_dict
 
 log = logging.getLogger(__name__)
@@ -179,10 +179,10 @@ class Runner:
     def _take(self, line: bytes, report: Report) -> bool:
         """Whether that was the last line."""
         try:
-            told = json.loads(line, parse_constant=not_a_number)
+            told = read_object(line)
             kind = told.pop("kind")
             return self._obey(kind, told, report)
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, TypeError):
             log.warning("the probe's process printed %r", line[:200])
             return False
 
