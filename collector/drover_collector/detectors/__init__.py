@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drover_collector.detectors import hang, links, liveness, memory, straggler, thermal, xid
+from drover_collector.detectors import hang, kernel, links, liveness, memory, straggler, thermal, xid
 from drover_collector.detectors.example import Example
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
@@ -38,6 +38,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         thermal.NAME, thermal.VERSION, thermal.detect, thermal.could_not_judge, thermal.EXAMPLES, thermal.QUIET_MS
     ),
+    Detector(kernel.NAME, kernel.VERSION, kernel.detect, kernel.could_not_judge, kernel.EXAMPLES, kernel.QUIET_MS),
     Detector(
         straggler.NAME, straggler.VERSION, straggler.detect, straggler.could_not_judge, straggler.EXAMPLES,
         straggler.QUIET_MS,
