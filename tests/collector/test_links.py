@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drover_agent.simulation.faults import Fault
-from drover_collector.detectors import links
+from drover_collector.detectors import links, links_gpu
 from drover_collector.detectors.example import KEPT, LAG_MS, play, small_fleet
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
@@ -25,9 +25,10 @@ def run(
     link: Callable[[int, Columns], None] | None = None,
     gpu: Callable[[int, Columns, Columns], None] | None = None,
     count: int = 10,
+    nodes: int = 8,
 ) -> list[Finding]:
     state, told = None, []
-    for window, now_ms in play(small_fleet(ports=8), count, gpu, links=link):
+    for window, now_ms in play(small_fleet(nodes, ports=8), count, gpu, links=link):
         findings, state = links.detect(window, state, now_ms)
         told += findings
     return told
@@ -174,6 +175,50 @@ def test_errors_of_nvlinks_and_replays_of_pcie() -> None:
     assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {
         ("n02", 5, "nvlink_errors", Wanted.PROBE), ("n01", 1, "pcie_replays", Wanted.ADVISE),
     }  # fmt: skip
+
+
+def test_what_most_gpus_of_a_node_show_is_told_once_of_the_node() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_active_links"][16 : 16 + (2 if number < 6 else 8)] = 12.0
+
+    told = run(gpu=change, nodes=12)
+    assert {(f.scope, f.node, f.gpu) for f in told} == {("gpu", "n02", 0), ("gpu", "n02", 1), ("node", "n02", None)}
+    assert told[-1].summary.startswith("8 of 8 GPUs show it: GPU 0 of node n02 has 12 NVLinks up")
+    assert len(told) == 2 * 6 + 2, "two GPUs until the others follow, then one finding a bucket"
+
+
+def test_a_few_errors_within_seconds_are_no_rate() -> None:
+    """Of counters whose limit is some a minute."""
+
+    def link(number: int, link: Columns) -> None:
+        link["local_integrity_errors"] = np.zeros(64)
+        link["local_integrity_errors"][PORT] = number >= 1
+        link["link_error_recoveries"] = np.zeros(64)
+        link["link_error_recoveries"][PORT] = 3.0 * (number >= 1)
+
+    def gpu(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_recoveries"], gpu["pcie_replays"] = np.zeros(64), np.zeros(64)
+        gpu["nvlink_recoveries"][21] = 2.0 * (number >= 1)
+        gpu["pcie_replays"][21] = 28.0 * (number >= 1)
+
+    assert run(link, gpu) == []
+
+
+def test_columns_are_worked_through_once_however_many_gpus_are_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 GPUs each time takes 20 ms, and thousands may be hit."""
+    peers, calls = links_gpu.peers, []
+    monkeypatch.setattr(links_gpu, "peers", lambda *given: calls.append(1) or peers(*given))
+
+    def hit(gpus: int) -> int:
+        calls.clear()
+
+        def change(number: int, gpu: Columns, node: Columns) -> None:
+            gpu["pcie_width"][16 : 16 + gpus] = 8.0
+
+        assert len(run(gpu=change)) == gpus * 8
+        return len(calls)
+
+    assert hit(4) == hit(1)
 
 
 def test_a_simulated_port_that_flaps_is_told_of_its_node_alone() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.links_gpu import GpuState, gpu_links
+from drover_collector.detectors.links_gpu import MINUTE_S, GpuState, gpu_links
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.steady import Ints
 from drover_collector.detectors.texts import duration, listing
@@ -151,7 +151,8 @@ def _rates(window: Window, count: int) -> dict[str, Floats]:
         if before is None or now is None or not elapsed_s or len(now) != count:
             continue
         grown = now - before
-        result[metric] = np.where(grown >= 0, grown / elapsed_s, np.nan)
+        over_s = elapsed_s if RATES[metric] >= 1 else max(elapsed_s, MINUTE_S)
+        result[metric] = np.where(grown >= 0, grown / over_s, np.nan)
     return result
 
 

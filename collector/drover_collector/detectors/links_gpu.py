@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
 from drover_collector.buckets import Floats
-from drover_collector.detectors.robust import Bools, peers, share
+from drover_collector.detectors.robust import Bools, Peers, peers, share
 from drover_collector.detectors.steady import IDLE_UTIL, Ints, boards, column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -24,6 +25,8 @@ NVLINK_RATES = {  # per second, over the window (DCGM 4.6: CRC from 100 a second
     "nvlink_replays": 1.0,
     "nvlink_recoveries": 2 / 60,
 }
+MINUTE_S = 60.0  # limits below one a second are held against what came in a minute: from one in 10 s no rate follows
+NODE_SHARE = 0.5  # of a node's GPUs: more is what they have in common
 # DCGM 4.6: PCIe replays a minute and lane, by generation, from which it warns.
 REPLAYS_PER_LANE = (0.15, 0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
 
@@ -35,48 +38,79 @@ class GpuState:
 
 
 def gpu_links(window: Window, s: GpuState, now_ms: int) -> Iterator[Finding]:
-    kinds = (boards(window) + 1)[window.index.gpu_node]
-    links, width = column(window, "nvlink_active_links"), column(window, "pcie_width")
-    generation, util = column(window, "pcie_generation"), column(window, "gpu_util_ratio")
-    fewer_links, lanes = _below(links, kinds), _below(width, kinds)
-    # Some boards lower the generation while they rest.
-    slower = _below(np.where(util >= IDLE_UTIL, generation, np.nan), kinds)
-    flags: dict[str, Bools] = {
-        "nvlink_down": fewer_links,
-        "nvlink_errors": _any_over(window, kinds),
-        "pcie_narrow": lanes | slower,
-        "pcie_replays": _few(_replays(window, width, generation), kinds),
-    }
-    standing = set()
-    for cause, found in flags.items():
+    look = _Look(window)
+    standing: dict[tuple[str, int], int] = {}
+    for cause, found in look.flags().items():
         streak = s.streaks.get(cause)
         if streak is None or len(streak) != len(found):
             streak = np.zeros(len(found), np.int64)
         s.streaks[cause] = streak = np.where(found, streak + 1, 0)
-        for g in np.flatnonzero(streak >= PERSIST).tolist():
-            standing.add((cause, g))
+        told = np.flatnonzero(streak >= PERSIST).tolist()
+        for g in told:
             back = min(int(streak[g]), len(window.buckets))
-            s.since_ms.setdefault((cause, g), window.buckets[-back].start_ms)
-            yield _finding(window, cause, g, s.since_ms[cause, g], kinds, lanes, now_ms)
-    s.since_ms = {key: since for key, since in s.since_ms.items() if key in standing}
+            standing[cause, g] = s.since_ms.get((cause, g), window.buckets[-back].start_ms)
+        for n, together in groupby(told, lambda g: int(window.index.gpu_node[g])):  # GPUs are in the nodes' order
+            mine = list(together)
+            whole = len(mine) > max(1, NODE_SHARE * window.index.nodes[n].gpus)
+            for gpus in [mine] if whole else [[g] for g in mine]:
+                yield _finding(look, cause, gpus, min(standing[cause, g] for g in gpus), now_ms)
+    s.since_ms = standing
 
 
-def _few(flags: Bools, kinds: Ints) -> Bools:
-    """Those that are few among the boards of their kind, or one."""
-    everyone = np.ones(len(flags), bool)
-    size = np.bincount(kinds, minlength=int(kinds.max(initial=0)) + 1)[kinds]
-    limit = np.maximum(FEW_SHARE, 1.0 / np.maximum(size, 1))
-    return flags & (np.nan_to_num(share(flags, everyone, kinds)) <= limit)
+class _Look:
+    """The newest bucket against boards of the same kind, each column worked through once.
+
+    Attributes:
+        values, usual: metric -> float64 [G]; what the boards of the same kind have.
+        rates: counter -> growth per second, float64 [G].
+        narrow: GPUs with fewer lanes, bool [G].
+    """
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self._kinds = (boards(window) + 1)[window.index.gpu_node]
+        self.values = {metric: column(window, metric) for metric in ("nvlink_active_links", "pcie_width")}
+        # Some boards lower the generation while they rest.
+        rests = ~(column(window, "gpu_util_ratio") >= IDLE_UTIL)
+        self.values["pcie_generation"] = np.where(rests, np.nan, column(window, "pcie_generation"))
+        self.usual: dict[str, Peers] = {metric: peers(values, self._kinds) for metric, values in self.values.items()}
+        self.rates = {metric: _rate(window, metric, limit) for metric, limit in NVLINK_RATES.items()}
+        self.rates["pcie_replays"] = _rate(window, "pcie_replays", 0.0)
+        self.narrow = self._below("pcie_width")
+
+    def flags(self) -> dict[str, Bools]:
+        """Cause -> bool [G]."""
+        errors = np.zeros(len(self._kinds), bool)
+        for metric, limit in NVLINK_RATES.items():
+            errors |= self._few(self.rates[metric] > limit)
+        return {
+            "nvlink_down": self._below("nvlink_active_links"),
+            "nvlink_errors": errors,
+            "pcie_narrow": self.narrow | self._below("pcie_generation"),
+            "pcie_replays": self._few(self.rates["pcie_replays"] * 60 > self.replays_limit()),
+        }
+
+    def replays_limit(self) -> Floats:
+        """A minute, of the whole link."""
+        lanes, generation = np.array(REPLAYS_PER_LANE), column(self.window, "pcie_generation")
+        known = np.nan_to_num(generation).astype(np.int64).clip(0, len(lanes) - 1)
+        width = self.values["pcie_width"]
+        return np.asarray(np.ceil(lanes[known] * np.where(np.isnan(width), 16, width)))
+
+    def _below(self, metric: str) -> Bools:
+        """Fewer than the boards of the same kind have, where enough of them are known."""
+        usual = self.usual[metric]
+        return self._few((self.values[metric] < usual.median) & (usual.count >= MIN_PEERS))
+
+    def _few(self, flags: Bools) -> Bools:
+        """Those that are few among the boards of their kind, or one."""
+        everyone = np.ones(len(flags), bool)
+        size = np.bincount(self._kinds, minlength=int(self._kinds.max(initial=0)) + 1)[self._kinds]
+        limit = np.maximum(FEW_SHARE, 1.0 / np.maximum(size, 1))
+        return flags & (np.nan_to_num(share(flags, everyone, self._kinds)) <= limit)
 
 
-def _below(values: Floats, kinds: Ints) -> Bools:
-    """Fewer than the boards of the same kind have, where enough of them are known."""
-    usual = peers(values, kinds)
-    with np.errstate(invalid="ignore"):
-        return _few((values < usual.median) & (usual.count >= MIN_PEERS), kinds)
-
-
-def _rate(window: Window, metric: str) -> Floats:
+def _rate(window: Window, metric: str, limit: float) -> Floats:
     """Growth per second over the window, float64 [G]; NaN where it began anew or is not known."""
     first, last = window.buckets[0], window.buckets[-1]
     before, now = first.gpu.get(metric), last.gpu.get(metric)
@@ -84,37 +118,25 @@ def _rate(window: Window, metric: str) -> Floats:
     if before is None or now is None or not elapsed_s:
         return np.full(window.index.gpu_count, np.nan)
     grown = now - before
-    return np.where(grown >= 0, grown / elapsed_s, np.nan)
+    return np.where(grown >= 0, grown / (elapsed_s if limit >= 1 else max(elapsed_s, MINUTE_S)), np.nan)
 
 
-def _any_over(window: Window, kinds: Ints) -> Bools:
-    found = np.zeros(window.index.gpu_count, bool)
-    for metric, limit in NVLINK_RATES.items():
-        found |= _few(_rate(window, metric) > limit, kinds)
-    return found
-
-
-def _replays(window: Window, width: Floats, generation: Floats) -> Bools:
-    lanes = np.array(REPLAYS_PER_LANE)
-    known = np.nan_to_num(generation).astype(np.int64).clip(0, len(lanes) - 1)
-    limit = np.ceil(lanes[known] * np.where(np.isnan(width), 16, width))
-    return np.asarray(_rate(window, "pcie_replays") * 60 > limit)
-
-
-def _finding(window: Window, cause: str, g: int, since_ms: int, kinds: Ints, lanes: Bools, now_ms: int) -> Finding:
-    node, gpu = window.index.nodes[int(window.index.gpu_node[g])].name, int(window.index.gpu_slot[g])
-    where, facts = place(node, gpu), []
+def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms: int) -> Finding:
+    """Of one GPU, or of most of a node's: then the first stands for all."""
+    window, g, facts = look.window, gpus[0], []
+    index = window.index
+    node, slot = index.member(g)
+    where = place(node, slot)
 
     def against(metric: str, unit: str) -> str:
-        values = column(window, metric)
-        of = peers(values, kinds)
-        value, usual = float(values[g]), float(of.median[g])
-        text = f"{value:g} {unit}; the other {int(of.count[g]) - 1} boards of its kind have {usual:g}"
-        facts.append(Evidence(text, metric, value, usual, None, int(of.count[g]) - 1, since_ms, window.newest.end_ms))
+        of, value = look.usual[metric], float(look.values[metric][g])
+        usual, others = float(of.median[g]), int(of.count[g]) - 1
+        text = f"{value:g} {unit}; the other {others} boards of its kind have {usual:g}"
+        facts.append(Evidence(text, metric, value, usual, None, others, since_ms, window.newest.end_ms))
         return text
 
     def growing(metric: str, limit: float, what: str) -> str:
-        rate = float(_rate(window, metric)[g])
+        rate = float(look.rates[metric][g])
         text = f"{rate * 60:.0f} {what} a minute"
         facts.append(Evidence(text, metric, rate, limit, None, None, since_ms, window.newest.end_ms))
         return text
@@ -124,20 +146,24 @@ def _finding(window: Window, cause: str, g: int, since_ms: int, kinds: Ints, lan
         advice = "Collectives run at this GPU's pace: reset it when its work is done; a link that stays away is broken."
     elif cause == "nvlink_errors":
         words = {"nvlink_crc_errors": "CRC errors", "nvlink_replays": "replays", "nvlink_recoveries": "recoveries"}
-        over = [m for m, limit in NVLINK_RATES.items() if _rate(window, m)[g] > limit]
-        counts = " and ".join(growing(m, NVLINK_RATES[m], words[m]) for m in over)
-        text, advice = (
-            f"NVLinks of {where} count {counts}.",
-            "Probe its NVLinks when its work is done; reseat or replace.",
-        )
+        over = [metric for metric, limit in NVLINK_RATES.items() if look.rates[metric][g] > limit]
+        counts = " and ".join(growing(metric, NVLINK_RATES[metric], words[metric]) for metric in over)
+        text = f"NVLinks of {where} count {counts}."
+        advice = "Probe its NVLinks when its work is done; reseat or replace."
     elif cause == "pcie_narrow":
-        metric, unit = ("pcie_width", "PCIe lanes") if lanes[g] else ("pcie_generation", "is its PCIe generation")
+        metric, unit = ("pcie_width", "PCIe lanes") if look.narrow[g] else ("pcie_generation", "is its PCIe generation")
         text = f"{where}: {against(metric, unit)}."
         advice = "Reseat the board or its riser; a reboot trains the link anew, and tells whether it stays so."
     else:
-        text = f"The PCIe link of {where} repeats itself: {growing('pcie_replays', 0.0, 'replays')}."
+        counts = growing("pcie_replays", float(look.replays_limit()[g]) / 60, "replays")
+        text = f"The PCIe link of {where} repeats itself: {counts}."
         advice = "Look for PCIe lines in the kernel log of the node; reseat the board or its riser."
+    whole = len(gpus) > 1
+    if whole:
+        text = f"{len(gpus)} of {index.nodes[int(index.gpu_node[g])].gpus} GPUs show it: {text}"
+        advice = f"Look at what they share first: its switches, its backplane, the fabric manager. {advice}"
     return Finding(
-        NAME, IncidentKind.LINK, cause, "gpu", node, gpu, ((node, gpu),), now_ms, since_ms, Severity.WARNING, 0.8,
+        NAME, IncidentKind.LINK, cause, "node" if whole else "gpu", node, None if whole else slot,
+        ((node, None if whole else slot),), now_ms, since_ms, Severity.WARNING, 0.8,
         Wanted.ADVISE if cause == "pcie_replays" else Wanted.PROBE, text, advice, tuple(facts), window.job_of(g),
     )  # fmt: skip
