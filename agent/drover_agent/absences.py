@@ -9,11 +9,13 @@ from pathlib import Path
 
 from drover_agent.sources.base import Entity
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Absent, Scope
+from drover_proto.catalog import BY_NAME, Absent, Scope
 
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 10_000  # of one node; things that come and go for years must not fill its memory
+GONE_S = 4 * 3600.0  # workloads and MIG instances that nothing is told of for so long: longer than a driver is let go
+LOOK_S = 600.0  # how often they are looked for
 
 Place = tuple[int | None, str]  # GPU slot, link
 
@@ -21,11 +23,15 @@ Place = tuple[int | None, str]  # GPU slot, link
 class Absences:
     """The open intervals, kept over a restart so that their end is told. Feed it in the order of time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now_s: float = 0.0) -> None:
+        """`now_s`: of the steady clock."""
         self._open: dict[Place, dict[str, tuple[str, int]]] = {}
         self._began: set[tuple[Place, str]] = set()
         self._ended: list[pb.Absence] = []
         self._count = 0
+        self._now_s = self._looked_s = now_s
+        self._newest_ms = 0
+        self._told: dict[Place, tuple[float, int]] = {}  # when something was told of a place: steady, and by its rows
         try:
             for gpu, link, metric, reason, from_ms in json.loads(path.read_bytes()):
                 self._open.setdefault((gpu, link), {})[metric] = reason, from_ms
@@ -37,6 +43,8 @@ class Absences:
 
     def missing(self, entity: Entity, metric: str, reason: Absent, ts_ms: int) -> None:
         place = _place(entity)
+        self._newest_ms = ts_ms
+        self._told[place] = self._now_s, ts_ms
         opened = self._open.setdefault(place, {})
         known = opened.get(metric)
         if known and known[0] == reason:
@@ -51,9 +59,12 @@ class Absences:
 
     def present(self, entity: Entity, values: Mapping[str, float], ts_ms: int) -> None:
         """The entity has these values; a value that cannot be true is to be told as missing, not here."""
-        if opened := self._open.get(_place(entity)):
+        self._newest_ms = ts_ms
+        place = _place(entity)
+        if opened := self._open.get(place):
+            self._told[place] = self._now_s, ts_ms
             for metric in [metric for metric in opened if metric in values]:
-                self._end(_place(entity), metric, ts_ms)
+                self._end(place, metric, ts_ms)
 
     def _end(self, place: Place, metric: str, ts_ms: int) -> None:
         reason, from_ms = self._open[place].pop(metric)
@@ -66,11 +77,31 @@ class Absences:
         place = next(iter(self._open))
         log.warning("more than %d values are absent; those of %s are not followed any more", MAX_OPEN, place)
         gone = self._open.pop(place)
+        self._told.pop(place, None)
         self._count -= len(gone)
         self._began -= {(place, metric) for metric in gone}
 
-    def changes(self) -> list[pb.Absence]:
-        """What began or ended since the last call. `dump` follows it into the spool: better told twice than never."""
+    def _end_gone(self) -> None:
+        """What is absent of things that came and went ends when they were last told of. GPUs and ports are expected
+        to be there: what they lack, they lack until they are back."""
+        self._looked_s = self._now_s
+        for place, opened in list(self._open.items()):
+            told_s, told_ms = self._told.setdefault(place, (self._now_s, self._newest_ms))
+            if not opened:
+                del self._open[place], self._told[place]
+            elif self._now_s - told_s >= GONE_S and _comes_and_goes(place, next(iter(opened))):
+                for metric in list(opened):
+                    self._end(place, metric, told_ms)
+                del self._open[place], self._told[place]
+
+    def changes(self, now_s: float) -> list[pb.Absence]:
+        """What began or ended since the last call. `dump` follows it into the spool: better told twice than never.
+
+        `now_s`: of the steady clock.
+        """
+        self._now_s = now_s
+        if now_s - self._looked_s >= LOOK_S:
+            self._end_gone()
         if not self._began and not self._ended:
             return []
         told = [
@@ -98,6 +129,11 @@ def _place(entity: Entity) -> Place:
     if entity.scope is Scope.WORKLOAD:
         return entity.gpu, entity.key.rpartition("/")[2]
     return entity.gpu, entity.mig or entity.link
+
+
+def _comes_and_goes(place: Place, metric: str) -> bool:
+    known = BY_NAME.get(metric)
+    return bool(place[1]) and known is not None and known.scope in (Scope.GPU, Scope.WORKLOAD)
 
 
 def _absence(place: Place, metric: str, reason: str, from_ms: int, to_ms: int | None = None) -> pb.Absence:

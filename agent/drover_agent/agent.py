@@ -59,7 +59,7 @@ class Agent:
         self._boot_id = boot_id(Path(config.proc_root))
         self.spool = Outbox(config.spool, self._clock, disk)
         self._dictionary = Dictionary.load(self.spool.folder / DICTIONARY, self.spool.oldest_batch_ms)
-        self._absences = Absences(self.spool.folder / ABSENCES)
+        self._absences = Absences(self.spool.folder / ABSENCES, self._clock.monotonic())
         self.packer = Packer(self._dictionary, self._absences, LATE_WINDOWS * config.batch_s * 1000)
         self._window: int | None = None
         self._ahead_ms = self._wall_ahead_ms()
@@ -152,7 +152,7 @@ class Agent:
             self.spool.keep_file(DICTIONARY, self._dictionary.dump(), first=True)
         if blocks:
             self.spool.add_batch(newest_ms, blocks)
-        if changes := self._absences.changes():
+        if changes := self._absences.changes(self._clock.monotonic()):
             for absence in changes:
                 self.spool.add_record(absence.from_ms, pb.Record(absence=absence))
             self.spool.keep_file(ABSENCES, self._absences.dump(), first=False)

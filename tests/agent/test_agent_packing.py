@@ -93,7 +93,7 @@ def test_readings_of_several_sources_are_one_row_and_what_one_has_is_not_absent(
     one.add(T, Reading(rows=[(GPU, {"gpu_temp_c": 40.0})], absent=[(GPU, "memory_temp_c", Absent.ERROR)]))
     blocks, newest_ms = one.take(T)
     assert ([block.rows for block in blocks], newest_ms) == ([1], T)
-    changes = one._absences.changes()
+    changes = one._absences.changes(0.0)
     assert [(c.metric, c.reason) for c in changes] == [("memory_temp_c", "error")]
 
 
@@ -143,7 +143,9 @@ def test_what_a_part_or_a_workload_lacks_is_not_told_of_the_whole(tmp_path: Path
     absences.missing(part, "power_w", Absent.UNSUPPORTED, T)
     absences.present(GPU, {"power_w": 100.0}, T)
     absences.missing(Entity(Scope.WORKLOAD, "n1/vllm"), "ttft_p50_s", Absent.UNSUPPORTED, T)
-    told = {(c.gpu if c.HasField("gpu") else None, c.link, c.metric, c.HasField("to_ms")) for c in absences.changes()}
+    told = {
+        (c.gpu if c.HasField("gpu") else None, c.link, c.metric, c.HasField("to_ms")) for c in absences.changes(0.0)
+    }
     assert told == {(0, "1g.10gb/1", "power_w", False), (None, "vllm", "ttft_p50_s", False)}
 
 
@@ -155,22 +157,57 @@ def test_absences_of_things_that_come_and_go_are_bounded(tmp_path: Path, monkeyp
         link = Entity(Scope.LINK, f"n1/veth{port}", link=f"veth{port}")
         for metric in ("rate_gbps", "tx_wait"):
             absences.missing(link, metric, Absent.UNSUPPORTED, T + port)
-        absences.changes()
+        absences.changes(0.0)
     assert len(json.loads(absences.dump())) <= 100
     path.write_bytes(absences.dump())
     newest = Entity(Scope.LINK, "n1/veth999", link="veth999")
     again = Absences(path)
     again.present(newest, {"tx_wait": 1.0}, T + 5_000)
-    assert [(c.link, c.metric, c.from_ms, c.to_ms) for c in again.changes()] == [
+    assert [(c.link, c.metric, c.from_ms, c.to_ms) for c in again.changes(0.0)] == [
         ("veth999", "tx_wait", T + 999, T + 5_000)
     ]
+
+
+def test_absences_of_jobs_and_mig_instances_that_are_gone_end(tmp_path: Path) -> None:
+    """Those of GPUs and ports do not: they are expected to be there. A restart between makes no difference."""
+    part = Entity(Scope.GPU, "MIG-1", 0, mig="MIG-1")
+    live = Entity(Scope.GPU, "MIG-2", 0, mig="MIG-2")
+    job = Entity(Scope.WORKLOAD, "n1/job 7", link="job 7")
+    port = Entity(Scope.LINK, "n1/mlx5_0", link="mlx5_0")
+    path = tmp_path / "absences.json"
+    absences = Absences(path)
+    for thing, metric in (
+        (part, "power_w"),
+        (live, "power_w"),
+        (job, "step_time_s"),
+        (port, "tx_wait"),
+        (GPU, "power_w"),
+    ):
+        absences.missing(thing, metric, Absent.LOST, T)
+    assert len(absences.changes(100.0)) == 5
+    path.write_bytes(absences.dump())
+    hours = 3600.0
+    for run, began_s in ((absences, 100.0), (Absences(path, 5_000_000.0), 5_000_000.0)):
+        ended = []
+        for hour in range(10):
+            run.missing(live, "power_w", Absent.LOST, T + hour)
+            ended += run.changes(began_s + hour * hours)
+        assert {(c.link, c.metric, c.HasField("to_ms")) for c in ended} == {
+            ("MIG-1", "power_w", True),
+            ("job 7", "step_time_s", True),
+        }
+        assert {tuple(row[:3]) for row in json.loads(run.dump())} == {
+            (0, "MIG-2", "power_w"),
+            (None, "mlx5_0", "tx_wait"),
+            (0, "", "power_w"),
+        }
 
 
 def test_an_absence_over_a_clock_set_back_does_not_end_before_it_begins(tmp_path: Path) -> None:
     absences = Absences(tmp_path / "absences.json")
     absences.missing(GPU, "power_w", Absent.ERROR, T)
     absences.present(GPU, {"power_w": 1.0}, T - 3_600_000)
-    told = absences.changes()
+    told = absences.changes(0.0)
     assert [(c.from_ms, c.to_ms) for c in told] == [(T, T)]
 
 

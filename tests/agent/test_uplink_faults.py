@@ -125,11 +125,11 @@ def test_an_absence_that_was_not_kept_before_the_end_is_told_by_the_next_run(tmp
     path, gpu = tmp_path / "absences.json", Entity(Scope.GPU, "SN0", 0)
     killed = Absences(path)
     killed.missing(gpu, "power_w", Absent.LOST, 1)
-    assert len(killed.changes()) == 1  # and the power goes before the records of it are written
+    assert len(killed.changes(0.0)) == 1  # and the power goes before the records of it are written
     again = Absences(path)
     again.missing(gpu, "power_w", Absent.LOST, 2)
-    assert len(again.changes()) == 1
+    assert len(again.changes(0.0)) == 1
     path.write_bytes(again.dump())
     third = Absences(path)
     third.missing(gpu, "power_w", Absent.LOST, 3)
-    assert third.changes() == []
+    assert third.changes(0.0) == []
