@@ -192,6 +192,15 @@ def test_false_fails_keep_to_the_budget() -> None:
     assert failed <= 3 * judged / 1000 + 3  # the budget, and chance: Poisson of 10 is below 33 in all of a million runs
 
 
+def test_heavy_tails_are_learnt_from_the_side_that_no_defect_reaches() -> None:
+    failed = 0
+    for seed in range(10):
+        draw = np.random.default_rng(seed).standard_t(5, 2000)
+        boards = [Measurement(f"n{k}", 0, "gemm_bf16", float(789 * np.exp(0.01 * x)), H200) for k, x in enumerate(draw)]
+        failed += sum(v.ok is False for v in judge(boards).verdicts)
+    assert failed <= 2 * 10 * 2000 / 1000  # twice the budget; with normal tails assumed it is four times
+
+
 def test_a_board_that_is_unsteady_is_measured_again_not_passed() -> None:
     found = judge(changed(fleet(64), 2, spread=0.5))
     verdict = of(found, "n0", 2)

@@ -65,7 +65,9 @@ PRIOR = 6.0
 WORTH = 0.4
 CENTRE = 3.0
 LEAST_FREEDOM = 12.0  # of a group of none: what is usual is known that well
-MOST_FREEDOM = 60.0  # tails of real fleets are heavier than normal ones; by tuning, what keeps to the budget
+MOST_FREEDOM = 60.0
+TAILS = ((60.0, 0.7), (15.0, 0.15), (8.0, 0.1), (4.5, 0.05))  # degrees of freedom of the units' own spread: how likely
+SLIP = 10.0  # spreads above the centre: a reading that is wrong, not a tail
 NEAR, FAR = 1.5, 3.5  # spreads: around the centre for the centre, above it for the spread
 _MEDIAN = 0.6745  # half the width of the shortest half of normal values, over their standard deviation
 POWER = 0.9  # a difference is "told" when it fails so often
@@ -96,20 +98,27 @@ def sign(probe: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Of `size` values in logarithms: where the healthy ones lie. `freedom`: degrees of it that `spread` has."""
+    """Of `size` values in logarithms: where the healthy ones lie.
+
+    Attributes:
+        freedom: degrees of it that the spread is known with.
+        tails: how heavy the tails may be: degrees of freedom, scale, and how likely.
+    """
 
     size: int
     centre: float
     spread: float
     freedom: float
+    tails: tuple[tuple[float, float, float], ...]
 
     def reach(self, alpha: float, material: float, extra: float | Floats = 0.0) -> Floats:
         """How far below the centre a healthy value comes once in 1 / `alpha`, at least `material`.
 
         `extra`: a value's own error beyond the others', in logarithms.
         """
-        error = np.hypot(self.spread * math.sqrt(1 + CENTRE / self.size), extra)
-        return np.maximum(t_quantile(alpha, self.freedom) * error, -math.log1p(-material))
+        far = sum(t_quantile(alpha, min(self.freedom, tail)) * scale * weight for tail, scale, weight in self.tails)
+        error = np.hypot(far * math.sqrt(1 + CENTRE / self.size), t_quantile(alpha, self.freedom) * extra)
+        return np.maximum(error, -math.log1p(-material))
 
     def detectable(self, alpha: float, material: float) -> float:
         """The smallest share by which a unit may be worse and still fail nine times in ten (POWER)."""
@@ -141,12 +150,36 @@ def fit(values: Floats, prior_spread: float) -> Fit:
         centre, spread = moved, wide
         if done:
             break
-    return Fit(size, centre, spread, min(MOST_FREEDOM, LEAST_FREEDOM + WORTH * size))
+    above = ordered[(ordered > centre + 1e-12) & (ordered <= centre + SLIP * spread + 1e-9)] - centre
+    return Fit(size, centre, spread, min(MOST_FREEDOM, LEAST_FREEDOM + WORTH * size), _tails(above, prior_spread))
 
 
 def _spread(seen: float, above: int, prior: float) -> float:
     """Of `above` values over the centre, which stand for as many below it, and of PRIOR boards as is usual."""
     return math.sqrt((PRIOR * prior**2 + 2 * above * seen**2) / (PRIOR + 2 * above))
+
+
+def _tails(above: Floats, prior: float) -> tuple[tuple[float, float, float], ...]:
+    """Student's t of several degrees fitted to the upper side, each with how likely it is (TAILS before any is seen).
+
+    Healthy units of some fleets lie apart with heavier tails than normal ones; the upper side shows it, and is no
+    defect.
+    """
+    found = []
+    for tail, weight in TAILS:
+        scale = prior * math.sqrt((tail - 2) / tail)
+        least = PRIOR * scale**2
+        for _ in range(12):
+            pull = (tail + 1) / (tail + (above / scale) ** 2)
+            scale = math.sqrt((least + 2 * float(pull @ above**2)) / (PRIOR + 2 * len(above)))
+        likely = len(above) * (
+            math.lgamma((tail + 1) / 2) - math.lgamma(tail / 2) - 0.5 * math.log(tail) - math.log(scale)
+        )
+        likely -= (tail + 1) / 2 * float(np.log1p((above / scale) ** 2 / tail).sum())
+        found.append((tail, scale, likely + math.log(weight)))
+    most = max(likely for _, _, likely in found)
+    total = sum(math.exp(likely - most) for _, _, likely in found)
+    return tuple((tail, scale, math.exp(likely - most) / total) for tail, scale, likely in found)
 
 
 def similarity(one: Floats, other: Floats) -> float:

@@ -131,9 +131,10 @@ def _judge_group(
     verdicts = by_fleet(group, logs, scale, low)
     slower = [v for v in verdicts if v.ok is False]
     reach = float(scale.reach())
-    faster = [v for v, log in zip(verdicts, logs.tolist(), strict=True) if log > scale.fit.centre + reach]
+    fast = (logs > scale.fit.centre + reach).tolist()
+    faster = [v for v, is_fast in zip(verdicts, fast, strict=True) if is_fast]
     many = max((slower, faster), key=len)
-    if len(many) > (MOST_BAD if many is slower else MOST_FASTER) * len(group):
+    if len(many) > 1 and len(many) > (MOST_BAD if many is slower else MOST_FASTER) * len(group):
         most = max(abs(v.worse or 0.0) for v in many)
         text = (
             f"{len(many)} of {len(group)} boards of one configuration are up to {share(most)} "
@@ -144,7 +145,7 @@ def _judge_group(
     if len(slower) > MOST_BAD * len(group):
         return [_doubted(v) if v.ok is False else v for v in verdicts], notes, seen
     if len(faster) > MOST_BAD * len(group):
-        return [v if v in faster else _doubted(v) for v in verdicts], notes, seen
+        return [v if is_fast else _doubted(v) for v, is_fast in zip(verdicts, fast, strict=True)], notes, seen
     return verdicts, notes, seen
 
 
