@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ MAX_BUCKET_MS = 600_000
 
 
 # columns beside ts and node that say what a row describes
-KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"]}
+KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"], Scope.WORKLOAD: ["workload"]}
 
 
 class CaseError(CliError):
@@ -167,11 +167,11 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
         spec = with_ports(spec, path / "link.parquet")
     index = FleetIndex(spec)
     notes: list[str] = []
-    gpu = _read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
-    node = _read_samples(path / "node.parquet", Scope.NODE, index, notes)
+    gpu = read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
+    node = read_samples(path / "node.parquet", Scope.NODE, index, notes)
     if gpu is None and node is None:
         raise CaseError(f"{path}: neither gpu.parquet nor node.parquet; a case needs samples to judge")
-    link = _read_samples(path / "link.parquet", Scope.LINK, index, notes)
+    link = read_samples(path / "link.parquet", Scope.LINK, index, notes)
     events = _read_events(path / "events.jsonl", index, notes)
     interval = _interval_ms(gpu if gpu is not None else node, notes)
     return Case(path, spec, index, gpu, node, link, events, interval, notes)
@@ -182,7 +182,10 @@ def _ports(index: FleetIndex) -> list[tuple[str, str]]:
     return [(node.name, link.link) for node in index.nodes for link in node.links]
 
 
-def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str]) -> Samples | None:
+def read_samples(
+    path: Path, scope: Scope, index: FleetIndex, notes: list[str], workloads: Sequence[tuple[str, str]] = ()
+) -> Samples | None:
+    """One Parquet file; `workloads`: (node, name) of those to take, by whose place here the samples number them."""
     if not path.exists():
         notes.append(f"{path.name} is missing: nothing that needs it was judged")
         return None
@@ -195,7 +198,7 @@ def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str])
     if missing:
         raise CaseError(f"{path}: column {missing[0]!r} is missing; it needs {', '.join(needed)} and catalog columns")
     ts_ms = _times(path, table.column("ts"))
-    entity = _entities(table, scope, index)
+    entity = _entities(table, scope, index, workloads)
     known = entity >= 0
     if not known.all():
         names = table.column("node").cast(pa.string())
@@ -231,7 +234,9 @@ def _read_samples(path: Path, scope: Scope, index: FleetIndex, notes: list[str])
     return Samples(ts_ms[order], entity[order], table.select(columns).take(pa.array(order)).combine_chunks())
 
 
-def _entities(table: pa.Table, scope: Scope, index: FleetIndex) -> npt.NDArray[np.int32]:
+def _entities(
+    table: pa.Table, scope: Scope, index: FleetIndex, workloads: Sequence[tuple[str, str]]
+) -> npt.NDArray[np.int32]:
     """What each row describes, -1 for what the fleet does not list."""
 
     def numbers(names: pa.Array, known: list[str]) -> npt.NDArray[np.int32]:
@@ -239,9 +244,11 @@ def _entities(table: pa.Table, scope: Scope, index: FleetIndex) -> npt.NDArray[n
         return np.asarray(found.fill_null(-1), np.int32)
 
     names = table.column("node").cast(pa.string()).combine_chunks()
-    if scope is Scope.LINK:
-        ports = pc.binary_join_element_wise(names, table.column("link").cast(pa.string()).combine_chunks(), "/")
-        return numbers(ports, [f"{node}/{link}" for node, link in _ports(index)])
+    if scope in (Scope.LINK, Scope.WORKLOAD):
+        parts = table.column(KEYS[scope][0]).cast(pa.string()).combine_chunks()
+        known_parts = _ports(index) if scope is Scope.LINK else workloads
+        keys = pc.binary_join_element_wise(names, parts, "/")
+        return numbers(keys, [f"{node}/{part}" for node, part in known_parts])
     node = numbers(names, [n.name for n in index.nodes])
     if scope is Scope.NODE:
         return node
@@ -348,7 +355,7 @@ class ParquetWriter:
 
     def __init__(self, path: Path, scope: Scope) -> None:
         self._metrics = of_scope(scope)
-        extra = {Scope.GPU: [("gpu", pa.uint8())], Scope.LINK: [("link", pa.string())]}.get(scope, [])
+        extra = [(key, pa.uint8() if key == "gpu" else pa.string()) for key in KEYS.get(scope, [])]
         self._schema = pa.schema(
             [("ts", pa.timestamp("ms", "UTC")), ("node", pa.string()), *extra]
             + [(m.name, arrow_type(m)) for m in self._metrics]

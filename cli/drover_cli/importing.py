@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from drover_cli.case import Case, CaseError, Samples, read_jsonl
+from drover_cli.case import Case, CaseError, Samples, read_jsonl, read_samples
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Absence, Holding
@@ -19,10 +21,20 @@ from drover_proto.times import from_iso
 
 ROWS = 200_000  # of one insert
 EVENTS = 20_000
-Key = tuple[str, int | None, str]  # node, slot, link
+Key = tuple[str, int | None, str]  # node, slot, link or workload
 
 
-def load(store: Store, case: Case, absences: Sequence[Absence], say: Callable[[int], None]) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """Rows of workloads, which nothing judges: of a store alone."""
+
+    names: list[tuple[str, str]] = field(default_factory=list)  # (node, workload), by the number that samples have
+    samples: Samples | None = None
+
+
+def load(
+    store: Store, case: Case, absences: Sequence[Absence], workloads: Workloads, say: Callable[[int], None]
+) -> dict[str, int]:
     """Write a case into an open store.
 
     Args:
@@ -34,10 +46,11 @@ def load(store: Store, case: Case, absences: Sequence[Absence], say: Callable[[i
     """
     done: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    for scope, samples in ((Scope.GPU, case.gpu), (Scope.NODE, case.node), (Scope.LINK, case.link)):
+    files = (case.gpu, case.node, case.link, workloads.samples)
+    for scope, samples in zip((Scope.GPU, Scope.NODE, Scope.LINK, Scope.WORKLOAD), files, strict=True):
         if samples is None or not len(samples.ts_ms):
             continue
-        ids = _entities(store, case, scope, samples)
+        ids = _entities(store, case, scope, samples, workloads)
         for batch in _batches(scope, samples, ids, refused):
             store.write_samples(batch)
             store.mark_late(batch, time.time_ns() // 1_000_000)
@@ -104,6 +117,27 @@ def read_absences(case: Case) -> list[Absence]:
     return found
 
 
+def read_workloads(case: Case) -> Workloads:
+    """Workloads of a case; none without the file.
+
+    Raises:
+        CaseError: it cannot be used.
+    """
+    path = case.path / "workload.parquet"
+    if not path.exists():
+        return Workloads()
+    try:
+        table = pq.read_table(path, columns=["node", "workload"])
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+    pairs = table.group_by(table.column_names).aggregate([]).to_pylist()
+    known = case.index.node_number
+    names = sorted(
+        (str(row["node"]), str(row["workload"])) for row in pairs if all(row.values()) and row["node"] in known
+    )
+    return Workloads(names, read_samples(path, Scope.WORKLOAD, case.index, case.notes, names))
+
+
 def _batches(
     scope: Scope, samples: Samples, ids: npt.NDArray[np.uint64], refused: Counter[str]
 ) -> Iterator[SampleBatch]:
@@ -113,7 +147,7 @@ def _batches(
         yield SampleBatch.of_values(scope, ids[samples.entity[low:high]], samples.ts_ms[low:high], values)
 
 
-def _entities(store: Store, case: Case, scope: Scope, samples: Samples) -> npt.NDArray[np.uint64]:
+def _entities(store: Store, case: Case, scope: Scope, samples: Samples, workloads: Workloads) -> npt.NDArray[np.uint64]:
     """uint64 by the number that samples have: the entity that the store knows at that place, else a new one."""
     index = case.index
     places: list[Key]
@@ -121,6 +155,8 @@ def _entities(store: Store, case: Case, scope: Scope, samples: Samples) -> npt.N
         places = [(node.name, slot, "") for node in index.nodes for slot in range(node.gpus)]
     elif scope is Scope.NODE:
         places = [(node.name, None, "") for node in index.nodes]
+    elif scope is Scope.WORKLOAD:
+        places = [(node, None, name) for node, name in workloads.names]
     else:
         places = [(node.name, None, link.link) for node in index.nodes for link in node.links]
     used = np.unique(samples.entity)
@@ -137,7 +173,7 @@ def _entities(store: Store, case: Case, scope: Scope, samples: Samples) -> npt.N
         place = places[number]
         row = known.get(place)
         if row is None:
-            # As agents name nodes and ports; for a GPU, whose serial a case does not tell, its place.
+            # As agents name nodes, ports and workloads; for a GPU, whose serial a case does not tell, its place.
             key = "/".join(str(word) for word in place if word not in (None, ""))
             node, slot, link = place
             row = EntityRow(entity_id(scope, key), scope, key, node, slot, link=link, first_ms=span[0])

@@ -38,7 +38,7 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     store, index = facts.store, facts.index
     jobs = jobs_of(h for h in store.holdings(from_ms, to_ms) if index.gpu(h.node, h.gpu) is not None)
     yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
-    for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+    for scope in Scope:
         yield from _tables(f"{scope}.parquet", store.export(scope, from_ms, to_ms))
     yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, told_ms)))
     absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)

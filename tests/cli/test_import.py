@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drover_cli.case import read_case
-from drover_cli.importing import holdings_of, load, read_absences
+from drover_cli.case import ParquetWriter, read_case
+from drover_cli.importing import Workloads, holdings_of, load, read_absences, read_workloads
 from drover_cli.main import main
 from drover_collector.api_export import absence_row, jobs_of
 from drover_collector.store import Store, StoreError
@@ -23,7 +24,8 @@ from drover_proto.catalog import Scope
 from drover_proto.fleet import FleetSpec, JobSpec
 from drover_proto.reports import event_report
 
-KEYS = {"gpu": ["ts", "node", "gpu"], "node": ["ts", "node"], "link": ["ts", "node", "link"]}
+KEYS = {"gpu": ["ts", "node", "gpu"], "node": ["ts", "node"], "link": ["ts", "node", "link"],
+        "workload": ["ts", "node", "workload"]}  # fmt: skip
 ABSENCES = [
     {"node": "node001", "gpu": 1, "metric": "power_w", "reason": "lost", "from": "2026-01-01T00:00:10.000Z",
      "to": None},
@@ -42,7 +44,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [node["name"] for node in json.loads((case / "fleet.json").read_text())["nodes"]]
     rows = [row | {"node": names[0]} for row in ABSENCES]
     (case / "absences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workloads(case, names[:2])
     return case
+
+
+def workloads(case: Path, nodes: list[str]) -> None:
+    """A training job on these nodes, and a server with two models on the first."""
+    things = [*((node, "pretrain") for node in nodes), (nodes[0], "chat:llama/8b"), (nodes[0], "chat:qwen")]
+    count, start_ms = 20, int(pq.read_table(case / "node.parquet")["ts"][0].as_py().timestamp() * 1000)
+    writer = ParquetWriter(case / "workload.parquet", Scope.WORKLOAD)
+    for number, (node, name) in enumerate(things):
+        values = np.arange(count) * 0.5 + number
+        training = name == "pretrain"
+        columns = {"step_time_s": values + 1} if training else {"tokens_per_s": values, "requests_running": values // 1}
+        times = start_ms + 1000 * np.arange(count)
+        writer.write({"ts": times, "node": [node] * count, "workload": [name] * count}, columns)
+    writer.close()
 
 
 def rows_of(store: Store, case: Path) -> dict[str, Any]:
@@ -50,7 +67,7 @@ def rows_of(store: Store, case: Path) -> dict[str, Any]:
     spec = read_case(case).spec
     span = (0, 1 << 42)
     found: dict[str, Any] = {}
-    for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+    for scope in Scope:
         found[scope] = [row for table in store.export(scope, *span) for row in table.to_pylist()]
     found["events"] = [event_report(event) for event in store.events(*span, limit=100_000)]
     found["absences"] = [absence_row(absence) for absence in store.absences_between(*span)]
@@ -61,7 +78,7 @@ def rows_of(store: Store, case: Path) -> dict[str, Any]:
 
 def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: Store) -> None:
     case = read_case(folder)
-    done = load(store, case, read_absences(case), lambda _: None)
+    done = load(store, case, read_absences(case), read_workloads(case), lambda _: None)
     first = rows_of(store, folder)
     for scope, keys in KEYS.items():
         if not (folder / f"{scope}.parquet").exists():
@@ -76,7 +93,7 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
                 expected = table[name].to_pylist()
             got = [row[name] for row in held]
             assert [value is None for value in got] == [value is None for value in expected], name
-            if name in ("ts", "node", "link"):
+            if name in ("ts", *KEYS[scope]):
                 assert got == expected
             else:  # a case may be finer than the store's resolution, but one of ours is not
                 there = [value for value in expected if value is not None]
@@ -87,7 +104,7 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
         ("load1", None, "error", "2026-01-01T00:01:00.000Z"),
         ("power_w", 1, "lost", None),
     ]
-    assert load(store, read_case(folder), read_absences(case), lambda _: None) == done
+    assert load(store, read_case(folder), read_absences(case), read_workloads(case), lambda _: None) == done
     assert rows_of(store, folder) == first
 
 
@@ -101,7 +118,7 @@ def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: 
     held = pq.read_table(case / "link.parquet").num_rows
     assert held > 0
     assert any("port" in note for note in read_case(case).notes)
-    load(store, read_case(case, all_ports=True), [], lambda _: None)
+    load(store, read_case(case, all_ports=True), [], Workloads(), lambda _: None)
     assert sum(len(table) for table in store.export(Scope.LINK, 0, 1 << 42)) == held
 
 
@@ -109,7 +126,7 @@ def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> Non
     case = read_case(folder)
     now_ms = time.time_ns() // 1_000_000
     case.events = [replace(event, ts_ms=now_ms, received_ms=None) for event in case.events]
-    load(store, case, [], lambda _: None)
+    load(store, case, [], Workloads(), lambda _: None)
     assert len(store.events(0, now_ms + 1, limit=1000)) == len(case.events) > 0
     assert store.unjudged_events(now_ms, 1000) == []
 
@@ -134,6 +151,7 @@ def spoil(name: str, text: str) -> Callable[[Path], None]:
         (spoil("absences.jsonl", '{"node": "n0"}\n'), "absences.jsonl: line 1"),
         (spoil("events.jsonl", "{}\n"), "events.jsonl: line 1"),
         (spoil("gpu.parquet", "x"), "not a readable Parquet file"),
+        (spoil("workload.parquet", "x"), "workload.parquet: not a readable Parquet file"),
         (lambda case: (case / "fleet.json").unlink(), "fleet.json"),
     ],
 )

@@ -7,11 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from drover_proto import fleet_pb2 as pb
 from testbed.system_processes import Collector, collector
 
 SINCE, UNTIL = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-FILES = ("fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "events.jsonl", "absences.jsonl")
+FILES = (
+    "fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "workload.parquet", "events.jsonl", "absences.jsonl",
+)  # fmt: skip
 
 
 def drover(*words: object) -> str:
@@ -59,6 +64,10 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     given = tmp_path / "given"
     drover("simulate", "--out", given, "--nodes", 3, "--hours", 0.1, "--seed", 3)
     fleet = toml(given)
+    node = json.loads((given / "fleet.json").read_text())["nodes"][0]["name"]
+    times = pq.read_table(given / "node.parquet")["ts"][:5]
+    steps = {"ts": times, "node": [node] * 5, "workload": ["pretrain"] * 5, "step_time_s": [0.5, 0.25, 0.5, 1.0, 0.5]}
+    pq.write_table(pa.table(steps), given / "workload.parquet")
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
     site_of(first, given)
     with collector(first, fleet, settings(first)) as site:
@@ -72,7 +81,7 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
             [sys.executable, "-m", "drover_cli.main", "backup", "../b2", "--collector", site.api],
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
-    assert exported.keys() == again.keys()
+    assert exported.keys() == again.keys() == set(FILES)
     for name, data in exported.items():
         assert again[name] == data, name
     assert len(exported["events.jsonl"].splitlines()) == len((given / "events.jsonl").read_text().splitlines()) > 0

@@ -21,8 +21,11 @@ _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The names the collector may give: an answer must not choose where we write.
 _FILES = frozenset(
-    {"fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "events.jsonl", "absences.jsonl", "incidents.jsonl"}
-)
+    {
+        "fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "workload.parquet", "events.jsonl",
+        "absences.jsonl", "incidents.jsonl",
+    }
+)  # fmt: skip
 EXPORT_DEADLINE_S = 3600.0
 
 

@@ -17,10 +17,10 @@ HOUR_MS = 3_600_000
 
 class Export(Base):
     def export(self, scope: Scope, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
-        """Tables of at most an hour, ordered by ts, node, gpu or link.
+        """Tables of at most an hour, ordered by ts, node, gpu, link or workload.
 
-        Columns: ts (timestamp ms UTC), node, gpu (uint8) or link (string; workloads: their name), then the catalog's
-        columns as float64, null where absent.
+        Columns: ts (timestamp ms UTC), node, gpu (uint8) or link or workload (string), then the catalog's columns as
+        float64, null where absent.
         """
         metrics = [metric.name for metric in of_scope(scope)]
         columns = ", ".join(f"`{name}`" for name in metrics)
@@ -57,7 +57,7 @@ class Export(Base):
         if scope is Scope.GPU:
             arrays["gpu"] = pa.array(places[order].astype(np.uint8))
         elif scope is not Scope.NODE:
-            arrays["link"] = pa.array(places[order], pa.string())
+            arrays["link" if scope is Scope.LINK else "workload"] = pa.array(places[order], pa.string())
         for name in metrics:
             column = values(table, name)[order]
             arrays[name] = pa.array(column, mask=np.isnan(column))
