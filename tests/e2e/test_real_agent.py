@@ -188,7 +188,8 @@ def test_ports_jobs_mig_and_training_steps_reach_the_store(tmp_path: Path, fake:
     assert [gpu.job for gpu in found.gpus] == ["4242", *[""] * 7]
     assert len(found.gpus) == GPUS, "MIG instances are no GPUs more"
     assert {v.metric: v.value for v in found.gpus[7].values if v.present}["framebuffer_total_bytes"] == 85520809984.0
-    assert stored(tmp_path, Scope.WORKLOAD) == [{"workload": "pretrain", "step_time_s": 0.25, "tokens_per_step": 1000.0}]
+    steps = {"workload": "pretrain", "step_time_s": 0.25, "tokens_per_step": 1000.0}
+    assert stored(tmp_path, Scope.WORKLOAD) == [steps]
 
 
 def test_a_paused_agent_goes_on_and_blames_nobody(tmp_path: Path, served: Collector, fake: FakeNvml) -> None:
