@@ -6,7 +6,7 @@ NODES ?= 32
 SYSTEM ?=
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint format bench proto clean
+.PHONY: help demo test lint format bench bench-probes proto clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -44,6 +44,9 @@ format: $(VENV)/dev.stamp ## let ruff arrange the code
 
 bench: $(VENV)/dev.stamp ## every script of benchmarks/, one JSON line each
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
+	@$(BIN)/python benchmarks/bench_probes.py
 
 proto: $(VENV)/dev.stamp ## generate the protobuf code again
 	@$(BIN)/python proto/generate.py

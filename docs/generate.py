@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from drover_agent.config import AgentConfig
+from drover_agent.probes import PROBES
 from drover_agent.source_facts import FACTS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
@@ -137,12 +138,26 @@ def sources() -> str:
     return "\n".join(parts)
 
 
+def probes() -> str:
+    """The page is written by hand, but for its table."""
+    lines: list[list[object]] = [
+        [f"`{p.name}`", p.level.value, p.unit, p.better, f"{p.seconds[0]:g}, {p.seconds[1]:g}", p.what]
+        for p in PROBES.values()
+    ]
+    made = table(["probe", "from level", "unit", "better", "seconds at quick, later", "what"], lines)
+    before, begin, rest = (HERE / "probes.md").read_text("utf-8").partition(NOTE)
+    _, end, after = rest.partition("<!-- end of the table -->")
+    assert begin and end, "docs/probes.md has lost the marks around its table"
+    return f"{before}{NOTE}\n{made}\n{end}{after}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "settings.md": settings,
     "commands.md": commands,
     "xids.md": xids,
     "sources.md": sources,
+    "probes.md": probes,
     "events.md": events,
 }
 

@@ -25,7 +25,7 @@ def _pages() -> dict[str, str]:
     return {name: make() for name, make in module.PAGES.items()}
 
 
-@pytest.mark.parametrize("name", ["metrics.md", "settings.md", "commands.md", "xids.md", "sources.md"])
+@pytest.mark.parametrize("name", ["metrics.md", "settings.md", "commands.md", "xids.md", "sources.md", "probes.md"])
 def test_reference_pages_follow_the_code(name: str) -> None:
     written = (ROOT / "docs" / name).read_text("utf-8")
     assert written == _pages()[name], f"docs/{name} is old: run .venv/bin/python docs/generate.py"
@@ -52,7 +52,7 @@ def test_readme_names_every_command() -> None:
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda p: p.name)
 def test_files_and_make_targets_named_in_docs_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for target in re.findall(r"`make ([a-z-]+)", text):
         assert target in targets, f"{page.name}: make {target}"
     for name in re.findall(r"`((?:docs|tests|benchmarks|proto|agent|collector|dashboard|cli|ansible)/[\w./-]+)`", text):

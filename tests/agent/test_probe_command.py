@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from drover_agent.probes import PROBES, command, plan, runner
+from drover_agent.probes import PROBES, Level, command, plan, runner
 from drover_agent.probes.base import Result
+from drover_agent.probes.eligible import Gpu
 from drover_agent.probes.runner import End, Report
 from testbed.nvml import FakeNvml
 
@@ -142,6 +143,20 @@ def test_a_crash_ends_with_1_and_its_reason(
 def test_a_timeout_does_too(probe: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe("--only", "gemm_bf16", "--timeout", "0.5", part="hang") == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("timeout: took longer than 0.5 s")
+
+
+@pytest.mark.parametrize(("level", "least_s"), [(Level.QUICK, 60.0), (Level.STANDARD, 300.0)])
+@pytest.mark.parametrize("count", [1, 4, 8, 16])
+def test_a_level_takes_no_longer_on_a_node_of_many_gpus(level: Level, least_s: float, count: int) -> None:
+    names = plan.names_of([], level)
+    gpus = [Gpu(slot, f"GPU-{slot}") for slot in range(count)]
+    request = plan.request_of(names, level, gpus, None, "")
+    own = plan.own_s(names, level, count)
+    assert own * request.scale <= 0.7 * least_s + 1e-9, "the rest is for what is not measured"
+    assert request.scale == 1.0 or own * request.scale == pytest.approx(plan.LEVEL_S[level])
+    assert request.timeout_s > 2 * own
+    assert plan.request_of(("soak",), Level.DEEP, gpus, None, "").scale == 1.0
+    assert plan.own_s(("soak",), Level.DEEP, count) == PROBES["soak"].seconds[1], "all at once"
 
 
 def test_a_wrong_answer_ends_with_1(probe: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def main() -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     import torch
 
-    found = devices(torch, request["gpus"])
+    found = devices(torch, request["gpus"], request.get("cpus", 1))
     _tell(lines, "devices", devices=[dataclasses.asdict(device) for device in found])
     with tempfile.TemporaryDirectory(prefix="drover-probe-", dir=request.get("folder") or None) as folder:
         for name in request["probes"]:
@@ -62,10 +62,10 @@ def main() -> int:
     return 0
 
 
-def devices(torch: Any, gpus: Sequence[Mapping[str, Any]]) -> tuple[Device, ...]:
+def devices(torch: Any, gpus: Sequence[Mapping[str, Any]], cpus: int) -> tuple[Device, ...]:
     """The devices under test: the GPUs that CUDA_VISIBLE_DEVICES names, in that order; without any, the CPU."""
     if not gpus:
-        return (Device(None, "cpu", "cpu", 0),)
+        return tuple(Device(None if cpus == 1 else number, "cpu", "cpu", 0) for number in range(cpus))
     found = []
     for number, gpu in enumerate(gpus):
         properties = torch.cuda.get_device_properties(number)

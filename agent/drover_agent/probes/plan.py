@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,10 @@ from drover_agent.probes.runner import START_S, GpuRef, Request
 
 PATIENCE = 3.0  # times the probes' own lengths: a slow device is what they are for
 MEMORY_BYTES = 32 << 30
+# What the measurements of a level may take together, so that the level keeps its promise on a node of many GPUs: a
+# minute, and five. The rest goes to importing torch, contexts and NCCL's start.
+LEVEL_S = {Level.QUICK: 25.0, Level.STANDARD: 210.0}
+OF_THE_NODE = frozenset({"collectives", "disk", "host_memory", "soak"})  # modules that run once, not for each device
 NO_TORCH = "probes need torch on this node: pip install 'drover[probe]'"
 
 
@@ -28,10 +33,22 @@ def names_of(only: Iterable[str], level: Level) -> tuple[str, ...]:
     return tuple(name for name in PROBES if name in wanted) if wanted else tuple(p.name for p in of_level(level))
 
 
+def own_s(names: Sequence[str], level: Level, devices: int) -> float:
+    """What they take together, one device after the other."""
+    return sum(
+        PROBES[name].seconds[level is not Level.QUICK] * (1 if PROBES[name].module in OF_THE_NODE else max(devices, 1))
+        for name in names
+    )
+
+
+def scale(names: Sequence[str], level: Level, devices: int) -> float:
+    """Of each probe's length, so that the level takes no longer than it says; 1 where it does not anyway."""
+    return min(1.0, LEVEL_S.get(level, math.inf) / own_s(names, level, devices))
+
+
 def timeout_s(names: Sequence[str], level: Level, devices: int) -> float:
-    """Far more than they take together, one device after the other."""
-    own = sum(PROBES[name].seconds[level is not Level.QUICK] for name in names)
-    return min(START_S + PATIENCE * own * max(devices, 1), LONGEST_S)
+    """Far more than they take."""
+    return min(START_S + PATIENCE * own_s(names, level, devices), LONGEST_S)
 
 
 def memory_bytes() -> int:
@@ -49,6 +66,11 @@ def request_of(
 ) -> Request:
     """`limit_s` None: what suits them."""
     return Request(
-        names, tuple(GpuRef(gpu.slot, gpu.uuid) for gpu in gpus), level, limit_s or timeout_s(names, level, len(gpus)),
-        memory_bytes(), folder,
-    )  # fmt: skip
+        names,
+        tuple(GpuRef(gpu.slot, gpu.uuid) for gpu in gpus),
+        level=level,
+        timeout_s=limit_s or timeout_s(names, level, len(gpus)),
+        memory_bytes=memory_bytes(),
+        folder=folder,
+        scale=scale(names, level, len(gpus)),
+    )

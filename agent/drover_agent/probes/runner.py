@@ -72,12 +72,14 @@ class Request:
     """What to run.
 
     Attributes:
-        gpus: in the order in which the child sees them; none: on the CPU. timeout_s: of the whole.
+        gpus: in the order in which the child sees them; none: on the CPU, as if it were `cpus` devices.
+        timeout_s: of the whole.
         memory_bytes: of the host, private to the processes of the child's session (file mappings do not count).
     """
 
     probes: tuple[str, ...]
     gpus: tuple[GpuRef, ...] = ()
+    cpus: int = 1
     level: Level = Level.QUICK
     timeout_s: float = 300.0
     memory_bytes: int = 32 << 30  # NCCL's processes take 1 to 2 GB each
