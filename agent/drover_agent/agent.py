@@ -29,6 +29,8 @@ DICTIONARY, ABSENCES = "dictionary.json", "absences.json"  # beside the spool
 GOODBYE_S = 2.0  # for the last words to be delivered at a stop
 MAX_ROWS = 4_000  # rows kept for one batch; a batch leaves early at this size
 LATE_WINDOWS = 2  # rows older than this many batches come from a clock that was set back, not from a slow source
+MAX_TEXT = 8_000  # characters of an event's message; collectors refuse twice as many
+MAX_DAMAGE = 20  # damaged places of the spool that are named one by one
 REPORT_S = 10.0  # losses and refusals are told at most this often
 QUIET_S = 60.0  # a disk that was well for so long is told anew when it is not
 SET_BACK_MS = 500  # a wall clock that falls so far behind the steady one was set
@@ -104,7 +106,7 @@ class Agent:
         self.packer.add(ts_ms, reading)
         if reading.events or reading.holdings:
             for event in reading.events:
-                self._tell(self._merger.offer(event))
+                self._tell(self._merger.offer(event, ts_ms))
             for gpu, job in reading.holdings:
                 self._holdings[gpu] = holding = pb.Holding(gpu=gpu, job=job or "", from_ms=ts_ms)
                 self.spool.add_record(ts_ms, pb.Record(holding=holding))
@@ -130,7 +132,7 @@ class Agent:
                 gpu=event.gpu,
                 kind=event.kind,
                 code=event.code,
-                message=event.message,
+                message=_sendable(event.message),
                 source=event.source,
                 backlog=event.backlog,
                 count=event.count,
@@ -180,7 +182,9 @@ class Agent:
             return
         if losses := self.spool.take_losses():
             self._next_report_s = steady_s + REPORT_S
-            parts = list(losses.damage)
+            parts = list(losses.damage[:MAX_DAMAGE])
+            if (more := len(losses.damage) - MAX_DAMAGE) > 0:
+                parts.append(f"{more} more like these")
             if losses.telemetry or losses.events:
                 parts.append(f"{losses.telemetry} batches and {losses.events} events dropped: {losses.reason}")
             self.tell("spool_dropped", "; ".join(parts), count=max(losses.telemetry + losses.events, 1))
@@ -302,6 +306,11 @@ def boot_id(proc: Path) -> str:
         return (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return ""
+
+
+def _sendable(text: str) -> str:
+    """What was read of files and devices may hold what is no text."""
+    return text[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def hash_of(name: str) -> int:

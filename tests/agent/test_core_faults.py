@@ -22,6 +22,7 @@ from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.segments import MAGIC
 from drover_agent.sources.base import Entity, NodeEvent, Reading
+from drover_collector.records import MAX_TEXT
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
@@ -288,6 +289,40 @@ def _damage(folder: Path, harm: str) -> None:
         else:
             content.clear()
         path.write_bytes(content)
+
+
+def test_spool_damaged_in_hundreds_of_places(tmp_path: Path) -> None:
+    """One `spool_dropped` that a collector takes: some of the places, and how many more there are."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        one = node(tmp_path, await server.start())
+        one.agent.spool._losses.damage = tuple(f"telemetry-{number:020}.seg: {'x' * 100}" for number in range(500))
+        async with one.running():
+            one.second()
+            one.agent.flush()
+            await until(lambda: "spool_dropped" in server.codes())
+        text = next(event.message for event in server.events.values() if event.code == "spool_dropped")
+        assert len(text) < MAX_TEXT
+        assert "480 more" in text
+
+    play(scenario())
+
+
+def test_event_with_a_text_that_is_none(tmp_path: Path) -> None:
+    """A file name with bytes that are no text, or a line without end: the event arrives, cut and readable."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        one = node(tmp_path, await server.start())
+        async with one.running():
+            one.agent.tell("kmsg_unreadable", "/dev/\udcff" + "x" * 100_000)
+            await until(lambda: "kmsg_unreadable" in server.codes())
+        text = next(event.message for event in server.events.values() if event.code == "kmsg_unreadable")
+        assert text.startswith("/dev/?xxx")
+        assert len(text) < MAX_TEXT
+
+    play(scenario())
 
 
 @pytest.mark.parametrize("name", ["id", "backfill.json", "dictionary.json", "absences.json"])
