@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from itertools import combinations, permutations
 
 import numpy as np
@@ -66,6 +67,17 @@ def test_a_gpu_all_of_whose_pairs_are_slow_is_that_gpu(nodes: int) -> None:
     assert "7 of the 7 pairs of GPU 3" in next(v.text for v in verdicts if v.ok is False)
 
 
+@pytest.mark.parametrize("gpus", [3, 4, 6])
+def test_a_bad_gpu_of_a_lone_small_node_is_named(gpus: int) -> None:
+    slow = {k: v for b in range(gpus) if b != 1 for k, v in both("n0", 1, b).items()}
+    verdicts = matrices(1, slow, gpus)
+    if gpus == 3:  # two of three pairs are slow: the one GPU that both have, or something that they share
+        assert {v.ok for v in verdicts if v.measurement.gpu == 1} == {None}
+    else:
+        assert blamed(verdicts) == {(("n0", 1),)}
+        assert all(v.ok for v in verdicts if 1 not in (v.measurement.gpu, v.measurement.peer))
+
+
 def test_a_gpu_that_only_sends_slowly_is_that_gpu() -> None:
     assert blamed(matrices(4, {("n0", 3, b): 0.7 for b in range(8) if b != 3})) == {(("n0", 3),)}
 
@@ -90,6 +102,23 @@ def test_links_that_differ_by_position_by_design_are_learnt() -> None:
 def test_one_node_whose_pairs_differ_much_is_not_judged() -> None:
     level = {(a, b): 60.0 for a in range(4) for b in range(4, 8)}
     assert not [v for v in matrices(1, {}, level=level) if v.ok is False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.floats(1, 900)), max_size=30),
+    st.randoms(),
+)
+def test_any_pairs_in_any_order_have_verdicts_that_agree(
+    pairs: list[tuple[int, int, int, float]], chance: random.Random
+) -> None:
+    measured = list(
+        {(n, a, b): Measurement(f"n{n}", a, "p2p", v, KEY, peer=b) for n, a, b, v in pairs if a != b}.values()
+    )
+    found = judge(measured)
+    assert len(found.verdicts) == len(measured)
+    chance.shuffle(measured)
+    assert judge(measured) == found
 
 
 # --- groups of nodes
