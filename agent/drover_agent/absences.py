@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Container
 from pathlib import Path
 
 from drover_agent.sources.base import Entity
@@ -57,8 +57,8 @@ class Absences:
         if self._count > MAX_OPEN:
             self._forget_oldest()
 
-    def present(self, entity: Entity, values: Mapping[str, float], ts_ms: int) -> None:
-        """The entity has these values; a value that cannot be true is to be told as missing, not here."""
+    def present(self, entity: Entity, values: Container[str], ts_ms: int) -> None:
+        """The entity has these values, or could have had; one that cannot be true is to be told as missing."""
         self._newest_ms = ts_ms
         place = _place(entity)
         if opened := self._open.get(place):

@@ -57,6 +57,8 @@ class Collected:
         for entity, name, reason in reading.absent:
             self.values.setdefault(entity, {}).pop(name, None)
             self.absent.setdefault(entity, {})[name] = reason
+        for entity, name in reading.quiet:
+            self.absent.get(entity, {}).pop(name, None)
         self.inventory |= reading.inventory
         self.holdings |= dict(reading.holdings)
         for event in reading.events:
@@ -78,7 +80,7 @@ def why_not_read(entity: Entity, metric: Metric) -> str:
     if entity.mig:
         return "not told of MIG instances; the whole GPU's row may have it"
     if entity.scope is Scope.WORKLOAD:
-        return "this workload does not report it"
+        return "this workload does not report it, or has nothing to report now"
     return "no source that is on here gives it"
 
 

@@ -32,7 +32,7 @@ class Packer:
         """`late_ms`: a row so much older than the newest of its entity is of a clock that was set back."""
         self._dictionary, self._absences, self._late_ms = dictionary, absences, late_ms
         self._rows: dict[int, dict[Entity, _Values]] = {}
-        self._missing: dict[int, list[tuple[Entity, str, Absent]]] = {}
+        self._missing: dict[int, list[tuple[Entity, str, Absent | None]]] = {}  # None: no longer
         self._columns: dict[Scope, set[str]] = {}
         self._builders: dict[Scope, BlockBuilder] = {}
         self._last_ms: dict[Entity, int] = {}
@@ -56,6 +56,8 @@ class Packer:
                     row.update(values)
         if reading.absent:
             self._missing.setdefault(ts_ms, []).extend(reading.absent)
+        if reading.quiet:
+            self._missing.setdefault(ts_ms, []).extend((entity, name, None) for entity, name in reading.quiet)
 
     def add_to_newest(self, scope: Scope, values: Mapping[str, float]) -> None:
         """Give the newest row of a scope that waits these values too."""
@@ -147,7 +149,7 @@ class Packer:
         self,
         ts_ms: int,
         rows: Mapping[Entity, _Values],
-        missing: Sequence[tuple[Entity, str, Absent]],
+        missing: Sequence[tuple[Entity, str, Absent | None]],
         refused: Mapping[tuple[int, Entity], Sequence[str]],
     ) -> None:
         """Begin and end absences. A value that one source has and another lacks is there."""
@@ -157,5 +159,7 @@ class Packer:
                 self._absences.missing(entity, name, Absent.OUT_OF_RANGE, ts_ms)
             self._absences.present(entity, values, ts_ms)
         for entity, name, reason in missing:
-            if name not in rows.get(entity, ()):
+            if reason is None:
+                self._absences.present(entity, (name,), ts_ms)
+            elif name not in rows.get(entity, ()):
                 self._absences.missing(entity, name, reason, ts_ms)

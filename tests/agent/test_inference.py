@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drover_agent.absences import Absences
 from drover_agent.config import load_config
+from drover_agent.dictionary import Dictionary
+from drover_agent.packing import Packer
 from drover_agent.sources.base import Reading
 from drover_agent.sources.inference import MAX_MODELS, NAMES, SIT_OUT, InferenceSource, quantile, urls_trouble
 from drover_proto.catalog import Scope
@@ -95,6 +99,48 @@ def test_a_server_that_goes_is_lost_and_noticed_when_it_is_back(caplog: pytest.L
             again.body = (PAGE % 27).encode()
             assert rows(inference.read(T))["n1/chat"]["tokens_per_s"] == 2
     assert len(caplog.records) == 2, "once when it went, once when it was back"
+
+
+def kept(tmp_path: Path) -> tuple[Packer, Absences]:
+    absences = Absences(tmp_path / "absences.json")
+    return Packer(Dictionary.load(tmp_path / "dictionary.json", None), absences, 10_000), absences
+
+
+def test_a_server_that_is_back_and_idle_is_lost_no_more(tmp_path: Path) -> None:
+    idle = (
+        PAGE % 7
+        + 'vllm:time_to_first_token_seconds_bucket{le="1",model_name="m"} 4\n'
+        + 'vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 4\n'
+    )
+    packer, absences = kept(tmp_path)
+    with serving() as page:
+        pass
+    inference, told, later = source(page), [], ExitStack()
+    for tick in range(3):
+        packer.add(T + tick * 10_000, inference.read(T))
+        packer.take(T + tick * 10_000)
+        told += [(a.metric, a.reason, a.HasField("to_ms")) for a in absences.changes(tick * 10.0)]
+        if tick == 0:
+            assert sorted(told) == sorted((name, "lost", False) for name in NAMES)
+            later.enter_context(serving(page.port)).body = idle.encode()
+    later.close()
+    assert {metric for metric, reason, ended in told if reason == "lost" and ended} == set(NAMES)
+
+
+def test_what_was_lost_of_a_server_ends_when_its_models_are_known(tmp_path: Path) -> None:
+    packer, absences = kept(tmp_path)
+    with serving() as page:
+        pass
+    inference = source(page)
+    packer.add(T, inference.read(T))
+    packer.take(T)
+    assert {a.link for a in absences.changes(0.0)} == {"chat"}
+    with serving(page.port) as again:
+        again.body = b'nv_inference_pending_request_count{model="a",version="1"} 1\n'
+        packer.add(T + 10_000, inference.read(T))
+    packer.take(T + 10_000)
+    ended = {a.metric for a in absences.changes(10.0) if a.link == "chat" and a.HasField("to_ms")}
+    assert ended == set(NAMES)
 
 
 def test_a_server_that_was_never_there_is_said_to_be_lost() -> None:

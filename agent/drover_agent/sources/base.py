@@ -54,6 +54,7 @@ class Reading:
 
     rows: list[tuple[Entity, Mapping[str, float]]] = field(default_factory=list)
     absent: list[tuple[Entity, str, Absent]] = field(default_factory=list)
+    quiet: list[tuple[Entity, str]] = field(default_factory=list)  # could be read, and there is nothing to tell
     events: list[NodeEvent] = field(default_factory=list)
     holdings: list[tuple[int, str | None]] = field(default_factory=list)  # (GPU slot, job or None): changes only
     inventory: dict[str, str] = field(default_factory=dict)

@@ -139,6 +139,8 @@ class _Server:
         for model, entity in self.entities.items():
             if model not in rows:  # unloaded: told once, for an absence lasts until there is a value
                 reading.absent += [(entity, name, Absent.LOST) for name in NAMES]
+        if not self.entities and "" not in rows:  # what was told while the server was away, and its models not known
+            reading.quiet += [(_entity(self.key), name) for name in NAMES]
         self.entities = rows
         for model, entity in rows.items():
             values, absent = self._row(engine, models[model], before, since_s)
@@ -147,6 +149,8 @@ class _Server:
                     absent[name] = Absent.OUT_OF_RANGE
             reading.rows.append((entity, {n: v for n, v in values.items() if n not in absent}))
             reading.absent += [(entity, name, why) for name, why in absent.items()]
+            # A server that is back is lost no more, though nobody may have asked it for anything yet.
+            reading.quiet += [(entity, name) for name in NAMES if name not in values and name not in absent]
 
     def _by_model(self, engine: Engine, found: Mapping[str, list[Sample]]) -> dict[str, dict[str, list[Sample]]]:
         """Model, or "" for all of the server -> the samples of each name."""
