@@ -274,15 +274,16 @@ class Outbox:
         ahead.asked = False
         if job.cancelled() or self._closed:
             return
-        if error := job.exception():
+        if error := job.exception():  # a fault in Drover; asked for again when something else wakes the stream
             log.error("spool: what waits cannot be read: %s", error, exc_info=error)
-        found = [] if error else job.result()
+            return
+        found = job.result()
         if ahead.after == after:
             if lane != pb.BACKFILL:
                 found = [one for one in found if one[0] <= before]
-                if not found and not error and before == tail.nothing_from:
+                if not found and before == tail.nothing_from:
                     tail.nothing_from = after
-            if error or (lane == pb.BACKFILL and not found):  # what the plan names may be gone (dropped, damaged)
+            elif not found:  # what the plan names may be gone (dropped, damaged)
                 ahead.end = after
             ahead.found.extend(found)
         self.on_ready()

@@ -17,6 +17,7 @@ from drover_agent.clock import SystemClock
 from drover_agent.config import SpoolConfig
 from drover_agent.disk import DiskThread
 from drover_agent.outbox import Outbox
+from drover_agent.spool_jobs import Sendable
 from drover_proto import telemetry_pb2 as pb
 from testbed.clock import ManualClock
 from testbed.disks import BadDisk
@@ -236,6 +237,28 @@ async def test_a_fault_in_the_writing_itself_holds_nothing_back(
     assert names(await drain(again, pb.EVENTS, 2)) == ["79", "31"], "written when it works again"
     assert names(await drain(again, pb.LIVE, 1)) == ["1"]
     again.close()
+
+
+@in_loop
+async def test_a_fault_in_the_reading_stops_no_lane_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = open_outbox(tmp_path)
+    event(before, "79")
+    await before.kept()
+    before.close()
+    outbox = open_outbox(tmp_path)
+    read = outbox_module.read
+
+    def broken(*_: object) -> list[Sendable]:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(outbox_module, "read", broken)
+    assert ready(outbox, pb.EVENTS) == []
+    await until(lambda: "a fault" in caplog.text)
+    monkeypatch.setattr(outbox_module, "read", read)
+    assert names(await drain(outbox, pb.EVENTS, 1)) == ["79"]
+    outbox.close()
 
 
 @in_loop
