@@ -10,6 +10,7 @@ from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import NvmlSource
 from drover_agent.sources.nvml_device import MPS_MS
+from drover_agent.sources.nvml_fields import SLOW_METRICS
 from drover_proto.catalog import Absent
 from testbed.nvml import PROFILE, FakeNvml
 
@@ -48,7 +49,9 @@ def test_mig_mode_is_switched_on_and_off_while_the_agent_runs(
     assert on.inventory["gpu4.mig_mode"] == "on"
     assert "gpu_util_ratio" not in whole(on, 4)
     assert all(gpus.find(uuid=uuid) for uuid in instances(on))
-    assert len(instances(source.read(START + 11_000))) == 2  # in every tick, as their GPU
+    between = source.read(START + 11_000)
+    assert len(instances(between)) == 2  # in every tick, as their GPU, and what is slow of it is slow of them
+    assert not SLOW_METRICS & {name for entity, values in between.rows if entity.mig for name in values}
     fake_nvml.no_mig(4)
     off = source.read(START + 20_000)
     assert instances(off) == []

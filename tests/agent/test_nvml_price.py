@@ -9,6 +9,7 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.nvml import NvmlSource
+from drover_agent.sources.nvml_fields import SLOW_METRICS
 from drover_agent.sources.nvml_inventory import EVERY_MS, SPREAD_MS
 from drover_agent.sources.nvml_metrics import SLOW_MS
 from drover_proto.catalog import Absent
@@ -61,6 +62,14 @@ def test_a_tick_asks_each_thing_once_and_nothing_slow(fake_nvml: FakeNvml, sourc
     assert slow[PROCESS_LISTS[0]] == GPUS  # where nvidia-ml-py makes two
     assert "nvmlDeviceGetNvLinkState" not in slow
     assert "nvmlDeviceGetRemappedRows" not in slow
+
+
+def test_what_the_docs_call_slow_is_what_a_tick_between_leaves_out(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    source.read(START)
+    between = set(values_of(source.read(START + 1000), 0))
+    whole = set(values_of(source.read(START + SLOW_MS), 0))
+    assert whole - between == SLOW_METRICS - {"nvlink_effective_ber"}
+    assert not between & SLOW_METRICS
 
 
 def test_links_past_the_last_are_asked_once(fake_nvml: FakeNvml, source: NvmlSource) -> None:

@@ -270,6 +270,12 @@ PCIE_CALLS: tuple[Way, ...] = (
 )
 PROCESSES_KEY = "nvmlDeviceGetComputeRunningProcesses"
 
+# Metrics that are asked in SLOW_MS once, in whatever way.
+SLOW_METRICS = frozenset(
+    NVML_METRICS[key].name
+    for key in (PROCESSES_KEY, *(key for way in (*FIELDS, *CALLS) if way.slow for key in way.keys))
+)
+
 # NVIDIA has numbered these three in two ways (NVML API reference, "Known Issues": fields 251 to 273 changed between
 # CUDA 13.0 and 13.0 Update 1; nvidia-ml-py 12.570, 12.575, 13.580.65 and 13.580.82 show the numbers). The other meaning
 # of each number is a power-smoothing setting, so that asking by the wrong one would give a false value, not an error:

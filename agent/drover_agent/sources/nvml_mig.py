@@ -115,7 +115,8 @@ class MigInstances:
         places = [instance.gpu_instance for instance in instances]
         for instance in instances:
             found = Found()
-            self._ask(found, instance, slow=slow)
+            if slow:
+                self._ask(found, instance)
             if profile:
                 # GPM counts GPU instances. Where several compute instances share one, none of them is the counted.
                 self._read_gpm(found, instance, alone=places.count(instance.gpu_instance) == 1, slow=slow)
@@ -125,17 +126,16 @@ class MigInstances:
                 reading.rows.append((instance.entity, found.values))
             reading.absent.extend((instance.entity, name, why) for name, why in found.absent.items())
 
-    def _ask(self, found: Found, instance: _Instance, *, slow: bool) -> None:
+    def _ask(self, found: Found, instance: _Instance) -> None:
         try:
             for key, raw in zip(MEMORY.keys, instance.memory(instance.handle), strict=True):
                 found.put(TARGETS[key], raw)
         except pynvml.NVMLError as error:
             found.rest((TARGETS[key].name for key in MEMORY.keys), self._reason(error, MEMORY.name))
-        if slow:
-            try:
-                found.put(TARGETS[PROCESSES_KEY], len(instance.processes.read(instance.handle)))
-            except pynvml.NVMLError as error:
-                found.absent[TARGETS[PROCESSES_KEY].name] = self._reason(error, PROCESSES_KEY)
+        try:
+            found.put(TARGETS[PROCESSES_KEY], len(instance.processes.read(instance.handle)))
+        except pynvml.NVMLError as error:
+            found.absent[TARGETS[PROCESSES_KEY].name] = self._reason(error, PROCESSES_KEY)
 
     def _reason(self, error: Any, what: str) -> Absent:
         """An instance that was destroyed since the last look is no lost GPU, and no argument of ours was wrong."""
