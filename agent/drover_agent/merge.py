@@ -4,6 +4,9 @@ The first occurrence leaves at once. Repeats of the same error of the same devic
 `WINDOW_MS` with their count. What two sources report in one window is the same occurrence: the higher of their counts
 is the true one. NVML carries no text, so its report waits `HOLD_MS` for the kernel's line where that log is read.
 
+Windows count in the events' own time, which may be long ago (a log of before the start, a reader that lags behind a
+storm); what is left untold, and what is forgotten, goes by the time now.
+
 What is remembered is bounded. Beyond `MAX_OPEN` different errors (or `MAX_FORGEABLE` lines that user space could have
 written) in one window, further ones are summed whatever they are, so that no storm fills the spool.
 """
@@ -29,7 +32,9 @@ class _Open:
     """One error of one device that was seen lately."""
 
     newest: NodeEvent
-    until_ms: int  # end of the window, or of the wait for text
+    until_ms: int  # end of the window, or of the wait for text, in the events' time
+    due_ms: int  # the same in the time now
+    lag_ms: int  # of the newest event's time behind now
     waits: bool  # nothing told yet: the kernel's line may bring the text
     many: bool  # stands for all that was too many to remember
     told: int = 0
@@ -40,9 +45,22 @@ class _Open:
     def untold(self) -> int:
         return max(self.seen.values(), default=0) - self.told
 
-    def over(self, now_ms: int) -> bool:
-        """Whether the window has ended; also when the clock was set back to long before it."""
-        return not self.until_ms - 2 * WINDOW_MS <= now_ms < self.until_ms
+    def over(self, ts_ms: int) -> bool:
+        """Whether an event of then is beyond the window."""
+        return _over(self.until_ms, ts_ms)
+
+    def due(self, now_ms: int) -> bool:
+        """Whether what is untold has waited long enough."""
+        return _over(self.due_ms, now_ms)
+
+    def extend(self, ms: int, now_ms: int) -> None:
+        """A window (or wait) of `ms` from now on."""
+        self.until_ms, self.due_ms = now_ms - self.lag_ms + ms, now_ms + ms
+
+
+def _over(until_ms: int, now_ms: int) -> bool:
+    """Also when the clock was set back to long before."""
+    return not until_ms - 2 * WINDOW_MS <= now_ms < until_ms
 
 
 class EventMerger:
@@ -59,31 +77,33 @@ class EventMerger:
         """Whether `due` may have something to tell soon."""
         return bool(self._open)
 
-    def offer(self, event: NodeEvent) -> list[NodeEvent]:
-        """What to tell now that `event` came."""
+    def offer(self, event: NodeEvent, now_ms: int | None = None) -> list[NodeEvent]:
+        """What to tell now that `event` came; `now_ms`: its own time unless given."""
         if event.kind is EventKind.LIFECYCLE:
             return [event]
+        now_ms = event.ts_ms if now_ms is None else now_ms
         key = self._key(event)
         told = []
         known = self._open.get(key)
         if known and known.over(event.ts_ms):
-            told += self._close(key, event.ts_ms)
+            told += self._close(key, now_ms)
             known = self._open.get(key)
         if known is None:
             waits = event.source == "nvml" and self._expect_kernel_log
-            until_ms = event.ts_ms + (HOLD_MS if waits else WINDOW_MS)
-            known = _Open(event, until_ms, waits, many=not key[2], seen={event.source: event.count})
+            known = _Open(event, 0, 0, now_ms - event.ts_ms, waits, many=not key[2], seen={event.source: event.count})
+            known.extend(HOLD_MS if waits else WINDOW_MS, now_ms)
             self._open[key] = known
             self._forgeable += event.forgeable
             return told if waits else [*told, self._tell(known, event)]
         known.seen[event.source] = known.seen.get(event.source, 0) + event.count
+        known.lag_ms = now_ms - event.ts_ms
         if event.source != "nvml" or known.newest.source == "nvml":
             known.newest = event
         waited_for = known.waits and event.source != "nvml"
         # XID 154 is a state that changes, not an occurrence that repeats.
         other_state = event.code == "154" and event.source != "nvml" and event.message != known.text
         if waited_for or other_state:
-            known.until_ms = event.ts_ms + WINDOW_MS
+            known.extend(WINDOW_MS, now_ms)
             return [*told, self._tell(known, event)]
         self.merged += 1
         return told
@@ -91,7 +111,7 @@ class EventMerger:
     def due(self, now_ms: int) -> list[NodeEvent]:
         """What to tell because time has passed. Call it every `HOLD_MS`."""
         told: list[NodeEvent] = []
-        for key in [key for key, known in self._open.items() if known.over(now_ms)]:
+        for key in [key for key, known in self._open.items() if known.due(now_ms)]:
             told += self._close(key, now_ms)
         return told
 
@@ -105,7 +125,7 @@ class EventMerger:
         if known.untold <= 0:
             self._forget(key)
             return []
-        known.until_ms = now_ms + WINDOW_MS
+        known.extend(WINDOW_MS, now_ms)
         return [self._tell(known, known.newest)]
 
     def _flush(self, key: Key) -> list[NodeEvent]:

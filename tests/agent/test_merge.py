@@ -64,6 +64,28 @@ def test_a_storm_is_one_event_at_once_and_a_sum_per_window() -> None:
     assert told(merger.offer(line(4 * WINDOW_MS, "kmsg", "13"))) == [("13", "kmsg", 1)]
 
 
+def test_a_reader_that_lags_behind_a_storm_tells_no_more_than_one_that_does_not() -> None:
+    """Lines of a second come in six: their times fall ever further behind, while `due` goes by the time now."""
+    merger = EventMerger(expect_kernel_log=True)
+    out = []
+    for number in range(2_400):
+        now_ms = T + number * 25
+        out += merger.offer(line(number * 4, "kmsg", "95"), now_ms)
+        if number % 10 == 0:
+            out += merger.due(now_ms)
+    assert sum(event.count for event in [*out, *merger.flush()]) == 2_400
+    assert len(out) <= 1 + 2_400 * 25 // WINDOW_MS
+
+
+def test_errors_of_an_old_log_keep_their_times_apart() -> None:
+    merger = EventMerger(expect_kernel_log=True)
+    old = [line(-3_600_000 + number * 60_000, "kmsg", "95", backlog=True) for number in range(30)]
+    out = [told for event in old for told in merger.offer(event, T)]
+    assert [event.ts_ms for event in out] == [event.ts_ms for event in old]
+    assert merger.due(T + WINDOW_MS) == []
+    assert not merger.open
+
+
 def test_other_codes_other_gpus_and_unknown_devices_stay_apart() -> None:
     merger = EventMerger(expect_kernel_log=True)
     events = [
