@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from drover_agent.simulation.faults import Fault
+from drover_collector.buckets import Bucket
 from drover_collector.detectors import links, links_gpu
-from drover_collector.detectors.example import KEPT, LAG_MS, play, small_fleet
+from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
 from drover_collector.detectors.window import Buckets, Window
+from drover_collector.engine import Engine
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.policy import Policy
 from drover_proto.events import Finding, Severity, Wanted
 from drover_proto.fleet import LinkSpec
 from testbed.simulated_buckets import record
@@ -102,6 +105,72 @@ def test_an_absent_value_is_no_link_that_is_down() -> None:
             link["link_downed"][PORT] = np.nan
 
     assert run(change) == []
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_port_that_was_down_when_its_node_fell_silent_gets_no_worse_and_one_that_vanished_does(silent: bool) -> None:
+    def change(number: int, link: Columns) -> None:
+        if number >= 3:
+            link["link_up"][PORT] = 0.0 if number < 6 else np.nan
+
+    state, told = None, []
+    quiet = [PORT // 8] if silent else []
+    for window, now_ms in play(
+        small_fleet(ports=8), 40, None, lambda number: quiet if number >= 6 else [], links=change
+    ):
+        findings, state = links.detect(window, state, now_ms)
+        told += findings
+    assert len(told) == (2 if silent else 36)
+    assert told[-1].severity is (Severity.WARNING if silent else Severity.CRITICAL)
+
+
+def test_ports_of_a_node_that_boots_again_and_again_do_not_flap() -> None:
+    def change(number: int, link: Columns) -> None:
+        at = number % 8
+        if number > 8 and at < 5:  # away for four buckets, then up after one more
+            link["link_up"][16:24] = np.nan if at < 4 else 0.0
+            link["link_downed"][16:24] = np.nan if at < 4 else 0.0
+        elif number > 8:
+            link["link_downed"][16:24] = 1.0  # it counts from nothing, and training counts
+
+    assert {f.cause for f in run(change, count=60)} <= {"port_down"}
+
+
+@pytest.mark.parametrize(("length_s", "told_after", "grave_after"), [(60, 2, 5), (600, 2, 2)])
+def test_a_bucket_of_minutes_tells_how_it_ended_not_how_long(length_s: int, told_after: int, grave_after: int) -> None:
+    index, state, kept, told = small_fleet(ports=8), None, Buckets(KEPT), {}
+    for number in range(10):
+        bucket = training_bucket(index, number)
+        bucket.link["link_up"][PORT] = 0.0 if number >= 3 else 1.0  # type: ignore[index]  # a dict, here
+        start_ms = START_MS + number * length_s * 1000
+        kept.append(dataclasses.replace(bucket, start_ms=start_ms, length_ms=length_s * 1000))
+        found, state = links.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
+        for finding in found:
+            told.setdefault(finding.severity, number - 2)
+    assert min(told.values()) == told_after
+    assert told[Severity.CRITICAL] == grave_after
+
+
+def test_a_port_that_is_down_for_longer_than_what_a_restart_reads_stays_an_incident() -> None:
+    index = small_fleet(ports=8)
+
+    def buckets(numbers: range) -> list[Bucket]:
+        found = []
+        for number in numbers:
+            found.append(training_bucket(index, number))
+            found[-1].link["link_up"][[3, PORT]] = 0.0, float(number < 3)  # the other was never plugged in
+        return found
+
+    first, second = (Engine(index, Policy.load(), START_MS) for _ in range(2))
+    for bucket in buckets(range(80)):
+        first.on_bucket(bucket, bucket.end_ms + LAG_MS)
+    (before,) = first.incidents.values()
+    second.restore([before], buckets(range(20, 80)), [])
+    for bucket in buckets(range(80, 80 + 2 * links.QUIET_MS // 10_000)):
+        second.on_bucket(bucket, bucket.end_ms + LAG_MS)
+    (after,) = second.incidents.values()
+    assert (after.id, after.closed_ms, after.severity) == (before.id, None, Severity.CRITICAL)
+    assert after.summary.startswith("Port mlx5_4 has been down for")
 
 
 def test_errors_of_one_port_are_told_with_their_rate_and_those_of_all_are_not() -> None:

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import numpy as np
 
-from drover_collector.buckets import Floats
+from drover_collector.buckets import BUCKET_MS, Floats
 from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.links_gpu import MINUTE_S, GpuState, gpu_links
 from drover_collector.detectors.robust import Bools
@@ -23,7 +23,7 @@ from drover_collector.detectors.texts import duration, listing
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME
-from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "links"
 VERSION = 1
@@ -53,11 +53,19 @@ class State:
     seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that never was up is not in use, [L]
     down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down, 0: it is not
     errs: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row with errors
-    downed: Floats = field(default_factory=lambda: np.zeros(0))  # the last count of link_downed
+    was_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # in the last bucket
+    downed: Floats = field(default_factory=lambda: np.zeros(0))  # link_downed in the last bucket
     flaps: dict[int, deque[int]] = field(default_factory=dict)  # port -> when it went down
     gpu: GpuState = field(default_factory=GpuState)
     index: FleetIndex | None = None  # whose ports these are:
     ports: list[Port] = field(default_factory=list)
+    of_node: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # each port's
+    left: Sequence[Incident] = ()  # open at the start: their ports were up once
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that still knows the ports of which a former run of the collector told that they are down."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,24 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     found = list(gpu_links(window, s.gpu, now_ms))
     if s.index is not window.index:
         ports = ports_of(window.index)
-        none = np.zeros(len(ports), np.int64)
-        s = State(none.astype(bool), none, none, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports)
+        none, nobody = np.zeros(len(ports), np.int64), np.zeros(len(ports), bool)
+        of_node = np.array([port.node for port in ports], np.int64)
+        seen_up = _told_before(window.index, ports, s.left)
+        s = State(seen_up, none, none, nobody, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports, of_node)
     if s.ports and any(len(column) == len(s.ports) for column in window.newest.link.values()):
         found += _ports(window, s.ports, s, now_ms)
     return found, s
+
+
+def _told_before(index: FleetIndex, ports: Sequence[Port], incidents: Sequence[Incident]) -> Bools:
+    found = np.zeros(len(ports), bool)
+    for incident in incidents:
+        nodes = {index.node_number.get(node) for node, _ in incident.members}
+        for k, port in enumerate(ports):
+            if port.node in nodes:
+                found[k] |= incident.cause == "switch" and port.computes
+                found[k] |= any(e.metric == "link_up" and f"port {port.name} " in e.text for e in incident.evidence)
+    return found
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -105,36 +126,41 @@ def could_not_judge(window: Window) -> list[str]:
 
 
 def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
-    bucket, nothing = window.newest, np.full(len(ports), np.nan)
+    index, bucket, nothing = window.index, window.newest, np.full(len(ports), np.nan)
     up = bucket.link.get("link_up", nothing)
     went_down = s.seen_up & (up == 0) & (s.down_ms == 0)
     downed = bucket.link.get("link_downed", nothing)
     # A port that was down and up again between two looks shows only in its counter.
     counted = (downed > s.downed) & (s.down_ms == 0)
-    s.downed = np.where(np.isnan(downed), s.downed, downed)
-    s.seen_up |= up == 1
-    for k in np.flatnonzero(went_down | counted).tolist():
+    # What comes down with its node, which is silent meanwhile, flaps no more than what never was looked at.
+    for k in np.flatnonzero((went_down & s.was_up) | counted).tolist():
         s.flaps.setdefault(k, deque(maxlen=8)).append(bucket.start_ms)
-    s.down_ms = np.where(went_down, bucket.start_ms, np.where(up == 1, 0, s.down_ms))
+    s.downed, s.was_up = downed, up == 1
+    s.seen_up |= s.was_up
+    since_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)  # a long bucket tells how it ended
+    s.down_ms = np.where(went_down, since_ms, np.where(s.was_up, 0, s.down_ms))
     for k in [k for k, times in s.flaps.items() if bucket.end_ms - times[-1] > FLAPS_MS]:
         del s.flaps[k]
     rates = _rates(window, len(ports))
     over = _over(rates, len(ports))
     s.errs = np.where(over, s.errs + 1, 0)
 
-    leafs = list(_leafs(window, ports, s, now_ms))
+    # Of a node that is silent nobody knows; a port that is gone from a node that is heard is down as before.
+    heard = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
+    down = (s.down_ms > 0) & (heard[s.of_node] | ~np.isnan(up))
+    leafs = list(_leafs(window, ports, s, down, now_ms))
     of_leafs = {member[0] for finding in leafs for member in finding.members}
     yield from leafs
-    for n, mine in groupby(_told(s, bucket.end_ms), lambda k: ports[k].node):  # ports are in the nodes' order
-        if window.index.nodes[n].name not in of_leafs:
-            yield _of_node(window, ports, list(mine), s, rates, now_ms)
+    for n, mine in groupby(_told(s, down, bucket.end_ms), lambda k: ports[k].node):  # ports are in the nodes' order
+        if index.nodes[n].name not in of_leafs:
+            yield _of_node(window, ports, list(mine), s, down, rates, now_ms)
 
 
-def _told(s: State, end_ms: int) -> list[int]:
+def _told(s: State, down: Bools, end_ms: int) -> list[int]:
     """Ports of which something is to be told."""
     flapping = [k for k, times in s.flaps.items() if _flaps(times, end_ms) >= FLAPS_WARNING]
-    down = np.flatnonzero((s.down_ms > 0) & (end_ms - s.down_ms >= DOWN_MS)).tolist()
-    return sorted({*flapping, *down, *np.flatnonzero(s.errs >= PERSIST).tolist()})
+    gone = np.flatnonzero(down & (end_ms - s.down_ms >= DOWN_MS)).tolist()
+    return sorted({*flapping, *gone, *np.flatnonzero(s.errs >= PERSIST).tolist()})
 
 
 def _flaps(times: deque[int], end_ms: int) -> int:
@@ -165,10 +191,9 @@ def _over(rates: dict[str, Floats], count: int) -> Bools:
     return found
 
 
-def _leafs(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
+def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms: int) -> Iterator[Finding]:
     """Leaf switches of which most ports are down, on several nodes: it is the switch."""
     end_ms = window.newest.end_ms
-    down = s.down_ms > 0
     if down.sum() < LEAF_NODES:
         return
     used: dict[str, list[int]] = {}
@@ -209,12 +234,18 @@ class Told:
 
 
 def _of_node(
-    window: Window, ports: Sequence[Port], mine: list[int], s: State, rates: dict[str, Floats], now_ms: int
+    window: Window,
+    ports: Sequence[Port],
+    mine: list[int],
+    s: State,
+    down: Bools,
+    rates: dict[str, Floats],
+    now_ms: int,
 ) -> Finding:
     """All that is wrong with a node's ports; the headline is the worst of it."""
     index, n = window.index, ports[mine[0]].node
     node = index.nodes[n].name
-    told = [one for k in mine for one in _of_port(ports[k], k, s, rates, window)]
+    told = [one for k in mine for one in _of_port(ports[k], k, s, bool(down[k]), rates, window)]
     worst = max(told, key=lambda one: one.rank)
     return Finding(
         NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
@@ -225,7 +256,7 @@ def _of_node(
     )  # fmt: skip
 
 
-def _of_port(port: Port, k: int, s: State, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
+def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
     end_ms = window.newest.end_ms
 
     def told(grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float]) -> Told:
@@ -236,7 +267,7 @@ def _of_port(port: Port, k: int, s: State, rates: dict[str, Floats], window: Win
             Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, end_ms), since_ms,
         )  # fmt: skip
 
-    down_ms = int(end_ms - s.down_ms[k]) if s.down_ms[k] else 0
+    down_ms = int(end_ms - s.down_ms[k]) if down else 0
     if down_ms >= DOWN_MS:
         text = f"has been down for {duration(down_ms)}"
         yield told(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
