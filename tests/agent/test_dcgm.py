@@ -171,6 +171,18 @@ def test_auto_is_quiet_where_nothing_listens(caplog: pytest.LogCaptureFixture, m
     assert url_trouble(AUTO_URL) is None
 
 
+@pytest.mark.parametrize(
+    ("status", "told"), [(0, 0.0), (3, 3.0), (4, 4.0), (5, "unsupported"), (6, "unsupported"), (-1, "out-of-range")]
+)
+def test_a_fabric_state_that_dcgm_does_not_know_is_none(page: Served, status: int, told: float | str) -> None:
+    page.body += f'DCGM_FI_DEV_FABRIC_MANAGER_STATUS{{gpu="0",UUID="{UUID}"}} {status}\n'.encode()
+    dcgm = source(page, Gpus())
+    dcgm.read(T)
+    reading = dcgm.read(T + GRACE_MS)
+    [(_, values)] = reading.rows
+    assert values.get("fabric_state", absences(reading).get("fabric_state")) == told
+
+
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
 

@@ -56,6 +56,9 @@ _BLANK: Mapping[float, Absent] = MappingProxyType(
         for n, why in enumerate((Absent.ERROR, Absent.UNSUPPORTED, Absent.UNSUPPORTED, Absent.NO_PERMISSION))
     }
 )
+# DCGM's words for a state that it cannot tell, beside NVML's (dcgm_structs.h, dcgmFabricManagerStatus_t): a state that
+# it does not know, and a driver that has none.
+_NO_FABRIC_STATE = (5, 6)
 _INT64_BLANK = float(0x7FFFFFFFFFFFFFF0)  # its four kinds are one number as a double
 
 _log = logging.getLogger(__name__)
@@ -263,6 +266,8 @@ def _value(metric: Metric, raw: float) -> float | Absent:
     """In the catalog's unit and the resolution that is told; or why there is none."""
     if why := _BLANK.get(raw):
         return why
+    if metric.name == "fabric_state" and raw in _NO_FABRIC_STATE:
+        return Absent.UNSUPPORTED
     if not math.isfinite(raw) or raw >= _INT64_BLANK:
         return Absent.ERROR
     value = raw * metric.sources["dcgm"].scale
