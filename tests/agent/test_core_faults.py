@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import random
 import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -230,6 +233,28 @@ def test_disk_that_hangs_for_ever(tmp_path: Path, disk: BadDisk, monkeypatch: py
         assert "does not answer" in text
 
     play(scenario())
+
+
+def test_stopped_while_the_disk_hangs(tmp_path: Path) -> None:
+    """SIGTERM ends the process all the same, as it would with a healthy disk, and says what became of its data."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    os.mkfifo(spool / "dictionary.json.new")  # to open it for writing waits for a reader, who never comes
+    settings = {"spool.dir": spool, "hardware": "none", "kmsg_enabled": "false", "node": "n1", "batch_s": "1"}
+    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "drover_agent.main", "run", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr
+        deadline = threading.Timer(60, agent.kill)
+        deadline.start()
+        try:
+            assert any("the disk did not answer" in line for line in agent.stderr)
+            agent.terminate()
+            assert "is lost" in agent.communicate()[1]
+            assert agent.returncode == 0
+        finally:
+            deadline.cancel()
+            agent.kill()
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "garbage", "empty"])
