@@ -86,6 +86,17 @@ def test_an_instance_that_was_destroyed_since_the_last_look_is_lost_and_its_gpu_
     assert reading.events == []
 
 
+def test_instances_stay_when_their_mode_cannot_be_read_for_a_moment(
+    fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
+) -> None:
+    fake_nvml.mig(0, [0, 2])
+    uuids = instances(source.read(START))
+    fake_nvml.error(0, "nvmlDeviceGetMigMode", "TIMEOUT")
+    reading = source.read(START + 10_000)
+    assert instances(reading) == uuids
+    assert all(gpus.find(uuid=uuid) for uuid in uuids)
+
+
 def test_instances_are_lost_with_their_gpu_and_absent_while_nvml_is_closed(
     fake_nvml: FakeNvml, source: NvmlSource
 ) -> None:

@@ -66,7 +66,10 @@ class MigInstances:
             LostError, DriverGoneError.
         """
         before = self.entities
-        found = {entity.mig: (handle, entity, place) for handle, entity, place in self._listed(gpu)}
+        listed = self._listed(gpu)
+        if listed is None:
+            return False
+        found = {entity.mig: (handle, entity, place) for handle, entity, place in listed}
         for uuid in [uuid for uuid in self._instances if uuid not in found]:
             self._instances.pop(uuid).close()
         for uuid, (handle, entity, place) in found.items():
@@ -81,7 +84,8 @@ class MigInstances:
                 known.handle, known.entity = handle, entity
         return before != self.entities
 
-    def _listed(self, gpu: Entity) -> list[tuple[Any, Entity, int]]:
+    def _listed(self, gpu: Entity) -> list[tuple[Any, Entity, int]] | None:
+        """None: it cannot be told just now whether there are any, so those of the last look stay."""
         if not self._supported:
             return []
         try:
@@ -90,7 +94,7 @@ class MigInstances:
             places = pynvml.nvmlDeviceGetMaxMigDeviceCount(self._parent)
         except pynvml.NVMLError as error:
             self._supported = self._why(error.value, "nvmlDeviceGetMigMode") is not Absent.UNSUPPORTED
-            return []
+            return None if self._supported else []
         listed = []
         for index in range(places):
             try:
