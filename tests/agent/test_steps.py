@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -477,6 +478,41 @@ def test_without_a_folder_there_is_nothing_and_it_is_told_once(path: Path, caplo
     assert (path / "no" / "steps.sock").is_socket()
     source.close()
     assert not (path / "no" / "steps.sock").exists()
+
+
+def test_a_socket_that_was_removed_is_made_anew(listening: Listening) -> None:
+    listening.ticks.now_s += RETRY_S
+    listening.source.read(T)
+    shutil.rmtree(listening.path.parent)
+    listening.path.parent.mkdir()
+    listening.ticks.now_s += RETRY_S
+    assert row(listening.after(lambda: (listening.source.read(T), listening.send())))["step_time_s"] == 0.5
+    others = [thread for thread in threading.enumerate() if thread.name == "steps"]
+    wait_until(lambda: sum(thread.is_alive() for thread in others) <= 1, "the old one's thread ends")
+
+
+def test_a_socket_that_fails_is_made_anew_and_what_stood_still_is_told(listening: Listening) -> None:
+    class Broken:
+        def recvmsg(self, *_: int) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        def shutdown(self, _: int) -> None:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    source = listening.source
+    listening.after(lambda: listening.send())
+    source._drop()
+    broken: Any = Broken()
+    source._socket, source._next_try_s = broken, listening.ticks.now_s + 10 * STALE_S
+    source._receive(broken)
+    assert source._socket is None
+    listening.ticks.now_s += STALE_S + 1
+    assert absences(source.read(T)) == dict.fromkeys(NAMES, "lost"), "though nobody can report now"
+    listening.ticks.now_s += 10 * STALE_S
+    assert row(listening.after(lambda: (source.read(T), listening.send())))["step_time_s"] == 0.5
 
 
 def test_its_thread_ends_with_it(path: Path) -> None:

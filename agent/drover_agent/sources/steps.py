@@ -40,7 +40,7 @@ MAX_PROCESSES = 10_000_000  # of one workload in all
 SHORTEST_S = 1e-9
 STALE_S, STALE_STEPS = 60.0, 5.0  # a loop has stopped after so long, and so many of its steps, without a report
 FRESH_S, FRESH_STEPS = 3.0, 2.0  # of a rank's last report, to count in the row of now
-RETRY_S = 60.0  # between attempts to make the socket
+RETRY_S = 60.0  # between attempts to make the socket, and looks whether it is still there
 
 NAMES = ("step_time_s", "tokens_per_step", "flops_per_step", "mfu_ratio")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -89,11 +89,11 @@ class StepsSource:
         self._socket: socket.socket | None = None
         self._inode = 0
         self._next_try_s = -math.inf
+        self._next_look_s = -math.inf
         self._trouble = ""
         self._lock = threading.Lock()
         self._room = 0  # datagrams that may still be taken until the next reading
         self._more = threading.Event()  # there is room again, or the end
-        self._closed = False
         self._workloads: dict[str, _Workload] = {}
         self._names_paid_s = -math.inf  # names that began are paid for up to here
         self._logged: set[str] = set()
@@ -101,10 +101,16 @@ class StepsSource:
         self.junk = 0  # of them, those that were no report
 
     def read(self, _: int) -> Reading:
-        if self._socket is None and not self._open():
-            return Reading()
-        reading = Reading()
         now_s = self._clock()
+        if self._socket is not None and now_s >= self._next_look_s:
+            self._next_look_s = now_s + RETRY_S
+            if not self._is_there():
+                _log.warning("%s was removed; it is made anew", self._path)
+                self._drop()
+                self._next_try_s = now_s
+        if self._socket is None:
+            self._open(now_s)
+        reading = Reading()
         with self._lock:
             for name, workload in list(self._workloads.items()):
                 entity = Entity(Scope.WORKLOAD, f"{self._node}/{name}", link=name)
@@ -120,15 +126,26 @@ class StepsSource:
         return reading
 
     def close(self) -> None:
-        self._closed = True
-        self._more.set()
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # another agent's, or gone
-                if self._path.stat().st_ino == self._inode:
+            if self._is_there():
+                with contextlib.suppress(OSError):
                     self._path.unlink()
+            self._drop()
+
+    def _is_there(self) -> bool:
+        """Whether our socket can be found, and not another agent's in its place."""
+        try:
+            return self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _drop(self) -> None:
+        sock, self._socket = self._socket, None
+        self._more.set()
+        if sock is not None:
             with contextlib.suppress(OSError):  # so that the thread, and senders, know at once
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     # ---- what a reading gives
 
@@ -170,10 +187,10 @@ class StepsSource:
 
     # ---- the socket
 
-    def _open(self) -> bool:
-        if self._clock() < self._next_try_s:
-            return False
-        self._next_try_s = self._clock() + RETRY_S
+    def _open(self, now_s: float) -> None:
+        if now_s < self._next_try_s:
+            return
+        self._next_try_s = now_s + RETRY_S
         try:
             fresh = self._bind()
         except OSError as error:
@@ -183,11 +200,10 @@ class StepsSource:
             if trouble != self._trouble:
                 self._trouble = trouble
                 _log.info("training loops cannot report their steps: %s", trouble)
-            return False
+            return
         self._trouble = ""
         self._socket = fresh
         threading.Thread(target=self._receive, args=(fresh,), name="steps", daemon=True).start()
-        return True
 
     def _bind(self) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
@@ -213,19 +229,20 @@ class StepsSource:
 
     def _receive(self, sock: socket.socket) -> None:
         """The thread's work. When a tick's share is used up it waits for the next, and senders are turned away."""
-        while not self._closed:
+        while self._socket is sock:
             if self._room <= 0:
                 self._more.clear()
-                if self._room <= 0 and not self._closed:  # else a reading came in between
+                if self._room <= 0 and self._socket is sock:  # else a reading came in between
                     self._more.wait()
                 continue
             try:
                 data, extra, flags, _ = sock.recvmsg(MAX_DATAGRAM, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError as error:
-                if not self._closed:
-                    _log.error("%s: %s; training loops are not heard any more", self._path, error.strerror)
+                if self._socket is sock:  # as where memory is short; a reading makes it anew
+                    _log.error("%s: %s; training loops are not heard for a while", self._path, error.strerror)
+                    self._drop()
                 return
-            if self._closed:
+            if self._socket is not sock:
                 return
             self._room -= 1
             uid = next((_CREDENTIALS.unpack(c)[1] for _, kind, c in extra if kind == socket.SCM_CREDENTIALS), -1)
