@@ -50,8 +50,8 @@ def metrics() -> str:
             lines.append([m.id, f"`{m.name}`", m.unit, m.kind.value, m.step or "float64", m.help, sources])
         parts.append(f"## {scope.value}\n\n" + table(["id", "name", "unit", "kind", "step", "what", "from"], lines))
     parts.append(
-        "## Pace\n\nWhat a source reads and how often: [sources.md](sources.md). NVML is asked once in 10 s, in the "
-        "first tick of each bucket that detectors see, for: "
+        "## Pace\n\nWhat a source reads and how often: [sources.md](sources.md). NVML is asked once in 10 s, each "
+        "GPU in a second of its own of the bucket that detectors see, for: "
         + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in SLOW_METRICS)
         + "; and, where the GPU has no GPM, for PCIe traffic. For these a bucket holds one moment: what came and went "
         "between two is not seen. Clocks held down for less than 10 s still show in the counters `throttle_*`.\n"

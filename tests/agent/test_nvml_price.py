@@ -9,6 +9,7 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.nvml import NvmlSource
+from drover_agent.sources.nvml_device import STAGGERED
 from drover_agent.sources.nvml_fields import SLOW_METRICS
 from drover_agent.sources.nvml_inventory import EVERY_MS, SPREAD_MS
 from drover_agent.sources.nvml_metrics import SLOW_MS
@@ -46,9 +47,9 @@ def calls_of(fake_nvml: FakeNvml, source: NvmlSource, at_ms: int, folder: Path) 
 
 def test_a_tick_asks_each_thing_once_and_nothing_slow(fake_nvml: FakeNvml, source: NvmlSource, tmp_path: Path) -> None:
     """One batch of fields and one call each for what no field tells; GPM is one sample and one difference."""
-    source.read(START)
-    source.read(START + 1000)
-    fast = calls_of(fake_nvml, source, START + 2000, tmp_path)
+    for tick in range(STAGGERED):
+        source.read(START + 1000 * tick)
+    fast = calls_of(fake_nvml, source, START + 1000 * STAGGERED, tmp_path)
     assert set(fast.values()) == {GPUS}
     assert set(fast) == {
         "nvmlDeviceGetFieldValues",
@@ -58,10 +59,33 @@ def test_a_tick_asks_each_thing_once_and_nothing_slow(fake_nvml: FakeNvml, sourc
         "nvmlGpmSampleGet",
         "nvmlGpmMetricsGet",
     }
-    slow = calls_of(fake_nvml, source, START + SLOW_MS, tmp_path)
-    assert slow[PROCESS_LISTS[0]] == GPUS  # where nvidia-ml-py makes two
-    assert "nvmlDeviceGetNvLinkState" not in slow
-    assert "nvmlDeviceGetRemappedRows" not in slow
+    assert calls_of(fake_nvml, source, START + 1000 * (STAGGERED + 1), tmp_path) == fast
+
+
+def test_slow_calls_are_those_of_one_gpu_in_a_tick_and_of_each_once_in_10_s(
+    fake_nvml: FakeNvml, source: NvmlSource, tmp_path: Path
+) -> None:
+    for tick in range(10):
+        source.read(START + 1000 * tick)
+    told: list[list[int]] = []
+    calls: list[dict[str, int]] = []
+    fake_nvml.count_calls(tmp_path / "calls")
+    for tick in range(10, 30):
+        before = fake_nvml.calls()
+        reading = source.read(START + 1000 * tick)
+        calls.append({name: n - before.get(name, 0) for name, n in fake_nvml.calls().items()})
+        told.append([gpu for gpu in range(GPUS) if "framebuffer_used_bytes" in values_of(reading, gpu)])
+    assert told == 2 * [*([gpu] for gpu in range(GPUS)), [], []]
+    assert [made.get(PROCESS_LISTS[0], 0) for made in calls] == 2 * [*([1] * GPUS), 0, 0]  # nvidia-ml-py makes two
+    assert not {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetRemappedRows"} & {name for made in calls for name in made}
+
+
+def test_a_slow_read_that_was_missed_is_made_up_for_in_the_same_bucket(source: NvmlSource) -> None:
+    for tick in range(10):
+        source.read(START + 1000 * tick)
+    ticks = [source.read(START + SLOW_MS + 1000 * tick) for tick in (0, 1, 2, 8)]  # paused from second 3 to 7
+    last = {gpu for gpu in range(GPUS) if "framebuffer_used_bytes" in values_of(ticks[-1], gpu)}
+    assert last == set(range(3, GPUS))
 
 
 def test_what_the_docs_call_slow_is_what_a_tick_between_leaves_out(fake_nvml: FakeNvml, source: NvmlSource) -> None:
@@ -125,8 +149,9 @@ def test_an_older_driver_costs_no_refused_calls_in_later_ticks(
     fake_nvml: FakeNvml, source: NvmlSource, tmp_path: Path
 ) -> None:
     driver_of_2021(fake_nvml)
-    source.read(START)
-    assert set(calls_of(fake_nvml, source, START + 1000, tmp_path)) == {
+    for tick in range(STAGGERED):
+        source.read(START + 1000 * tick)
+    assert set(calls_of(fake_nvml, source, START + 1000 * STAGGERED, tmp_path)) == {
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetPowerUsage",

@@ -24,6 +24,7 @@ from drover_proto.catalog import Absent
 from drover_proto.kinds import EventKind
 
 MPS_LISTS = ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")
+STAGGERED = 8  # GPUs whose slow metrics are read in seconds of their own; a ninth shares that of the first
 MPS_MS = 60_000  # a list costs milliseconds, and few nodes run MPS: asked this rarely while there is nothing in it
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class NvmlDevice:
         self._instances: tuple[Entity, ...] = ()  # those of the last look: they are lost with their GPU
         self._lists: list[ProcessList | Absent] = []
         self._mps_ms = 0  # when the MPS list is due
-        self._last_slow = -1  # number of the SLOW_MS in which slow metrics were last read
+        self._last_slow = -1  # number of this GPU's SLOW_MS in which slow metrics were last read
         self._logged: set[tuple[str, int]] = set()
 
     @property
@@ -99,7 +100,10 @@ class NvmlDevice:
         if self._seen_session != self._session.number:
             self._seen_session = self._session.number
             self._let_go()
-        slow = now_ms // SLOW_MS != self._last_slow or self.lost
+        # A second after the GPU before it, so that no tick has the slow calls of all; and early in the 10 s, so that a
+        # tick that is missed can be made up for in the same detector bucket.
+        slow_number = (now_ms - self.slot % STAGGERED * 1000) // SLOW_MS
+        slow = slow_number != self._last_slow or self.lost
         try:
             refused = self._open(now_ms, reading.inventory)
             if refused is None:
@@ -121,7 +125,7 @@ class NvmlDevice:
                 self.lost = False
                 reading.events.append(self._event(now_ms, "gpu_back", "answers again"))
             if slow:
-                self._last_slow = now_ms // SLOW_MS
+                self._last_slow = slow_number
         entity = self.entity
         if self.slot < self._session.count:
             self._gpus.tell(entity)

@@ -24,7 +24,7 @@ from drover_agent.sources.nvml_fields import (
 from drover_agent.sources.nvml_gpm import Gpm
 from drover_proto.catalog import Absent, Metric
 
-SLOW_MS = 10_000  # slow metrics are read once in each of these, in its first tick: one value per detector bucket
+SLOW_MS = 10_000  # slow metrics are read once in each of these: one value per detector bucket
 REFUSED_MS = 300_000  # what a GPU refused is asked again after this long: a driver or a mode may have changed
 
 Why = Callable[[int, str], Absent]  # (code, what): the reason, or LostError, DriverGoneError
