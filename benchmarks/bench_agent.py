@@ -160,13 +160,12 @@ class Watched:
     def __init__(self, pid: int) -> None:
         self._proc = Path(f"/proc/{pid}")
         self._cpu_s, self._before, self._seen = self.cpu_s(), self._tasks(), self._tasks()
-        self.rss = self.pss = 0.0
+        self._sizes = dict.fromkeys(("Rss", "Pss", "Anonymous"), 0.0)
 
     def look(self) -> None:
         rows = dict(line.split(":", 1) for line in (self._proc / "smaps_rollup").read_text().splitlines()[1:])
-        self.rss, self.pss = (
-            max(before, int(rows[key].split()[0]) / 1024) for before, key in ((self.rss, "Rss"), (self.pss, "Pss"))
-        )
+        for key, before in self._sizes.items():
+            self._sizes[key] = max(before, int(rows[key].split()[0]) / 1024)
         self._seen |= self._tasks()  # those that end keep what they had
 
     def cpu_s(self) -> float:
@@ -193,8 +192,9 @@ class Watched:
             slept += times - before
         return {
             "cpu_ms_per_s": round((self.cpu_s() - self._cpu_s) / seconds * 1000, 2),
-            "rss_mib": round(self.rss, 1),
-            "pss_mib": round(self.pss, 1),
+            "rss_mib": round(self._sizes["Rss"], 1),
+            "pss_mib": round(self._sizes["Pss"], 1),
+            "anonymous_mib": round(self._sizes["Anonymous"], 1),
             "threads": len(self._seen),
             "wakeups_per_s": round(slept / seconds, 1),
             "cpu_ms_per_s_by_thread": {
