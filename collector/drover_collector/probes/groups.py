@@ -185,8 +185,8 @@ def _tails(above: Floats, prior: float) -> tuple[tuple[float, float, float], ...
 def similarity(one: Floats, other: Floats) -> float:
     """Of two samples by their empirical distributions: 1 less the area between their CDFs, over the largest value.
 
-    As SuperBench compares benchmark results (USENIX ATC'24; there 0.95 is "the same"). Values as measured, positive;
-    for single values it is 1 - |a - b| / max(a, b).
+    After SuperBench (USENIX ATC'24), which calls 0.95 the same; the paper itself was not at hand. Values as measured,
+    positive; for single values it is 1 - |a - b| / max(a, b).
 
     Raises:
         ValueError: a sample is empty, or has a value that is not positive.
