@@ -16,7 +16,7 @@ import numpy as np
 
 from drover_collector import guard, health
 from drover_collector.buckets import Bucket
-from drover_collector.detectors import DETECTORS, Detector, links, xid
+from drover_collector.detectors import DETECTORS, Detector, hang, links, xid
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HealthChange
@@ -113,6 +113,7 @@ class Engine:
         """
         self._states["xid"] = xid.restored(incidents)
         self._states["links"] = links.restored(incidents)
+        self._states["hang"] = hang.restored(incidents)
         told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in events), key=lambda entry: entry[0])
         seen = ((b.end_ms + LAG_MS, 1, b) for b in buckets)
         timed: Iterator[tuple[int, int, Bucket | Event]] = heapq.merge(told, seen, key=lambda entry: entry[:2])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from drover_agent.simulation.faults import Fault
-from drover_collector.detectors import hang
+from drover_collector.detectors import DETECTORS, hang
 from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
 from drover_collector.detectors.window import Buckets, Window
+from drover_collector.engine import Engine
+from drover_collector.policy import Policy
 from drover_proto.events import Finding, Severity, Wanted
 from testbed.simulated_buckets import Recording, record
 
 Columns = dict[str, np.ndarray]
 CULPRIT = 21  # GPU 5 of n02
 STOPS = 5  # number of the bucket
+HANG = next(detector for detector in DETECTORS if detector.name == hang.NAME)
 
 
 def run(change: Callable[[int, Columns, Columns], None], count: int = 18) -> list[Finding]:
@@ -164,6 +168,81 @@ def test_another_job_begins_anew_and_what_is_gone_is_forgotten() -> None:
         told += found
     assert told == [], "the first was ended in time, the second never worked"
     assert set(state.jobs) == {"813"}
+
+
+def test_a_job_that_falls_silent_while_it_stands_still_is_not_told() -> None:
+    """Nor does what was told speak of values that are not there."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+
+    def run_silent(since: int) -> list[Finding]:
+        state, told = None, []
+        for window, now_ms in play(small_fleet(), 40, change, lambda number: range(8) if number >= since else []):
+            findings, state = hang.detect(window, state, now_ms)
+            told += findings
+        return told
+
+    assert run_silent(STOPS + 4) == []
+    assert len(run_silent(STOPS + 12)) == 4, "until nobody is heard"
+
+
+def test_a_gpu_without_utilisation_that_is_heard_is_not_called_silent() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["gpu_util_ratio"][:] = 1.0
+        if number >= STOPS:
+            spin(gpu)
+        gpu["gpu_util_ratio"][CULPRIT] = np.nan
+
+    assert {(f.scope, f.cause) for f in run(change)} == {("job", "standstill")}
+
+
+def test_ranks_of_several_nodes_that_rest_are_named() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+            rest(gpu, [CULPRIT, 40])
+
+    (first, *_) = run(change)
+    assert (first.scope, first.lost_gpus) == ("job", 2.0)
+    assert "62 of its GPUs wait for 2 on n02, n05, each of which runs no kernel." in first.summary
+
+
+def test_one_bucket_of_ten_minutes_is_no_standstill_of_ten_minutes() -> None:
+    index, state, kept, told = small_fleet(), None, Buckets(KEPT), []
+    for number in range(12):
+        bucket = training_bucket(
+            index, number, lambda number, gpu, _node: spin(gpu) if number == STOPS or number >= STOPS + 3 else None
+        )
+        kept.append(dataclasses.replace(bucket, start_ms=START_MS + number * 600_000, length_ms=600_000))
+        found, state = hang.detect(Window(index, kept.all(), True, (), START_MS), state, number)
+        told += found
+    assert told[0].ts_ms == STOPS + 4, "the second of the second time"
+
+
+@pytest.mark.parametrize("culprits", [[CULPRIT], [], list(range(16, 20))])
+def test_a_job_that_hangs_for_longer_than_what_a_restart_reads_stays_the_same_incident(culprits: list[int]) -> None:
+    index = small_fleet()
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+            rest(gpu, culprits)
+
+    first, second = (Engine(index, Policy.load(), START_MS, [HANG]) for _ in range(2))
+    for number in range(80):
+        first.on_bucket(training_bucket(index, number, change), START_MS + (number + 1) * 10_000 + LAG_MS)
+    (before,) = first.incidents.values()
+    second.restore([before], (training_bucket(index, number, change) for number in range(20, 80)), [])
+    for number in range(80, 110):
+        second.on_bucket(training_bucket(index, number, change), START_MS + (number + 1) * 10_000 + LAG_MS)
+    (after,) = second.incidents.values()
+    assert (after.id, after.closed_ms, after.scope) == (before.id, None, before.scope)
+    assert after.summary.split(":")[1].split("wait")[1] == before.summary.split(":")[1].split("wait")[1]
+    for number in range(110, 120):
+        second.on_bucket(training_bucket(index, number), START_MS + (number + 1) * 10_000 + LAG_MS)
+    assert [i.closed_ms is None for i in second.incidents.values()] == [False], "it works again"
 
 
 def judge(recording: Recording) -> list[Finding]:

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.buckets import Floats
+from drover_collector.buckets import BUCKET_MS, Floats
 from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.robust import Bools, group_medians
 from drover_collector.detectors.steady import Ints, column
-from drover_collector.detectors.texts import duration, place
+from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
+from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME
-from drover_proto.events import Evidence, Finding, IncidentKind, Member, Severity, Wanted
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Member, Severity, Wanted
 
 NAME = "hang"
 VERSION = 1
@@ -61,7 +62,7 @@ class Job:
 
     level: dict[str, float] = field(default_factory=dict)  # median over its GPUs while it works
     worked: int = 0  # buckets
-    still_ms: int | None = None  # start of the first bucket in which it stood still
+    still_ms: int | None = None  # since when it stands still
     seen_ms: int = 0
     named: tuple[list[int], str] | None = None  # the GPUs it was first told to wait for, and what they did
 
@@ -81,7 +82,24 @@ class Job:
 @dataclass(slots=True)
 class State:
     jobs: dict[str, Job] = field(default_factory=dict)
+    left: list[Incident] = field(default_factory=list)  # open at the start
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that still knows how the jobs worked which a former run of the collector left hanging."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.job is not None])
+
+
+def _take_over(index: FleetIndex, s: State) -> None:
+    for incident in s.left:
+        level = {e.metric: e.expected for e in incident.evidence if e.metric in LEVELS and e.expected is not None}
+        n = None if incident.node is None else index.node_number.get(incident.node)
+        gpus: list[int] = [] if n is None else list(range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])))
+        gpus = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g]))]
+        why = incident.summary.rpartition(", which ")[2].removesuffix(".") if gpus else ""
+        s.jobs[incident.job or ""] = Job(level, LEARN_BUCKETS, incident.since_ms, 0, (gpus, why))
+    s.left = []
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -90,16 +108,18 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         s.active_ms = np.zeros(window.index.gpu_count, np.int64)
     if not window.fresh:
         return [], s
+    _take_over(window.index, s)
     bucket = window.newest
     jobs = [s.jobs.setdefault(name, Job()) for name in bucket.job_names]
     look = _Look(window, jobs)
     s.active_ms[look.active | ~look.known] = bucket.end_ms
     for number, job in enumerate(jobs):
         job.seen_ms = bucket.end_ms
-        if look.heard[number] < max(2, HEARD_SHARE * look.sizes[number]):
+        if not look.enough(number):
             continue
         if job.worked >= LEARN_BUCKETS and look.stands_still(number):
-            job.still_ms = bucket.start_ms if job.still_ms is None else job.still_ms
+            if job.still_ms is None:  # a long bucket tells what was so for most of it, not for how long
+                job.still_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)
             continue
         job.still_ms = job.named = None
         if look.util[number] >= RESTS:
@@ -135,6 +155,7 @@ class _Look:
         self.held: Bools = self.groups >= 0
         self.gpu_util = column(window, "gpu_util_ratio")
         self.sizes = self._number(self.held)
+        self.silent: Bools = window.newest.gpu_rows == 0
         self.heard = self._number(~np.isnan(self.gpu_util))
         self._spinning = self._number(self.gpu_util >= SPINS)
         self.util = group_medians(self.gpu_util, self.groups, len(jobs))[0]
@@ -148,6 +169,10 @@ class _Look:
             self.active |= values[metric] > limits
             self.known |= ~np.isnan(values[metric]) & ~np.isnan(limits)
         self._working = self._number(self.active)
+
+    def enough(self, number: int) -> bool:
+        """Whether so many of a job's GPUs are heard that it can be judged."""
+        return bool(self.heard[number] >= max(2, HEARD_SHARE * self.sizes[number]))
 
     def _number(self, flags: Bools) -> npt.NDArray[np.intp]:
         return np.bincount(self.groups[flags & self.held], minlength=len(self._jobs))
@@ -175,6 +200,8 @@ def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Fi
         job = s.jobs.get(name)
         if job is None or job.still_ms is None or job.seen_ms != bucket.end_ms:
             continue
+        if not look.enough(number) and (job.named is None or not look.heard[number]):
+            continue  # what was told stands until it is over, but nothing begins on what is not known
         since = job.still_ms
         if bucket.end_ms - since < (TELL_MS if job.channels else TELL_ALONE_MS):
             continue
@@ -190,7 +217,12 @@ def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Fi
         )  # fmt: skip
         waiting = len(members) - len(culprits)
         text = f"Job {name} has stood still for {duration(bucket.end_ms - since)}: {waiting} of its GPUs wait"
-        text += f" for {place(node, gpu)}, which {why}." if node is not None else ", and none shows which one stopped."
+        if node is not None:
+            text += f" for {place(node, gpu)}, which {why}."
+        elif culprits:
+            text += f" for {len(culprits)} on {listing({index.nodes[n].name for n in nodes})}, each of which {why}."
+        else:
+            text += ", and none shows which one stopped."
         advice = (
             "Look at that rank's process (py-spy dump, the framework's flight recorder) before you end the job; if the"
             " same GPU stops another job, do not trust it."
@@ -210,7 +242,7 @@ def _culprits(look: _Look, s: State, members: npt.NDArray[np.intp]) -> tuple[lis
     """The few GPUs that are unlike the others, and what they do; none where none stands out."""
     few = max(1, int(FEW_SHARE * len(members)))
     util, stopped_ms = look.gpu_util[members], s.active_ms[members]
-    resting, silent = members[util < RESTS], members[np.isnan(util)]
+    resting, silent = members[util < RESTS], members[look.silent[members]]
     for gpus, what in ((resting, "runs no kernel"), (silent, "is not heard")):
         if len(gpus):
             return (gpus.tolist(), what) if len(gpus) <= few else ([], "")
