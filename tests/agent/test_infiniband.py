@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,26 @@ def test_nothing_is_told_of_the_cards_again_within_a_minute(node: Path) -> None:
     assert source.read(T + 1_000).inventory == {}
     (node / "sys/class/infiniband/mlx5_0/fw_ver").write_text("28.40.1000\n")
     assert source.read(T + 60_000).inventory["nic.mlx5_0.firmware"] == "28.40.1000"
+
+
+def test_who_is_near_whom_is_looked_at_as_rarely(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def near(_: Path, gpu: str, others: Mapping[str, str]) -> str:
+        asked.append(gpu)
+        return ",".join(sorted(others))
+
+    monkeypatch.setattr("drover_agent.sources.infiniband.nearest", near)
+    known = gpus()
+    source = InfinibandSource("n1", node / "sys", known)
+    for second in range(0, 50, 10):
+        source.read(T + 1000 * second)
+    every = [gpu.pci for gpu in known.all()]
+    assert asked == every
+    known.tell(Entity(Scope.GPU, "new", 9, pci="0000:ff:00.0"))
+    found = source.read(T + 50_000).inventory
+    assert asked[len(every) :] == [*every, "0000:ff:00.0"]
+    assert found["gpu9.nic"] == "mlx5_0,mlx5_1"
 
 
 def test_what_cannot_be_read_is_absent_for_its_reason_and_harms_nothing_else(

@@ -64,6 +64,7 @@ class InfinibandSource:
         self._devices: list[str] = []
         self._functions: dict[str, str] = {}  # device -> its PCI address
         self._last_slow = self._last_find = -1
+        self._placed: tuple[tuple[str, ...], dict[str, str]] = (), {}  # of which GPUs and cards it was told last
 
     def read(self, now_ms: int) -> Reading:
         slow = now_ms // SLOW_MS != self._last_slow
@@ -73,6 +74,7 @@ class InfinibandSource:
         if devices != self._devices or (devices and now_ms // FIND_MS != self._last_find):
             self._devices, self._last_find = devices, now_ms // FIND_MS
             inventory = self._find(devices)
+            self._placed = (), {}
         reading = read_ports(self._ports.values(), slow=slow)
         reading.inventory = inventory
         if slow and self._functions:
@@ -102,8 +104,13 @@ class InfinibandSource:
         return inventory
 
     def _nearest(self) -> dict[str, str]:
-        found = {}
-        for gpu in self._gpus.all():
+        found: dict[str, str] = {}
+        gpus = self._gpus.all()
+        placed = tuple(gpu.pci for gpu in gpus), self._functions
+        if placed == self._placed:  # thousands of links of sysfs are walked for it
+            return found
+        self._placed = placed
+        for gpu in gpus:
             device = nearest(self._sys, gpu.pci, self._functions)
             if device is not None:
                 found[f"gpu{gpu.gpu}.nic"] = device
