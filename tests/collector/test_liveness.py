@@ -132,6 +132,17 @@ def test_a_hung_driver_is_one_finding_not_eight() -> None:
     assert told[-1].cleared
 
 
+def test_a_call_that_returned_for_one_gpu_ends_neither_the_hang_of_another_nor_a_missing_driver() -> None:
+    hung = {3: [lifecycle("driver_hung", gpu=4), lifecycle("driver_hung", gpu=5)]}
+    one_back = {6: [lifecycle("driver_back", gpu=4, at_ms=69_000)]}
+    assert not any(f.cleared for f in run(9, events=hung | one_back))
+    both_back = {6: [lifecycle("driver_back", gpu=gpu, at_ms=69_000) for gpu in (4, 5)]}
+    assert run(9, events=hung | both_back)[-1].cleared
+    missing = {3: [lifecycle("driver_hung", gpu=4), lifecycle("driver_missing")]}
+    told = run(9, events=missing | one_back, gone_gpus=lambda number: range(16, 24) if number >= 3 else [])
+    assert {f.cause for f in told if not f.cleared and f.ts_ms > START_MS + 80_000} == {"driver_missing"}
+
+
 def test_a_driver_that_an_operator_had_released_is_no_fault_until_it_is_missing() -> None:
     silent = {"gone_gpus": lambda number: range(16, 24) if number >= 3 else []}
     assert run(9, events={3: [lifecycle("driver_released")]}, **silent) == []

@@ -188,6 +188,18 @@ def test_a_fatal_one_is_over_only_when_the_gpu_is_back_and_quiet() -> None:
     assert (over.node, over.gpu) == ("n01", 2)
 
 
+def test_a_hung_call_of_another_gpu_that_returned_mends_nothing() -> None:
+    feed = Feed()
+    feed.events(line(79))
+    other = dataclasses.replace(lifecycle("driver_back", 6 * HOUR), gpu=3)
+    feed.events(other, now_ms=START_MS + 6 * HOUR)
+    assert feed.tick(START_MS + 6 * HOUR + 12 * MINUTE) == []
+    whole = dataclasses.replace(lifecycle("driver_back", 7 * HOUR), gpu=None)  # the driver was loaded anew
+    feed.events(whole, now_ms=START_MS + 7 * HOUR)
+    (over,) = feed.tick(START_MS + 7 * HOUR + 12 * MINUTE)
+    assert over.cleared
+
+
 def test_a_repeat_after_the_return_starts_the_wait_again() -> None:
     feed = Feed()
     feed.events(line(79))

@@ -121,7 +121,8 @@ def _on_lifecycle(s: State, event: Event, now_ms: int) -> None:
         s.reported.pop((event.node, event.gpu, "gpu_lost"), None)
     elif event.code == "driver_back":
         for key in [key for key in s.reported if key[0] == event.node and key[2].startswith("driver")]:
-            del s.reported[key]
+            if event.gpu in (None, key[1]):  # of one GPU: a call for it returned, which says nothing of the others
+                del s.reported[key]
     elif event.code == "clock_wrong":  # told once, when it goes wrong
         s.clock_wrong[event.node] = (now_ms, event.message)
 

@@ -67,7 +67,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
             found += _on_error(window, s, event, now_ms)
         elif event.kind is EventKind.LIFECYCLE and event.code in ("gpu_back", "driver_back"):
             for (node, gpu), held in s.open.items():
-                if node == event.node and (event.code != "gpu_back" or gpu == event.gpu):
+                if node == event.node and event.gpu in (None, gpu):
                     held.back_ms = now_ms
     found += _crashes(s, now_ms)
     found += _due(s, now_ms)
