@@ -63,7 +63,7 @@ LINES = [
     if told["kind"] == "kernel" and not told["forgeable"]
 ]
 FAULTS = {
-    "DPC: containment", "Uncorrected (Fatal)", "device recovery failed", " UE memory", "Memory failure: 0x",
+    "DPC: containment", "Power fault", "Uncorrected (Fatal)", "device recovery failed", " UE memory", "Memory failure: 0x",
     "Machine Check Exception", "]: Uncorrected", "BUG: ", "Oops", "general protection", "kernel BUG", "Kernel panic",
     "Internal error", "hard LOCKUP", "controller is down", "Removing after", "medium error", "Disk failure",
     "EXT4-fs error", "read-only", "Aborting journal", "Corruption", "hutting down", "health compromised",

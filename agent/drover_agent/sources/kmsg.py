@@ -22,7 +22,7 @@ from pathlib import Path
 from drover_agent.files import write_whole
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg_clock import Clocks, LogClock, may_be_suspend, system_clocks
-from drover_agent.sources.kmsg_lines import SETTLED_US, STARTING, understand
+from drover_agent.sources.kmsg_lines import SETTLED_US, of_start, understand
 from drover_proto.kinds import EventKind
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class KmsgReader:
             self._lost = (self._lost or 0) + gap
             yield from self._lost_lines()
         line = understand(record.text)
-        if line is None or (line.code in STARTING and record.us < SETTLED_US):
+        if line is None or (record.us < SETTLED_US and of_start(line)):
             return
         gpu = self._slot_of(line.pci, line.uuid) if line.pci or line.uuid else None
         forgeable = record.facility != 0 and not self._accept_user

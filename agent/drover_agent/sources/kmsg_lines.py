@@ -21,7 +21,8 @@ from drover_proto.kinds import EventKind
 MAX_MESSAGE = 1_000  # characters kept of a line
 MAX_TEXT = 4_096  # characters looked at: a record has 1,024 bytes at most, each written as \xNN if it is no ASCII
 SETTLED_US = 300_000_000  # links come up and cables are found while a machine starts; that is told from then on
-STARTING = frozenset({"nic_link", "nic_module", "pcie"})  # the codes for which this counts
+# The lines for which this counts. Errors of modules and ports do not: they are told once, and that may be then.
+_STARTING = re.compile(r".*(?:Link (?:is )?(?:[Uu]p|[Dd]own)\b|Card not present|Cable (?:un)?plugged)")
 
 _PCI = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _ADDRESS = re.compile(rf"\b({_PCI})")
@@ -189,6 +190,11 @@ def normal_pci(text: str) -> str:
     parts = found[1].partition(".")[0].lower().split(":")
     domain = int(parts[0], 16) if len(parts) == 3 else 0
     return f"{domain:04x}:{parts[-2]}:{parts[-1]}"
+
+
+def of_start(line: Line) -> bool:
+    """Whether a machine that starts says so as a matter of course."""
+    return line.code in ("nic_link", "nic_module", "pcie") and bool(_STARTING.match(line.message))
 
 
 def understand(text: str) -> Line | None:
