@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -15,6 +15,9 @@ class Clock(Protocol):
     def monotonic(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+    async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
+        """Whether it is done within this time; it goes on if it is not."""
 
 
 class SystemClock:
@@ -28,6 +31,10 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
+        await asyncio.wait((future,), timeout=seconds)  # cheaper than a task that sleeps beside it
+        return future.done()
 
 
 async def next_second(clock: Clock) -> None:

@@ -85,7 +85,7 @@ class Sampler:
         if not reads:
             return
         whole = Round(self._worker, reads)
-        if await self._within(whole, self._patience_s):
+        if await self._clock.within(whole.done, self._patience_s):
             for read in reads:
                 read.owner.take(ts_ms)
             return
@@ -110,16 +110,11 @@ class Sampler:
         await self._await(whole, read, ts_ms, limit_s)
 
     async def _await(self, whole: Round[Sampled], read: Read[Sampled], ts_ms: int, limit_s: float) -> None:
-        if await self._within(whole, limit_s):
+        if await self._clock.within(whole.done, limit_s):
             read.owner.take(ts_ms)
         else:
             read.owner.hang(ts_ms, self._limit_s)
             whole.done.add_done_callback(lambda _: read.owner.returned())
-
-    async def _within(self, whole: Round[Sampled], limit_s: float) -> bool:
-        """Whether all its reads return within this time: of the machine, as it is threads that are waited for."""
-        await asyncio.wait((whole.done,), timeout=limit_s)
-        return whole.done.done()
 
     def _tell_own(self, ts_ms: int) -> None:
         """How the ticks before this one went."""

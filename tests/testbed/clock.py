@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from itertools import count
+from typing import Any
 
 from drover_agent.clock import SystemClock
 
@@ -28,6 +29,9 @@ class ManualClock:
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._steady_s + seconds, next(self._order), future))
         await future
+
+    async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
+        return await _within(self, future, seconds)
 
     def jump(self, ms: int) -> None:
         self._now_ms += ms
@@ -68,12 +72,25 @@ class MovableClock(SystemClock):
         while (left := until - self.monotonic()) > 0:  # noqa: ASYNC110  # the clock is moved from anywhere
             await asyncio.sleep(min(left, 0.01))
 
+    async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
+        return await _within(self, future, seconds)
+
     def jump(self, seconds: float) -> None:
         self._wall_ms += round(seconds * 1000)
 
     def pass_time(self, seconds: float) -> None:
         self._steady_s += seconds
         self.jump(seconds)
+
+
+async def _within(clock: ManualClock | MovableClock, future: asyncio.Future[Any], seconds: float) -> bool:
+    """By the time of a clock that is turned."""
+    timer = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait((future, timer), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+    return future.done()
 
 
 async def settle() -> None:
