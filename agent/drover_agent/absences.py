@@ -127,7 +127,7 @@ def _place(entity: Entity) -> Place:
     """What an interval is of. Parts of a GPU and workloads have no field of their own there: their name stands for the
     link's, or what one of them lacks would be told of the whole GPU or node."""
     if entity.scope is Scope.WORKLOAD:
-        return entity.gpu, entity.key.rpartition("/")[2]
+        return entity.gpu, entity.link or entity.key.partition("/")[2]  # a model's name may have slashes too
     return entity.gpu, entity.mig or entity.link
 
 

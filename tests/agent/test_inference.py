@@ -127,6 +127,19 @@ def test_a_server_that_is_back_and_idle_is_lost_no_more(tmp_path: Path) -> None:
     assert {metric for metric, reason, ended in told if reason == "lost" and ended} == set(NAMES)
 
 
+def test_two_servers_of_one_model_are_lost_each_for_itself(tmp_path: Path, page: Served) -> None:
+    packer, absences = kept(tmp_path)
+    page.body = b'nv_inference_pending_request_count{model="org/llama",version="1"} 1\n'
+    with serving() as other:
+        other.body = page.body
+        inference = InferenceSource("n1", [f"chat={page.url}", f"code={other.url}"], Ticks())
+        packer.add(T, inference.read(T))
+    packer.add(T + 10_000, inference.read(T))
+    packer.take(T + 10_000)
+    lost = {a.link for a in absences.changes(10.0) if (a.metric, a.reason) == ("requests_waiting", "lost")}
+    assert lost == {"code:org/llama"}
+
+
 def test_what_was_lost_of_a_server_ends_when_its_models_are_known(tmp_path: Path) -> None:
     packer, absences = kept(tmp_path)
     with serving() as page:
