@@ -59,7 +59,7 @@ def line(report: Report, clock: Clock, level: Level, scale: float) -> dict[str, 
     seconds = clock.seconds()
     return {
         "benchmark": "probes",
-        "devices": [device["model"] for device in report.devices],
+        "devices": [device.model for device in report.devices],
         "level": level.value,
         "scale": scale,
         "end": report.end.value,

@@ -233,6 +233,7 @@ class ProbeResult:
     level: str = ""
     end: str = ""
     seconds: float | None = None  # that the request took, of the closing result
+    device: str = ""  # model of what was probed; "cpu" where there is no NVIDIA driver: no figure of a GPU then
 
 
 @dataclass(frozen=True, slots=True)

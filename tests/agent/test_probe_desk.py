@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.probes import desk as desks
-from drover_agent.probes.base import Group, Result
+from drover_agent.probes.base import Device, Group, Result
 from drover_agent.probes.desk import MAX_WAITING, NO_SERVICE, TAKEN_S, TOO_MANY, Desk
 from drover_agent.probes.exchange import Answer, Ask, Folder, read_ask
 from drover_proto import telemetry_pb2 as pb
@@ -25,6 +25,7 @@ from testbed.waiting import until
 
 AGENT = [sys.executable, "-m", "drover_agent.main", "run"]
 SERVE = [sys.executable, "-m", "drover_agent.main", "probe", "--serve"]
+BOARDS = (Device(0, "cuda:0", "H200", 141 << 30), Device(3, "cuda:1", "H100", 80 << 30))
 NOW_MS = 1_700_000_000_000
 
 
@@ -93,18 +94,21 @@ async def test_a_request_becomes_a_file_and_its_results_records(place: Place) ->
             Result("gemm_fp8", 3, None, "TFLOP/s", "this device has no fp8"),
         )
         (place.folder.requests / "r1.json").unlink()
-        answer = Answer("r1", "hung", "probe hung: sdc", "deep", NOW_MS + 5, "sdc", 3, 1.5, results, ("GPU 1: MIG",))
+        answer = Answer(
+            "r1", "hung", "probe hung: sdc", "deep", NOW_MS + 5, "sdc", 3, 1.5, results, ("GPU 1: MIG",), BOARDS
+        )
         place.folder.put(place.folder.results, "r1", answer)
         await place.closed(1)
         await until(lambda: not place.folder.ids(place.folder.results), "the file's end")
     first, second, end = place.results()
     assert first == ProbeResult(
-        "r1/0", "n1", 0, "p2p", NOW_MS + 5, None, 412.5, "GB/s", "direct", "r1", 3, 0.01, 9, "deep"
-    )
+        "r1/0", "n1", 0, "p2p", NOW_MS + 5, None, 412.5, "GB/s", "direct", "r1", 3, 0.01, 9, "deep",
+        device="H200",
+    )  # fmt: skip
     assert (second.id, second.value, second.detail) == ("r1/1", None, "this device has no fp8")
     assert end == ProbeResult(
         "r1/end", "n1", 3, "sdc", NOW_MS + 5, None, None, "", "probe hung: sdc; left out: GPU 1: MIG", "r1",
-        level="deep", end="hung", seconds=1.5,
+        level="deep", end="hung", seconds=1.5, device="H100",
     )  # fmt: skip
     assert {told.request_id for _, told in place.told} == {"r1"}
 
@@ -336,6 +340,7 @@ def test_a_request_over_the_stream_is_probed_and_told_once_though_the_agent_is_k
         assert (figure.node, figure.probe, figure.unit, figure.request) == ("n1", "launch", "us", "r1")
         assert figure.value and figure.value > 0
         assert (end.id, end.end) == ("r1/end", "done")
+        assert figure.device == end.device == "cpu", "nobody takes it for a GPU's"
         assert server.broken == []
 
     play(scenario())

@@ -148,7 +148,7 @@ def as_json(level: Level, report: Report, left_out: Mapping[int, str]) -> dict[s
         "probe": report.probe or None,
         "gpu": report.gpu,
         "seconds": round(report.seconds, 3),
-        "devices": report.devices,
+        "devices": [dataclasses.asdict(device) for device in report.devices],
         "left_out": [{"gpu": slot, "why": why} for slot, why in left_out.items()],
         "results": [dataclasses.asdict(result) for result in report.results],
     }

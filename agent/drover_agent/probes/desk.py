@@ -213,19 +213,22 @@ def ask_of(request: pb.ProbeRequest, now_ms: int) -> Ask:
 def results_of(answer: Answer, node: str, now_ms: int) -> list[ProbeResult]:
     """The figures, then the closing one, which alone has an `end`. The ids are the same whenever they are made."""
     ts_ms = answer.ts_ms or now_ms
+    models = {device.slot: device.model for device in answer.devices}
+    all_models = ", ".join(dict.fromkeys(models.values()))
     found = []
     for number, result in enumerate(answer.results):
         found.append(
             ProbeResult(
                 f"{answer.id}/{number}", node, result.gpu, result.probe, ts_ms, result.ok, result.value, result.unit,
                 result.detail, answer.id, result.peer, result.spread, result.repeats, answer.level,
+                device=models.get(result.gpu, all_models),
             )
         )  # fmt: skip
     detail = "; ".join([*([answer.detail] if answer.detail else []), *(f"left out: {gpu}" for gpu in answer.left_out)])
     found.append(
         ProbeResult(
             f"{answer.id}/end", node, answer.gpu, answer.probe, ts_ms, None, None, "", detail[:4000], answer.id,
-            level=answer.level, end=answer.end, seconds=answer.seconds,
+            level=answer.level, end=answer.end, seconds=answer.seconds, device=models.get(answer.gpu, all_models),
         )
     )  # fmt: skip
     return found

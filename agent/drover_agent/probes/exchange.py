@@ -20,7 +20,7 @@ from typing import Any
 
 from drover_agent.files import write_whole
 from drover_agent.probes import PROBES, Level
-from drover_agent.probes.base import Group, Result
+from drover_agent.probes.base import Device, Group, Result
 from drover_proto.events import from_dict
 
 MAX_FILE_BYTES = 8 << 20
@@ -70,7 +70,7 @@ class Answer:
     Attributes:
         end: of `runner.End` or `Outcome`; done: all ran to its end. detail: why it did not, a sentence.
         probe, gpu: what it was in when it did not.
-        left_out: "GPU 3: why" of each that was not probed.
+        left_out: "GPU 3: why" of each that was not probed. devices: what was; the CPU where there is no driver.
     """
 
     id: str
@@ -83,6 +83,7 @@ class Answer:
     seconds: float = 0.0
     results: tuple[Result, ...] = ()
     left_out: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
 
 
 def is_id(text: str) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drover_agent.probes import PROBES, Level
-from drover_agent.probes.base import Result
+from drover_agent.probes.base import Device, Result
 from drover_agent.probes.exchange import read_object
 from drover_proto.events import from_dict
 
@@ -99,7 +99,7 @@ class Report:
     probe: str = ""
     gpu: int | None = None
     results: list[Result] = field(default_factory=list)
-    devices: list[dict[str, Any]] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -184,14 +184,14 @@ class Runner:
             told = read_object(line)
             kind = told.pop("kind")
             return self._obey(kind, told, report)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             log.warning("the probe's process printed %r", line[:200])
             return False
 
     def _obey(self, kind: object, told: dict[str, Any], report: Report) -> bool:
         """Raises KeyError, TypeError or ValueError: it is no message of ours."""
         if kind == "devices":
-            report.devices = [dict(device) for device in told["devices"]]
+            report.devices = [from_dict(Device, device) for device in told["devices"]]
         elif kind == "start":
             PROBES[told["probe"]]
             self._probe = self._doing = told["probe"]

@@ -143,7 +143,7 @@ class Service:
         return Answer(
             ask.id, report.end, report.detail[:TEXT], ask.level, now_ms(), report.probe, report.gpu,
             round(report.seconds, 3), tuple(report.results),
-            tuple(f"GPU {slot}: {why}" for slot, why in left_out.items()),
+            tuple(f"GPU {slot}: {why}" for slot, why in left_out.items()), tuple(report.devices),
         )  # fmt: skip
 
     def _run(self, request: Request, gpus: Sequence[eligible.Gpu]) -> Report:
