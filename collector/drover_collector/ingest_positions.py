@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 SPOOLS = 16  # of one node, whose positions are kept in memory
 STRANGERS = 20_000  # spools of nodes that are not in the fleet file
+LOOK_S = 3.0  # that a Hello waits for a store that others write to as well
 NOTHING: Mapping[int, int] = {}
 Key = tuple[str, str]  # node, spool id
 
@@ -37,7 +38,8 @@ class Positions:
         self.saved_at = time.monotonic()
         self._store = store
         self._asked: set[Key] = set()
-        self._looking = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None  # the question under way, and the one after it
+        self._next: asyncio.Task[None] | None = None
         for key, held in store.read_lane_seqs().items():
             self._begin(key).update(held)
 
@@ -62,24 +64,30 @@ class Positions:
     async def look(self, key: Key) -> None:
         """Take in how far another collector of the same store has come with an agent that was there before.
 
-        One question at a time, for all agents that wait. What the store does not tell is sent again, and collapses.
+        One question at a time, for all agents that wait; none waits longer than LOOK_S, as events are judged while
+        the store hangs. What it does not tell in time is sent again, and collapses.
         """
         self._asked.add(key)
-        async with self._looking:
-            if key not in self._asked:  # the question before was for this one too
-                return
-            asked, self._asked = self._asked, set()
-            try:
-                found = await asyncio.to_thread(self._store.noted_lane_seqs, asked)
-            except StoreError as error:
-                log.info("where agents stand is not known: %s", error)
-                return
-            for each, noted in found.items():
-                held = self._held.get(each)
-                if held is None:
-                    held = self._begin(each)
-                for lane, seq in noted.items():
-                    held[lane] = max(seq, held.get(lane, 0))
+        if self._next is None:
+            self._next = asyncio.create_task(self._look(self._looking))
+        await asyncio.wait({self._next}, timeout=LOOK_S)
+
+    async def _look(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        asked, self._asked = self._asked, set()
+        self._looking, self._next = self._next, None
+        try:
+            found = await asyncio.to_thread(self._store.noted_lane_seqs, asked)
+        except StoreError as error:
+            log.info("where agents stand is not known: %s", error)
+            return
+        for each, noted in found.items():
+            held = self._held.get(each)
+            if held is None:
+                held = self._begin(each)
+            for lane, seq in noted.items():
+                held[lane] = max(seq, held.get(lane, 0))
 
     def take_unsaved(self) -> dict[Key, dict[int, int]]:
         """Those that have moved since the last time, as they are."""

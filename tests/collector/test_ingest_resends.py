@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
 
+from drover_collector import ingest_positions
 from drover_collector.ingest import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
@@ -208,3 +210,30 @@ async def test_an_agent_that_comes_from_another_collector_of_the_store_is_told_w
         store.write_lane_seqs({("n0", "s1"): {LIVE: 7}})  # meanwhile, by the other
         async with collector.agent(hello()) as agent:
             assert agent.held[LIVE] == 7
+
+
+@in_loop
+async def test_a_store_that_hangs_keeps_no_agent_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "shared", True)
+    monkeypatch.setattr(ingest_positions, "LOOK_S", 0.05)
+    answers_now, asked = threading.Event(), []
+
+    def hang(_store: Store, keys: set[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
+        asked.append(set(keys))
+        assert answers_now.wait(30)
+        return {key: {LIVE: 7} for key in keys}
+
+    monkeypatch.setattr(Store, "noted_lane_seqs", hang)
+    async with Collector(store) as collector:
+        try:
+            async with collector.agent(hello()) as agent, collector.agent(hello("n1")) as other:
+                assert agent.held[LIVE] == other.held[LIVE] == 0
+                assert len(asked) == 1, "one thread hangs, not one for each agent"
+                answers_now.set()
+                positions = collector.ingest._writers.positions
+                await until(
+                    lambda: [positions.of(key).get(LIVE) for key in (("n0", "s1"), ("n1", "s1"))] == [7, 7],
+                    "both are known",
+                )
+        finally:
+            answers_now.set()
