@@ -67,11 +67,13 @@ class Maintenance:
 
     def give_back(self) -> None:
         """Memory that was freed: after bursts of data the C library's heap and the engine's would keep it."""
-        memory.give_back()
         try:
+            memory.give_back()
             self._store.give_back()
         except StoreError as error:
             log.warning("memory of the store: %s", error)
+        except Exception:  # the disk would run full if a defect ended the passes
+            log.exception("memory of the store")
 
     def _failed(self, why: str) -> None:
         self.failures += 1

@@ -197,12 +197,14 @@ def test_freed_memory_is_asked_back_and_a_refusal_ends_nothing(
     maintenance.give_back()
     assert said == (["SYSTEM JEMALLOC PURGE"] if store._clients.embedded else [])  # a server's memory is its own
 
-    def refuse() -> None:
-        raise StoreError("not now")
+    def refuse(error: Exception) -> None:
+        raise error
 
-    monkeypatch.setattr(store, "give_back", refuse)
+    monkeypatch.setattr(store, "give_back", lambda: refuse(StoreError("not now")))
     maintenance.give_back()
-    assert caplog.messages == ["memory of the store: not now"]
+    monkeypatch.setattr(store, "give_back", lambda: refuse(RuntimeError("a defect")))
+    maintenance.give_back()
+    assert caplog.messages == ["memory of the store: not now", "memory of the store"]
 
 
 def test_positions_of_spools_that_are_gone_go(store: Store) -> None:
