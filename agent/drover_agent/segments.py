@@ -129,6 +129,7 @@ class SegmentLog:
         self.overflowed = 0  # records dropped from memory so far that nobody held
         self.trouble: str | None = None  # why the disk refuses, None when it does not
         self.barred: str | None = None  # why nothing may be written now, though the disk would take it
+        self.unreadable = False  # a file is there that could not be read at the start
         self._unsynced = False  # the last attempt to bring records to the disk failed
         self._fd: int | None = None
         self._cached: deque[Segment] = deque()
@@ -142,7 +143,7 @@ class SegmentLog:
             except OSError as error:
                 # Left where it is: what it holds may be read another time. Its name still says what was given out.
                 self.damaged.append(f"{path.name}: cannot be read: {error.strerror}")
-                unreadable = int(number)
+                unreadable, self.unreadable = int(number), True
                 continue
             if damaged:
                 self.damaged.append(f"{path.name}: {damaged} damaged bytes skipped")

@@ -305,7 +305,9 @@ class Spool:
         return records, size
 
     def oldest_batch_ms(self) -> int | None:
-        """Time of the oldest batch in the files, None when there is none."""
+        """Time of the oldest batch in the files, None when there is none; 0 when some cannot be read now."""
+        if self.telemetry.unreadable:
+            return 0
         return min((s.oldest_ms for s in self.telemetry.segments if s.count), default=None)
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import outbox, uplink
+from drover_agent import outbox, packing, uplink
 from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.segments import MAGIC
@@ -645,6 +645,29 @@ def test_clock_jumps_an_hour_back_and_forward(tmp_path: Path) -> None:
         assert server.codes().count("clock_wrong") == 3
         assert "-3600" in next(e.message for e in server.events.values() if e.code == "clock_wrong")
         assert len(one.told) > len(set(one.told)), "times came a second time"
+
+    play(scenario())
+
+
+def test_clock_set_back_by_a_second_each_day_for_months(tmp_path: Path) -> None:
+    """Each second is stored, and no row's time strays from its own by more than a tenth of a second."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        one = node(tmp_path, await server.start())
+        async with one.running():
+            for _ in range(packing.SHIFTS + 20):
+                one.clock.pass_time(86_400)
+                for _ in range(4):
+                    one.second()
+                one.clock.jump(-1)
+                for _ in range(4):
+                    one.second()
+                one.agent.flush()
+                await until(lambda: one.agent.spool.pending()[0] == 0, "the day's rows")
+            await one.delivered(server)
+        assert server.repeated_rows == 0
+        assert 0 < max(ts_ms % 1000 for _, ts_ms in server.rows) < packing.SHIFTS
 
     play(scenario())
 

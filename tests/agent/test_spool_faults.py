@@ -146,6 +146,27 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(tmp_pa
     again.close()
 
 
+def test_batches_that_cannot_be_read_now_keep_the_meaning_of_their_numbers(tmp_path: Path) -> None:
+    """They may be read after the next start; numbers given out anew would make them somebody else's."""
+    spool = open_spool(tmp_path)
+    batch(spool)
+    dictionary = Dictionary(tmp_path / "dictionary.json")
+    dictionary.index_of(Entity(Scope.GPU, "SN0", 0), NOW)
+    (tmp_path / "dictionary.json").write_bytes(dictionary.dump())
+    spool.close()
+    file = min(tmp_path.glob("telemetry-*.seg"))
+    whole = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    meanwhile = open_spool(tmp_path, NOW + 10 * HOUR)
+    dictionary = Dictionary.load(tmp_path / "dictionary.json", meanwhile.oldest_batch_ms())
+    assert dictionary.index_of(Entity(Scope.GPU, "SN1", 0), NOW + 10 * HOUR) == 1
+    meanwhile.close()
+    file.rmdir()
+    file.write_bytes(whole)
+    assert open_spool(tmp_path).oldest_batch_ms() == NOW
+
+
 def test_sequences_given_out_without_a_file_are_not_given_out_again_under_the_same_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
