@@ -175,6 +175,19 @@ def test_a_job_that_ended_is_told_though_its_gpu_cannot_be_asked(proc: Path) -> 
     assert jobs.read(T).holdings == [(0, None)]
 
 
+def test_a_job_known_by_cgroups_alone_is_not_over_because_its_gpu_cannot_be_asked(proc: Path) -> None:
+    """As where slurmd is not root's, so that its step daemons count for nothing."""
+    gpus = node(1)
+    process(proc, 800, "python", 1, cgroup="/system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
+    jobs = source(gpus, proc)
+    gpus.tell_pids(0, (800,))
+    assert jobs.read(T).holdings == [(0, "7")]
+    gpus.tell_pids(0, None)
+    assert jobs.read(T).holdings == []
+    gpus.tell_pids(0, ())
+    assert jobs.read(T).holdings == [(0, None)]
+
+
 def test_a_step_daemon_that_has_no_title_yet_is_looked_at_again(proc: Path) -> None:
     gpus = node(1)
     jobs = source(gpus, proc)

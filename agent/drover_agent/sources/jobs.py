@@ -12,6 +12,7 @@ shares) the first is told until it ends; where Slurm itself runs in pods its job
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -47,6 +48,7 @@ class JobsSource:
         self._slurm = SlurmJobs(proc, self._slot_of)
         self._pods = Pods(kubelet_socket, resources, self._slot_of)
         self._told: dict[int, str | None] = {}
+        self._stepped: set[str] = set()  # of these, Slurm's whose step daemons were seen
         self._minors: tuple[tuple[Entity, ...], dict[int, int]] = (), {}
         self._trouble = ""
         self._good = 0  # reads in a row without a trouble
@@ -78,6 +80,8 @@ class JobsSource:
                 self._tell(reading, gpu, jobs[0])
             elif not jobs and ((certain and clear) or (told and self._ended(told, asked=asked))):
                 self._tell(reading, gpu, None)
+        running = self._slurm.running
+        self._stepped = {job for job in self._told.values() if job and (job in running or job in self._stepped)}
         self._report([*trouble, self._slurm.trouble], reading)
         if time.monotonic() - began > RESULT_LOST_S:
             self._told.clear()
@@ -92,8 +96,9 @@ class JobsSource:
             reading.holdings.append((gpu, job))
 
     def _ended(self, job: str, *, asked: bool) -> bool:
-        """Whether a job that was told and is seen no more is over: pods have a slash, and only the kubelet knows."""
-        return asked if "/" in job else job not in self._slurm.running
+        """Whether a job that was told and is seen no more is over: pods have a slash, and only the kubelet knows. A job
+        that its processes' cgroups alone told of may go on where they cannot be asked."""
+        return asked if "/" in job else job in self._stepped and job not in self._slurm.running
 
     def _owners(self, gpu: int, *, in_pods: bool) -> tuple[list[str], bool]:
         """The jobs of the processes on a GPU; whether that is all, or some could not be told."""
@@ -110,7 +115,7 @@ class JobsSource:
     def _owner(self, process: int, *, in_pods: bool) -> tuple[str | None, bool]:
         """(the Slurm job of a process, whether that is known). Those of pods are told by the kubelet's list."""
         try:
-            cgroup = (self._proc / str(process) / "cgroup").read_text("utf-8", "replace")
+            cgroup = _text(f"{self._proc}/{process}/cgroup")
             if job := job_in_cgroup(cgroup):
                 return job, True
             state, parent = self._parent(process)
@@ -138,7 +143,7 @@ class JobsSource:
 
     def _parent(self, process: int) -> tuple[str, int]:
         """(state, parent), of /proc/PID/stat: proc(5). The name in it may hold anything."""
-        rest = (self._proc / str(process) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        rest = _text(f"{self._proc}/{process}/stat").rpartition(")")[2].split()
         return rest[0], int(rest[1])
 
     def _by_environment(self, process: int) -> tuple[str | None, bool]:
@@ -178,3 +183,12 @@ class JobsSource:
             reading.inventory[TROUBLE] = trouble
             if trouble:
                 _log.warning("jobs: %s", trouble)
+
+
+def _text(path: str) -> str:
+    """A file of /proc/PID, which the kernel gives whole in one read; there may be hundreds to read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 65_536).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
