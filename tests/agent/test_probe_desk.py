@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.agent import PROBES_ASKED, Agent
+from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.probes import desk as desks
 from drover_agent.probes.base import Device, Group, Result
 from drover_agent.probes.desk import MAX_WAITING, NO_SERVICE, TAKEN_S, TOO_MANY, Desk
@@ -284,6 +286,18 @@ async def test_a_folder_that_cannot_be_written_for_a_while_repeats_nothing(
         await until(lambda: not place.folder.ids(place.folder.results), "the file's end")
     assert (tries, place.ends()) == (4, [("r1", "done", "")])
     assert sum("No space left" in message for message in caplog.messages) == 1
+
+
+@in_loop
+async def test_the_streams_reader_never_waits_and_keeps_so_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody reads the agent's queue here, as when its disk hangs."""
+    whole = Agent(AgentConfig(spool=SpoolConfig(dir=str(tmp_path / "spool"))), "n1")
+    for number in range(PROBES_ASKED + 2):
+        whole.probe_asked(pb.ProbeRequest(id=f"r{number}"))
+    whole.spool.close()
+    assert sum("is dropped" in message for message in caplog.messages) == 2
 
 
 def agent(folder: Path, address: str) -> subprocess.Popen[str]:
