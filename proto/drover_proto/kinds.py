@@ -31,7 +31,7 @@ LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "gpu_lost": "a GPU no longer answers",
         "gpu_back": "a lost GPU answers again",
         "driver_hung": "calls into the driver do not return",
-        "driver_back": "a hung driver answers again",
+        "driver_back": "a driver that hung, was missing or was let go answers again",
         "driver_missing": "there is no usable NVIDIA driver",
         "driver_released": "the agent let go of the NVIDIA driver for a while, at an operator's request",
         "spool_dropped": "the agent dropped stored data for want of space or age",
