@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -118,7 +117,7 @@ class Spool:
         self.held = dict.fromkeys(LANES, 0)
 
     def _new_identity(self) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = os.urandom(16).hex()
         self.plan = BackfillPlan()
         self._save_identity()
 

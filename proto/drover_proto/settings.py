@@ -11,7 +11,6 @@ declared before tables, as TOML wants them. Durations are numbers of seconds and
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import tomllib
 import types
@@ -147,6 +146,8 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key not in hints:
+            import difflib  # only for who mistyped a key: an agent's start is not to pay for it
+
             close = difflib.get_close_matches(key, hints, n=1)
             mend = f"did you mean {prefix}{close[0]}?" if close else f"known here are {', '.join(hints)}"
             raise SettingsError(f"{name}: {prefix}{key}: unknown key; {mend}")
