@@ -51,7 +51,9 @@ def drift(history: Sequence[Measurement], budget: float = BUDGET) -> Drift:
     """
     if len({(m.node, m.gpu, m.peer, m.probe) for m in history}) > 1:
         raise ValueError("a history has one GPU and one probe")
-    done = [m for m in history if m.end is End.DONE and m.value is not None and m.value > 0 and m.ok is not False]
+    done = [
+        m for m in history if m.end is End.DONE and m.value is not None and 0 < m.value < math.inf and m.ok is not False
+    ]
     done.sort(key=lambda m: (m.ts_ms, m.value))
     if not done:
         return Drift(None, "no results", 0)

@@ -107,16 +107,17 @@ def _state(run: Run, others: Sequence[Run], leaf: Mapping[str, str], budget: flo
     why = f" ({run.detail})" if run.detail else ""
     if run.end in (End.HUNG, End.CRASHED, End.TIMEOUT):
         return False, f"{who} {'was not done in time' if run.end is End.TIMEOUT else run.end.value}{why}"
-    if run.value is None or run.value <= 0:
+    value = _usable(run)
+    if not value:
         return None, f"{who} gave no figure{why}"
     turn = sign(run.probe)
-    like = [other.value for other in others if _kind(other, leaf) == _kind(run, leaf) and other.value]
+    like = [found for other in others if _kind(other, leaf) == _kind(run, leaf) and (found := _usable(other))]
     if len(like) < LEAST:
         return None, f"{who}: too few groups of its kind to compare"
     logs = turn * _logs(like)
     scale = Scale(run.probe, fit(logs, usual(run.probe).spread), budget / 1000)
-    far = scale.fit.centre - turn * math.log(run.value)
-    text = f"{who} reached {number(run.value)} {FIGURES[run.probe].unit}, "
+    far = scale.fit.centre - turn * math.log(value)
+    text = f"{who} reached {number(value)} {FIGURES[run.probe].unit}, "
     text += f"{off(run.probe, far)} the {len(like)} groups of its kind ({scale.text})"
     reach = float(scale.reach())
     if far > reach:
@@ -125,6 +126,11 @@ def _state(run: Run, others: Sequence[Run], leaf: Mapping[str, str], budget: flo
     # lies above it.
     faster = float((logs > scale.fit.centre + reach).mean())
     return (True if far < -reach or (faster <= MOST_FASTER and scale.detectable <= COARSE) else None), text
+
+
+def _usable(run: Run) -> float:
+    """Its figure; 0 where there is none that can be."""
+    return run.value if run.value is not None and 0 < run.value < math.inf else 0.0
 
 
 def _logs(values: Sequence[float]) -> Floats:

@@ -127,7 +127,8 @@ def _judge_group(
         )
         notes.append(Note(NoteKind.BELOW_REFERENCE, probe, key, text, len(group)))
     if len(group) < LEAST or scale.coarse:
-        return by_few(group, logs, scale, published, _pool(probe, key, timed, alpha)), notes, seen
+        verdicts = by_few(group, logs, scale, published, _pool(probe, key, timed, alpha))
+        return _most_slow(verdicts) if len(group) >= LEAST else verdicts, notes, seen
     verdicts = by_fleet(group, logs, scale, low)
     slower = [v for v in verdicts if v.ok is False]
     reach = float(scale.reach())
@@ -142,11 +143,16 @@ def _judge_group(
             "batch, not single faults. What differs that the inventory does not tell?"
         )
         notes.append(Note(NoteKind.TWO_CLUSTERS, probe, key, text, len(many)))
-    if len(slower) > MOST_BAD * len(group):
-        return [_doubted(v) if v.ok is False else v for v in verdicts], notes, seen
     if len(faster) > MOST_BAD * len(group):
         return [v if is_fast else _doubted(v) for v, is_fast in zip(verdicts, fast, strict=True)], notes, seen
-    return verdicts, notes, seen
+    return _most_slow(verdicts), notes, seen
+
+
+def _most_slow(verdicts: list[Verdict]) -> list[Verdict]:
+    """More slow ones than single faults can be are no verdicts on single boards."""
+    if sum(v.ok is False for v in verdicts) <= MOST_BAD * len(verdicts):
+        return verdicts
+    return [_doubted(v) if v.ok is False else v for v in verdicts]
 
 
 def _doubted(verdict: Verdict) -> Verdict:
