@@ -38,7 +38,7 @@ def query_series(facts: Facts, request: pb.SeriesRequest) -> pb.SeriesReply:
                 values = np.full(len(ts_ms), np.nan, np.float32)
             _add(reply, node, gpu, link, metric, "value", values)
     if request.with_peers:
-        _add_peers(facts, reply, targets[0], metrics, from_ms, to_ms)
+        _add_peers(facts, reply, targets[0], metrics, from_ms, min(to_ms, int(ts_ms[-1]) + step_ms))
     return reply
 
 

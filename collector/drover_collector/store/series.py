@@ -51,7 +51,8 @@ class Series(Rollups):
         """Values of (node, gpu, link) targets within [from_ms, to_ms).
 
         A step's value is the lower median of a gauge, the last of a counter or state, NaN where nothing came. The step
-        is never shorter than the samples' own interval, so that a slow agent gives a line and not dots.
+        is never shorter than the samples' own interval, so that a slow agent gives a line and not dots. Of a span of
+        more than half an hour the steps end with the newest rollup, up to 30 s before `to_ms`.
 
         Returns:
             (step_ms, start of each step int64 [P], (node, gpu, link, metric) -> float32 [P]), P <= max_points.
@@ -62,6 +63,7 @@ class Series(Rollups):
         _check(scope, metrics, from_ms, to_ms, max_points)
         stays = self._placements.stays(targets, scope)
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
+        to_ms = self._end(scope, (from_ms, to_ms), step)
         first, points = _grid(from_ms, to_ms, step)
         found = self._stepped(scope, stays, metrics, from_ms, to_ms, step)
         spacing = _spacing(found[0], found[1] // step)
@@ -99,13 +101,14 @@ class Series(Rollups):
         """
         _check(Scope.GPU, metrics, from_ms, to_ms, 2)
         first, points = _grid(from_ms, to_ms, step_ms)
+        upto_ms = self._end(Scope.GPU, (from_ms, to_ms), step_ms)
         result: dict[str, Spread] = {}
         places = self._placements.map(index, Scope.GPU, to_ms)
         wanted = places.ids[np.isin(places.target, gpus)]
         most = max(PEERS_MIN, PEER_ROWS * _width(step_ms) // (to_ms - from_ms))
         if len(wanted) > most:
             wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(np.intp)]
-        folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, to_ms), step_ms) if len(wanted) else join([])
+        folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
         for metric in metrics:
             lines = tuple(np.full(points, np.nan, np.float32) for _ in range(3))
             if metric in folded.columns:
@@ -134,7 +137,6 @@ class Series(Rollups):
         they come from, so that an answer does not change when samples are rolled up or dropped."""
         if step % LEVELS_MS["10s"]:
             return self.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
-        span = self._closed(scope, span)
         if step % LEVELS_MS["5m"]:
             parts = self._tens(scope, ids, metrics, span)
         else:
@@ -145,13 +147,13 @@ class Series(Rollups):
             ]
         return fold_again(parts, step)
 
-    def _closed(self, scope: Scope, span: Span) -> Span:
-        """A long span without its newest seconds: a step that is not over would change its value, and to read its
-        samples may cost more than all that is rolled up."""
+    def _end(self, scope: Scope, span: Span, step: int) -> int:
+        """Where a chart of a span ends: a long one lacks the newest seconds. A step that is not over would change its
+        value, and to read its samples may cost more than all that is rolled up."""
+        if step % LEVELS_MS["10s"] or span[1] - span[0] <= FINE_MS:
+            return span[1]
         upto_ms, _ = self.rolled_up(scope, "10s", (span[1], span[1]))
-        if span[1] - span[0] > FINE_MS and span[1] - upto_ms <= OPEN_MS:
-            return span[0], upto_ms
-        return span
+        return upto_ms if span[1] - upto_ms <= OPEN_MS else span[1]
 
     def _tens(self, scope: Scope, ids: Ids, metrics: Sequence[str], *spans: Span) -> list[Folded]:
         """Values of 10 s, each in one of the parts: rolled up ones, and those that are not."""
