@@ -44,6 +44,7 @@ ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on t
     IncidentKind.IDLE: 0,
 }
 NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
+EXPLAINS_NOTHING = "kernel"  # the detector of what a host says of itself: no word on what its GPUs show
 CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, IncidentKind.HANG, IncidentKind.THERMAL})
 
 # Why a GPU is slow, told by its own registers: no failure elsewhere in its job can make it look so.
@@ -195,6 +196,8 @@ class IncidentBook:
                 continue
             if not record.holds:
                 continue  # it is over in this very call: what is still so now stands for itself
+            if incident.detectors == (EXPLAINS_NOTHING,):
+                continue
             if (
                 incident.kind is finding.kind is IncidentKind.THERMAL
                 and finding.action is Wanted.DRAIN
@@ -249,9 +252,9 @@ class IncidentBook:
 
     def _join(self, record: Record, finding: Finding, now_ms: int) -> None:
         incident = record.incident
-        if _width(finding.scope) >= _width(incident.scope):
-            record.holds[finding.detector] = now_ms  # what a wider incident merely explains does not keep it open
         info = finding.severity is Severity.INFO and incident.severity is not Severity.INFO
+        if _width(finding.scope) >= _width(incident.scope) and (not info or finding.detector in record.holds):
+            record.holds[finding.detector] = now_ms  # what it merely explains does not keep it open, nor does a note
         # What a wider incident explains is its evidence, and asks for nothing by itself.
         info = info or _width(finding.scope) < _width(incident.scope)
         leads = not info and _leads(finding, incident)
@@ -298,7 +301,7 @@ class IncidentBook:
 
     def _absorb(self, record: Record, finding: Finding, now_ms: int) -> None:
         """Close narrower incidents that this wider one explains."""
-        if finding.scope == "gpu":
+        if finding.scope == "gpu" or (finding.scope == "node" and finding.detector == EXPLAINS_NOTHING):
             return
         nodes = {node for node, _ in finding.members}
         for other in self.open():

@@ -14,6 +14,7 @@ from drover_collector.detectors.example import START_MS, Change, play, small_fle
 from drover_collector.detectors.kernel_rules import RULES, rule_of
 from drover_collector.engine import Engine
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
 from drover_proto.events import KERNEL_CODES, Event, EventKind, Finding, Incident, IncidentKind, Severity, Wanted
 
@@ -63,9 +64,10 @@ LINES = [
     if told["kind"] == "kernel" and not told["forgeable"]
 ]
 FAULTS = {
-    "DPC: containment", "Power fault", "Uncorrected (Fatal)", "device recovery failed", " UE memory", "Memory failure: 0x",
-    "Machine Check Exception", "]: Uncorrected", "BUG: ", "Oops", "general protection", "kernel BUG", "Kernel panic",
-    "Internal error", "hard LOCKUP", "controller is down", "Removing after", "medium error", "Disk failure",
+    "DPC: containment", "Power fault", "Uncorrected (Fatal)", "device recovery failed", " UE memory",
+    "Memory failure: 0x", "Machine Check Exception", "]: Uncorrected", "BUG: ", "Oops", "general protection",
+    "kernel BUG", "Kernel panic", "Internal error", "hard LOCKUP", "controller is down", "Removing after",
+    "medium error", "Disk failure",
     "EXT4-fs error", "read-only", "Aborting journal", "Corruption", "hutting down", "health compromised",
     "firmware internal error", "Fatal error 1", "unrecoverable hardware", "fatal reset event", "High temperature",
 }  # fmt: skip
@@ -141,6 +143,48 @@ def test_a_pcie_error_of_a_gpu_joins_what_is_known_of_it() -> None:
     found = incidents({2: [event(27, "aer", FATAL, gpu=0)], 5: [unsure]})
     assert [(i.gpu, i.severity) for i in found] == [(0, Severity.CRITICAL)]
     assert set(found[0].detectors) == {"kernel", "xid"}
+
+
+def findings(*found: tuple[str, IncidentKind, str, int | None, Severity, Wanted]) -> list[Finding]:
+    return [
+        Finding(detector, kind, cause, "node" if gpu is None else "gpu", "n02", gpu, (("n02", gpu),), START_MS,
+                START_MS, severity, 0.9, action, f"{cause}.", "Do.")
+        for detector, kind, cause, gpu, severity, action in found
+    ]  # fmt: skip
+
+
+def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
+    """A fan that waits for its repair for weeks, a note of the driver: a GPU that fails there is told all the same."""
+    warning, critical, info = Severity.WARNING, Severity.CRITICAL, Severity.INFO
+    thermal, liveness, straggler = IncidentKind.THERMAL, IncidentKind.LIVENESS, IncidentKind.STRAGGLER
+    gpus = findings(
+        ("thermal", thermal, "cooling", 1, critical, Wanted.DRAIN),
+        ("liveness", liveness, "gpu_lost", 2, critical, Wanted.DRAIN),
+        ("straggler", straggler, "nic", 3, warning, Wanted.PROBE),
+    )
+    for host in (
+        ("kernel", thermal, "fan", None, warning, Wanted.ADVISE),
+        ("kernel", liveness, "kernel_failed", None, warning, Wanted.ADVISE),
+        ("kernel", liveness, "driver", None, info, Wanted.NONE),
+    ):
+        for order in (1, -1):
+            book = IncidentBook(small_fleet(), {}, lambda incident, asked: asked)
+            for number, together in enumerate([findings(host), gpus][::order]):
+                book.apply(together, START_MS + number * 10_000, closing=False)
+            told = {(r.incident.gpu, r.incident.cause, r.incident.severity, r.incident.action) for r in book.open()}
+            assert {(f.gpu, f.cause, f.severity, f.action) for f in gpus} < told
+            assert len(told) == 4
+
+
+def test_a_note_keeps_no_fault_open() -> None:
+    book = IncidentBook(small_fleet(), {"liveness": 20_000, "kernel": kernel.QUIET_MS}, lambda incident, asked: asked)
+    silent = ("liveness", IncidentKind.LIVENESS, "silent", None, Severity.CRITICAL, Wanted.DRAIN)
+    book.apply(findings(silent), START_MS, closing=True)
+    oom = findings(("kernel", IncidentKind.MEMORY, "oom", None, Severity.INFO, Wanted.NONE))
+    book.apply(oom, START_MS + 10_000, closing=True)
+    assert [(r.incident.cause, set(r.holds)) for r in book.open()] == [("silent", {"liveness"})]
+    book.apply([], START_MS + 30_000, closing=True)
+    assert book.open() == []
 
 
 @pytest.mark.parametrize(
