@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from drover_agent.probes import Level, runner
+from drover_agent.probes import Level, child, runner
+from drover_agent.probes.base import Context, Result
 from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
 from testbed.waiting import wait_until
 
@@ -65,6 +69,39 @@ def test_a_crash_tells_how_and_in_what(part: str, text: str) -> None:
     report = run(part, gpus=TWO)
     assert (report.end, report.probe, report.gpu) == (End.CRASHED, "gemm_bf16", 7)
     assert text in report.detail
+
+
+def test_a_probe_that_fails_names_itself_and_the_others_go_on() -> None:
+    report = run("fails", gpus=TWO, probes=("gemm_bf16", "launch"))
+    why = "RuntimeError: CUDA error: uncorrectable ECC error on GPU 7"
+    assert (report.end, report.probe, report.gpu) == (End.CRASHED, "gemm_bf16", 7)
+    assert report.detail == f"failed in gemm_bf16, GPU 7: bf16 8192: {why}"
+    assert [(r.probe, r.gpu, r.value, r.detail) for r in report.results] == [
+        ("gemm_bf16", None, 1.0, ""), ("gemm_bf16", 7, None, f"failed: {why}"), ("launch", None, 1.0, ""),
+    ]  # fmt: skip
+
+
+def test_what_ends_the_run_later_counts_more_than_a_failure() -> None:
+    report = run("fails", probes=("gemm_bf16", "launch"), level=Level.DEEP, timeout_s=0.5)
+    assert (report.end, report.probe, report.detail) == (
+        End.TIMEOUT,
+        "launch",
+        "took longer than 0.5 s, last in launch",
+    )
+
+
+def test_the_real_process_tells_a_failure_from_what_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(context: Context, name: str) -> Iterator[Result]:
+        yield Result(name, 0, 5.0, "us")
+        raise RuntimeError("CUDA error: device-side assert\nsecond line")
+
+    monkeypatch.setattr("drover_agent.probes.launch.run", fails)
+    lines = io.StringIO()
+    given = Context(None, (), Level.QUICK, 1.0, lambda text: None, lambda: False)
+    assert child._run(given, "launch", lines), "the next probe is run"
+    first, second = (json.loads(line) for line in lines.getvalue().splitlines())
+    assert (first["kind"], first["value"]) == ("result", 5.0)
+    assert second == {"kind": "error", "probe": "launch", "text": "RuntimeError: CUDA error: device-side assert"}
 
 
 def test_a_program_that_cannot_be_started_is_a_crash(tmp_path: Path) -> None:

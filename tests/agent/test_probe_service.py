@@ -156,6 +156,29 @@ def test_a_gpu_that_is_held_is_refused_by_name_and_left_out_otherwise(
     assert [text.partition(" (")[0] for text in answers["any"].left_out] == [f"GPU 3: held by process {os.getpid()}"]
 
 
+def test_a_job_that_comes_to_a_gpu_under_test_gets_it(
+    folder: Folder, play: Callable[[str], None], fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpu in range(8):
+        fake_nvml.hold(gpu)
+    play("hang")
+    ask(folder, "r1", gpus=(2, 6))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as job:
+        tell = service.log.info
+        monkeypatch.setattr(
+            service.log,
+            "info",
+            lambda *words: (tell(*words), fake_nvml.hold(6, job.pid)) if "bf16 8192" in words[0] else None,
+        )
+        answer = served(folder)["r1"]
+        job.communicate()
+    assert (answer.end, answer.probe, answer.gpu) == ("stopped", "gemm_bf16", 6)
+    assert answer.detail.startswith(
+        f"gave way during gemm_bf16, GPU 6: bf16 8192: GPU 6 is held by process {job.pid} (cat"
+    )
+    assert [result.value for result in answer.results] == [1.0], "what was measured before is kept"
+
+
 def test_a_driver_that_fails_refuses(folder: Folder, play: Callable[[str], None], fake_nvml: FakeNvml) -> None:
     fake_nvml.down("LIB_RM_VERSION_MISMATCH")
     ask(folder, "r1")

@@ -46,6 +46,13 @@ def main(part: str, file: Path) -> None:
         signal.signal(signal.SIGTERM, lambda *_: (file.write_text("told to end"), sys.exit(0)))
         tell("progress", text="waits for its end")
         wait()
+    elif part == "fails":
+        tell("error", probe=request["probes"][0], text="RuntimeError: CUDA error: uncorrectable ECC error on cuda:1")
+        for probe in request["probes"][1:]:
+            tell("start", probe=probe)
+            result(probe)
+        if request["level"] == "deep":
+            wait()
     elif part == "crash":
         print("RuntimeError: CUDA error: an illegal memory access", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,7 +1,8 @@
 """The process that runs probes, and the only one that imports torch. `runner.py` starts and bounds it.
 
 One request, a JSON line on stdin (`runner.Request`); JSON lines on stdout: {"kind": "devices", "devices": [...]}, then
-for each probe {"kind": "start", "probe"}, {"kind": "progress", "text"}, {"kind": "result", ...}, and at the end
+for each probe {"kind": "start", "probe"}, {"kind": "progress", "text"}, {"kind": "result", ...},
+{"kind": "error", "probe", "text"} when it fails as it should not, and at the end
 {"kind": "end", "stopped": bool}. SIGTERM ends it between two measurements. What libraries print goes to stderr.
 """
 
@@ -99,9 +100,9 @@ def _run(context: Context, name: str, lines: TextIO) -> bool:
             _tell(lines, "result", **_plain(result))
     except InterruptedError:
         return False
-    except Exception as error:  # noqa: BLE001  # a probe that fails says so; the others go on
+    except Exception as error:  # noqa: BLE001  # what it did not foresee, a device's error say; the others go on
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        _tell(lines, "result", **_plain(Result(name, None, None, probe.unit, text)))
+        _tell(lines, "error", probe=name, text=text)
     return True
 
 

@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-from drover_agent.probes import PROBES, Level
+from drover_agent.probes import PROBES, Level, Probe
 from drover_agent.probes.base import Device, Result
 from drover_agent.probes.exchange import read_object
 from drover_proto.events import from_dict
@@ -147,8 +147,6 @@ class Runner:
             self._watch(child, report, began)
         finally:
             _end(child, at_once=report.end in (End.HUNG, End.MEMORY))
-            if report.end is not End.DONE:
-                report.probe, report.gpu = self._probe, self._gpu
             report.seconds = time.monotonic() - began
         return report
 
@@ -173,9 +171,10 @@ class Runner:
                     return
             if streams.ended or (dead and not lines):
                 self._crashed(child, streams.errors, report)
+                report.probe, report.gpu = self._probe, self._gpu
                 return
             if reason := self._why_end(child.pid, report, now - began, now - heard):
-                report.detail = reason
+                report.detail, report.probe, report.gpu = reason, self._probe, self._gpu
                 return
 
     def _take(self, line: bytes, report: Report) -> bool:
@@ -206,11 +205,21 @@ class Runner:
             self._tell(f"  {text}")
         elif kind == "result" and len(report.results) < MAX_RESULTS:
             report.results.append(self._result(told))
+        elif kind == "error":
+            self._failed(PROBES[told["probe"]], self._named(str(told["text"])), report)
         elif kind == "end":
             if told["stopped"]:
                 report.end, report.detail = End.STOPPED, self._stop or "it was told to stop"
+                report.probe, report.gpu = self._probe, self._gpu
             return True
         return False
+
+    def _failed(self, probe: Probe, text: str, report: Report) -> None:
+        """One probe of several; the first one names the run."""
+        report.results.append(Result(probe.name, self._gpu, None, probe.unit, f"failed: {text}"))
+        if report.end is End.DONE:
+            report.end, report.detail = End.CRASHED, f"failed in {self._doing}: {text}"
+            report.probe, report.gpu = probe.name, self._gpu
 
     def _result(self, told: dict[str, Any]) -> Result:
         result = from_dict(Result, told)
