@@ -31,7 +31,7 @@ class Absences:
         self._count = 0
         self._now_s = self._looked_s = now_s
         self._newest_ms = 0
-        self._told: dict[Place, tuple[float, int]] = {}  # when something was told of a place: steady, and by its rows
+        self._told: dict[Place, tuple[float, int]] = {}  # when something was told of a part: steady, and by its rows
         try:
             for gpu, link, metric, reason, from_ms in json.loads(path.read_bytes()):
                 self._open.setdefault((gpu, link), {})[metric] = reason, from_ms
@@ -44,7 +44,8 @@ class Absences:
     def missing(self, entity: Entity, metric: str, reason: Absent, ts_ms: int) -> None:
         place = _place(entity)
         self._newest_ms = ts_ms
-        self._told[place] = self._now_s, ts_ms
+        if place[1]:
+            self._told[place] = self._now_s, ts_ms
         opened = self._open.setdefault(place, {})
         known = opened.get(metric)
         if known and known[0] == reason:
