@@ -103,12 +103,13 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
 
 def _told_before(index: FleetIndex, ports: Sequence[Port], incidents: Sequence[Incident]) -> Bools:
     found = np.zeros(len(ports), bool)
+    of_node = {n: list(mine) for n, mine in groupby(range(len(ports)), lambda k: ports[k].node)} if incidents else {}
     for incident in incidents:
-        nodes = {index.node_number.get(node) for node, _ in incident.members}
-        for k, port in enumerate(ports):
-            if port.node in nodes:
-                found[k] |= incident.cause == "switch" and port.computes
-                found[k] |= any(e.metric == "link_up" and f"port {port.name} " in e.text for e in incident.evidence)
+        told = [e.text for e in incident.evidence if e.metric == "link_up"]
+        for n in {index.node_number.get(node, -1) for node, _ in incident.members} if told else ():
+            for k in of_node.get(n, ()):
+                found[k] |= incident.cause == "switch" and ports[k].computes
+                found[k] |= any(f"port {ports[k].name} " in text for text in told)
     return found
 
 
