@@ -81,6 +81,22 @@ def test_a_probe_that_fails_names_itself_and_the_others_go_on() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("fields", "devices", "interfaces"),
+    [
+        ({}, "", ("=lo", "lo")),
+        ({"gpus": TWO}, "GPU-a,GPU-b", ("=lo", "lo")),
+        ({"group": {"address": "10.0.0.7", "port": 29_500, "node": 0, "nodes": 2}}, "", (None, None)),
+    ],
+)
+def test_the_process_sees_its_devices_alone_and_the_network_only_in_a_group(
+    fields: dict[str, object], devices: str, interfaces: tuple[str | None, str | None]
+) -> None:
+    details = [result.detail for result in run("environment", **fields).results]
+    names = [f"{library}_SOCKET_IFNAME={one}" for library, one in zip(("NCCL", "GLOO"), interfaces, strict=True)]
+    assert details[1:] == [f"CUDA_VISIBLE_DEVICES={devices}", *names]
+
+
 def test_what_ends_the_run_later_counts_more_than_a_failure() -> None:
     report = run("fails", probes=("gemm_bf16", "launch"), level=Level.DEEP, timeout_s=0.5)
     assert (report.end, report.probe, report.detail) == (

@@ -46,6 +46,9 @@ def main(part: str, file: Path) -> None:
         signal.signal(signal.SIGTERM, lambda *_: (file.write_text("told to end"), sys.exit(0)))
         tell("progress", text="waits for its end")
         wait()
+    elif part == "environment":
+        for name in ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            result(request["probes"][0], detail=f"{name}={os.environ.get(name)}")
     elif part == "fails":
         tell("error", probe=request["probes"][0], text="RuntimeError: CUDA error: uncorrectable ECC error on cuda:1")
         for probe in request["probes"][1:]:

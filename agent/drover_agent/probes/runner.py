@@ -138,6 +138,8 @@ class Runner:
         environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}
         # Empty: a run on the CPU touches no GPU.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._request.gpus)
+        if self._request.group is None:  # else NCCL and gloo take the network's, which the service's unit shuts off
+            environment |= {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}
         child = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             start_new_session=True,
