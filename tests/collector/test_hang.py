@@ -14,7 +14,7 @@ from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, sma
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.engine import Engine
 from drover_collector.policy import Policy
-from drover_proto.events import Finding, Severity, Wanted
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 from testbed.simulated_buckets import Recording, record
 
 Columns = dict[str, np.ndarray]
@@ -243,6 +243,27 @@ def test_a_job_that_hangs_for_longer_than_what_a_restart_reads_stays_the_same_in
     for number in range(110, 120):
         second.on_bucket(training_bucket(index, number), START_MS + (number + 1) * 10_000 + LAG_MS)
     assert [i.closed_ms is None for i in second.incidents.values()] == [False], "it works again"
+
+
+def test_a_hang_that_was_part_of_another_incident_goes_on_in_plain_words_after_a_restart() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        spin(gpu)
+        rest(gpu, CULPRIT)
+
+    usual = tuple(
+        Evidence("then", metric, 0.0, level)
+        for metric, level in (("tensor_active_ratio", 0.5), ("dram_active_ratio", 0.5), ("power_w", 600.0))
+    )
+    left = Incident(
+        "i", IncidentKind.XID, "xid_119", "gpu", "n02", 5, (("n02", 5),), START_MS, START_MS, None, Severity.WARNING,
+        0.9, Wanted.PROBE, "XID 119 on it.", "", usual, (), ("xid", "hang"), "812", updated_ms=START_MS,
+    )  # fmt: skip
+    state, told = hang.restored([left]), []
+    for window, now_ms in play(small_fleet(), 12, change):
+        findings, state = hang.detect(window, state, now_ms)
+        told += findings
+    assert {(f.node, f.gpu) for f in told} == {("n02", 5)}
+    assert told[-1].summary.endswith("wait for GPU 5 of node n02, which stopped.")
 
 
 def judge(recording: Recording) -> list[Finding]:

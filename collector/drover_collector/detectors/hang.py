@@ -97,7 +97,7 @@ def _take_over(index: FleetIndex, s: State) -> None:
         n = None if incident.node is None else index.node_number.get(incident.node)
         gpus: list[int] = [] if n is None else list(range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])))
         gpus = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g]))]
-        why = incident.summary.rpartition(", which ")[2].removesuffix(".") if gpus else ""
+        why = (incident.summary.partition(", which ")[2].removesuffix(".") or "stopped") if gpus else ""
         s.jobs[incident.job or ""] = Job(level, LEARN_BUCKETS, incident.since_ms, 0, (gpus, why))
     s.left = []
 
