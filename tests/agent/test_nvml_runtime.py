@@ -16,6 +16,7 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.driver_release import MAX_S, ReleaseError, ReleaseRequests, ask
 from drover_agent.runtime import NodeRuntime
 from drover_agent.sources import nvml
+from drover_agent.sources.nvml_events import BURST
 from drover_agent.sources.nvml_library import SONAME, replaced_by
 from drover_proto import telemetry_pb2 as pb
 from testbed.nvml import FakeNvml
@@ -292,3 +293,25 @@ def test_a_library_counts_as_replaced_only_where_a_new_process_would_load_anothe
     (tmp_path / SONAME).unlink()
     now.unlink()
     assert replaced_by(maps_of(tmp_path, f"{now.name} (deleted)")) == ""  # removed, and nothing to load instead
+
+
+def test_more_xids_than_one_read_gives_all_arrive_and_nobody_waits_for_more_when_the_node_ends(
+    tmp_path: Path, fake_nvml: FakeNvml
+) -> None:
+    def waiting() -> bool:
+        return any(thread.name == "nvml:xids" for thread in threading.enumerate())
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            assert node._nvml
+            watcher = node._nvml.nvml.xids
+            await until(lambda: len(watcher.watching) == 8, "the wait for XIDs")
+            different = [1000 + number for number in range(BURST + 10)]  # else repeats would be summed
+            with fake_nvml.batch():
+                for code in different:
+                    fake_nvml.xid(5, code)
+            await until(lambda: set(map(str, different)) <= set(codes(node)), "all of them")
+            assert waiting()
+        await until(lambda: not waiting(), "the end of the wait")
+
+    asyncio.run(scenario())
