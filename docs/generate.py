@@ -130,7 +130,7 @@ everything on, values that move as in training, on the C stand-in for NVML; besi
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
-| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 8.5 ms a second | 18.9 ms | 0.35; missed: 0.45, in another run 0.46 |
+| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 8.5 ms a second | 18.9 ms | 0.35; missed: 0.45 and 0.46 |
 | CPU, NVML calls that spin as long | 22.5 ms a second | 18.5 ms | none: 1.2 of it |
 | resident memory | 41.6 MiB, of which 25.5 anonymous; 28.3 in proportion to who shares it | 20.7 MiB | 45 MiB |
 | CPU of imports: `drover_agent.main` / all that a running agent loads | 0.10 s / 0.20 s | | 0.2 s |
