@@ -125,21 +125,21 @@ def events() -> str:
 
 COST = """## What the agent costs
 
-`benchmarks/bench_agent.py --seconds 60` on 2 cores that had other work (load 6): 8 GPUs, 8 InfiniBand ports, 1 Hz,
+`benchmarks/bench_agent.py --seconds 60` on 2 cores with nothing else to do: 8 GPUs, 8 InfiniBand ports, 1 Hz,
 everything on, values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz.
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
-| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 8.5 ms a second | 18.9 ms | 0.35; missed: 0.45 and 0.46 |
-| CPU, NVML calls that spin as long | 22.5 ms a second | 18.5 ms | none: 1.2 of it |
-| resident memory | 41.6 MiB, of which 25.5 anonymous; 28.3 in proportion to who shares it | 20.7 MiB | 45 MiB |
-| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.10 s / 0.20 s | | 0.2 s |
-| time of these imports; with a load of 3 | 0.25 s / 0.54 s; 0.08 s / 0.19 s | | 0.2 s |
+| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 11.2 ms a second | 20.9 ms | 0.35; missed: 0.54 |
+| CPU, NVML calls that spin as long | 25.5 ms a second | 19.2 ms | none: 1.3 of it |
+| resident memory | 41.6 MiB, of which 25.5 anonymous; 30.7 in proportion to who shares it | 20.8 MiB | 45 MiB |
+| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.09 s / 0.22 s | | 0.2 s |
+| time of these imports | 0.09 s / 0.22 s | | 0.2 s |
 | on the wire to a collector, or in a scrape | 0.75 kB a second | 12.2 kB | |
 
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU takes 5 calls a second (fields, SM
   clock, temperature, utilisation, GPM's sample) and 13 more once in 10 s, in a second of its own: 51 a second for 8. A
-  call that only sleeps costs this machine 26 to 40 us of CPU: 1.3 to 2 ms a second (`sleep_cpu_us`).
+  call that only sleeps costs this machine 39 us of CPU: 2 ms a second (`sleep_cpu_us`).
 - A real driver is not measured. Calls that keep the CPU busy cost what they take: that is the row with spinning.
 - gRPC keeps as many threads as the machine has cores, 2 to 16. After each message they look for work in growing
   pauses: 0.5 to 0.7 ms a second here, 1.1 with 16 of them.
