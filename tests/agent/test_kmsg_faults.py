@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,7 +156,12 @@ def test_a_storm_of_ten_thousand_lines_keeps_every_distinct_event_and_counts_the
                 lambda: sum(n for key in merger._open.values() for n in key.seen.values()) == 10_000, "the last line"
             )
             await asyncio.to_thread(writer.join)
-            at_once = [event for event in events_of(found.agent.spool) if event.kind == "xid"]
+
+            def told() -> list[Any]:
+                return [event for event in events_of(found.agent.spool) if event.kind == "xid"]
+
+            await until(lambda: len(told()) == len(rare), "each distinct event is in the spool")  # a thread writes it
+            at_once = told()
             assert all(event.count == 1 for event in at_once)
             assert sorted((event.code, event.message[:22]) for event in at_once) == sorted(
                 (str(code), f"NVRM: Xid (PCI:0000:{bus:02x}") for code, bus in rare
