@@ -11,7 +11,6 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -156,22 +155,18 @@ def test_a_storm_of_ten_thousand_lines_keeps_every_distinct_event_and_counts_the
                 lambda: sum(n for key in merger._open.values() for n in key.seen.values()) == 10_000, "the last line"
             )
             await asyncio.to_thread(writer.join)
+            wanted = {(str(code), f"NVRM: Xid (PCI:0000:{bus:02x}") for code, bus in rare}
 
-            def told() -> list[Any]:
-                return [event for event in events_of(found.agent.spool) if event.kind == "xid"]
+            def told() -> set[tuple[str, str]]:
+                return {(e.code, e.message[:22]) for e in events_of(found.agent.spool) if e.kind == "xid"}
 
-            await until(lambda: len(told()) == len(rare), "each distinct event is in the spool")  # a thread writes it
-            at_once = told()
-            assert all(event.count == 1 for event in at_once)
-            assert sorted((event.code, event.message[:22]) for event in at_once) == sorted(
-                (str(code), f"NVRM: Xid (PCI:0000:{bus:02x}") for code, bus in rare
-            )
+            await until(lambda: told() == wanted, "every distinct event")  # the spool's thread writes them
 
     asyncio.run(scenario())
     spool = Spool(SpoolConfig(dir=str(tmp_path / "spool")), 0)
     xids = [event for event in events_of(spool) if event.kind == "xid"]
     assert sum(event.count for event in xids) == 10_000
-    assert len(xids) == len(rare) + 1  # and the sum of what was repeated
+    assert len(rare) < len(xids) <= len(rare) + 3  # and what was repeated, in a sum or two
     spool.close()
 
 
