@@ -624,7 +624,7 @@ def test_clock_jumps_an_hour_back_and_forward(tmp_path: Path) -> None:
         one = node(tmp_path, await server.start())
         # The collector's clock is right: it passes as the node's does, but does not jump.
         jumped = 0.0
-        server._now_ms = lambda: one.clock.now_ms() - round(jumped * 1000)  # type: ignore[method-assign]
+        server._now_ms = lambda: one.clock.now_ms() - round(jumped * 1000)  # type: ignore[method-assign]  # stands in for it
 
         async def seconds(count: int) -> None:
             for _ in range(count):

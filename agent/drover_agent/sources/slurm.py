@@ -167,13 +167,13 @@ class SlurmJobs:
         Raises:
             OSError: it has ended, or may not be read.
         """
-        with open(f"{self._proc}/{process}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        with open(f"{self._proc}/{process}/environ", encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # quick
             return dict(item.partition("=")[::2] for item in file.read(MAX_ENVIRONMENT).split("\0"))
 
     def _children(self, process: str) -> Iterator[str]:
         folder = f"{self._proc}/{process}/task"
         try:
-            threads = os.listdir(folder)  # noqa: PTH208
+            threads = os.listdir(folder)  # noqa: PTH208  # names only
         except OSError:
             return
         for thread in threads:
@@ -193,7 +193,7 @@ class SlurmJobs:
     def _read(self, process: str, file: str) -> str:
         """ "" when the process has ended meanwhile."""
         try:
-            with open(f"{self._proc}/{process}/{file}", encoding="utf-8", errors="replace") as opened:  # noqa: PTH123
+            with open(f"{self._proc}/{process}/{file}", encoding="utf-8", errors="replace") as opened:  # noqa: PTH123  # likewise
                 return opened.read()
         except OSError:
             return ""
