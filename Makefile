@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 32
 SYSTEM ?=
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .PHONY: help demo test lint format bench bench-probes proto clean
@@ -27,11 +28,11 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 demo: $(VENV)/run.stamp ## a simulated fleet with faults, the collector and the console; NODES=32
 	@$(BIN)/drover demo --nodes $(NODES)
 
-test: $(VENV)/dev.stamp ## all tests; SYSTEM=1 (root, Debian) installs and runs the real parts too
+test: $(VENV)/dev.stamp ## all tests (ARGS=... for pytest); SYSTEM=1 (root, Debian) installs and runs the real parts too
 ifneq ($(SYSTEM),)
 	@tests/system_setup.sh
 endif
-	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest $(ARGS)
+	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/dev.stamp ## ruff and mypy --strict
 	@$(BIN)/ruff check .

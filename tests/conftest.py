@@ -1,6 +1,6 @@
 """Fixtures for tests of several packages.
 
-The embedded engine holds one path per process, and pytest runs all tests in one process: they share the path of
+The embedded engine holds one path per process, and all tests of a pytest worker run in its process: they share that of
 `store_root`, and each test has a database of its own in it. A test that needs a second engine starts a process.
 
 Tests of the modules in FORMS that use `store` or `store_url` run in several forms of the store: embedded, on a server

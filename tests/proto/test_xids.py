@@ -28,7 +28,7 @@ FAMILIES = {"a100", "h100", "b100", "gb200"}
 A = XidAction
 ZEROS = " 0x00000000" * 4
 
-every_xid = pytest.mark.parametrize("xid", XIDS.values(), ids=str)
+every_xid = pytest.mark.parametrize("xid", XIDS.values(), ids=lambda xid: str(xid.code))
 
 
 # --- the catalog ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from drover_agent.sources.nvml_mig import COMPUTE_LISTS
 LOOK_S = 0.5
 DRIVER_S = 10.0  # for the driver to say which GPUs there are
 SILENT_S = 5.0  # a driver that says for so long not who holds its GPUs ends the probe
+UNSEEN = -1  # the session of a process that is not to be seen; 0 is one whose leader is outside of this container
 NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ class Guard:
 
     def __init__(self, gpus: Sequence[Gpu], tolerated: Sequence[int] = ()) -> None:
         self._gpus, self._tolerated = tuple(gpus), frozenset(tolerated)
-        self._holders: dict[int, dict[int, int]] = {}  # slot -> process -> session, 0: not to be seen
+        self._holders: dict[int, dict[int, int]] = {}  # slot -> process -> session
         self._trouble = ""
         self._looked_s = time.monotonic()
         self.looks = 0
@@ -194,8 +195,8 @@ class Guard:
                 pids = {slot: held_by(handle) for slot, handle in handles.items()}
                 sessions = {pid: _session(pid) for held in pids.values() for pid in held}
                 # One that ended since it was listed is nobody; one that is listed again lives out of sight.
-                gone = {pid for pid, session in sessions.items() if not session} - unseen
-                unseen = {pid for pid, session in sessions.items() if not session}
+                gone = {pid for pid, session in sessions.items() if session == UNSEEN} - unseen
+                unseen = {pid for pid, session in sessions.items() if session == UNSEEN}
                 self._holders = {slot: {p: sessions[p] for p in held if p not in gone} for slot, held in pids.items()}
                 self._looked_s = time.monotonic()
                 self.looks += 1
@@ -212,7 +213,7 @@ def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
-        return 0
+        return UNSEEN
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
