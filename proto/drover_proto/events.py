@@ -64,6 +64,40 @@ class Health(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Act(StrEnum):
+    """What is done to a node's service."""
+
+    ADVISE = "advise"
+    UNADVISE = "unadvise"
+    DRAIN = "drain"
+    ISOLATE = "isolate"
+    RESUME = "resume"
+    RESET = "reset"
+    REBOOT = "reboot"
+    REPAIR = "repair"  # a ticket
+
+
+class ActionState(StrEnum):
+    """INTENDED is stored before anything is done; DONE is verified; UNDONE: somebody else has undone it since."""
+
+    INTENDED = "intended"
+    DONE = "done"
+    FAILED = "failed"
+    UNDONE = "undone"
+
+
+class ProbeReason(StrEnum):
+    """Why probes were asked for."""
+
+    CONFIRM = "confirm"  # a suspicion
+    VALIDATE = "validate"  # after a drain, before its end
+    REPAIRED = "repaired"
+    BASELINE = "baseline"  # driver or firmware changed
+    ADMIT = "admit"  # before a node first serves
+    IDLE = "idle"  # by a budget, on nodes that nothing uses
+    PERSON = "person"
+
+
 SEVERITY_ORDER = tuple(Severity)
 WANTED_ORDER = tuple(Wanted)
 
@@ -195,17 +229,88 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One effect on the scheduler: the intent is stored first, then its outcome."""
+    """One effect on the scheduler: the intent is stored first, then its outcome. The newest version counts."""
 
     id: str
-    decision_id: str
+    decision_id: str  # "" of what a person asked for by hand
     incident_id: str
     node: str
-    action: Wanted
+    action: Act
     actuator: str
-    state: str  # intended, done, failed, undone
+    state: ActionState
     ts_ms: int
+    detail: str = ""  # a sentence for the operator: what was done, or why not
+    by: str = "drover"  # or the person, as the certificate names them
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """How far a node is that Drover took out of service. An append-only history; the newest of a node counts."""
+
+    node: str
+    stage: Health  # draining, drained, validating, repair; healthy: back in service
+    ts_ms: int
+    incident_id: str
+    reason: str
+    by: str = "drover"
+    returns: int = 0  # how often it had come back before, and failed again
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A person's answer to a decision that waited for one."""
+
+    decision_id: str
+    ts_ms: int
+    by: str
+    approved: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One line of who did what, when and why: approvals, silences, actions by hand, changes of the policy."""
+
+    id: str
+    ts_ms: int
+    by: str
+    what: str  # approve, reject, silence, drain, resume, probe, policy, ...
+    subject: str  # incident, node or decision
+    why: str
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """A request for probes and how far it is. An append-only history; the newest version counts."""
+
+    id: str  # the ProbeRequest's
+    node: str
+    gpus: tuple[int, ...]  # none: all that no process holds
+    level: str
+    probes: tuple[str, ...]  # none: all of the level
+    why: ProbeReason
+    state: str  # asked, sent, done, failed (refused, not taken, expired, hung...: `detail` says)
+    ts_ms: int
+    incident_id: str = ""
+    by: str = "drover"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVerdict:
+    """What a finished request proves of a node (gpu None) or of one of its GPUs."""
+
+    request: str
+    node: str
+    gpu: int | None
+    passed: bool | None  # None: cannot be told, `text` says why
+    probe: str  # that decided it; "" when all passed
+    text: str  # a sentence with figure and expectation
+    ts_ms: int
+    why: ProbeReason
+    incident_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
