@@ -5,24 +5,23 @@ The live pipeline and `drover replay` both drive it, so that a recorded run give
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector import guard, health
+from drover_collector import health
 from drover_collector.buckets import Bucket
+from drover_collector.deciding import Decider
 from drover_collector.detectors import DETECTORS, Detector, hang, links, xid
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
-from drover_proto.events import WANTED_ORDER, Decision, Event, Finding, Health, Incident, Member, Wanted
+from drover_proto.events import Decision, Event, Finding, Health, Incident, Member
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
@@ -74,7 +73,7 @@ class Engine:
         self._node_heard_ms = np.zeros(index.node_count, np.int64)
         self._gpu_heard_ms = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = 0
-        self._standing: dict[tuple[str, str], Decision] = {}
+        self.decider = Decider(index, policy)
 
     @property
     def incidents(self) -> dict[str, Incident]:
@@ -173,7 +172,8 @@ class Engine:
     def _judge(self, window: Window, now_ms: int) -> Outcome:
         findings = self._detect(window, now_ms)
         changed = self._book.apply(findings, now_ms, closing=window.fresh, heard_ms=self._heard_ms)
-        decisions = self._decide(window, now_ms)
+        wishes = [(record.incident, record.wanted) for record in self._book.open()]
+        decisions = self.decider.decide(wishes, self._fold, lambda job: self._job_nodes(job, window), now_ms)
         before, self._fold = self._fold, self._folded()
         moved = health.changes(self.index, before, self._fold, now_ms)
         known = self._book.records
@@ -184,51 +184,7 @@ class Engine:
             tuple(moved),
         )
 
-    def _decide(self, window: Window, now_ms: int) -> list[Decision]:
-        """New decisions: for each open incident and node, when what is wanted or its outcome has changed."""
-        decisions: list[Decision] = []
-        open_ids = {record.incident.id for record in self._book.open()}
-        self._standing = {key: d for key, d in self._standing.items() if key[0] in open_ids}
-        for record in self._book.open():
-            incident = record.incident
-            wanted, rule = self.policy.wanted(incident, record.wanted)
-            if incident.node is None or WANTED_ORDER.index(wanted) < WANTED_ORDER.index(Wanted.PROBE):
-                self._standing.pop((incident.id, incident.node or ""), None)
-                continue
-            key = (incident.id, incident.node)
-            last = self._standing.get(key)
-            reason = self._held(incident, wanted, window)
-            outcome = "held" if reason else "would_act"
-            if last is not None and (last.wanted, last.outcome, last.rule) == (wanted, outcome, rule):
-                continue
-            text = reason or f"observe mode: would {wanted.value} {incident.node} for {incident.kind}/{incident.cause}"
-            seed = f"{incident.id} {incident.node} {wanted} {outcome} {now_ms}"
-            decision = Decision(
-                hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, incident.node, wanted,
-                self.policy.mode, outcome, rule, text,
-            )  # fmt: skip
-            self._standing[key] = decision
-            decisions.append(decision)
-        return decisions
-
-    def _held(self, incident: Incident, wanted: Wanted, window: Window) -> str | None:
-        """Why the guard would hold the action back; None when it would not, or when nothing leaves service."""
-        if wanted not in (Wanted.DRAIN, Wanted.ISOLATE) or incident.node is None:
-            return None
-        codes = Counter(self._fold.node.tolist())
-        unknown = codes[health.HEALTHS.index(Health.UNKNOWN)]
-        out = {
-            node
-            for (_, node), d in self._standing.items()
-            if d.outcome == "would_act" and d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)
-        }
-        state = guard.FleetState(
-            self.index, out, codes[health.HEALTHS.index(Health.HEALTHY)], self.index.node_count - unknown,
-            self._job_nodes(incident.job, window),
-        )  # fmt: skip
-        return guard.hold(incident.node, incident.job, state, self.policy.guard)
-
-    def _job_nodes(self, job: str | None, window: Window) -> dict[str, set[str]]:
+    def _job_nodes(self, job: str | None, window: Window) -> dict[str, Set[str]]:
         if job is None or not window.buckets or job not in window.newest.job_names:
             return {}
         members = window.newest.jobs == window.newest.job_names.index(job)
