@@ -11,44 +11,22 @@ closes      when every detector has said that it is over, or has been quiet for 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import (
-    SEVERITY_ORDER,
-    Evidence,
-    Finding,
-    Incident,
-    IncidentKind,
-    Member,
-    Note,
-    Severity,
-    Wanted,
-    stronger,
-    worse,
+from drover_collector.incidents_record import PART_OF, Record, join, noted, opened, visible, was_absorbed
+from drover_collector.incidents_rules import (
+    CONSEQUENCES,
+    EXPLAINS_NOTHING,
+    NODE_GONE,
+    OWN_CAUSES,
+    ROOT,
+    explains,
+    heat_explains,
+    width,
 )
-
-ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on the same thing
-    IncidentKind.MEMORY: 6,
-    IncidentKind.LINK: 6,
-    IncidentKind.XID: 6,
-    IncidentKind.SDC: 5,
-    IncidentKind.LIVENESS: 4,
-    IncidentKind.THERMAL: 3,
-    IncidentKind.HANG: 2,
-    IncidentKind.STRAGGLER: 1,
-    IncidentKind.DRIFT: 0,
-    IncidentKind.RISK: 0,
-    IncidentKind.IDLE: 0,
-}
-NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
-EXPLAINS_NOTHING = "kernel"  # the detector of what a host says of itself: no word on what its GPUs show
-CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, IncidentKind.HANG, IncidentKind.THERMAL})
-
-# Why a GPU is slow, told by its own registers: no failure elsewhere in its job can make it look so.
-OWN_CAUSES = frozenset({"power_cap", "thermal", "hbm", "pcie"})
+from drover_proto.events import Finding, Incident, IncidentKind, Member, Note, Severity, Wanted
 
 REOPEN_MS = 600_000  # the same thing again within this long: the old incident goes on
 ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long before it
@@ -56,21 +34,7 @@ GONE_BEFORE_MS = 60_000  # a node that goes may lose its GPUs this long before i
 JOB_HELD_MS = 600_000  # after a failure in a job, its GPUs' slowness is a consequence of it
 KEEP_CLOSED_MS = 3_600_000
 REFRESH_MS = 300_000  # an open incident without news is stored again this often, with new values
-MAX_EVIDENCE = 16
-MAX_NOTES = 60
 MS_PER_HOUR = 3_600_000
-
-
-@dataclass(slots=True)
-class Record:
-    """An incident and what only the book needs. `holds`: detector -> when it last said that the condition holds."""
-
-    incident: Incident
-    holds: dict[str, int] = field(default_factory=dict)
-    lost_gpus: float | None = None
-    waiting_gpus: float | None = None
-    counted_to_ms: int = 0
-    wanted: Wanted = Wanted.NONE  # by the detectors; the policy may say otherwise
 
 
 class IncidentBook:
@@ -112,7 +76,7 @@ class IncidentBook:
         """
         changed: dict[str, None] = {}
         before = {id_: record.incident for id_, record in self.records.items()}
-        for finding in sorted(findings, key=lambda f: (not f.cleared, -_width(f.scope), -ROOT[f.kind])):
+        for finding in sorted(findings, key=lambda f: (not f.cleared, -width(f.scope), -ROOT[f.kind])):
             if finding.cleared:
                 self._clear(finding)
             else:
@@ -130,7 +94,7 @@ class IncidentBook:
                 self._close_if_quiet(record, now_ms)
         for id_, record in self.records.items():
             old, new = before.get(id_), record.incident
-            news = old is None or _visible(old) != _visible(new)
+            news = old is None or visible(old) != visible(new)
             if news or (new.closed_ms is None and now_ms - new.updated_ms >= REFRESH_MS):
                 version = 1 if old is None else old.version + 1
                 record.incident = replace(new, version=version, updated_ms=now_ms)
@@ -147,7 +111,7 @@ class IncidentBook:
         if record is None:
             record = self._new(finding, now_ms)
         else:
-            self._join(record, finding, now_ms)
+            join(record, finding, now_ms)
         self._absorb(record, finding, now_ms)
 
     def _subject(self, scope: str, node: str | None, gpu: int | None, members: Sequence[tuple[str, int | None]],
@@ -178,7 +142,7 @@ class IncidentBook:
             if incident.severity is Severity.INFO and (not info or incident.kind is not finding.kind):
                 continue  # a real fault is not the sequel of a note
             if incident.closed_ms is not None:
-                lately = now_ms - incident.closed_ms <= REOPEN_MS and not _was_absorbed(incident)
+                lately = now_ms - incident.closed_ms <= REOPEN_MS and not was_absorbed(incident)
                 same = incident.kind is finding.kind and incident.cause == finding.cause
                 if not (lately and same and not info) or best is not None:
                     continue
@@ -192,7 +156,7 @@ class IncidentBook:
             return None
         for record in self.open():
             incident = record.incident
-            if _width(incident.scope) <= _width(finding.scope) or finding.kind not in CONSEQUENCES:
+            if width(incident.scope) <= width(finding.scope) or finding.kind not in CONSEQUENCES:
                 continue
             if not record.holds:
                 continue  # it is over in this very call: what is still so now stands for itself
@@ -206,7 +170,7 @@ class IncidentBook:
                 continue  # hot air explains no heat sink that is bad against its own power
             covers = any(node == finding.node for node, _ in incident.members)
             node_gone = incident.scope == "node" and incident.cause in NODE_GONE
-            group_fault = incident.kind is finding.kind or _heat_explains(incident.kind, finding.kind)
+            group_fault = incident.kind is finding.kind or heat_explains(incident.kind, finding.kind)
             if covers and (node_gone or group_fault):
                 return record
         return None
@@ -231,73 +195,9 @@ class IncidentBook:
         return False
 
     def _new(self, finding: Finding, now_ms: int) -> Record:
-        scope, name, gpu = self._subject_of(finding)
-        # Of what was seen, not of when it was told: a replay gives the same ids.
-        seed = f"{scope} {name} {gpu} {finding.since_ms} {finding.severity is Severity.INFO}"
-        if finding.severity is Severity.INFO:
-            seed += finding.kind
-        id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
-        incident = Incident(
-            id_, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.members, now_ms,
-            min(finding.since_ms, now_ms), None, finding.severity, finding.confidence, finding.action, finding.summary,
-            finding.advice, finding.evidence[:MAX_EVIDENCE], (Note(now_ms, f"opened: {finding.summary}"),),
-            (finding.detector,), finding.job, updated_ms=now_ms,
-        )  # fmt: skip
-        record = Record(
-            incident, {finding.detector: now_ms}, finding.lost_gpus, finding.waiting_gpus,
-            min(finding.since_ms, now_ms), finding.action,
-        )  # fmt: skip
-        self.records[id_] = record
+        record = opened(finding, self._subject_of(finding), now_ms)
+        self.records[record.incident.id] = record
         return record
-
-    def _join(self, record: Record, finding: Finding, now_ms: int) -> None:
-        incident = record.incident
-        info = finding.severity is Severity.INFO and incident.severity is not Severity.INFO
-        if _width(finding.scope) >= _width(incident.scope) and (not info or finding.detector in record.holds):
-            record.holds[finding.detector] = now_ms  # what it merely explains does not keep it open, nor does a note
-        # What a wider incident explains is its evidence, and asks for nothing by itself.
-        info = info or _width(finding.scope) < _width(incident.scope)
-        leads = not info and _leads(finding, incident)
-        notes: list[str] = []
-        if incident.closed_ms is not None:
-            notes.append("came back")
-            incident = replace(incident, closed_ms=None)
-        if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
-            notes.append(f"{finding.detector}: {finding.summary}")
-        severity = incident.severity if info else worse(incident.severity, finding.severity)
-        if severity is not incident.severity:
-            notes.append(f"now {severity.value}: {finding.summary}")
-        if leads and (finding.kind, finding.cause) != (incident.kind, incident.cause):
-            notes.append(f"cause now {finding.kind.value}/{finding.cause} (was {incident.kind.value}/{incident.cause})")
-        members = incident.members
-        if incident.scope == finding.scope:
-            members += tuple(m for m in finding.members if m not in members)
-            if len(members) > len(incident.members):
-                notes.append(f"{len(members) - len(incident.members)} more are hit")
-        if not info:
-            record.wanted = stronger(record.wanted, finding.action)
-            if leads or record.lost_gpus is None:
-                record.lost_gpus = finding.lost_gpus if finding.lost_gpus is not None else record.lost_gpus
-            if leads or record.waiting_gpus is None:
-                record.waiting_gpus = finding.waiting_gpus if finding.waiting_gpus is not None else record.waiting_gpus
-        timeline = incident.timeline
-        for text in dict.fromkeys(notes):
-            timeline = _noted(replace(incident, timeline=timeline), Note(now_ms, text))
-        record.incident = replace(
-            incident,
-            kind=finding.kind if leads else incident.kind,
-            cause=finding.cause if leads else incident.cause,
-            summary=finding.summary if leads else incident.summary,
-            advice=finding.advice if leads else incident.advice,
-            severity=severity,
-            confidence=max(incident.confidence, finding.confidence) if not info else incident.confidence,
-            members=members,
-            since_ms=incident.since_ms,
-            evidence=_merged(incident.evidence, finding.evidence, leads),
-            timeline=timeline,
-            detectors=tuple(dict.fromkeys((*incident.detectors, finding.detector))),
-            job=incident.job or finding.job,
-        )
 
     def _absorb(self, record: Record, finding: Finding, now_ms: int) -> None:
         """Close narrower incidents that this wider one explains."""
@@ -306,7 +206,7 @@ class IncidentBook:
         nodes = {node for node, _ in finding.members}
         for other in self.open():
             incident = other.incident
-            if other is record or _width(incident.scope) >= _width(finding.scope):
+            if other is record or width(incident.scope) >= width(finding.scope):
                 continue
             if now_ms - incident.opened_ms > ABSORB_MS or not {node for node, _ in incident.members} <= nodes:
                 continue
@@ -316,13 +216,13 @@ class IncidentBook:
                 # What began well before is a fault of its own; it waits until the node is heard again.
                 since = finding.since_ms - GONE_BEFORE_MS
                 gone = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES and incident.since_ms >= since
-                explained = gone or (finding.severity is not Severity.INFO and _explains(finding, incident))
+                explained = gone or (finding.severity is not Severity.INFO and explains(finding, incident))
             else:
-                explained = _explains(finding, incident)
+                explained = explains(finding, incident)
             if explained:
-                note = Note(now_ms, f"{_PART_OF}{record.incident.id}")
+                note = Note(now_ms, f"{PART_OF}{record.incident.id}")
                 other.holds.clear()
-                other.incident = replace(incident, closed_ms=now_ms, timeline=_noted(incident, note))
+                other.incident = replace(incident, closed_ms=now_ms, timeline=noted(incident, note))
 
     def _clear(self, finding: Finding) -> None:
         subject = self._subject_of(finding)
@@ -334,7 +234,7 @@ class IncidentBook:
                 continue
             del record.holds[finding.detector]
             note = Note(finding.ts_ms, f"{finding.detector}: over")
-            record.incident = replace(incident, timeline=_noted(incident, note))
+            record.incident = replace(incident, timeline=noted(incident, note))
 
     def _close_if_quiet(self, record: Record, now_ms: int) -> None:
         incident = record.incident
@@ -346,7 +246,7 @@ class IncidentBook:
                 del record.holds[detector]
         if not record.holds:
             note = Note(now_ms, "closed: the condition has ended")
-            record.incident = replace(incident, closed_ms=now_ms, timeline=_noted(incident, note))
+            record.incident = replace(incident, closed_ms=now_ms, timeline=noted(incident, note))
 
     def _covered(self, node: str) -> bool:
         return any(
@@ -359,7 +259,7 @@ class IncidentBook:
         action = self._wanted(incident, record.wanted)
         if action is not incident.action:
             note = Note(now_ms, f"wanted now: {action.value} (was {incident.action.value})")
-            timeline = incident.timeline if new else _noted(incident, note)
+            timeline = incident.timeline if new else noted(incident, note)
             record.incident = replace(incident, action=action, timeline=timeline)
 
     def _count(self, record: Record, now_ms: int) -> None:
@@ -372,59 +272,3 @@ class IncidentBook:
             waited = (incident.gpu_hours_waited or 0.0) + hours * record.waiting_gpus
             incident = replace(incident, gpu_hours_waited=waited)
         record.incident = incident
-
-
-_PART_OF = "part of incident "
-_WIDTHS = {"gpu": 0, "node": 1, "job": 2, "leaf": 3, "rack": 3}
-
-
-def _width(scope: str) -> int:
-    return _WIDTHS[scope]
-
-
-def _heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
-    return wide is IncidentKind.THERMAL and narrow is IncidentKind.STRAGGLER
-
-
-def _explains(wide: Finding, narrow: Incident) -> bool:
-    if wide.kind is narrow.kind is IncidentKind.LINK and narrow.scope == "gpu":
-        return wide.cause == narrow.cause  # ports and switches explain no NVLink or PCIe of a GPU
-    return wide.kind is narrow.kind or _heat_explains(wide.kind, narrow.kind)
-
-
-def _leads(finding: Finding, incident: Incident) -> bool:
-    """Whether the finding explains more than what the incident shows now; the same cause renews its own words."""
-    ranks = ROOT[finding.kind] - ROOT[incident.kind]
-    severities = SEVERITY_ORDER.index(finding.severity) - SEVERITY_ORDER.index(incident.severity)
-    same = (finding.kind, finding.cause) == (incident.kind, incident.cause)
-    return same or ranks > 0 or (ranks == 0 and severities > 0)
-
-
-def _told(incident: Incident, finding: Finding) -> bool:
-    return any(finding.summary in note.text for note in incident.timeline)
-
-
-def _was_absorbed(incident: Incident) -> bool:
-    return bool(incident.timeline) and incident.timeline[-1].text.startswith(_PART_OF)
-
-
-def _noted(incident: Incident, note: Note) -> tuple[Note, ...]:
-    """The timeline with one more line; a full one keeps its beginning and its newest part."""
-    notes = (*incident.timeline, note)
-    return notes if len(notes) <= MAX_NOTES else (*notes[:10], *notes[-(MAX_NOTES - 10) :])
-
-
-def _merged(old: tuple[Evidence, ...], new: tuple[Evidence, ...], leads: bool) -> tuple[Evidence, ...]:
-    """Newer values of the same metric replace older ones; other facts are added, the headline's first."""
-    metrics = {item.metric for item in new if item.metric is not None}
-    texts = {item.text for item in new}
-    kept = tuple(e for e in old if e.text not in texts and (e.metric is None or e.metric not in metrics))
-    return (new + kept if leads else kept + new)[:MAX_EVIDENCE]
-
-
-def _visible(incident: Incident) -> tuple[object, ...]:
-    """What makes a new version worth storing: not values that only moved."""
-    return (
-        incident.kind, incident.cause, incident.severity, incident.action, incident.closed_ms, incident.members,
-        incident.timeline, incident.detectors, incident.job,
-    )  # fmt: skip

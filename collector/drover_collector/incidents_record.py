@@ -1,0 +1,127 @@
+"""One incident of the book: how it begins, how a finding joins it, and what of it is worth a new version. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from drover_collector.incidents_rules import leads as leads_over
+from drover_collector.incidents_rules import width
+from drover_proto.events import Evidence, Finding, Incident, Note, Severity, Wanted, stronger, worse
+
+MAX_EVIDENCE = 16
+MAX_NOTES = 60
+PART_OF = "part of incident "
+
+
+@dataclass(slots=True)
+class Record:
+    """An incident and what only the book needs. `holds`: detector -> when it last said that the condition holds."""
+
+    incident: Incident
+    holds: dict[str, int] = field(default_factory=dict)
+    lost_gpus: float | None = None
+    waiting_gpus: float | None = None
+    counted_to_ms: int = 0
+    wanted: Wanted = Wanted.NONE  # by the detectors; the policy may say otherwise
+
+
+def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) -> Record:
+    """A new incident about `subject`, as `IncidentBook` has it."""
+    scope, name, gpu = subject
+    # Of what was seen, not of when it was told: a replay gives the same ids.
+    seed = f"{scope} {name} {gpu} {finding.since_ms} {finding.severity is Severity.INFO}"
+    if finding.severity is Severity.INFO:
+        seed += finding.kind
+    id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
+    incident = Incident(
+        id_, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.members, now_ms,
+        min(finding.since_ms, now_ms), None, finding.severity, finding.confidence, finding.action, finding.summary,
+        finding.advice, finding.evidence[:MAX_EVIDENCE], (Note(now_ms, f"opened: {finding.summary}"),),
+        (finding.detector,), finding.job, updated_ms=now_ms,
+    )  # fmt: skip
+    return Record(
+        incident, {finding.detector: now_ms}, finding.lost_gpus, finding.waiting_gpus,
+        min(finding.since_ms, now_ms), finding.action,
+    )  # fmt: skip
+
+
+def join(record: Record, finding: Finding, now_ms: int) -> None:
+    """A finding about what an incident is about, or that it explains."""
+    incident = record.incident
+    info = finding.severity is Severity.INFO and incident.severity is not Severity.INFO
+    if width(finding.scope) >= width(incident.scope) and (not info or finding.detector in record.holds):
+        record.holds[finding.detector] = now_ms  # what it merely explains does not keep it open, nor does a note
+    # What a wider incident explains is its evidence, and asks for nothing by itself.
+    info = info or width(finding.scope) < width(incident.scope)
+    leads = not info and leads_over(finding, incident)
+    notes: list[str] = []
+    if incident.closed_ms is not None:
+        notes.append("came back")
+        incident = replace(incident, closed_ms=None)
+    if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
+        notes.append(f"{finding.detector}: {finding.summary}")
+    severity = incident.severity if info else worse(incident.severity, finding.severity)
+    if severity is not incident.severity:
+        notes.append(f"now {severity.value}: {finding.summary}")
+    if leads and (finding.kind, finding.cause) != (incident.kind, incident.cause):
+        notes.append(f"cause now {finding.kind.value}/{finding.cause} (was {incident.kind.value}/{incident.cause})")
+    members = incident.members
+    if incident.scope == finding.scope:
+        members += tuple(m for m in finding.members if m not in members)
+        if len(members) > len(incident.members):
+            notes.append(f"{len(members) - len(incident.members)} more are hit")
+    if not info:
+        record.wanted = stronger(record.wanted, finding.action)
+        if leads or record.lost_gpus is None:
+            record.lost_gpus = finding.lost_gpus if finding.lost_gpus is not None else record.lost_gpus
+        if leads or record.waiting_gpus is None:
+            record.waiting_gpus = finding.waiting_gpus if finding.waiting_gpus is not None else record.waiting_gpus
+    timeline = incident.timeline
+    for text in dict.fromkeys(notes):
+        timeline = noted(replace(incident, timeline=timeline), Note(now_ms, text))
+    record.incident = replace(
+        incident,
+        kind=finding.kind if leads else incident.kind,
+        cause=finding.cause if leads else incident.cause,
+        summary=finding.summary if leads else incident.summary,
+        advice=finding.advice if leads else incident.advice,
+        severity=severity,
+        confidence=max(incident.confidence, finding.confidence) if not info else incident.confidence,
+        members=members,
+        since_ms=incident.since_ms,
+        evidence=_merged(incident.evidence, finding.evidence, leads),
+        timeline=timeline,
+        detectors=tuple(dict.fromkeys((*incident.detectors, finding.detector))),
+        job=incident.job or finding.job,
+    )
+
+
+def _told(incident: Incident, finding: Finding) -> bool:
+    return any(finding.summary in note.text for note in incident.timeline)
+
+
+def was_absorbed(incident: Incident) -> bool:
+    return bool(incident.timeline) and incident.timeline[-1].text.startswith(PART_OF)
+
+
+def noted(incident: Incident, note: Note) -> tuple[Note, ...]:
+    """The timeline with one more line; a full one keeps its beginning and its newest part."""
+    notes = (*incident.timeline, note)
+    return notes if len(notes) <= MAX_NOTES else (*notes[:10], *notes[-(MAX_NOTES - 10) :])
+
+
+def _merged(old: tuple[Evidence, ...], new: tuple[Evidence, ...], leads: bool) -> tuple[Evidence, ...]:
+    """Newer values of the same metric replace older ones; other facts are added, the headline's first."""
+    metrics = {item.metric for item in new if item.metric is not None}
+    texts = {item.text for item in new}
+    kept = tuple(e for e in old if e.text not in texts and (e.metric is None or e.metric not in metrics))
+    return (new + kept if leads else kept + new)[:MAX_EVIDENCE]
+
+
+def visible(incident: Incident) -> tuple[object, ...]:
+    """What makes a new version worth storing: not values that only moved."""
+    return (
+        incident.kind, incident.cause, incident.severity, incident.action, incident.closed_ms, incident.members,
+        incident.timeline, incident.detectors, incident.job,
+    )  # fmt: skip
