@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.identity import Denied, DeniedError
 from drover_collector.policy import PRESETS
 from drover_proto.settings import SettingsError, between, load, one_of, required, setting
@@ -144,6 +145,7 @@ class CollectorConfig:
     api: ApiConfig = field(default_factory=ApiConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    act: ActConfig = field(default_factory=ActConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
@@ -168,6 +170,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
         SettingsError: one line, what is wrong and what to do.
     """
     _check_tls(config)
+    validate_act(config.act)
     store_password(config.store, environment)
     if config.policy.path is not None and not Path(config.policy.path).is_file():
         raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")

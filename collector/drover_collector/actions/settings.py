@@ -1,0 +1,135 @@
+"""Settings of the actuators. Nothing is switched on by default: this collector observes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from drover_proto.settings import SettingsError, between, one_of, setting
+
+MODES = ("observe", "approve", "enforce")
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_POOLS = "pools whose nodes it has; none: all nodes"
+REST_VERSIONS = ("v0.0.38", "v0.0.39", "v0.0.40", "v0.0.41")
+
+
+def _rest(value: str) -> str | None:
+    parts = urlsplit(value)
+    if not value or (parts.scheme in ("http", "https") and parts.hostname) or (parts.scheme == "unix" and parts.path):
+        return None
+    return "must be http://HOST:PORT, https://HOST:PORT or unix:///PATH"
+
+
+def _https(value: str) -> str | None:
+    parts = urlsplit(value)
+    return None if not value or (parts.scheme in ("http", "https") and parts.hostname) else "must be https://HOST:PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmConfig:
+    enabled: bool = setting(False, "nodes are Slurm's, under the names of the fleet file")
+    pools: tuple[str, ...] = setting((), _POOLS)
+    scontrol: str = setting("scontrol", "the program, or its path; squeue is looked for beside it")
+    conf: str | None = setting(None, "slurm.conf of the cluster; none: as for any Slurm command (SLURM_CONF)")
+    timeout_s: float = setting(10.0, "longest wait for one answer of slurmctld", between(1, 120))
+    advise_weight: int = setting(
+        10_000,
+        "weight of a node that jobs should rather not get: Slurm takes the lightest first",
+        between(1, 2**32 - 2),
+    )
+    rest_url: str = setting("", "slurmrestd instead of scontrol: http(s)://HOST:PORT or unix:///PATH", _rest)
+    rest_version: str = setting("v0.0.38", "version of its interface", one_of(*REST_VERSIONS))
+    rest_user: str = setting("", "the user the token is for; empty: as the token says")
+    rest_token_file: str | None = setting(
+        None, "file with its JWT (scontrol token), read again for each request; not needed on a unix socket"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    enabled: bool = setting(False, "nodes are Kubernetes', under the names of the fleet file")
+    pools: tuple[str, ...] = setting((), _POOLS)
+    url: str = setting(
+        "", "its API server, https://HOST:PORT; empty: as a pod finds it (KUBERNETES_SERVICE_HOST)", _https
+    )
+    token_file: str = setting(f"{SERVICE_ACCOUNT}/token", "token of the service account, read again when it changes")
+    ca_file: str = setting(f"{SERVICE_ACCOUNT}/ca.crt", "authority of the API server's certificate")
+    timeout_s: float = setting(10.0, "longest wait for one answer", between(1, 120))
+    grace_s: int = setting(
+        -1, "time that evicted pods get to end, in seconds; -1: what each of them says itself", between(-1, 86_400)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CommandConfig:
+    program: tuple[str, ...] = setting((), "program and its arguments; gets JSON on stdin (docs/actions.md); none: off")
+    pools: tuple[str, ...] = setting((), _POOLS)
+    timeout_s: float = setting(60.0, "it is killed after this long", between(1, 3600))
+
+
+@dataclass(frozen=True, slots=True)
+class ActConfig:
+    mode: str = setting(
+        "observe",
+        "the most that may be done: observe: nothing; approve: what a person has approved; enforce: what the policy"
+        " decides. What a person asks for by hand is done in approve and enforce",
+        one_of(*MODES),
+    )
+    validate: bool = setting(True, "a drained node is probed, and resumed when it passes; false: people resume")
+    validate_level: str = setting("standard", "level of these probes", one_of("quick", "standard", "deep"))
+    give_up_s: float = setting(
+        3600.0, "an action that cannot be done is tried again for this long, then it has failed", between(1, 7 * 86_400)
+    )
+    return_days: float = setting(
+        14.0, "a node that fails again so soon after it came back is told apart", between(0, 365)
+    )
+    repair_command: tuple[str, ...] = setting(
+        (), "program and its arguments that opens a ticket for a node in repair; gets JSON on stdin; none: off"
+    )
+    reset_command: tuple[str, ...] = setting((), "likewise that resets a node's GPUs (drover reset); none: off")
+    reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node (drover reboot); none: off")
+    command_timeout_s: float = setting(60.0, "these three are killed after this long", between(1, 3600))
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+    command: CommandConfig = field(default_factory=CommandConfig)
+
+
+def used(config: ActConfig) -> dict[str, tuple[str, ...]]:
+    """The actuators that are switched on, and the pools of each."""
+    every = {
+        "slurm": (config.slurm.enabled, config.slurm.pools),
+        "kubernetes": (config.kubernetes.enabled, config.kubernetes.pools),
+        "command": (bool(config.command.program), config.command.pools),
+    }
+    return {name: pools for name, (on, pools) in every.items() if on}
+
+
+def validate_act(config: ActConfig) -> None:
+    """
+    Raises:
+        SettingsError: one line, what does not go together and what to do.
+    """
+    actuators = used(config)
+    if config.mode != "observe" and not actuators:
+        raise SettingsError(
+            f'act.mode: "{config.mode}" needs an actuator: set act.slurm.enabled, act.kubernetes.enabled or'
+            ' act.command.program, or act.mode = "observe"'
+        )
+    seen: dict[str, str] = {}
+    for name, pools in actuators.items():
+        if not pools and len(actuators) > 1:
+            raise SettingsError(f"act.{name}.pools: say which pools it has; {', '.join(actuators)} are all switched on")
+        for pool in pools:
+            if pool in seen:
+                raise SettingsError(f"act.{name}.pools: {pool!r} is {seen[pool]}'s already; a pool has one actuator")
+            seen[pool] = name
+    if config.mode == "observe":
+        return
+    files = {"act.slurm.conf": config.slurm.conf, "act.slurm.rest_token_file": config.slurm.rest_token_file}
+    if config.kubernetes.enabled:
+        files["act.kubernetes.token_file"] = config.kubernetes.token_file
+        files["act.kubernetes.ca_file"] = config.kubernetes.ca_file
+    for key, path in files.items():
+        if path is not None and not Path(path).is_file():
+            raise SettingsError(f"{key}: {path}: no such file")
