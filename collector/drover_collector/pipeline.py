@@ -7,19 +7,21 @@ so that an event does not wait for a slow read. The gRPC servers run in the even
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
+from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
+from drover_collector.pauses import Pauses
+from drover_collector.pipeline_history import RESTORED_MS, history, recent
+from drover_collector.pipeline_saving import Saving
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
 from drover_collector.ticks import Rate, Ticks
@@ -28,15 +30,9 @@ from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
-RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
-RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
-MAX_EVENTS = 100_000  # waiting for the engine; they are in the store already
-MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
 LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or was left out
-PAUSE_MS = 5_000  # a loop that wakes every second and was away for this long: the process stood still
-SETTLE_MS = 30_000  # after that, agents need this long to be back: their reconnect backoff
 
 
 class Pipeline:
@@ -72,15 +68,12 @@ class Pipeline:
         store.settle_ms = LATE_SETTLE_MS
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
-        self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsaved: deque[tuple[Outcome, Sequence[Event]]] = deque()  # with the events that were judged
+        self._arrivals = Arrivals(self.ticks)
+        self._saving = Saving(store, outbox, self.ticks, now_ms)
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
-        self.awake_ms = self.started_ms
+        self.pauses = Pauses(self.started_ms)
         self._followed = False  # another collector detected before this one
-        self._pause: tuple[int, int] | None = None  # the newest time this process stood still
 
     async def start(self) -> None:
         """Takes up the history: open incidents, the newest buckets and events, messages not yet delivered.
@@ -88,10 +81,10 @@ class Pipeline:
         Raises:
             StoreError: the store cannot be read.
         """
-        self._loop = asyncio.get_running_loop()
-        await self._loop.run_in_executor(self._judge, self._restore)
+        loop = self._arrivals.loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._judge, self._restore)
         self.leading = True
-        self._arrived.set()  # for events that a crash left unjudged
+        self._arrivals.arrived.set()  # for events that a crash left unjudged
 
     async def follow(self) -> None:
         """Instead of `start` and `run`: takes in what another collector found, and who reports.
@@ -99,8 +92,8 @@ class Pipeline:
         Raises:
             StoreError: the store cannot be read.
         """
-        self._loop = asyncio.get_running_loop()
-        await self._loop.run_in_executor(self._judge, self._follow)
+        loop = self._arrivals.loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._judge, self._follow)
 
     async def give_up(self) -> None:
         """After `run`: another may judge. What is not stored is dropped; events that wait rest in the store."""
@@ -114,7 +107,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             works = [self._run_heartbeat, self._run_events, self._run_buckets]
             if self.store.shared:
-                works.append(lambda: self._looks.run(self._queue, self._store_failed))
+                works.append(lambda: self._looks.run(self._arrivals.put, self.ticks.store_failed))
             for work in works:
                 group.create_task(self._keep_on(work))
 
@@ -123,12 +116,11 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         if self.leading:
             await loop.run_in_executor(self._judge, self.judge_events)
-            await loop.run_in_executor(self._judge, self._save)
+            await loop.run_in_executor(self._judge, self._saving.save)
             await loop.run_in_executor(None, self.outbox.stop)
             self.leading = False
         self._judge.shutdown()
-        for outcome, _ in self._unsaved:
-            log.error("not stored at the end: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))
+        self._saving.tell_left()
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Events that ingest has stored. May be called from any thread; returns at once.
@@ -136,38 +128,27 @@ class Pipeline:
         Of a store that other collectors write to as well they are all read from there, each once.
         """
         if self.store.shared:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._looks.wake.set)
+            if self._arrivals.loop is not None:
+                self._arrivals.loop.call_soon_threadsafe(self._looks.wake.set)
             return
-        self._queue(events)
+        self._arrivals.put(events)
 
     def take_unstored(self, events: Sequence[Event]) -> None:
         """Events that the store keeps waiting: they are judged all the same, and not again when they are stored.
         Otherwise like `take_events`."""
         if self.leading:
             self._looks.know(events)
-            self._queue(events)
-
-    def _queue(self, events: Sequence[Event]) -> None:
-        room = MAX_EVENTS - len(self._events)
-        if room < len(events):
-            self.ticks.lost_events += len(events) - max(room, 0)
-            self.ticks.troubles["events"] = (
-                f"{self.ticks.lost_events} events came faster than they could be judged; they are stored, not judged."
-            )
-        self._events.extend(events[: max(room, 0)])
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            self._arrivals.put(events)
 
     @property
     def waiting_events(self) -> int:
         """Events that are not judged yet."""
-        return len(self._events)
+        return len(self._arrivals)
 
     @property
     def waiting_outcomes(self) -> int:
         """Results that the store has not taken yet."""
-        return len(self._unsaved)
+        return len(self._saving)
 
     def troubles(self) -> list[str]:
         """Troubles of Drover itself, each a sentence."""
@@ -184,10 +165,10 @@ class Pipeline:
         self.newest = None
 
     def _forget(self) -> None:
-        self._events.clear()
-        self._unsaved.clear()
+        self._arrivals.forget()
+        self._saving.forget()
         self._looks.forget()
-        self._pause = None
+        self.pauses.newest = None
         self.ticks.troubles.clear()
 
     def _restore(self) -> None:
@@ -200,62 +181,52 @@ class Pipeline:
             self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
             self.began_ms = now_ms
             if self._followed:  # agents of the one that is gone need a while to come to others
-                self._pause = (now_ms, now_ms)
-        incidents = self.store.incidents("open") + [
-            i for i in self.store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
-        ]
-        unjudged = self.store.unjudged_events(now_ms, MAX_EVENTS)
-        left = {e.id for e in unjudged}
-        events = [e for e in self.store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
+                self.pauses.newest = (now_ms, now_ms)
+        found = history(self.store, now_ms)
         self.newest = None
-        self.engine.restore(incidents, self._recent(), sorted(events, key=lambda e: e.ts_ms))
-        self._events.extend(unjudged)
-        self._looks.know(unjudged)
+        self.engine.restore(
+            found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged
+        )
+        self._arrivals.resume(found.unjudged)
+        self._looks.know(found.unjudged)
         self.incidents = self.engine.incidents
         if self.store.shared:
-            self.awake_ms = self.now_ms()  # not what this took
+            self.pauses.awake_ms = self.now_ms()  # not what this took
         self.outbox.start()
-        told = self.outbox.enqueue(incidents)
-        if incidents or self.newest:
+        told = self.outbox.enqueue(found.incidents)
+        if found.incidents or self.newest:
             log.info(
                 "restored %d incidents and %d events; %d events and %d messages had been left over",
-                len(incidents), len(events), len(unjudged), told,
+                len(found.incidents), len(found.judged), len(found.unjudged), told,
             )  # fmt: skip
 
-    def _recent(self) -> Iterator[Bucket]:
-        """Buckets of the last minutes; the newest that heard anything becomes `newest`."""
-        for back in range(RESTORED_BUCKETS, 0, -1):
-            bucket = self.store.bucket(self.index, self.next_ms - back * BUCKET_MS)
-            self.newest = bucket if _heard(bucket) else self.newest
-            # A time when no collector ran is no silence of the nodes. The last bucket goes in all the same: it tells
-            # how old the rest is, so that what was healthy then is unknown now.
-            if _heard(bucket) or back == 1:
-                yield bucket
+    def _is_newest(self, bucket: Bucket) -> None:
+        self.newest = bucket
 
     async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await work()
             except Exception as error:  # noqa: BLE001  # a defect must neither end detection nor go unseen
-                self._failed(error)
+                self.ticks.failed(error, self.now_ms())
                 await asyncio.sleep(self._wake_s)
 
     async def _run_events(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._arrivals.arrived.wait()
+            self._arrivals.arrived.clear()
             await loop.run_in_executor(self._judge, self.judge_events)
 
     async def _run_heartbeat(self) -> None:
         while True:
-            self._notice_pause(self.now_ms())
+            self.pauses.notice(self.now_ms())
             await asyncio.sleep(self._wake_s)
 
     async def _run_buckets(self) -> None:
         while True:
             now_ms = self.now_ms()
-            self._notice_pause(now_ms)
+            self.pauses.notice(now_ms)
             due_ms = self.next_ms + BUCKET_MS + self.lag_ms
             if now_ms < due_ms:
                 if due_ms - now_ms > 2 * BUCKET_MS + self.lag_ms:
@@ -283,17 +254,17 @@ class Pipeline:
             self.ticks.troubles.pop("behind", None)
         start_ms = self.next_ms
         self.next_ms += BUCKET_MS
-        if self._stood_still(start_ms):
+        if self.pauses.stood_still(start_ms):
             log.info("bucket %s left out: this collector was not listening then", iso(start_ms))
             return
         began = time.perf_counter()
         try:
             bucket = await asyncio.to_thread(self.store.closing_bucket, self.index, start_ms)
         except StoreError as error:
-            self._store_failed(error)
+            self.ticks.store_failed(error)
             return
         except Exception as error:  # noqa: BLE001  # nor may one unreadable bucket
-            self._failed(error)
+            self.ticks.failed(error, self.now_ms())
             return
         read = time.perf_counter()
         self.ticks.read_seconds += read - began
@@ -308,12 +279,12 @@ class Pipeline:
         try:
             await asyncio.to_thread(work)
         except StoreError as error:
-            self._store_failed(error)
+            self.ticks.store_failed(error)
         finally:
             self.ticks.roll_seconds += time.perf_counter() - began
 
     def judge_events(self) -> None:
-        events = [self._events.popleft() for _ in range(len(self._events))]
+        events = self._arrivals.take()
         for at_ms, group in groupby(events, self._event_due_ms):
             self._judge_together(at_ms, list(group))
         if events:
@@ -337,94 +308,14 @@ class Pipeline:
         try:
             outcome = call()
         except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
-            self._failed(error)
+            self.ticks.failed(error, self.now_ms())
             return
-        if events or outcome.findings or outcome.incidents or outcome.decisions or outcome.health:
-            self._unsaved.append((outcome, events))
-        self._tell_detectors()
-        self._save()
+        self._saving.put(outcome, events)
+        self.ticks.tell_detectors(self.engine.troubles)
+        self._saving.save()
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
-
-    def _failed(self, error: Exception) -> None:
-        self.ticks.failures += 1
-        log.error("detection failed", exc_info=error)
-        self.ticks.troubles["engine"] = (
-            f"Detection failed {self.ticks.failures} times, last at {iso(self.now_ms())} with"
-            f" {type(error).__name__}; see the collector's log."
-        )
-
-    def _tell_detectors(self) -> None:
-        for name, trouble in self.engine.troubles.items():
-            text = (
-                f"Detector {name} failed {trouble.count} times, last with {trouble.newest}; the others go on."
-                " Please report it."
-            )
-            if self.ticks.troubles.get(f"detector {name}") != text:
-                self.ticks.troubles[f"detector {name}"] = text
-                log.error("%s", text)
-
-    def _save(self) -> None:
-        """Stores outcomes in order. One that fails stays first in line; writing one twice changes nothing."""
-        try:
-            while self._unsaved:
-                outcome, events = self._unsaved[0]
-                self.store.write_findings(list(outcome.findings))
-                self.store.write_incidents(list(outcome.incidents))
-                self.store.write_decisions(list(outcome.decisions))
-                self.store.write_health([dataclasses.asdict(change) for change in outcome.health])
-                self.outbox.enqueue(outcome.incidents)
-                self.store.write_judged(events)
-                self._unsaved.popleft()
-            self.ticks.troubles.pop("store", None)
-        except StoreError as error:
-            self._store_failed(error)
-            if self._unsaved:  # those before it were told when they came
-                self._tell_unstored(self._unsaved[-1][0])
-            if len(self._unsaved) > MAX_UNSAVED:
-                self._give_up_oldest()
-        except Exception as error:  # noqa: BLE001  # a defect: it would fail for ever, and keep back all after it
-            self._failed(error)
-            self._give_up_oldest()
-
-    def _tell_unstored(self, outcome: Outcome) -> None:
-        try:
-            self.outbox.enqueue_unstored(outcome.incidents)
-        except Exception as error:  # noqa: BLE001  # nor may this end detection
-            self._failed(error)
-
-    def _give_up_oldest(self) -> None:
-        lost, _ = self._unsaved.popleft()
-        self.ticks.lost_outcomes += 1
-        self.ticks.troubles["outcomes"] = (
-            f"{self.ticks.lost_outcomes} results of detection could not be stored, last at {iso(self.now_ms())};"
-            " see the collector's log."
-        )
-        log.error("given up: %d incidents, %d findings", len(lost.incidents), len(lost.findings))
-
-    def _store_failed(self, error: StoreError) -> None:
-        self.ticks.store_failures += 1
-        self.ticks.troubles["store"] = f"The store fails: {error}."
-        log.warning("store: %s", error)
-
-    def _notice_pause(self, now_ms: int) -> None:
-        """A process that was stopped, or a machine that slept, heard nobody: that is no silence of the nodes."""
-        if now_ms - self.awake_ms > PAUSE_MS:
-            self._pause = (self.awake_ms, now_ms)
-            log.warning("this process stood still from %s to %s", iso(self.awake_ms), iso(now_ms))
-        self.awake_ms = now_ms
-
-    def _stood_still(self, start_ms: int) -> bool:
-        """Whether silence in a bucket may be this process's own: it was paused, or agents were still coming back."""
-        if self._pause is None:
-            return False
-        paused_ms, resumed_ms = self._pause
-        return start_ms + BUCKET_MS > paused_ms and start_ms < resumed_ms + SETTLE_MS
 
     def _clock_went_back(self, now_ms: int) -> None:
         self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
         self.ticks.troubles["clock"] = f"The collector's clock went back at {iso(now_ms)}; check its time service."
         log.warning("the clock went back; going on with the bucket of %s", iso(self.next_ms))
-
-
-def _heard(bucket: Bucket) -> bool:
-    return bool(bucket.node_rows.any() or bucket.gpu_rows.any())

@@ -1,10 +1,18 @@
-"""What detection has done, for Status and metrics."""
+"""What detection has done and what went wrong with it, for Status and metrics."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from drover_collector.engine import Trouble
+from drover_collector.store import StoreError
+from drover_proto.times import iso
+
+log = logging.getLogger(__name__)
 
 
 class Rate:
@@ -39,3 +47,27 @@ class Ticks:
     lost_outcomes: int = 0  # that the store did not take
     lost_events: int = 0  # of which the engine was not told: too many at once
     troubles: dict[str, str] = field(default_factory=dict)  # by subject, each a sentence
+
+    def failed(self, error: Exception, at_ms: int) -> None:
+        """A call into the engine, or what is made of it, raised: a defect."""
+        self.failures += 1
+        log.error("detection failed", exc_info=error)
+        self.troubles["engine"] = (
+            f"Detection failed {self.failures} times, last at {iso(at_ms)} with"
+            f" {type(error).__name__}; see the collector's log."
+        )
+
+    def store_failed(self, error: StoreError) -> None:
+        self.store_failures += 1
+        self.troubles["store"] = f"The store fails: {error}."
+        log.warning("store: %s", error)
+
+    def tell_detectors(self, troubles: Mapping[str, Trouble]) -> None:
+        for name, trouble in troubles.items():
+            text = (
+                f"Detector {name} failed {trouble.count} times, last with {trouble.newest}; the others go on."
+                " Please report it."
+            )
+            if self.troubles.get(f"detector {name}") != text:
+                self.troubles[f"detector {name}"] = text
+                log.error("%s", text)

@@ -122,9 +122,9 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
                 await again.until_held(EVENTS, 2)
         assert judged == ["n0/s1/1", "n0/s1/2"]
         assert len(store.events(0, T0 * 2)) == 2
-        await asyncio.get_running_loop().run_in_executor(pipeline._judge, pipeline._save)  # as it is called
+        await asyncio.get_running_loop().run_in_executor(pipeline._judge, pipeline._saving.save)  # as it is called
         assert {i.id for i in store.incidents("open")} == set(pipeline.incidents)
-        assert len(pipeline._unsaved) == 0
+        assert pipeline.waiting_outcomes == 0
         await until(lambda: len(webhook.ids) == len(pipeline.incidents))
         assert len(set(webhook.ids)) == len(webhook.ids)
 

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from drover_collector.arrivals import MAX_EVENTS
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import MAX_BEHIND, MAX_EVENTS, PAUSE_MS, Pipeline
+from drover_collector.pauses import PAUSE_MS
+from drover_collector.pipeline import MAX_BEHIND, Pipeline
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
 from drover_proto.catalog import Scope
@@ -66,7 +68,7 @@ async def advance(pipeline: Pipeline, clock: Clock, to_ms: int) -> None:
     """Move the clock as real time does, in steps shorter than a pause, and let every bucket be judged."""
     while clock.now_ms < to_ms:
         clock.now_ms = min(to_ms, clock.now_ms + PAUSE_MS - 1000)
-        await until(lambda: pipeline.awake_ms == clock.now_ms, "the heartbeat saw the time")
+        await until(lambda: pipeline.pauses.awake_ms == clock.now_ms, "the heartbeat saw the time")
     due = (to_ms - LAG_MS) // BUCKET_MS * BUCKET_MS
     if due > T0:
         await until(lambda: pipeline.next_ms >= due and not pipeline.busy, "all due buckets judged")
@@ -251,7 +253,7 @@ def test_far_behind_the_oldest_buckets_are_left_out(store: Store, index: FleetIn
         late = T0 + 100 * BUCKET_MS
         await pipeline.start()
         clock.now_ms = late + BUCKET_MS + LAG_MS
-        pipeline.awake_ms = clock.now_ms  # awake all the time, with a store that was slow
+        pipeline.pauses.awake_ms = clock.now_ms  # awake all the time, with a store that was slow
         task = asyncio.create_task(pipeline.run())
         await until(lambda: pipeline.next_ms > late and not pipeline.busy, "caught up")
         task.cancel()
@@ -319,7 +321,7 @@ def test_an_outcome_that_cannot_be_stored_keeps_back_no_other(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("where", ["_notice_pause", "judge_events", "_tick"])
+@pytest.mark.parametrize("where", ["pauses.notice", "judge_events", "_tick"])
 def test_a_defect_ends_no_task(store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     async def scenario() -> None:
         clock = Clock(T0 + BUCKET_MS + LAG_MS)
@@ -331,7 +333,9 @@ def test_a_defect_ends_no_task(store: Store, index: FleetIndex, monkeypatch: pyt
                 def wrong(*_: object) -> None:
                     raise KeyError("a bug")
 
-                patched.setattr(pipeline, where, wrong)
+                patched.setattr(
+                    pipeline.pauses if where == "pauses.notice" else pipeline, where.rpartition(".")[2], wrong
+                )
                 pipeline.take_events([xid(1)])
                 await until(lambda: pipeline.ticks.failures > 0, "it failed")
                 assert any("KeyError" in text for text in pipeline.troubles())
@@ -339,7 +343,7 @@ def test_a_defect_ends_no_task(store: Store, index: FleetIndex, monkeypatch: pyt
             pipeline.take_events([xid(2, "n2")])
             await until(lambda: len(store.incidents()) >= 1, "events are judged")
             await until(lambda: pipeline.next_ms > T0, "buckets are looked at")
-            await until(lambda: pipeline.awake_ms == clock.now_ms, "the heart beats")
+            await until(lambda: pipeline.pauses.awake_ms == clock.now_ms, "the heart beats")
 
     asyncio.run(scenario())
 
