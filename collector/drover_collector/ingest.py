@@ -7,9 +7,7 @@ bounded: a stream is not read on while too much waits for the store, and its age
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +15,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from drover_collector import identity
-from drover_collector.dictionary import Refusal, read_hello
+from drover_collector.dictionary import Refusal
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import when_ended
-from drover_collector.ingest_claims import Claims, Things
-from drover_collector.ingest_limits import Account, Accounts, Bucket, Limits, Room, Teller
-from drover_collector.ingest_session import EndError, Session, Waiting, lane_seqs
+from drover_collector.ingest_hello import Hellos
+from drover_collector.ingest_limits import Account, Limits, Room, Teller
+from drover_collector.ingest_session import EndError, Session, Waiting
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_writers import Writers
 from drover_collector.records import Taken, take_record
@@ -35,11 +32,6 @@ __all__ = ["Ingest", "IngestStats", "Limits"]
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
-MAX_NAME = 253  # of a host
-MAX_VERSION = 64
-MAX_IGNORED = 1000  # unknown metrics that are named in logs, in the Welcome and in Status
-MAX_INVENTORY = 65_536  # bytes that are stored of a Hello's inventory
 OVERHEAD = 512  # bytes of memory that a message takes beside its own
 BACKOFF_S = 1.0  # an agent that must wait for longer is told so
 
@@ -67,8 +59,6 @@ class Ingest:
             StoreError: the store cannot be read.
         """
         self.stats = IngestStats()
-        self._index = index
-        self._shared = store.shared  # with other collectors, which the agent may come from
         self._limits = limits or Limits()
         self._now_ms = now_ms
         self._teller = Teller()
@@ -76,10 +66,9 @@ class Ingest:
             store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events,
             on_unstored or on_events,
         )  # fmt: skip
-        self._claims = Claims(self.stats, self._limits, self._teller)
-        self._things = Things()
-        self._accounts = Accounts(self._limits)
-        self._strangers = Bucket(self._limits.fresh_per_s, 4 * self._limits.fresh_entities)
+        self._hellos = Hellos(
+            index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared
+        )
         self._sessions: dict[Session, None] = {}
         self._carer: asyncio.Task[None] | None = None
 
@@ -123,9 +112,7 @@ class Ingest:
             del self._sessions[session]
             self.stats.connected = len(self._sessions)
             self._writers.acks.forget(session)
-            self._things.leave(session)
-            if self._claims.leave(session):
-                self._accounts.leave(session.node)
+            self._hellos.leave(session)
 
     async def _last_words(self, session: Session) -> None:
         """The agent has said its last, and may wait for the Ack."""
@@ -152,7 +139,7 @@ class Ingest:
             case "junk":
                 pass  # counted; and against its share, below
             case "hello":
-                await self._hello(session, message.hello, size)
+                await self._hellos.take(session, message.hello, size)
             case "batch":
                 rows = min(sum([block.rows for block in message.batch.blocks]), size)
                 await self._batch(session, message.batch, size)
@@ -201,138 +188,6 @@ class Ingest:
                 again -= 1
                 text = "the store takes data again; what was not acknowledged is to be sent again"
                 session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))
-
-    # ---- Hello
-
-    async def _hello(self, session: Session, hello: pb.Hello, size: int) -> None:
-        """Who it is, what its numbers mean; answers with what is held of it."""
-        self._check_hello(hello, size)
-        self._may_speak(session, hello.node)
-        if session.node and session.node != hello.node:
-            session.dictionary = None
-            session.no_dictionary = Refusal(
-                "another node", f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream a node"
-            )
-            return
-        self._admit(hello.node)
-        now_ms = self._now_ms()
-        self._claims.take(session, hello.node, hello.spool_id, hello.boot_id[:MAX_NAME])
-        session.account = self._accounts.open(hello.node)
-        if wait_s := session.account.hellos.take(1):
-            self.stats.slowed += 1
-            await asyncio.sleep(min(wait_s, self._limits.hello_s))
-        dictionary = read_hello(hello)
-        self._check_entities(session, dictionary.known_ids)
-        self._things.leave(session)  # it may not have all that it had before
-        self._things.take(session, dictionary)
-        session.hello_ms, session.clock_offset_ms = hello.ts_ms, now_ms - hello.ts_ms
-        session.dictionary = dictionary
-        session.hello_bytes = size
-        self._note_hello(session, hello, now_ms)
-        self._note_inventory(session, dict(hello.inventory), now_ms)
-        if self._shared:
-            await self._writers.positions.look(session.key)
-        welcome = pb.Welcome(
-            held=lane_seqs(self._writers.positions.of(session.key)),
-            ts_ms=self._now_ms(),
-            collector=socket.gethostname(),
-            protocol=PROTOCOL,
-            ignored=sorted(set(dictionary.ignored))[:MAX_IGNORED],
-        )
-        await session.send(pb.CollectorMessage(welcome=welcome))
-
-    def _check_hello(self, hello: pb.Hello, size: int) -> None:
-        if size > self._limits.hello_bytes:
-            raise EndError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"a Hello of {size} bytes; up to {self._limits.hello_bytes} are right",
-            )
-        if hello.protocol != PROTOCOL:
-            raise EndError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this collector speaks protocol {PROTOCOL}, the agent {hello.protocol}; update the older",
-            )
-        if not (_is_name(hello.node) and _is_name(hello.spool_id)):
-            raise EndError(
-                grpc.StatusCode.INVALID_ARGUMENT, f"{hello.node!r} with spool {hello.spool_id!r} is no node of ours"
-            )
-        if len(hello.entities) > self._limits.entities:
-            raise EndError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"a Hello with {len(hello.entities)} entities; up to {self._limits.entities} are right",
-            )
-
-    def _may_speak(self, session: Session, node: str) -> None:
-        try:
-            refusal = identity.refusal(identity.peer(session.context.auth_context()), node)
-        except identity.IdentityError as error:
-            refusal = str(error)
-        if refusal is not None:
-            self._count(node, Refusal("not allowed", refusal))
-            raise EndError(grpc.StatusCode.PERMISSION_DENIED, refusal)
-
-    def _admit(self, node: str) -> None:
-        """A node that the fleet file does not have is taken too, but not too many of them."""
-        stats = self.stats
-        if node in self._index.node_number or node in stats.unknown_nodes:
-            return
-        if len(stats.unknown_nodes) >= self._limits.unknown_nodes and not self._forget_strangers():
-            self.stats.rejected["unknown node"] += 1
-            raise EndError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"fleet.toml has no node {node!r}, nor {self._limits.unknown_nodes} others that report; add it",
-            )
-
-    def _forget_strangers(self) -> bool:
-        """Of unknown nodes, those without a stream. Whether there were any."""
-        stats = self.stats
-        present = {session.node for session in self._claims.all()}
-        gone = stats.unknown_nodes - present
-        stats.unknown_nodes -= gone
-        for node in gone:
-            stats.last_seen.pop(node, None)
-            stats.agent_versions.pop(node, None)
-        return bool(gone)
-
-    def _check_entities(self, session: Session, ids: Any) -> None:
-        """What a node is made of changes seldom: one that tells thing after thing would fill memory and store."""
-        account = session.account
-        may = account.may_have(ids)
-        if may and session.node not in self._index.node_number:
-            may = self._strangers.may(len(ids))
-        if not may:
-            self._count(session.node, Refusal("too many entities", f"node {session.node!r} tells thing after thing"))
-            raise EndError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"node {session.node!r} has told of too many different GPUs, links and workloads; come again later",
-            )
-
-    def _note_hello(self, session: Session, hello: pb.Hello, now_ms: int) -> None:
-        stats, node = self.stats, hello.node
-        stats.last_seen[node] = now_ms
-        stats.agent_versions[node] = hello.agent_version[:MAX_VERSION]
-        if node not in self._index.node_number and node not in stats.unknown_nodes:
-            stats.unknown_nodes = stats.unknown_nodes | {node}
-            text = "%s reports, but fleet.toml does not have it; its data is kept, not judged: add it there"
-            self._teller.warn((node, "unknown"), text, node)
-        assert session.dictionary is not None
-        fresh = sorted(set(session.dictionary.ignored) - stats.unknown_metrics)
-        for name in fresh[: max(0, MAX_IGNORED - len(stats.unknown_metrics))]:
-            stats.unknown_metrics = stats.unknown_metrics | {name}
-            text = "%s: metric %r is not known here and is left out; update the collector"
-            self._teller.warn(("metric", name), text, node, name)
-
-    def _note_inventory(self, session: Session, inventory: dict[str, str], now_ms: int) -> None:
-        if not inventory:
-            return
-        if sum(len(key) + len(value) for key, value in inventory.items()) > MAX_INVENTORY:
-            text = f"an inventory of more than {MAX_INVENTORY} characters; it is not stored"
-            self._count(session.node, Refusal("oversize", text))
-            return
-        digest = hashlib.blake2b(repr(sorted(inventory.items())).encode(), digest_size=16).digest()
-        if session.account.inventory != digest:
-            session.account.inventory = digest
-            self._writers.put_inventory(session.node, now_ms, inventory)
 
     # ---- batches and records
 
@@ -421,8 +276,3 @@ class Ingest:
     def _count(self, node: str, refusal: Refusal) -> None:
         self.stats.refused(node, refusal.code, refusal.text)
         self._teller.warn((node, refusal.code), "%s: refused: %s", node, refusal.text[:500])
-
-
-def _is_name(text: str) -> bool:
-    """Of a node or spool: it becomes part of ids, which are split at slashes, and of lines that people read."""
-    return 0 < len(text) <= MAX_NAME and text.isprintable() and not set(text) & {"/", " "}

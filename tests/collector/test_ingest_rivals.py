@@ -50,7 +50,7 @@ async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, ca
 @in_loop
 async def test_the_second_agent_takes_over_when_the_first_is_silent(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(told("s1", "b1")) as first:
-        (session,) = collector.ingest._claims.all()
+        (session,) = collector.ingest._hellos._claims.all()
         session.heard_s = time.monotonic() - Limits().alive_s - 1  # as after a power cut: nothing came, nor a goodbye
         async with collector.agent(told("s2", "b2")) as second:
             code, details = await first.ended()
@@ -126,4 +126,4 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
             assert mover.rejected == {}
         assert store.bucket(index_of(), T0 + 10_000).gpu_rows[[0, 4]].tolist() == [0, 1]
         await until(lambda: collector.ingest.stats.connected == 0)
-        assert collector.ingest._things._told == {}
+        assert collector.ingest._hellos._things._told == {}
