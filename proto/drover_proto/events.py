@@ -307,6 +307,12 @@ class ProbeVerdict:
     ts_ms: int
     why: ProbeReason
     incident_id: str = ""
+    value: float | None = None  # of `probe`
+    expected: float | None = None  # likewise: what its configuration gives, or what is published
+    peers: int | None = None  # boards it was held against
+    good: tuple[str, ...] = ()  # figures that were judged to be as they should
+    drift: str = ""  # a sentence where it has become worse than it was itself; no proof against it
+    drift_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from drover_collector.store.history import History
 from drover_collector.store.integrity import Integrity
 from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
 from drover_collector.store.placements import Placements
+from drover_collector.store.probes import OpenOrder, ProbeRow, Probes
 from drover_collector.store.reads import Reads
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
 from drover_collector.store.retention import Dropped, Retention, keep_free, kept_days
@@ -31,8 +32,10 @@ __all__ = [
     "EntityRow",
     "FileLease",
     "Lease",
+    "OpenOrder",
     "OutboxRow",
     "Part",
+    "ProbeRow",
     "SampleBatch",
     "Store",
     "StoreError",
@@ -56,7 +59,7 @@ def check_url(url: str, cluster: str = "") -> None:
     engine.address(url, cluster=cluster)
 
 
-class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention):
+class Store(Backup, Probes, Writes, Reads, Series, Export, Following, History, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod
@@ -142,5 +145,5 @@ class Store(Backup, Writes, Reads, Series, Export, Following, History, Retention
         """Returns when this server has what the others of its cluster have taken; for one that takes over."""
         form = self._clients.cluster
         if form is not None:
-            for table in sorted(FENCED | {"events", "entities", "absences", "holdings"}):
+            for table in sorted(FENCED | {"events", "entities", "absences", "holdings", "probes", "probe_orders"}):
                 self._clients.command(f"SYSTEM SYNC REPLICA `{form.database}`.{table}")

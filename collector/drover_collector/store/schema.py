@@ -237,6 +237,29 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "ReplacingMergeTree", "(incident_id, ts, id)",
         ),
         Table(
+            "probes",  # results; `key`: the configuration that a figure depends on, when it was measured
+            (
+                Column("id", "String"), Column("ts", TIME), Column("received", TIME), node, gpu,
+                Column("peer", "Int16"), Column("probe", WORD), Column("request", "String"), Column("end", WORD), Column("device", WORD),
+                Column("serial", "String"), Column("uuid", "String"), Column("value", "Nullable(Float64)"),
+                Column("sku", WORD), Column("driver", WORD), Column("key", "String", "CODEC(ZSTD(3))"), JSON,
+            ),
+            "ReplacingMergeTree", "(node, gpu, probe, ts, id)", "", event_ttl,
+        ),
+        Table(
+            "probe_orders",
+            (
+                Column("id", "String"), Column("ts", TIME), node, Column("state", WORD),
+                Column("written_ns", "UInt64"), JSON,
+            ),
+            "ReplacingMergeTree", "(id, written_ns)", "", f"toDateTime(ts) + toIntervalDay({EVENT_DAYS})",
+        ),
+        Table(
+            "probe_verdicts",
+            (Column("request", "String"), node, gpu, Column("ts", TIME), JSON),
+            "ReplacingMergeTree", "(node, gpu, request, ts)", "", f"toDateTime(ts) + toIntervalDay({EVENT_DAYS})",
+        ),
+        Table(
             "health",
             (
                 node, gpu, Column("ts", TIME), Column("health", WORD), Column("reason", "String"),

@@ -16,7 +16,7 @@ from drover_collector.store.schema import samples_table, shape_code
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
 
 # What only the active collector writes.
-FENCED = frozenset({"findings", "incidents", "decisions", "health", "outbox", "judged_events"})
+FENCED = frozenset({"findings", "incidents", "decisions", "health", "outbox", "judged_events", "probe_verdicts"})
 
 
 class Writes(Base):
@@ -59,8 +59,8 @@ class Writes(Base):
                 "serial": lambda r: r.serial,
                 "pci": lambda r: r.pci,
                 "model": lambda r: r.model,
-                "first": lambda r: _Ms(r.first_ms),
-                "last": lambda r: _Ms(r.last_ms),
+                "first": lambda r: Ms(r.first_ms),
+                "last": lambda r: Ms(r.last_ms),
             },
         )
         ids, last = np.array([r.entity_id for r in stored], np.uint64), np.array([r.last_ms for r in stored], np.int64)
@@ -73,7 +73,7 @@ class Writes(Base):
             events,
             {
                 "id": lambda e: e.id,
-                "ts": lambda e: _Ms(e.ts_ms),
+                "ts": lambda e: Ms(e.ts_ms),
                 "node": lambda e: e.node,
                 "gpu": lambda e: e.gpu,
                 "kind": lambda e: str(e.kind),
@@ -95,8 +95,8 @@ class Writes(Base):
             "link": lambda a: a.link or "",
             "metric": lambda a: a.metric,
             "reason": lambda a: a.reason,
-            "from": lambda a: _Ms(a.from_ms),
-            "to": lambda a: _Ms(a.to_ms),
+            "from": lambda a: Ms(a.from_ms),
+            "to": lambda a: Ms(a.to_ms),
             "closed": lambda a: int(a.to_ms is not None),
         }
         self._insert("absences", absences, columns)
@@ -107,7 +107,7 @@ class Writes(Base):
         columns: dict[str, Callable[[Holding], Any]] = {
             "node": lambda h: h.node,
             "gpu": lambda h: h.gpu,
-            "from": lambda h: _Ms(h.from_ms),
+            "from": lambda h: Ms(h.from_ms),
             "job": lambda h: h.job or "",
         }
         self._insert("holdings", holdings, columns)
@@ -124,7 +124,7 @@ class Writes(Base):
             inventories,
             {
                 "node": lambda i: i[0],
-                "ts": lambda i: _Ms(i[1]),
+                "ts": lambda i: Ms(i[1]),
                 "json": lambda i: json.dumps(dict(i[2]), sort_keys=True),
             },
         )
@@ -134,7 +134,7 @@ class Writes(Base):
             "findings",
             findings,
             {
-                "ts": lambda f: _Ms(f.ts_ms),
+                "ts": lambda f: Ms(f.ts_ms),
                 "detector": lambda f: f.detector,
                 "kind": lambda f: str(f.kind),
                 "node": lambda f: f.node or "",
@@ -150,9 +150,9 @@ class Writes(Base):
             {
                 "id": lambda i: i.id,
                 "version": lambda i: i.version,
-                "opened": lambda i: _Ms(i.opened_ms),
-                "closed": lambda i: _Ms(i.closed_ms),
-                "updated": lambda i: _Ms(i.updated_ms),
+                "opened": lambda i: Ms(i.opened_ms),
+                "closed": lambda i: Ms(i.closed_ms),
+                "updated": lambda i: Ms(i.updated_ms),
                 "json": to_json,
             },
         )
@@ -164,7 +164,7 @@ class Writes(Base):
             {
                 "id": lambda d: d.id,
                 "incident_id": lambda d: d.incident_id,
-                "ts": lambda d: _Ms(d.ts_ms),
+                "ts": lambda d: Ms(d.ts_ms),
                 "json": to_json,
             },
         )
@@ -177,7 +177,7 @@ class Writes(Base):
             {
                 "node": lambda c: c["node"],
                 "gpu": lambda c: -1 if c["gpu"] is None else c["gpu"],
-                "ts": lambda c: _Ms(c["ts_ms"]),
+                "ts": lambda c: Ms(c["ts_ms"]),
                 "health": lambda c: str(c["health"]),
                 "reason": lambda c: c["reason"],
                 "incident_id": lambda c: c["incident_id"] or "",
@@ -197,10 +197,10 @@ class Writes(Base):
                 "incident_id": lambda r: r.incident_id,
                 "notifier": lambda r: r.notifier,
                 "payload_json": lambda r: r.payload_json,
-                "created": lambda r: _Ms(r.created_ms),
+                "created": lambda r: Ms(r.created_ms),
                 "state": lambda r: r.state,
                 "attempts": lambda r: r.attempts,
-                "next": lambda r: _Ms(r.next_ms),
+                "next": lambda r: Ms(r.next_ms),
                 "detail": lambda r: r.detail,
                 "written_ns": lambda _: written,
             },
@@ -213,7 +213,7 @@ class Writes(Base):
     def write_lane_seqs(self, seqs: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
         """(node, spool id) -> lane -> the last sequence that is stored."""
         rows = [(node, spool, lane, seq) for (node, spool), held in seqs.items() for lane, seq in held.items()]
-        now = _Ms(time.time_ns() // 1_000_000)
+        now = Ms(time.time_ns() // 1_000_000)
         self._insert(
             "lane_seqs",
             rows,
@@ -233,16 +233,16 @@ class Writes(Base):
         arrays: dict[str, pa.Array] = {}
         for name, get in columns.items():
             held = [get(row) for row in listed]
-            times = isinstance(held[0], _Ms)
+            times = isinstance(held[0], Ms)
             arrays[name] = millis([ms.value for ms in held]) if times else _array(table, name, held)
         self._clients.insert(table, pa.table(arrays), self.fence() if table in FENCED else "")
 
 
-def _received(event: Event) -> _Ms:
-    return _Ms(event.ts_ms if event.received_ms is None else event.received_ms)
+def _received(event: Event) -> Ms:
+    return Ms(event.ts_ms if event.received_ms is None else event.received_ms)
 
 
-class _Ms:
+class Ms:
     """A time in a column (None: NULL)."""
 
     __slots__ = ("value",)
@@ -251,10 +251,15 @@ class _Ms:
         self.value = value
 
 
-_UNSIGNED = {("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns"), ("absent", "version")}
+_UNSIGNED = {
+    ("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns"), ("absent", "version"),
+    ("probe_orders", "written_ns"),
+}  # fmt: skip
 
 
 def _array(table: str, name: str, held: list[Any]) -> pa.Array:
     if (table, name) in _UNSIGNED:
         return pa.array(held, pa.uint64())
-    return pa.array(held, pa.int16()) if name == "gpu" else pa.array(held)
+    if name in ("gpu", "peer"):
+        return pa.array(held, pa.int16())
+    return pa.array(held, pa.float64()) if (table, name) == ("probes", "value") else pa.array(held)
