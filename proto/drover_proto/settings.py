@@ -59,13 +59,15 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
     """Read `path` (None: defaults only) into `kind`; `overrides` are dotted keys, applied last.
 
     Raises:
-        SettingsError: missing file, bad TOML, unknown key, wrong type or a value out of range.
+        SettingsError: missing file, bad TOML, unknown key, wrong type or a value out of range; with the line.
     """
     data: dict[str, Any] = {}
+    text = ""
     name = str(path) if path else "settings"
     if path is not None:
         try:
-            data = tomllib.loads(path.read_text("utf-8"))
+            text = path.read_text("utf-8")
+            data = tomllib.loads(text)
         except OSError as error:
             raise SettingsError(f"{path}: {error.strerror}; check the path given with --config") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -78,7 +80,19 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
             if not isinstance(table, dict):
                 raise SettingsError(f"{name}: {parent}: must be a table, [{parent}]")
         table[last] = value
-    return _build(kind, data, name, "")
+    try:
+        return _build(kind, data, name, "")
+    except SettingsError as error:
+        raise _placed(str(error), name, text) from None
+
+
+def _placed(message: str, name: str, text: str) -> SettingsError:
+    """The error with the line of its key: `FILE:LINE: KEY: what is wrong`."""
+    from drover_proto.toml_lines import line_of  # likewise only for who made an error
+
+    rest = message.removeprefix(f"{name}: ")
+    line = line_of(text, rest.partition(":")[0])
+    return SettingsError(message if line is None else f"{name}:{line}: {rest}")
 
 
 def rows(kind: type, prefix: str = "") -> Iterator[Row]:
