@@ -238,6 +238,8 @@ class Action:
     detail: str = ""  # a sentence for the operator: what was done, or why not
     by: str = "drover"  # or the person, as the certificate names them
     attempts: int = 0
+    why: str = ""  # the cause, as it stands in the scheduler's reason
+    before: str = ""  # of an advice: what there was, to be put back (Slurm: the node's weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from drover_collector.store import definitions, engine, migrations, schema
+from drover_collector.store.actions import Actions
 from drover_collector.store.backup import Backup, restore
 from drover_collector.store.cluster import KEY
 from drover_collector.store.engine import KEEP_FREE_BYTES
@@ -59,7 +60,7 @@ def check_url(url: str, cluster: str = "") -> None:
     engine.address(url, cluster=cluster)
 
 
-class Store(Backup, Probes, Writes, Reads, Series, Export, Following, History, Retention):
+class Store(Backup, Actions, Probes, Writes, Reads, Series, Export, Following, History, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod

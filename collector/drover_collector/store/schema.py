@@ -237,10 +237,24 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "ReplacingMergeTree", "(incident_id, ts, id)",
         ),
         Table(
+            "actions",
+            (
+                Column("id", "String"), Column("ts", TIME), node, Column("decision_id", "String"),
+                Column("incident_id", "String"), Column("state", WORD), Column("written_ns", "UInt64"), JSON,
+            ),
+            "ReplacingMergeTree", "(id, written_ns)",
+        ),
+        Table(
+            "duties",
+            (node, Column("ts", TIME), Column("written_ns", "UInt64"), JSON),
+            "ReplacingMergeTree", "(node, written_ns)",
+        ),
+        Table(
             "probes",  # results; `key`: the configuration that a figure depends on, when it was measured
             (
                 Column("id", "String"), Column("ts", TIME), Column("received", TIME), node, gpu,
-                Column("peer", "Int16"), Column("probe", WORD), Column("request", "String"), Column("end", WORD), Column("device", WORD),
+                Column("peer", "Int16"), Column("probe", WORD), Column("request", "String"), Column("end", WORD),
+                Column("device", WORD),
                 Column("serial", "String"), Column("uuid", "String"), Column("value", "Nullable(Float64)"),
                 Column("sku", WORD), Column("driver", WORD), Column("key", "String", "CODEC(ZSTD(3))"), JSON,
             ),

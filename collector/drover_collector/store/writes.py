@@ -16,7 +16,9 @@ from drover_collector.store.schema import samples_table, shape_code
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
 
 # What only the active collector writes.
-FENCED = frozenset({"findings", "incidents", "decisions", "health", "outbox", "judged_events", "probe_verdicts"})
+FENCED = frozenset(
+    {"findings", "incidents", "decisions", "health", "outbox", "judged_events", "probe_verdicts", "actions", "duties"}
+)
 
 
 class Writes(Base):
@@ -253,7 +255,7 @@ class Ms:
 
 _UNSIGNED = {
     ("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns"), ("absent", "version"),
-    ("probe_orders", "written_ns"),
+    ("probe_orders", "written_ns"), ("actions", "written_ns"), ("duties", "written_ns"),
 }  # fmt: skip
 
 

@@ -1,0 +1,124 @@
+"""What an actuator is: the one that tells a scheduler to give a node no work, and to give it work again.
+
+    ActError            it cannot be done, and trying again would not help
+      LaterError        not now: the scheduler is down, or somebody changed the same thing; tried again
+      ForeignError      somebody else has taken the node out; nothing was changed
+
+What Drover closes carries its mark, `drover:MARK: text`, where the scheduler shows reasons; MARK is the incident's id,
+or `hand` when a person asked for it. Only what carries the mark of the order is ever opened again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from drover_proto.events import Act
+
+HAND = "hand"
+REASON_CHARS = 200  # of what schedulers show in a column
+_MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
+
+
+class ActError(Exception):
+    """It cannot be done; a sentence for the operator."""
+
+
+class LaterError(ActError):
+    """Not now; it is worth trying again."""
+
+
+class ForeignError(ActError):
+    """Somebody else's doing stands in the way, and was left as it is."""
+
+
+class Service(StrEnum):
+    """What the scheduler says of a node. DOWN: the scheduler itself gives it no work."""
+
+    IN = "in"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node as its scheduler sees it."""
+
+    node: str
+    service: Service
+    reason: str = ""  # of who closed it
+    by: str = ""  # who closed it, as far as the scheduler tells
+    jobs: tuple[str, ...] | None = None  # that run there; None: not asked for
+    text: str = ""  # the scheduler's own word
+
+    @property
+    def mark(self) -> str | None:
+        """The mark of ours that closed it; None: it is open, or somebody else closed it."""
+        return None if self.service is Service.IN else mark_of(self.reason)
+
+    @property
+    def out(self) -> bool:
+        return self.service in (Service.DRAINING, Service.DRAINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be done to a node, and on whose behalf.
+
+    Attributes:
+        id: the action's; a command may use it to tell a repetition.
+        may: called before each effect; raises StoreError when this collector is not the active one any more.
+        before: of `unadvise`: what the advice found (`Result.before`).
+    """
+
+    id: str
+    node: str
+    mark: str
+    text: str
+    by: str
+    may: Callable[[], object]
+    before: str = ""
+
+    @property
+    def reason(self) -> str:
+        return reason(self.mark, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was done, as a sentence; `before`: what there was, to be put back."""
+
+    detail: str
+    before: str = ""
+
+
+class Actuator(Protocol):
+    """Each act is idempotent and verified before it returns. All raise ActError, LaterError or ForeignError."""
+
+    name: str
+    acts: frozenset[Act]  # that it knows
+
+    def do(self, act: Act, order: Order) -> Result:
+        """Carry it out."""
+
+    def observe(self, node: str) -> NodeState:
+        """With the jobs that run there."""
+
+    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
+        """Of those that the scheduler knows; cheaper than one by one, without jobs."""
+
+
+def reason(mark: str, text: str) -> str:
+    """One line of plain ASCII: not every scheduler keeps anything else."""
+    plain = " ".join(text.encode("ascii", "replace").decode().split())
+    return f"drover:{mark}: {plain}"[:REASON_CHARS].rstrip()
+
+
+def mark_of(text: str) -> str | None:
+    """The mark in a reason; None: not ours."""
+    found = _MARK.match(text)
+    return found[1] if found else None

@@ -1,0 +1,65 @@
+"""Actions and duties: append-only histories of which the newest version counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from drover_collector.store import Store, StoreError
+from drover_proto.events import Act, Action, ActionState, Decision, Duty, Health, Wanted
+
+T0 = 1_800_000_000_000
+
+
+def action(number: int, **changes: object) -> Action:
+    made = Action(f"a{number}", f"d{number}", "i1", "n1", Act.DRAIN, "slurm", ActionState.INTENDED, T0 + number)
+    return replace(made, **changes)  # type: ignore[arg-type]  # of fields by name
+
+
+def test_the_newest_version_of_an_action_counts(store: Store) -> None:
+    first, second = action(1), action(2, node="n2", incident_id="i2")
+    store.write_actions([first, second])
+    done = replace(first, state=ActionState.DONE, detail="no new jobs")  # at the same millisecond
+    store.write_actions([done])
+    assert store.actions() == [done, second]
+    assert store.actions(node="n2") == store.actions(incident="i2") == [second]
+    assert store.actions(since_ms=T0 + 2) == [second]
+    assert store.intended_actions() == [second]
+    assert store.action_history("a1") == [first, done]
+
+
+def test_decisions_to_act_that_have_no_action(store: Store) -> None:
+    made = [
+        Decision(f"d{n}", "i1", T0 + n, "n1", Wanted.DRAIN, "enforce", outcome, "rule", "why")
+        for n, outcome in enumerate(("act", "act", "held", "would_act"))
+    ]
+    store.write_decisions(made)
+    store.write_actions([action(1)])
+    assert store.unbegun_decisions(T0) == [made[0]]
+    assert store.unbegun_decisions(T0 + 1) == []
+
+
+def test_the_newest_duty_of_a_node_counts(store: Store) -> None:
+    out = Duty("n1", Health.DRAINING, T0, "i1", "xid 79")
+    back = replace(out, stage=Health.HEALTHY, by="ann")
+    other = Duty("n2", Health.REPAIR, T0 + 1, "i2", "fell off", returns=2)
+    store.write_duties([out, other])
+    store.write_duties([back])
+    assert store.duties() == {"n1": back, "n2": other}
+    assert store.duty_history("n1") == [out, back]
+    assert store.duty_history("n3") == []
+
+
+def test_only_the_active_collector_writes_them(store: Store) -> None:
+    def fence() -> str:
+        raise StoreError("this collector is not the active one any more")
+
+    store.fence = fence
+    with pytest.raises(StoreError, match="not the active one"):
+        store.write_actions([action(1)])
+    with pytest.raises(StoreError, match="not the active one"):
+        store.write_duties([Duty("n1", Health.DRAINING, T0, "i1", "x")])
+    store.fence = str
+    assert store.actions() == []
+    assert store.duties() == {}
