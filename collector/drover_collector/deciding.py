@@ -1,74 +1,286 @@
-"""Deciding: what the policy wants for each open incident, and what becomes of the wish. Pure: no I/O, no clock."""
+"""Deciding: what the policy wants for each open incident, and what becomes of the wish. Pure: no I/O, no clock.
+
+    would_act          observe mode: this would be done
+    held               the guard says no; looked at again with each call
+    pending_approval   a person is asked; expires after the policy's time
+    approved           the person's yes, with its reason; what follows is `act`, or `held` while the guard says no
+    rejected           the person's no: not asked again until more is wanted
+    expired            nobody answered, or there is nothing to answer any more
+    act                to be done now
+
+A decision of a person keeps the id of the one it answers, so that the newest version of an id is how it stands.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
-from drover_collector import guard, health
+from drover_collector import health
+from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import WANTED_ORDER, Decision, Health, Incident, Wanted
+from drover_collector.guard import OUT_STAGES, Census, hold
+from drover_collector.guard_breaker import Breaker
+from drover_collector.guard_pace import Pace
+from drover_collector.policy import Policy, Verdict, least_mode
+from drover_proto.events import WANTED_ORDER, Approval, Decision, Duty, Health, Incident, Wanted
 
-JobNodes = Callable[[str | None], dict[str, Set[str]]]  # the nodes of a job, by its name; empty when it is not known
+JobNodes = Callable[[str | None], Mapping[str, Set[str]]]  # the nodes of a job, by its name; empty when not known
+Key = tuple[str, str]  # (incident id, node)
+
+DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
+LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
+PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
 class Decider:
-    """Keeps what was decided last for each open incident and node, so that only what has changed is decided again."""
+    """Keeps how each decision stands, so that only what has changed is decided again.
 
-    def __init__(self, index: FleetIndex, policy: Policy) -> None:
+    Args:
+        ceiling: the mode beyond which no policy goes: `[act] mode` of the settings.
+
+    Attributes:
+        standing: (incident, node) -> its newest decision.
+        duties: node -> how far it is that is or was out of service.
+        breaker: the guard's memory of mass events.
+    """
+
+    def __init__(self, index: FleetIndex, policy: Policy, ceiling: str = "observe") -> None:
         self.index = index
         self.policy = policy
-        self.standing: dict[tuple[str, str], Decision] = {}
+        self.ceiling = ceiling
+        self.standing: dict[Key, Decision] = {}
+        self.duties: dict[str, Duty] = {}
+        self.breaker = Breaker(index)
+        self.pace = Pace()
+        self._approved: dict[Key, Decision] = {}
+        self._heard: Bools | None = None
+
+    def judge(self, incident: Incident, asked: Wanted) -> Verdict:
+        """The policy's word, in the mode that the settings allow."""
+        names = [incident.node] if incident.node is not None else [node for node, _ in incident.members[:1]]
+        place = self.index.spec.by_name.get(names[0]) if names else None
+        verdict = self.policy.judge(incident, asked, place)
+        return replace(verdict, mode=least_mode(verdict.mode, self.ceiling))
+
+    def out(self) -> set[str]:
+        """Nodes that are out of service by decisions and duties, or would be."""
+        gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
+        for (_, node), decision in self.standing.items():
+            if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act"):
+                duty = self.duties.get(node)
+                if duty is None or duty.ts_ms < decision.ts_ms:  # else its duty says how it went
+                    gone.add(node)
+        return gone
 
     def decide(
-        self, wishes: Iterable[tuple[Incident, Wanted]], fold: health.Fold, job_nodes: JobNodes, now_ms: int
-    ) -> list[Decision]:
-        """New decisions: for each open incident and node, when what is wanted or its outcome has changed.
+        self,
+        wishes: Iterable[tuple[Incident, Wanted]],
+        fold: health.Fold,
+        job_nodes: JobNodes,
+        now_ms: int,
+        heard: Bools | None = None,
+    ) -> tuple[list[Decision], list[Incident]]:
+        """New decisions, and mass events that are new or changed.
 
         Args:
             wishes: open incidents, each with what its detectors ask for.
             fold: health of all, as of the call before.
+            heard: bool [N], who was heard lately; None: not known.
         """
-        decisions: list[Decision] = []
-        wishes = list(wishes)
-        open_ids = {incident.id for incident, _ in wishes}
-        self.standing = {key: d for key, d in self.standing.items() if key[0] in open_ids}
-        for incident, asked in wishes:
-            wanted, rule = self.policy.wanted(incident, asked)
-            if incident.node is None or WANTED_ORDER.index(wanted) < WANTED_ORDER.index(Wanted.PROBE):
-                self.standing.pop((incident.id, incident.node or ""), None)
-                continue
-            key = (incident.id, incident.node)
-            last = self.standing.get(key)
-            reason = self._held(incident, wanted, fold, job_nodes)
-            outcome = "held" if reason else "would_act"
-            if last is not None and (last.wanted, last.outcome, last.rule) == (wanted, outcome, rule):
-                continue
-            text = reason or f"observe mode: would {wanted.value} {incident.node} for {incident.kind}/{incident.cause}"
-            seed = f"{incident.id} {incident.node} {wanted} {outcome} {now_ms}"
-            decision = Decision(
-                hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, incident.node, wanted,
-                self.policy.mode, outcome, rule, text,
-            )  # fmt: skip
-            self.standing[key] = decision
-            decisions.append(decision)
-        return decisions
+        judged = [(incident, self.judge(incident, asked)) for incident, asked in wishes]
+        wanted = [
+            (i, v) for i, v in judged if i.node is not None and _rank(v.wanted) >= WANTED_ORDER.index(Wanted.ADVISE)
+        ]
+        made = self._forget(wanted, now_ms)
+        limits = self.policy.guard
+        leaving = [i for i, v in wanted if v.wanted in DISRUPTIVE]
+        events = [*self._note_silence(heard, now_ms), *self.breaker.note(leaving, now_ms, limits)]
+        events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
+        made += self._ask_about(events, now_ms)
+        if wanted:
+            census = self._census(fold)
+            for incident, verdict in wanted:
+                made += self._decide(incident, verdict, census, job_nodes, now_ms)
+        return made, events
 
-    def _held(self, incident: Incident, wanted: Wanted, fold: health.Fold, job_nodes: JobNodes) -> str | None:
-        """Why the guard would hold the action back; None when it would not, or when nothing leaves service."""
-        if wanted not in (Wanted.DRAIN, Wanted.ISOLATE) or incident.node is None:
+    def answer(
+        self, approval: Approval, incidents: Mapping[str, Incident], fold: health.Fold, job_nodes: JobNodes, now_ms: int
+    ) -> tuple[list[Decision], list[Incident]]:
+        """A person's answer: what follows from it. Nothing when that decision does not wait any more."""
+        found = next((d for d in self.standing.values() if d.id == approval.decision_id), None)
+        if found is None or found.outcome != "pending_approval":
+            return [], []
+        yes = "approved" if approval.approved else "rejected"
+        text = f"{yes} by {approval.by}: {approval.why}"
+        answered = self._keep(replace(found, ts_ms=max(now_ms, found.ts_ms + 1), outcome=yes, reason=text))
+        made, events = [answered], []
+        if event := self.breaker.events.get(found.incident_id):
+            if not approval.approved:
+                made += self._leave_alone(event, incidents, text, now_ms)
+            events.append(self.breaker.answer(event.id, now_ms, f"closed: {text}"))
+            self.standing.pop((found.incident_id, found.node), None)
+        elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
+            verdict = Verdict(found.wanted, found.rule, found.mode)
+            made += self._decide(incident, verdict, self._census(fold), job_nodes, answered.ts_ms)
+        return made, events
+
+    def take_duties(self, duties: Mapping[str, Duty]) -> list[Duty]:
+        """Returns those that are new."""
+        new = [duty for node, duty in duties.items() if self.duties.get(node) != duty]
+        self.duties = dict(duties)
+        for duty in new:
+            self.pace.note_duty(duty)
+        return new
+
+    def restore(self, decisions: Iterable[Decision], incidents: Sequence[Incident]) -> None:
+        """After a restart: how all stood. `decisions`: of open incidents, and all of the last hour; in any order."""
+        self.breaker.restore(incidents)
+        open_ids = {i.id: i for i in incidents if i.closed_ms is None}
+        for decision in sorted(decisions, key=lambda d: (d.ts_ms, d.outcome in LAST, d.id)):
+            self._keep(decision)
+            if decision.wanted in DISRUPTIVE and decision.incident_id in open_ids:
+                self.breaker.remember(open_ids[decision.incident_id], decision.node, decision.ts_ms)
+        self.standing = {key: d for key, d in self.standing.items() if key[0] in open_ids}
+        self._approved = {key: d for key, d in self._approved.items() if key[0] in open_ids}
+
+    def _forget(self, wanted: Sequence[tuple[Incident, Verdict]], now_ms: int) -> list[Decision]:
+        """Drops what nobody wants any more; a person is told that there is nothing left to answer."""
+        keys = {(i.id, i.node or "") for i, _ in wanted} | {(event, "") for event in self.breaker.events}
+        gone = [self.standing.pop(key) for key in list(self.standing) if key not in keys]
+        self._approved = {key: d for key, d in self._approved.items() if key in keys}
+        return [
+            replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="expired", reason="over: nothing is wanted any more")
+            for d in gone
+            if d.outcome == "pending_approval"
+        ]
+
+    def _note_silence(self, heard: Bools | None, now_ms: int) -> list[Incident]:
+        before, self._heard = self._heard, heard
+        if heard is None:
+            self._heard = before
+        if heard is None or before is None:
+            return []
+        gone = [self.index.nodes[n].name for n in (before & ~heard).nonzero()[0].tolist()]
+        return self.breaker.note_silence(gone, now_ms, self.policy.guard)
+
+    def _ask_about(self, events: Sequence[Incident], now_ms: int) -> list[Decision]:
+        """For each mass event one decision that waits for a person; expired when the event is over."""
+        made = []
+        for event in events:
+            last = self.standing.get((event.id, ""))
+            if last is None and event.closed_ms is None:
+                made.append(self._new(event, "", Verdict(Wanted.NONE, "guard", self._mode()), "pending_approval",
+                                      event.summary, now_ms))  # fmt: skip
+            elif last is not None and event.closed_ms is not None:
+                over = replace(last, ts_ms=max(now_ms, last.ts_ms + 1), outcome="expired", reason="over by itself")
+                made.append(over)
+                del self.standing[(event.id, "")]
+        return made
+
+    def _leave_alone(
+        self, event: Incident, incidents: Mapping[str, Incident], text: str, now_ms: int
+    ) -> list[Decision]:
+        nodes = {node for node, _ in event.members}
+        held = [d for (id_, node), d in self.standing.items() if node in nodes and id_ in incidents]
+        return [
+            self._keep(replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="rejected", reason=text))
+            for d in held
+            if d.outcome in ("held", "pending_approval") and d.wanted in DISRUPTIVE
+        ]
+
+    def _decide(
+        self, incident: Incident, verdict: Verdict, census: Census, job_nodes: JobNodes, now_ms: int
+    ) -> list[Decision]:
+        node, policy = incident.node or "", self.policy
+        key = (incident.id, node)
+        last = self.standing.get(key)
+        approved = self._approved.get(key)
+        if approved is not None and (
+            approved.wanted is not verdict.wanted or now_ms - approved.ts_ms >= policy.approval_expires_s * 1000
+        ):
+            approved = self._approved.pop(key) and None
+        mode = self._asking(node, verdict, now_ms)
+        made: list[Decision] = []
+        same = last is not None and (last.wanted, last.rule, last.mode) == (verdict.wanted, verdict.rule, mode)
+        if last is not None and same:
+            if last.outcome in ("act", "would_act"):
+                return []
+            if last.outcome == "pending_approval":
+                if now_ms - last.ts_ms < policy.approval_expires_s * 1000:
+                    return []
+                text = f"nobody answered within {policy.approval_expires_s / 60:.0f} min"
+                return [self._keep(replace(last, ts_ms=now_ms, outcome="expired", reason=text))]
+            if last.outcome == "expired" and now_ms - last.ts_ms < policy.approval_again_s * 1000:
+                return []
+        if last is not None and last.outcome == "rejected" and _rank(verdict.wanted) <= _rank(last.wanted):
+            return []
+        why = self._held(incident, verdict, census, job_nodes, now_ms)
+        done = f"{verdict.wanted.value} {node} for {incident.kind.value}/{incident.cause}"
+        if why is not None:
+            outcome, text = "held", why
+        elif mode == "observe":
+            outcome, text = "would_act", f"observe mode: would {done}"
+        elif mode == "enforce" or approved is not None or verdict.wanted is Wanted.PROBE:
+            outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
+        else:
+            outcome, text = "pending_approval", f"asks to {done}; expires in {policy.approval_expires_s / 60:.0f} min"
+        if same and last is not None and outcome == "held" == last.outcome:
+            return []  # the first reason stands
+        if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
+            census.take(node)
+        made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms))
+        return made
+
+    def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
+        """The mode for this node: what a person put back goes out again only after asking."""
+        duty = self.pace.returned.get(node)
+        if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
+            return "approve" if now_ms - duty.ts_ms < PERSON_MS else verdict.mode
+        return verdict.mode
+
+    def _held(
+        self, incident: Incident, verdict: Verdict, census: Census, job_nodes: JobNodes, now_ms: int
+    ) -> str | None:
+        """Why the guard holds it back; None when it does not, or when nothing leaves service."""
+        node = incident.node or ""
+        if verdict.wanted not in DISRUPTIVE or node in census.out:
             return None
+        limits = self.policy.guard
+        return (
+            self.breaker.hold(node, now_ms, limits)
+            or hold(node, incident.job, job_nodes(incident.job), census, limits)
+            or self.pace.hold(node, now_ms, limits)
+        )
+
+    def _census(self, fold: health.Fold) -> Census:
         codes = Counter(fold.node.tolist())
-        unknown = codes[health.HEALTHS.index(Health.UNKNOWN)]
-        out = {
-            node
-            for (_, node), d in self.standing.items()
-            if d.outcome == "would_act" and d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)
-        }
-        state = guard.FleetState(
-            self.index, out, codes[health.HEALTHS.index(Health.HEALTHY)], self.index.node_count - unknown,
-            job_nodes(incident.job),
+        known = self.index.node_count - codes[health.HEALTHS.index(Health.UNKNOWN)]
+        return Census(self.index, self.out(), codes[health.HEALTHS.index(Health.HEALTHY)], known)
+
+    def _mode(self) -> str:
+        return least_mode(self.policy.mode, self.ceiling)
+
+    def _new(self, incident: Incident, node: str, verdict: Verdict, outcome: str, reason: str, now_ms: int) -> Decision:
+        seed = f"{incident.id} {node} {verdict.wanted} {outcome} {now_ms}"
+        decision = Decision(
+            hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
+            verdict.mode, outcome, verdict.rule, reason,
         )  # fmt: skip
-        return guard.hold(incident.node, incident.job, state, self.policy.guard)
+        return self._keep(decision)
+
+    def _keep(self, decision: Decision) -> Decision:
+        """Takes a decision in, when it is made and when it is read again after a restart."""
+        key = (decision.incident_id, decision.node)
+        self.standing[key] = decision
+        if decision.outcome == "approved":
+            self._approved[key] = decision
+        if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act"):
+            self.pace.note_taken(decision.node, decision.ts_ms)
+        return decision
+
+
+def _rank(wanted: Wanted) -> int:
+    return WANTED_ORDER.index(wanted)

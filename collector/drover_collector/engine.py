@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,15 @@ from drover_collector import health
 from drover_collector.buckets import Bucket
 from drover_collector.deciding import Decider
 from drover_collector.detectors import DETECTORS, Detector, hang, links, xid
+from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
-from drover_proto.events import Decision, Event, Finding, Health, Incident, Member
+from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health, Incident, Member
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
@@ -56,29 +59,49 @@ class Engine:
     """
 
     def __init__(
-        self, index: FleetIndex, policy: Policy, started_ms: int, detectors: Sequence[Detector] = DETECTORS
+        self,
+        index: FleetIndex,
+        policy: Policy,
+        started_ms: int,
+        detectors: Sequence[Detector] = DETECTORS,
+        ceiling: str = "observe",
     ) -> None:
         self.index = index
-        self.policy = policy
         self.started_ms = started_ms
         self.troubles: dict[str, Trouble] = {}
         self.seconds: dict[str, float] = {d.name: 0.0 for d in detectors}
         self._detectors = detectors
         self._states: dict[str, object] = {}
         self._buckets = Buckets(WINDOW_BUCKETS)
+        self._inventory = Inventory(index)
+        self.decider = decider = Decider(index, policy, ceiling)
         self._book = IncidentBook(
-            index, {d.name: d.quiet_ms for d in detectors}, lambda incident, asked: policy.wanted(incident, asked)[0]
+            index,
+            {d.name: d.quiet_ms for d in detectors},
+            lambda incident, asked: decider.judge(incident, asked).wanted,
         )
         self._fold = health.unknown(index)
         self._node_heard_ms = np.zeros(index.node_count, np.int64)
         self._gpu_heard_ms = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = 0
-        self.decider = Decider(index, policy)
 
     @property
     def incidents(self) -> dict[str, Incident]:
-        """Open incidents and those closed in the last hour, by id."""
-        return {id_: record.incident for id_, record in self._book.records.items()}
+        """Open incidents and those closed in the last hour, by id; mass events of the guard among them."""
+        return {id_: record.incident for id_, record in self._book.records.items()} | self.decider.breaker.events
+
+    @property
+    def policy(self) -> Policy:
+        return self.decider.policy
+
+    @property
+    def duties(self) -> Mapping[str, Duty]:
+        """Node -> how far it is that Drover took out of service, the newest."""
+        return self.decider.duties
+
+    def set_policy(self, policy: Policy) -> None:
+        """Another policy, from the next call on."""
+        self.decider.policy = policy
 
     @property
     def health_codes(self) -> tuple[health.Codes, health.Codes]:
@@ -97,19 +120,63 @@ class Engine:
         """Judge events at once."""
         if not events:
             return Outcome()
-        return self._judge(Window(self.index, self._buckets.all(), False, tuple(events), self.started_ms), now_ms)
+        return self._judge(self._window(False, tuple(events)), now_ms)
 
     def on_bucket(self, bucket: Bucket, now_ms: int) -> Outcome:
         """Judge the newest closed bucket; buckets come in order of time."""
         self._hear(bucket)
-        return self._judge(Window(self.index, self._buckets.all(), True, (), self.started_ms), now_ms)
+        return self._judge(self._window(True), now_ms)
 
-    def restore(self, incidents: Sequence[Incident], buckets: Iterable[Bucket], events: Sequence[Event]) -> None:
+    def on_inventory(self, node: str, told: Mapping[str, str], now_ms: int) -> None:
+        """Take in all that a node tells of what it is made of; judged with the next bucket."""
+        self._inventory.update(node, told, now_ms)
+
+    def on_duties(self, duties: Mapping[str, Duty], now_ms: int) -> Outcome:
+        """How far nodes are that were taken out of service: node -> its newest duty, of all that have one.
+
+        One that is back in service is well: the incidents that it went out for are over.
+        """
+        new = self.decider.take_duties(duties)
+        changed: list[str] = []
+        for duty in new:
+            if duty.stage is Health.HEALTHY:
+                acted = [
+                    key[0] for key, d in self.decider.standing.items() if key[1] == duty.node and d.outcome == "act"
+                ]
+                text = f"closed: {duty.node} is back in service: {duty.reason} (by {duty.by})"
+                changed += self._book.close([duty.incident_id, *acted], now_ms, text)
+        return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
+
+    def on_approval(self, approval: Approval, now_ms: int) -> Outcome:
+        """A person's answer to a decision that waits for one; nothing comes of one that waits no more."""
+        known = {record.incident.id: record.incident for record in self._book.open()}
+        decisions, events = self.decider.answer(approval, known, self._fold, self._job_nodes, now_ms)
+        return Outcome((), tuple(events), tuple(decisions), ())
+
+    def _moved(self, now_ms: int, incidents: Sequence[Incident], decisions: Sequence[Decision]) -> Outcome:
+        before, self._fold = self._fold, self._folded()
+        return Outcome(
+            (), tuple(incidents), tuple(decisions), tuple(health.changes(self.index, before, self._fold, now_ms))
+        )
+
+    def restore(
+        self,
+        incidents: Sequence[Incident],
+        buckets: Iterable[Bucket],
+        events: Sequence[Event],
+        decisions: Iterable[Decision] = (),
+        duties: Mapping[str, Duty] | None = None,
+    ) -> None:
         """After a restart: take over incidents, and let the detectors see the recent past without raising anything.
 
         Args:
             buckets: in order of time; taken one by one, because those of a large fleet are 40 MB each.
+            decisions: of open incidents, and all of the last hour.
+            duties: node -> its newest.
         """
+        self.decider.restore(decisions, incidents)
+        self.decider.take_duties(duties or {})
+        incidents = [incident for incident in incidents if not of_guard(incident)]
         self._states["xid"] = xid.restored(incidents)
         self._states["links"] = links.restored(incidents)
         self._states["hang"] = hang.restored(incidents)
@@ -119,24 +186,28 @@ class Engine:
         for ts_ms, _, item in timed:
             if isinstance(item, Bucket):
                 self._hear(item)
-                self._detect(Window(self.index, self._buckets.all(), True, (), self.started_ms), ts_ms)
+                self._detect(self._window(True), ts_ms)
             else:
-                self._detect(Window(self.index, self._buckets.all(), False, (item,), self.started_ms), ts_ms)
+                self._detect(self._window(False, (item,)), ts_ms)
         self._book.restore(incidents)
         self._fold = self._folded()
 
     def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
         """The picture of one that does not judge: incidents that another found, and who reports."""
         self._hear(heard)
-        self._book.restore(incidents)
+        self.decider.restore((), incidents)
+        self._book.restore(incident for incident in incidents if not of_guard(incident))
         self._fold = self._folded()
 
     def could_not_judge(self) -> list[str]:
         """What the newest bucket lacks for the detectors, each a sentence."""
-        window = Window(self.index, self._buckets.all(), True, (), self.started_ms)
+        window = self._window(True)
         if not window.buckets:
             return ["anything: no telemetry came"]
         return [f"{d.name}: {text}" for d in self._detectors for text in d.could_not_judge(window)]
+
+    def _window(self, fresh: bool, events: tuple[Event, ...] = ()) -> Window:
+        return Window(self.index, self._buckets.all(), fresh, events, self.started_ms, self._inventory)
 
     def _hear(self, bucket: Bucket) -> None:
         self._buckets.append(bucket)
@@ -173,29 +244,35 @@ class Engine:
         findings = self._detect(window, now_ms)
         changed = self._book.apply(findings, now_ms, closing=window.fresh, heard_ms=self._heard_ms)
         wishes = [(record.incident, record.wanted) for record in self._book.open()]
-        decisions = self.decider.decide(wishes, self._fold, lambda job: self._job_nodes(job, window), now_ms)
+        decisions, events = self.decider.decide(
+            wishes, self._fold, self._job_nodes, now_ms, self._heard_lately()[0] if window.fresh else None
+        )
         before, self._fold = self._fold, self._folded()
         moved = health.changes(self.index, before, self._fold, now_ms)
         known = self._book.records
         return Outcome(
             tuple(findings),
-            tuple(known[id_].incident for id_ in changed if id_ in known),
+            (*(known[id_].incident for id_ in changed if id_ in known), *events),
             tuple(decisions),
             tuple(moved),
         )
 
-    def _job_nodes(self, job: str | None, window: Window) -> dict[str, Set[str]]:
-        if job is None or not window.buckets or job not in window.newest.job_names:
+    def _job_nodes(self, job: str | None) -> dict[str, Set[str]]:
+        newest = self._buckets.all()[-1:]
+        if job is None or not newest or job not in newest[0].job_names:
             return {}
-        members = window.newest.jobs == window.newest.job_names.index(job)
+        members = newest[0].jobs == newest[0].job_names.index(job)
         return {job: {self.index.nodes[n].name for n in np.unique(self.index.gpu_node[members]).tolist()}}
 
-    def _folded(self) -> health.Fold:
+    def _heard_lately(self) -> tuple[Bools, Bools]:
+        """bool [N] and [G]."""
         newest = self._buckets.all()[-1:]
         after = self._newest_end_ms - UNHEARD_BUCKETS * (newest[0].length_ms if newest else 0)
-        return health.fold(
-            self.index,
-            [record.incident for record in self._book.open()],
+        return (
             (self._node_heard_ms > after) & (self._node_heard_ms > 0),
             (self._gpu_heard_ms > after) & (self._gpu_heard_ms > 0),
         )
+
+    def _folded(self) -> health.Fold:
+        incidents = [record.incident for record in self._book.open()]
+        return health.fold(self.index, incidents, *self._heard_lately(), self.decider.duties)

@@ -1,68 +1,140 @@
-"""Blast-radius guard: how much of the fleet may be taken out of service. Pure; every disruptive decision passes it."""
+"""Blast-radius guard: how much of the fleet may be taken out of service. Pure; every disruptive decision passes it.
+
+    caps         by share and by count, of fleet, pool, rack, leaf and job (here)
+    healthy      no more nodes go while too few of the known ones are healthy (here)
+    pace         so many nodes an hour; a node that came back is left alone for a while (guard_pace)
+    breaker      many nodes at once with one cause: a person is asked (guard_breaker)
+
+A resume passes no guard: what is well may always come back. Only a drain that Drover itself made is ever undone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
+import numpy as np
+
 from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Duty, Health
 from drover_proto.settings import between, setting
+
+OUT_STAGES = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
+GROUPS = ("pool", "rack", "leaf")
 
 
 @dataclass(frozen=True)
 class GuardLimits:
-    """Shares are of nodes. Each limit allows at least one node, or small racks and jobs could lose none."""
+    """Shares are of nodes. Each share allows at least one node, or small racks and jobs could lose none."""
 
     fleet_ratio: float = setting(0.1, "at most this share of the fleet's nodes out of service at once", between(0, 1))
+    pool_ratio: float = setting(0.2, "at most this share of a pool's nodes", between(0, 1))
     rack_ratio: float = setting(0.5, "at most this share of a rack's nodes", between(0, 1))
+    leaf_ratio: float = setting(0.5, "at most this share of the nodes of one leaf switch", between(0, 1))
     job_ratio: float = setting(0.25, "at most this share of the nodes of one job", between(0, 1))
+    fleet_nodes: int = setting(0, "likewise at most this many nodes; 0: no such limit", between(0, 1_000_000))
+    pool_nodes: int = setting(0, "of a pool", between(0, 1_000_000))
+    rack_nodes: int = setting(0, "of a rack", between(0, 1_000_000))
+    leaf_nodes: int = setting(0, "of a leaf switch", between(0, 1_000_000))
+    job_nodes: int = setting(0, "of a job", between(0, 1_000_000))
     min_healthy_ratio: float = setting(
-        0.7, "no more nodes go out while fewer than this share of the fleet is healthy", between(0, 1)
+        0.7, "no more nodes go out while fewer than this share of the known nodes is healthy", between(0, 1)
     )
+    per_hour: int = setting(10, "at most this many nodes within an hour; 0: no such limit", between(0, 1_000_000))
+    cooldown_s: float = setting(
+        600.0, "a node that came back is not taken out again within this time", between(0, 7 * 86_400)
+    )
+    mass_nodes: int = setting(
+        5, "the breaker opens when this many nodes are to go with one cause, within mass_window_s; 0: never",
+        between(0, 1_000_000),
+    )  # fmt: skip
+    mass_ratio: float = setting(0.002, "but not below this share of the fleet", between(0, 1))
+    mass_window_s: float = setting(300.0, "window of the breaker", between(1, 86_400))
+    gap_ratio: float = setting(
+        0.2, "it opens too when this share of the fleet falls silent in that time: the collector's own fault, or a"
+        " network's; 0: never", between(0, 1),
+    )  # fmt: skip
+    quiet_s: float = setting(
+        3600.0, "it closes for other nodes when none has joined for this long; 0: only a person closes it",
+        between(0, 7 * 86_400),
+    )  # fmt: skip
+
+    def allowed(self, group: str, count: int) -> int:
+        """How many of `count` nodes of a fleet, pool, rack, leaf or job may be out; at least one."""
+        most = max(1, int(count * float(getattr(self, f"{group}_ratio")) + 1e-9))
+        limit = int(getattr(self, f"{group}_nodes"))
+        return min(most, limit) if limit else most
 
 
-@dataclass(frozen=True, slots=True)
-class FleetState:
-    """What the guard must know. `out`: nodes that decisions have taken out (or would have, in observe mode)."""
+class Census:
+    """Who is out of service, counted by group; `take` counts one node more.
 
-    index: FleetIndex
-    out: Set[str]
-    healthy_nodes: int
-    known_nodes: int  # whose health is not unknown
-    job_nodes: Mapping[str, Set[str]]  # nodes of each job
+    Args:
+        out: nodes that decisions and duties have taken out (or would have, in observe mode).
+        healthy: nodes whose health is healthy; known: whose health is not unknown.
+    """
+
+    def __init__(self, index: FleetIndex, out: Iterable[str], healthy: int, known: int) -> None:
+        self.index, self.healthy, self.known = index, healthy, known
+        self.out: set[str] = set()
+        self._codes = {"pool": index.pool, "rack": index.rack, "leaf": index.leaf}
+        self._names = {"pool": index.pools, "rack": index.racks, "leaf": index.leafs}
+        self._sizes = {group: np.bincount(codes) for group, codes in self._codes.items() if len(codes)}
+        self._gone: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        for node in out:
+            self.take(node)
+
+    def take(self, node: str) -> None:
+        n = self.index.node_number.get(node)
+        if node in self.out or n is None:
+            return
+        self.out.add(node)
+        for group in GROUPS:
+            self._gone[group][int(self._codes[group][n])] += 1
+
+    def counts(self, node: str) -> list[tuple[str, str, int, int]]:
+        """(group, its name, nodes out of it, nodes in it) of the fleet and of the groups that `node` is in."""
+        n = self.index.node_number[node]
+        found = [("fleet", "", len(self.out), self.index.node_count)]
+        for group in GROUPS:
+            code = int(self._codes[group][n])
+            if name := self._names[group][code]:  # a fleet file may leave rack, leaf or pool out: then there is none
+                found.append((group, name, self._gone[group][code], int(self._sizes[group][code])))
+        return found
 
 
-def hold(node: str, job: str | None, state: FleetState, limits: GuardLimits) -> str | None:
-    """Why `node` must not be taken out now, as a sentence; None when it may be."""
-    if node in state.out:
+def hold(
+    node: str, job: str | None, job_nodes: Mapping[str, Set[str]], census: Census, limits: GuardLimits
+) -> str | None:
+    """Why `node` must not be taken out now, as a sentence; None when it may be.
+
+    Args:
+        job_nodes: the nodes of each job.
+    """
+    if node in census.out:
         return None
-    index = state.index
-    spec = index.spec.by_name.get(node)
-    if spec is None:
+    if node not in census.index.node_number:
         return f"{node} is not in the fleet file"
-    out = len(state.out) + 1
-    if out > _allowed(index.node_count, limits.fleet_ratio):
-        return _words(out, index.node_count, "the fleet", limits.fleet_ratio)
-    if spec.rack:
-        rack = {other.name for other in index.nodes if other.rack == spec.rack}
-        out = len(rack & state.out) + 1
-        if out > _allowed(len(rack), limits.rack_ratio):
-            return _words(out, len(rack), f"rack {spec.rack}", limits.rack_ratio)
-    if job is not None and (nodes := state.job_nodes.get(job)):
-        out = len(nodes & state.out) + 1
-        if out > _allowed(len(nodes), limits.job_ratio):
-            return _words(out, len(nodes), f"job {job}", limits.job_ratio)
-    if state.known_nodes and state.healthy_nodes < limits.min_healthy_ratio * state.known_nodes:
+    groups = census.counts(node)
+    if job is not None and (nodes := job_nodes.get(job)):
+        groups.append(("job", job, len(nodes & census.out), len(nodes)))
+    for group, name, out, count in groups:
+        most = limits.allowed(group, count)
+        if out + 1 > most:
+            of = "the fleet" if group == "fleet" else f"{group} {name}"
+            return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be)"
+    unwell = census.known - census.healthy
+    if unwell > 1 and census.healthy < limits.min_healthy_ratio * census.known:
         return (
-            f"only {state.healthy_nodes} of {state.known_nodes} known nodes are healthy "
+            f"only {census.healthy} of {census.known} known nodes are healthy "
             f"(at least {limits.min_healthy_ratio:.0%} must be): a person should look first"
         )
     return None
 
 
-def _allowed(count: int, ratio: float) -> int:
-    return max(1, int(count * ratio))
-
-
-def _words(out: int, count: int, of: str, ratio: float) -> str:
-    return f"{out} of {count} nodes of {of} would be out (at most {ratio:.0%}, and always one, may be)"
+def may_resume(node: str, duty: Duty | None) -> str | None:
+    """Why Drover must not put `node` back, as a sentence; None when it may: only what it took out itself."""
+    if duty is None or duty.stage not in OUT_STAGES:
+        return f"{node} was not taken out by Drover: whoever did it puts it back"
+    return None

@@ -5,12 +5,15 @@
     suspect    an open warning, or a critical incident that is not certain yet
     confirmed  an open critical incident with CONFIRMED_CONFIDENCE or more
 
-A node is as bad as the worst of itself and its GPUs. Draining, drained, validating and repair come with the actuators.
+    draining, drained, validating, repair: out of service; the node's duty says how far (Duty of drover_proto.events)
+
+A node is as bad as the worst of itself and its GPUs. Of a node out of service its duty says the health, whatever is
+open on it; its GPUs keep a fault of their own, and are else as the node is. A duty that says healthy ends that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +21,8 @@ import numpy.typing as npt
 
 from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Health, Incident, Severity
+from drover_collector.guard import OUT_STAGES
+from drover_proto.events import Duty, Health, Incident, Severity
 
 CONFIRMED_CONFIDENCE = 0.9  # as sure as a fatal XID or a failed remap is
 UNHEARD_CAUSES = frozenset({"silent", "never_came", "no_telemetry", "agent_stopped"})  # know no more than the silence
@@ -58,8 +62,14 @@ def unknown(index: FleetIndex) -> Fold:
     return Fold(np.full(index.node_count, code, np.int8), np.full(index.gpu_count, code, np.int8), {}, {})
 
 
-def fold(index: FleetIndex, incidents: Iterable[Incident], node_heard: Bools, gpu_heard: Bools) -> Fold:
-    """Health of all, from open `incidents` and who was heard lately (bool [N], [G])."""
+def fold(
+    index: FleetIndex,
+    incidents: Iterable[Incident],
+    node_heard: Bools,
+    gpu_heard: Bools,
+    duties: Mapping[str, Duty] | None = None,
+) -> Fold:
+    """Health of all, from open `incidents`, who was heard lately (bool [N], [G]) and who is out of service."""
     healthy, unheard = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
     node = np.where(node_heard, healthy, unheard).astype(np.int8)
     gpu = np.where(gpu_heard, healthy, unheard).astype(np.int8)
@@ -100,6 +110,15 @@ def fold(index: FleetIndex, incidents: Iterable[Incident], node_heard: Bools, gp
             n = int(index.gpu_node[g])
             node[n] = unheard
             node_reasons.setdefault(n, (f"no telemetry of GPU {int(index.gpu_slot[g])}", ""))
+    for name, duty in (duties or {}).items():
+        n = index.node_number.get(name)
+        if n is None or duty.stage not in OUT_STAGES:
+            continue
+        code, why = _CODE[duty.stage], (duty.reason, duty.incident_id)
+        node[n], node_reasons[n] = code, why
+        for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
+            if gpu[g] in (healthy, unheard):
+                gpu[g], gpu_reasons[g] = code, why
     return Fold(node, gpu, node_reasons, gpu_reasons)
 
 

@@ -103,6 +103,17 @@ class IncidentBook:
             del self.records[id_]
         return list(changed)
 
+    def close(self, ids: Iterable[str], now_ms: int, text: str) -> list[str]:
+        """Ends what was mended, such as by a validated return. Returns ids of the incidents that changed."""
+        known = [id_ for id_ in dict.fromkeys(ids) if id_ in self.records]
+        changed = [id_ for id_ in known if self.records[id_].incident.closed_ms is None]
+        for id_ in changed:
+            record = self.records[id_]
+            record.holds.clear()
+            closed = replace(record.incident, timeline=noted(record.incident, Note(now_ms, text)), closed_ms=now_ms)
+            record.incident = replace(closed, version=closed.version + 1, updated_ms=now_ms)
+        return changed
+
     def _take(self, finding: Finding, now_ms: int) -> None:
         record = self._wider(finding) or self._same(finding, now_ms)
         known = record is not None and record.incident.closed_ms is None
@@ -139,6 +150,8 @@ class IncidentBook:
                 continue
             if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
                 continue
+            if IncidentKind.DRIFT in (incident.kind, finding.kind) and incident.kind is not finding.kind:
+                continue  # how a node is set up stands for weeks: no fault is its sequel, and it keeps none open
             if incident.severity is Severity.INFO and (not info or incident.kind is not finding.kind):
                 continue  # a real fault is not the sequel of a note
             if incident.closed_ms is not None:
@@ -201,7 +214,9 @@ class IncidentBook:
 
     def _absorb(self, record: Record, finding: Finding, now_ms: int) -> None:
         """Close narrower incidents that this wider one explains."""
-        if finding.scope == "gpu" or (finding.scope == "node" and finding.detector == EXPLAINS_NOTHING):
+        if finding.scope == "gpu" or finding.kind in (IncidentKind.IDLE, IncidentKind.DRIFT, IncidentKind.RISK):
+            return
+        if finding.scope == "node" and finding.detector == EXPLAINS_NOTHING:
             return
         nodes = {node for node, _ in finding.members}
         for other in self.open():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from drover_collector.policy import PRESETS, Policy, xid_of
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_proto.fleet import NodeSpec
 from drover_proto.settings import SettingsError
 
 
@@ -79,11 +81,14 @@ def test_no_rule_drains_an_unproven_straggler(tmp_path: Path) -> None:
     ("text", "parts"),
     [
         ('[[rules]]\nkind = ["xid"]\n', ["rules[0].action", "missing"]),
-        ('[[rules]]\naction = "drain"\n[[rules]]\naction = "explode"\n', ["rules[1].action", "explode", "isolate"]),
+        ('[[rules]]\naction = "drain"\n[[rules]]\naction = "explode"\n', [":4: rules[1].action", "explode", "isolate"]),
         ('[[rules]]\naction = "drain"\nkind = ["xids"]\n', ["rules[0].kind", "xids", "straggler"]),
         ('[[rules]]\naction = "drain"\nkindd = ["xid"]\n', ["rules[0].kindd", "did you mean rules[0].kind"]),
         ('[[rules]]\naction = "drain"\nxid = ["79"]\n', ["rules[0].xid", "whole number"]),
-        ('mode = "enforce"\n', ["mode", "observe"]),
+        ('name = "x"\nmode = "enforced"\n', [":2: mode", "observe, approve, enforce"]),
+        ('[[rules]]\naction = "drain"\nmode = "maybe"\n', [":3: rules[0].mode", "observe, approve, enforce"]),
+        ('[[overrides]]\npools = ["a"]\n', [":2: overrides[0].pools", "did you mean overrides[0].pool"]),
+        ("[guard]\nper_hours = 2\n", [":2: guard.per_hours", "did you mean guard.per_hour"]),
         ("[guard]\nfleet_ratio = 7\n", ["guard.fleet_ratio", "0 to 1"]),
         ("rules = 3\n", ["rules", "list of tables"]),
         ("[[rules\n", ["not valid TOML"]),
@@ -105,6 +110,70 @@ def test_a_name_that_is_no_preset_and_a_file_that_is_missing(tmp_path: Path) -> 
         Policy.load(None, "strickt")
     with pytest.raises(SettingsError, match="No such file"):
         Policy.load(tmp_path / "none.toml")
+
+
+PLACE = NodeSpec("n1", pool="train", sku="H100")
+FORM = """
+mode = "approve"
+[[overrides]]
+pool = ["lab"]
+mode = "enforce"
+[[overrides]]
+sku = ["H100"]
+pool = ["shy"]
+mode = "observe"
+at_most = "probe"
+[[rules]]
+name = "trial"
+mode = "observe"
+cause = ["xid_31"]
+action = "drain"
+[[rules]]
+name = "bold"
+mode = "enforce"
+pool = ["train", "shy", "lab"]
+cause = ["xid_79"]
+action = "isolate"
+"""
+
+
+@pytest.mark.parametrize(
+    ("pool", "cause", "said"),
+    [
+        ("train", "xid_79", (Wanted.ISOLATE, "bold", "enforce")),
+        ("other", "xid_79", (Wanted.DRAIN, "detector", "approve")),
+        ("train", "xid_31", (Wanted.DRAIN, "trial", "observe")),
+        ("lab", "xid_31", (Wanted.DRAIN, "trial", "observe")),  # an override makes no trial serious
+        ("lab", "xid_48", (Wanted.DRAIN, "detector", "enforce")),
+        ("shy", "xid_79", (Wanted.PROBE, "bold, at most probe there", "observe")),
+    ],
+)
+def test_modes_and_what_is_otherwise_for_pools(tmp_path: Path, pool: str, cause: str, said: tuple[str, ...]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FORM)
+    policy = Policy.load(path)
+    verdict = policy.judge(incident("xid", cause), Wanted.DRAIN, dataclasses.replace(PLACE, pool=pool))
+    assert (verdict.wanted, verdict.rule, verdict.mode) == said
+    assert policy.most_mode == "enforce"
+
+
+def test_a_probes_proof_lets_a_straggler_go_further(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[rules]]\nkind = ["straggler"]\naction = "drain"\n')
+    slow = incident("straggler", "clock")
+    proven = dataclasses.replace(slow, detectors=("straggler", "probe"))
+    assert [Policy.load(path).wanted(i, Wanted.PROBE)[0] for i in (slow, proven)] == [Wanted.PROBE, Wanted.DRAIN]
+
+
+def test_a_rule_that_never_decides_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[[rules]]\nkind = ["xid", "memory"]\naction = "drain"\n'
+        '[[rules]]\nkind = ["xid"]\nxid = [79]\naction = "isolate"\n'
+        '[[rules]]\nkind = ["xid"]\nscope = ["rack"]\naction = "watch"\n[[rules]]\naction = "none"\n'
+    )
+    assert Policy.load(path).never_decides() == [(1, 0)]
+    assert all(Policy.load(None, preset).never_decides() == [] for preset in PRESETS)
 
 
 def test_the_code_of_a_cause() -> None:

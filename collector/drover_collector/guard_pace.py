@@ -1,0 +1,41 @@
+"""The guard's pace: so many nodes an hour, and a while of peace for a node that came back. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from drover_collector.guard import GuardLimits
+from drover_proto.events import Duty, Health
+
+HOUR_MS = 3_600_000
+
+
+class Pace:
+    """What was taken out in the last hour, and who came back when."""
+
+    def __init__(self) -> None:
+        self.taken: deque[tuple[int, str]] = deque()
+        self.returned: dict[str, Duty] = {}
+
+    def note_taken(self, node: str, at_ms: int) -> None:
+        """A decision took `node` out (or would have)."""
+        self.taken.append((at_ms, node))
+
+    def note_duty(self, duty: Duty) -> None:
+        if duty.stage is Health.HEALTHY:
+            self.returned[duty.node] = duty
+
+    def within_hour(self, now_ms: int) -> int:
+        while self.taken and now_ms - self.taken[0][0] >= HOUR_MS:
+            self.taken.popleft()
+        return len({node for _, node in self.taken})
+
+    def hold(self, node: str, now_ms: int, limits: GuardLimits) -> str | None:
+        """Why `node` must wait, as a sentence; None when it need not."""
+        if limits.per_hour and (count := self.within_hour(now_ms)) >= limits.per_hour:
+            return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
+        duty = self.returned.get(node)
+        if duty is not None and now_ms - duty.ts_ms < limits.cooldown_s * 1000:
+            minutes = max(0, now_ms - duty.ts_ms) // 60_000
+            return f"{node} came back {minutes} min ago: it is left alone for {limits.cooldown_s / 60:.0f} min"
+        return None
