@@ -13,7 +13,7 @@ from pathlib import Path
 from drover_agent.config import AgentConfig
 from drover_agent.probes import PROBES
 from drover_agent.source_facts import FACTS
-from drover_agent.sources.nvml_fields import SLOW_METRICS
+from drover_agent.sources.nvml_fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
 from drover_proto.catalog import Scope, of_scope
@@ -53,7 +53,9 @@ def metrics() -> str:
         "## Pace\n\nWhat a source reads and how often: [sources.md](sources.md). NVML is asked once in 10 s, each "
         "GPU in a second of its own of the bucket that detectors see, for: "
         + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in SLOW_METRICS)
-        + "; and, where the GPU has no GPM, for PCIe traffic. For these a bucket holds one moment: what came and went "
+        + "; and, where the GPU has no GPM, for PCIe traffic; of these once in 30 s for "
+        + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in RARE_METRICS)
+        + ". For these a bucket holds one moment: what came and went "
         "between two is not seen. Clocks held down for less than 10 s still show in the counters `throttle_*`.\n"
     )
     return "\n".join(parts)

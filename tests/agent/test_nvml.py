@@ -9,6 +9,7 @@ import pytest
 
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.nvml import RETRY_MS, NvmlSource
+from drover_agent.sources.nvml_fields import RARE_MS
 from drover_agent.sources.nvml_metrics import REFUSED_MS
 from drover_proto.catalog import BY_NAME, Absent, describe
 from testbed.nvml import SCRIPT_VARIABLE, FakeNvml
@@ -37,9 +38,9 @@ def entity_of(reading: Reading, gpu: int) -> Entity:
 
 
 def twice(source: NvmlSource, start: int = START) -> Reading:
-    """Two reads, for GPM; the second one is the first tick of a later 10 s, so that it has every metric."""
+    """Two reads, for GPM; the second one so much later that it has every metric."""
     source.read(start)
-    return source.read(start + 10_000)
+    return source.read(start + RARE_MS)
 
 
 def test_every_metric_of_every_gpu_arrives_in_its_own_column(fake_nvml: FakeNvml, source: NvmlSource) -> None:
@@ -221,9 +222,9 @@ def test_a_link_that_answers_later_adds_no_errors_of_long_ago(fake_nvml: FakeNvm
     fake_nvml.error(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4", "TIMEOUT")
     assert values_of(source.read(START), 0)["nvlink_crc_errors"] == 5
     fake_nvml.no_error(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4")
-    assert values_of(source.read(START + 10_000), 0)["nvlink_crc_errors"] == 5
+    assert values_of(source.read(START + RARE_MS), 0)["nvlink_crc_errors"] == 5
     fake_nvml.set(0, "FI_DEV_NVLINK_ERROR_DL_CRC.4", 72)
-    assert values_of(source.read(START + 20_000), 0)["nvlink_crc_errors"] == 7
+    assert values_of(source.read(START + 2 * RARE_MS), 0)["nvlink_crc_errors"] == 7
 
 
 def test_a_link_that_could_not_be_asked_is_not_down(fake_nvml: FakeNvml, source: NvmlSource) -> None:

@@ -10,9 +10,8 @@ import pytest
 from drover_agent.sources.base import Reading
 from drover_agent.sources.nvml import NvmlSource
 from drover_agent.sources.nvml_device import STAGGERED
-from drover_agent.sources.nvml_fields import SLOW_METRICS
+from drover_agent.sources.nvml_fields import RARE_METRICS, RARE_MS, SLOW_METRICS, SLOW_MS
 from drover_agent.sources.nvml_inventory import EVERY_MS, SPREAD_MS
-from drover_agent.sources.nvml_metrics import SLOW_MS
 from drover_proto.catalog import Absent
 from testbed.nvml import PROCESS_LISTS, FakeNvml
 from testbed.nvml_values import GPUS, READ_BY_NVML
@@ -89,10 +88,14 @@ def test_a_slow_read_that_was_missed_is_made_up_for_in_the_same_bucket(source: N
 
 
 def test_what_the_docs_call_slow_is_what_a_tick_between_leaves_out(fake_nvml: FakeNvml, source: NvmlSource) -> None:
-    source.read(START)
-    between = set(values_of(source.read(START + 1000), 0))
-    whole = set(values_of(source.read(START + SLOW_MS), 0))
-    assert whole - between == SLOW_METRICS - {"nvlink_effective_ber"}
+    start = START + SLOW_MS
+    assert start % RARE_MS == 0
+    source.read(start)
+    between = set(values_of(source.read(start + 1000), 0))
+    of_ten_s = set(values_of(source.read(start + SLOW_MS), 0))
+    whole = set(values_of(source.read(start + RARE_MS), 0))
+    assert whole - of_ten_s == RARE_METRICS - {"nvlink_effective_ber"}
+    assert of_ten_s - between == SLOW_METRICS - RARE_METRICS
     assert not between & SLOW_METRICS
 
 

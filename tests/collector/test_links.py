@@ -251,6 +251,17 @@ def test_errors_of_nvlinks_and_replays_of_pcie() -> None:
     }  # fmt: skip
 
 
+def test_counters_that_are_read_each_30_s_are_told_as_those_of_each_10_s() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_crc_errors"] = np.where((number + np.arange(64)) % 3 == 0, 0.0, np.nan)
+        gpu["nvlink_crc_errors"][21] += 1500.0 * number
+        gpu["nvlink_crc_errors"][30] += 900.0 * number  # 90 a second; 100 are the limit
+
+    told = run(gpu=change, count=12)
+    assert {(f.node, f.gpu, f.cause) for f in told} == {("n02", 5, "nvlink_errors")}
+    assert {f.evidence[0].value for f in told} == {150.0}
+
+
 def test_what_most_gpus_of_a_node_show_is_told_once_of_the_node() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["nvlink_active_links"][16 : 16 + (2 if number < 6 else 8)] = 12.0

@@ -20,9 +20,10 @@ reads of a device, so the first one lacks them.
 
 A Reading of a device: values that were read, and every metric that was tried and failed with its reason. Slow metrics
 (those that cost much or change slowly: process list, ECC, row remaps, NVLink, PCIe link, memory in use, memory clock,
-margin to slowdown, clock event reasons, fabric) are tried once in each 10 s, GPU 1 a second after GPU 0 and so on up to
-GPU 7, so that no tick has the slow calls of all GPUs; in the ticks between they are
-in neither, which means "no news". For each detector bucket that is one value, and calls are what a tick costs.
+margin to slowdown, clock event reasons, fabric; and counters, which lose nothing by it: energy, time held down) are
+tried once in each 10 s, errors of NVLinks in each 30 s, GPU 1 a second after GPU 0 and so on up to GPU 7, so that no
+tick has the slow calls of all GPUs; in the ticks between they are in neither, which means "no news". For each detector
+bucket that is one value, and calls are what a tick costs.
 What a GPU refuses for good (unsupported, no-permission) is told with the slow metrics and asked again every 5 minutes.
 When a GPU is lost all its metrics are absent (`lost`) in every tick; when NVML is closed likewise (`error`). Each MIG
 instance is a row of its own, with the GPU's slot.

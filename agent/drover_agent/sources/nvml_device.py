@@ -15,10 +15,10 @@ from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml_calls import ProcessList
 from drover_agent.sources.nvml_errors import FOR_GOOD, DriverGoneError, LostError, absence
-from drover_agent.sources.nvml_fields import GPM_METRICS, NVML_METRICS, PROCESSES_KEY
+from drover_agent.sources.nvml_fields import GPM_METRICS, NVML_METRICS, PROCESSES_KEY, RARE_MS, SLOW_MS
 from drover_agent.sources.nvml_identity import Identity
 from drover_agent.sources.nvml_inventory import Inventory
-from drover_agent.sources.nvml_metrics import SLOW_MS, TARGETS, Found, Metrics
+from drover_agent.sources.nvml_metrics import TARGETS, Found, Metrics
 from drover_agent.sources.nvml_mig import COMPUTE_LISTS, OF_INSTANCE, MigInstances
 from drover_proto.catalog import Absent
 from drover_proto.kinds import EventKind
@@ -76,7 +76,7 @@ class NvmlDevice:
         self._instances: tuple[Entity, ...] = ()  # those of the last look: they are lost with their GPU
         self._lists: list[ProcessList | Absent] = []
         self._mps_ms = 0  # when the MPS list is due
-        self._last_slow = -1  # number of this GPU's SLOW_MS in which slow metrics were last read
+        self._last_slow = self._last_rare = -1  # number of this GPU's SLOW_MS and RARE_MS in which it was last so read
         self._logged: set[tuple[str, int]] = set()
 
     @property
@@ -103,11 +103,14 @@ class NvmlDevice:
         # A second after the GPU before it, so that no tick has the slow calls of all; and early in the 10 s, so that a
         # tick that is missed can be made up for in the same detector bucket.
         slow_number = (now_ms - self.slot % STAGGERED * 1000) // SLOW_MS
-        slow = slow_number != self._last_slow or self.lost
+        rare_number = slow_number * SLOW_MS // RARE_MS
+        pace_ms = 0
+        if slow_number != self._last_slow or self.lost:
+            pace_ms = RARE_MS if rare_number != self._last_rare or self.lost else SLOW_MS
         try:
             refused = self._open(now_ms, reading.inventory)
             if refused is None:
-                self._read_all(found, reading, now_ms, slow=slow)
+                self._read_all(found, reading, now_ms, pace_ms)
             else:
                 self._nothing(found, reading, refused)
         except LostError as error:
@@ -124,8 +127,10 @@ class NvmlDevice:
             if self.lost and refused is None:
                 self.lost = False
                 reading.events.append(self._event(now_ms, "gpu_back", "answers again"))
-            if slow:
+            if pace_ms:
                 self._last_slow = slow_number
+            if pace_ms == RARE_MS:
+                self._last_rare = rare_number
         entity = self.entity
         if self.slot < self._session.count:
             self._gpus.tell(entity)
@@ -159,7 +164,7 @@ class NvmlDevice:
         """What NVML gave means nothing any more."""
         self.times_lost += 1
         self.handle, self._metrics, self._mig, self._lists = None, None, None, []
-        self._last_slow, self._mps_ms = -1, 0
+        self._last_slow, self._last_rare, self._mps_ms = -1, -1, 0
         self._identity.doubt()
         self._inventory.again()
         self._gpus.tell_pids(self.slot, None)
@@ -188,16 +193,16 @@ class NvmlDevice:
             inventory |= self._identity.inventory()
         return None
 
-    def _read_all(self, found: Found, reading: Reading, now_ms: int, *, slow: bool) -> None:
+    def _read_all(self, found: Found, reading: Reading, now_ms: int, pace_ms: int) -> None:
         assert self._metrics is not None
         assert self._mig is not None
-        profile = not self._gpus.profiled_elsewhere
+        profile, slow = not self._gpus.profiled_elsewhere, pace_ms > 0
         if slow and self._mig.look(self.entity):
             self._metrics.forget()  # in MIG mode a GPU refuses what it told before, and the other way round
             self._inventory.again()
             self._gpus.tell_instances(self.slot, self._mig.entities, self._mig.places)
         self._instances = self._mig.entities
-        self._metrics.read(found, now_ms, slow=slow, profile=profile)
+        self._metrics.read(found, now_ms, pace_ms=pace_ms, profile=profile)
         if slow:
             self._read_processes(found, now_ms)
         self._mig.read(reading, slow=slow, profile=profile)

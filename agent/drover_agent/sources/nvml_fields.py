@@ -17,20 +17,23 @@ import pynvml
 from drover_agent.sources.nvml_calls import Raw, Read, number, structure, u32
 from drover_proto.catalog import FABRIC_STATES, Metric, Scope, of_scope
 
+SLOW_MS = 10_000  # one value per detector bucket
+RARE_MS = 30_000  # error counters of NVLinks: perhaps a driver call for each of 18, and a link that breaks has its XID
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Way:
     """One way to have the values of `keys`: a field value, or a function that gives one value per key.
 
     Attributes:
-        slow: asked once in SLOW_MS (`nvml_metrics.py`), not in every tick.
+        every_ms: asked once in this time; 0: in every tick.
         per_link: the field is one of each NVLink, whose number is its scope.
     """
 
     keys: tuple[str, ...]
     name: str  # the function, or the field without its NVML_
     make: Callable[[], Read] | None = None  # None: a field value
-    slow: bool = False
+    every_ms: int = 0
     per_link: bool = False
 
 
@@ -106,7 +109,7 @@ def _remapped_rows() -> Read:
 
 
 def _call(name: str, make: Callable[[], Read], *keys: str, slow: bool = False) -> Way:
-    return Way(keys or (name,), name, make, slow)
+    return Way(keys or (name,), name, make, SLOW_MS if slow else 0)
 
 
 def _ecc(kind: int, location: int, text: str) -> Way:
@@ -132,18 +135,25 @@ _FIELD_OF: Mapping[str, str] = {
     # "NVLink State - Active,Inactive"; NCCL takes it for nvmlDeviceGetNvLinkState on Hopper and newer (paths.cc)
     STATE_KEY: "FI_DEV_NVLINK_GET_STATE",
 }
-_SLOW_FIELDS = frozenset(_FIELD_OF) - {"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTotalEnergyConsumption"}
+# Each tick: what moves from second to second and is gone when it was not read. A counter loses nothing by waiting.
+_FAST_FIELDS = frozenset({"FI_DEV_POWER_INSTANT", "FI_DEV_MEMORY_TEMP", "nvmlDeviceGetEnforcedPowerLimit"})
 
 
 def _is_of_link(key: str) -> bool:
     return key.startswith("FI_DEV_NVLINK_") or key == STATE_KEY
 
 
+def _every_ms(key: str) -> int:
+    if _is_of_link(key) and key != STATE_KEY:
+        return RARE_MS
+    return 0 if key in _FAST_FIELDS else SLOW_MS
+
+
 FIELDS: tuple[Way, ...] = tuple(
     Way(
         (key,),
         _FIELD_OF.get(key, key),
-        slow=key in _SLOW_FIELDS or _is_of_link(key) or key == "FI_DEV_GET_GPU_RECOVERY_ACTION",
+        every_ms=_every_ms(key),
         per_link=_is_of_link(key),
     )
     for key in NVML_METRICS
@@ -184,7 +194,7 @@ CALLS: tuple[Way, ...] = (
     # Where the field is not known: of the board, averaged over a second on Ampere and newer but GA100.
     _call("nvmlDeviceGetPowerUsage", number("nvmlDeviceGetPowerUsage"), "FI_DEV_POWER_INSTANT"),
     _call("nvmlDeviceGetEnforcedPowerLimit", number("nvmlDeviceGetEnforcedPowerLimit")),
-    _call("nvmlDeviceGetTotalEnergyConsumption", number("nvmlDeviceGetTotalEnergyConsumption", wide=True)),
+    _call("nvmlDeviceGetTotalEnergyConsumption", number("nvmlDeviceGetTotalEnergyConsumption", wide=True), slow=True),
     _call(
         "nvmlDeviceGetTemperatureV",
         structure("nvmlDeviceGetTemperatureV", _temperature_1, "=8xi"),
@@ -270,11 +280,12 @@ PCIE_CALLS: tuple[Way, ...] = (
 )
 PROCESSES_KEY = "nvmlDeviceGetComputeRunningProcesses"
 
-# Metrics that are asked in SLOW_MS once, in whatever way.
+# Metrics that are not asked in every tick, in whatever way, and those of them that are asked in RARE_MS once.
 SLOW_METRICS = frozenset(
     NVML_METRICS[key].name
-    for key in (PROCESSES_KEY, *(key for way in (*FIELDS, *CALLS) if way.slow for key in way.keys))
+    for key in (PROCESSES_KEY, *(key for way in (*FIELDS, *CALLS) if way.every_ms for key in way.keys))
 )
+RARE_METRICS = frozenset(NVML_METRICS[key].name for way in FIELDS if way.every_ms == RARE_MS for key in way.keys)
 
 # NVIDIA has numbered these three in two ways (NVML API reference, "Known Issues": fields 251 to 273 changed between
 # CUDA 13.0 and 13.0 Update 1; nvidia-ml-py 12.570, 12.575, 13.580.65 and 13.580.82 show the numbers). The other meaning

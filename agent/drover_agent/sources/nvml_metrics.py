@@ -24,7 +24,6 @@ from drover_agent.sources.nvml_fields import (
 from drover_agent.sources.nvml_gpm import Gpm
 from drover_proto.catalog import Absent, Metric
 
-SLOW_MS = 10_000  # slow metrics are read once in each of these: one value per detector bucket
 REFUSED_MS = 300_000  # what a GPU refused is asked again after this long: a driver or a mode may have changed
 
 Why = Callable[[int, str], Absent]  # (code, what): the reason, or LostError, DriverGoneError
@@ -122,7 +121,7 @@ class Metrics:
         """Ask everything again."""
         self._since_ms = now_ms
         self._refused: dict[Way, Absent] = {}
-        self._plans: dict[bool, _Plan] = {}
+        self._plans: dict[int, _Plan] = {}
         self._links = pynvml.NVML_NVLINK_MAX_LINKS
         self._no_gpm: Absent | None = None
 
@@ -130,19 +129,21 @@ class Metrics:
         """Ask everything again at the next read: the GPU's mode has changed."""
         self._since_ms = -REFUSED_MS
 
-    def read(self, found: Found, now_ms: int, *, slow: bool, profile: bool) -> None:
-        """Put values and absences into `found`; refused metrics are named in slow reads only.
+    def read(self, found: Found, now_ms: int, *, pace_ms: int, profile: bool) -> None:
+        """Put values and absences into `found`: of all that is asked as often as each `pace_ms`, 0 being each tick.
+
+        Refused metrics are named in slower reads only.
 
         Without `profile`, what GPM would tell is left alone: another reader has it.
         """
         if not 0 <= now_ms - self._since_ms < REFUSED_MS:
             self._forget(now_ms)
-        self._ask(found, slow=slow)
-        if slow:
+        self._ask(found, pace_ms)
+        if pace_ms:
             self._tell_refused(found, profile=profile)
         if profile:
             self._read_gpm(found)
-            if self._no_gpm is not None and slow:
+            if self._no_gpm is not None and pace_ms:
                 for name in (m.name for m in GPM_METRICS.values() if "nvml" not in m.sources):
                     found.absent[name] = self._no_gpm
                 self._ask_calls(found, self._made(way for way in PCIE_CALLS if way not in self._refused))
@@ -151,10 +152,10 @@ class Metrics:
 
     # ---- NVML
 
-    def _ask(self, found: Found, *, slow: bool) -> None:
-        plan = self._plans.get(slow)
+    def _ask(self, found: Found, pace_ms: int) -> None:
+        plan = self._plans.get(pace_ms)
         if plan is None:
-            plan = self._plans[slow] = self._planned(slow=slow, done=frozenset())
+            plan = self._plans[pace_ms] = self._planned(pace_ms, frozenset())
         before, done = len(self._refused), set[Way]()
         while True:
             self._ask_batch(found, plan)
@@ -164,11 +165,11 @@ class Metrics:
             before = len(self._refused)  # what was refused may be had in another way: ask those only
             done |= plan.ways
             self._plans.clear()
-            plan = self._planned(slow=slow, done=done)
+            plan = self._planned(pace_ms, done)
         if done:
             found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
 
-    def _planned(self, *, slow: bool, done: Set[Way]) -> _Plan:
+    def _planned(self, pace_ms: int, done: Set[Way]) -> _Plan:
         covered: set[str] = set()
         fields: list[tuple[Way, int]] = []
         calls: list[tuple[Way, Read]] = []
@@ -178,7 +179,7 @@ class Metrics:
             if way.make is None and way.name not in self._ids:
                 self._refused[way] = Absent.UNSUPPORTED
                 continue
-            if way in done or (way.slow and not slow):
+            if way in done or way.every_ms > pace_ms:
                 covered.update(way.keys)
             elif way.make is None:
                 covered.update(way.keys)

@@ -111,14 +111,21 @@ class _Look:
 
 
 def _rate(window: Window, metric: str, limit: float) -> Floats:
-    """Growth per second over the window, float64 [G]; NaN where it began anew or is not known."""
-    first, last = window.buckets[0], window.buckets[-1]
-    before, now = first.gpu.get(metric), last.gpu.get(metric)
-    elapsed_s = (last.end_ms - first.end_ms) / 1000
-    if before is None or now is None or not elapsed_s:
-        return np.full(window.index.gpu_count, np.nan)
-    grown = now - before
-    return np.where(grown >= 0, grown / (elapsed_s if limit >= 1 else max(elapsed_s, MINUTE_S)), np.nan)
+    """Growth per second from the first to the last value in the window, float64 [G]; NaN where it began anew or fewer
+    than two are known: the agent and dcgm-exporter read some counters each 30 s only."""
+    size = window.index.gpu_count
+    before, now, since_ms, at_ms = (np.full(size, np.nan) for _ in range(4))
+    for bucket in window.buckets:
+        if (value := bucket.gpu.get(metric)) is not None:
+            known = ~np.isnan(value)
+            fresh = known & np.isnan(before)
+            before[fresh], since_ms[fresh] = value[fresh], bucket.end_ms
+            now[known], at_ms[known] = value[known], bucket.end_ms
+    elapsed_s, grown = (at_ms - since_ms) / 1000, now - before
+    with np.errstate(invalid="ignore"):
+        known = (grown >= 0) & (elapsed_s > 0)
+        over_s = np.where(known, elapsed_s if limit >= 1 else np.maximum(elapsed_s, MINUTE_S), np.nan)
+    return np.where(known, grown / over_s, np.nan)
 
 
 def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms: int) -> Finding:
