@@ -18,6 +18,54 @@ Groups = npt.NDArray[np.int64]
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
+class Grouping:
+    """Groups laid out once, for the medians of many metrics at a time.
+
+    Groups of one size are one block [groups, size], so that a block of all metrics is sorted in one call.
+
+    Attributes:
+        count: J, one more than the highest group.
+        size: entities per group, int64 [J].
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self.count = int(groups.max(initial=-1)) + 1
+        inside = np.flatnonzero(groups >= 0)
+        order = inside[np.argsort(groups[inside], kind="stable")]
+        self.size: Groups = np.bincount(groups[inside], minlength=self.count).astype(np.int64)
+        starts = np.cumsum(self.size) - self.size
+        self._blocks: list[tuple[Groups, Groups]] = []  # (groups [k], entities [k, size])
+        for size in np.unique(self.size[self.size > 0]).tolist():
+            which = np.flatnonzero(self.size == size)
+            self._blocks.append((which, order[starts[which][:, None] + np.arange(size)]))
+
+    def medians(self, values: Floats) -> tuple[Floats, Floats]:
+        """Median and number of values of each group: float64 [M, E] -> [M, J] twice; NaN is left out."""
+        medians, counts = np.full((len(values), self.count), np.nan), np.zeros((len(values), self.count))
+        for which, entities in self._blocks:
+            block = np.sort(values[:, entities], axis=-1)  # NaN to the end
+            known = np.count_nonzero(~np.isnan(block), axis=-1)
+            low = np.take_along_axis(block, np.maximum(known - 1, 0)[..., None] // 2, axis=-1)[..., 0]
+            high = np.take_along_axis(block, np.minimum(known // 2, block.shape[-1] - 1)[..., None], axis=-1)[..., 0]
+            medians[:, which] = np.where(known > 0, (low + high) / 2, np.nan)
+            counts[:, which] = known
+        return medians, counts
+
+    def spread(self, of_groups: Floats) -> Floats:
+        """Values of groups, float64 [..., J], to their entities, [..., E]; NaN outside."""
+        if not self.count:
+            return np.full((*of_groups.shape[:-1], len(self.groups)), np.nan)
+        return np.asarray(np.where(self.groups >= 0, of_groups[..., self.groups], np.nan))
+
+    def peers(self, values: Floats) -> Peers:
+        """As `peers`, for float64 [M, E]: arrays [M, E]."""
+        medians, counts = self.medians(values)
+        median = self.spread(medians)
+        sigmas, _ = self.medians(np.abs(values - median))
+        return Peers(median, self.spread(sigmas) * MAD_TO_SIGMA, np.nan_to_num(self.spread(counts)))
+
+
 @dataclass(frozen=True, slots=True)
 class Peers:
     """Statistics of each entity's group, laid out by entity: float64 [E] each, NaN where the group is empty.
@@ -39,13 +87,14 @@ def group_medians(values: Floats, groups: Groups, count: int) -> tuple[Floats, F
     values, groups = values[keep], groups[keep]
     if not len(values):
         return medians, sizes
-    order = np.lexsort((values, groups))
-    values, groups = values[order], groups[order]
-    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    lengths = np.diff(np.append(starts, len(groups)))
-    low, high = values[starts + (lengths - 1) // 2], values[starts + lengths // 2]
-    medians[groups[starts]] = (low + high) / 2
-    sizes[groups[starts]] = lengths
+    order = np.argsort(values)
+    order = order[np.argsort(groups[order], kind="stable")]
+    values = values[order]
+    lengths = np.bincount(groups, minlength=count)
+    there = np.flatnonzero(lengths)
+    starts = (np.cumsum(lengths) - lengths)[there]
+    medians[there] = (values[starts + (lengths[there] - 1) // 2] + values[starts + lengths[there] // 2]) / 2
+    sizes[there] = lengths[there]
     return medians, sizes
 
 

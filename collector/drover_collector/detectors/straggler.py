@@ -17,23 +17,16 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, Groups, peer_medians, peers, share
-from drover_collector.detectors.steady import (
-    Ints,
-    JobAges,
-    boards,
-    column,
-    counter_share,
-    has_bits,
-    job_groups,
-    working,
-)
+from drover_collector.detectors.robust import Bools, peers
+from drover_collector.detectors.steady import Ints, JobAges, boards, column, has_bits, job_groups, working
+from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, LEARN, Drifts
+from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look
 from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
 
 NAME = "straggler"
-VERSION = 1
+VERSION = 2
 QUIET_MS = 180_000  # hysteresis: a cause that comes and goes within three minutes is one incident
 
 MIN_PEERS = 4  # judged GPUs in a group: with fewer no outlier can be told
@@ -42,32 +35,32 @@ PERSIST = 2  # buckets with a cause that the GPU itself reports
 PERSIST_UNEXPLAINED = 3  # without one
 LONG_BUCKET_MS = 60_000  # a bucket longer than this is a median over long enough by itself
 
-# Healthy GPUs of one SKU spread by 8 % in clocks, 22 % at most (SC'22). What a GPU reports of itself (a lower power
-# limit, heat, fewer lanes) is no natural spread, and needs only a clear effect; what it does not, must be far outside.
+# Large effects are judged against the peers alone, within two or three buckets. Healthy GPUs of one SKU spread by 8 %
+# in clocks, 22 % at most (SC'22). What a GPU reports of itself (a lower power limit, heat, fewer lanes) is no natural
+# spread, and needs only a clear effect; what it does not, must be far outside. Small ones: see straggler_cusum.
 CLOCK_EXPLAINED = 0.96  # of the peers' median
 CLOCK_UNEXPLAINED = 0.92
 CLOCK_AT_FULL_POWER = 0.78  # where it draws all the power it may, like any chip with more leakage: beyond the 22 %
-CLOCK_LEARNT = 0.95  # of the peers' median over the GPU's own usual share of it
 SIGMAS = 5.0  # and this many robust deviations from the peers
 SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
 DUTY_SHARE = 0.3  # of the duty that the lower clock must have brought: 1 / ratio - 1, less what is no compute
-LONE_SHARE = 0.1  # of the group: more outliers than this are a part of the job that works otherwise, by design
-LONE_OF_NODES = 4  # what a GPU reports of itself may hit all GPUs of one node: a power brake, a cap, a fan
 NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: told once, of the node
 AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor throttle times are read
 SAME_WORK = 0.9  # of the peers' duty: a host that is late does not make the work less
-LIMIT_RATIO = 0.97  # power limit against the peers'
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
 BANDWIDTH_RATIO = 0.90  # traffic against the peers' where the path is known to be slower
-MEMORY_CLOCK_RATIO = 0.97
-MEMORY_LEARNT_RATIO = 0.85  # HBM traffic against the peers' where the memory clock says nothing
+MEMORY_CLOCK_RATIO = 0.99  # a constant of the board
 UTIL_GAP = 0.03  # time without a kernel beyond the peers', which spin at full utilisation
 HOST_NODE_SHARE = 0.75  # of a node's GPUs with such gaps: its host is late, not a GPU
 HOST_CPU_RATIO = 1.5  # CPU of that node against the job's others
 WAITED_RATIO = 1.02  # SM duty over the peers'
-NIC_RATE_RATIO = 0.9
-LEARN_RATE = 0.02  # of the GPU's usual share: about 8 min at 10 s
-LEARN_BUCKETS = 30
+NIC_RATE_RATIO = 0.97
+# Small effects, where the sequential test speaks or the GPU reports a limit since before the job began.
+DUTY_TOLD = 0.5  # of the test's threshold: the second sign
+REPORTED_CLOCK = -0.015  # log ratio to the peers, smoothed, with a limit that the GPU reports
+REPORTED_DUTY = 0.005
+LIGHTER = 0.25  # of what HBM traffic fell by: with as much less duty the work became less, not the HBM slower
+SMALL_GAP = 0.012  # of time, a node's mean
 
 THERMAL_BITS = 0x20 | 0x40
 SETTING_BITS = 0x02
@@ -78,9 +71,7 @@ BRAKE_BITS = 0x80
 @dataclass(slots=True)
 class State:
     ages: JobAges = field(default_factory=JobAges)
-    usual_clock: Floats = field(default_factory=lambda: np.zeros(0))  # ratio to the peers' median, [G]
-    usual_dram: Floats = field(default_factory=lambda: np.zeros(0))
-    learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    drifts: Drifts = field(default_factory=lambda: Drifts.of(0))
     streaks: dict[str, Ints] = field(default_factory=dict)  # cause -> buckets in a row, [G]
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
     nic_streak: dict[int, int] = field(default_factory=dict)  # link -> buckets in a row
@@ -90,14 +81,16 @@ class State:
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     s = state if state is not None else State()
     count = window.index.gpu_count
-    if len(s.usual_clock) != count:
-        s = State(usual_clock=np.ones(count), usual_dram=np.ones(count), learnt=np.zeros(count, np.int64))
-        s.streaks = {cause: np.zeros(count, np.int64) for cause in CAUSES}
+    if s.drifts.score.shape[1] != count:
+        s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count, np.int64) for cause in CAUSES})
     if not window.fresh:
         return [], s
     s.ages.advance(window)
-    for streak in s.streaks.values():
-        streak[s.ages.buckets == 0] = 0  # another job: what was seen in the last one is no beginning
+    another = s.ages.buckets == 0  # another job: what was seen in the last one is no beginning
+    if another.any():
+        s.drifts.forget(another)
+        for streak in s.streaks.values():
+            streak[another] = 0
     groups = job_groups(window)
     settle = SETTLE_BUCKETS if window.newest.length_ms <= LONG_BUCKET_MS else 1
     judged = working(window, groups) & (s.ages.buckets >= settle)
@@ -105,13 +98,13 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     found = list(_nics(window, s, now_ms))
     if not judged.any():
         return found, s
-    look = _Look(window, groups)
-    candidates = _candidates(look, s)
-    _learn(look, s, candidates)
-    for cause, flags in candidates.items():
+    look = Look(window, groups)
+    s.drifts.advance(look)
+    large, small = _large(look, s.drifts), _small(look, s.drifts)
+    for cause, flags in large.items():
         # A bucket that could not be judged neither adds to a streak nor ends it.
         s.streaks[cause] = np.where(flags, s.streaks[cause] + 1, np.where(judged, 0, s.streaks[cause]))
-    found += _findings(look, s, now_ms)
+    found += _findings(look, s, small, now_ms)
     return found, s
 
 
@@ -130,95 +123,71 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-class _Look:
-    """One bucket, each metric against the GPU's peers. float64 [G]; NaN where a GPU is not judged."""
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a GPU reports that its group does not: bool [G]."""
 
-    def __init__(self, window: Window, groups: Groups) -> None:
-        self.window, self.groups = window, groups
-        self.judged: Bools = groups >= 0
-        self.size = np.bincount(groups[self.judged], minlength=int(groups.max(initial=-1)) + 1)
-        self.clock = column(window, "sm_clock_mhz")
-        self.clock_peers = peers(self.clock, groups)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self.clock_ratio = self.clock / self.clock_peers.median
-        self.tensor = self.ratio("tensor_active_ratio")
-        self.sm = self.ratio("sm_active_ratio")
-        self.has_duty: Bools = ~np.isnan(self.tensor) | ~np.isnan(self.sm)
-        self.big_enough: Bools = self.clock_peers.count >= MIN_PEERS
-
-    def ratio(self, metric: str) -> Floats:
-        values = column(self.window, metric)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(values / peer_medians(values, self.groups))
-
-    def over(self, metric: str) -> Floats:
-        """A counter's share of time beyond the peers' median."""
-        values = counter_share(self.window, metric)
-        return np.asarray(np.nan_to_num(values) - np.nan_to_num(peer_medians(values, self.groups)))
-
-    def lone(self, flags: Bools, of_node: bool = False) -> Bools:
-        """Those that are few enough in their group; `of_node`: or all on one node of at least LONE_OF_NODES."""
-        flags = flags & self.judged
-        few = np.nan_to_num(share(flags, self.judged, self.groups)) <= np.maximum(
-            LONE_SHARE, 1.0 / np.maximum(self.size[self.groups], 1)
-        )
-        return flags & (few | self._one_node(flags)) if of_node else flags & few
-
-    def _one_node(self, flags: Bools) -> Bools:
-        """Of groups on many nodes, those whose flagged GPUs all sit on one."""
-        nodes = self.window.index.gpu_node
-        result = np.zeros(len(flags), bool)
-        for group in np.unique(self.groups[flags]).tolist():
-            inside = self.groups == group
-            if len(np.unique(nodes[inside & flags])) == 1 and len(np.unique(nodes[inside])) >= LONE_OF_NODES:
-                result |= inside
-        return result
+    heat: Bools
+    capped: Bools
+    setting: Bools
+    full_power: Bools  # draws all that it may: a chip that leaks more, or has more work, is slower by nature
 
 
-def _candidates(look: _Look, s: State) -> dict[str, Bools]:
-    """Cause -> GPUs that show it in this bucket."""
-    window, ratio = look.window, look.clock_ratio
-    sigma = np.fmax(look.clock_peers.sigma, SIGMA_FLOOR * look.clock_peers.median)
+def _limits(look: Look) -> _Limits:
+    window = look.window
+    held = look.values["throttle_power_us"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        far = (look.clock_peers.median - look.clock) / sigma >= SIGMAS
-        gain = DUTY_SHARE * (1 / ratio - 1)
-    duty = np.fmax(look.tensor, look.sm)
-    waited = duty >= 1 + gain
-    explained_slow = look.big_enough & far & (ratio <= CLOCK_EXPLAINED) & (waited | ~look.has_duty)
-    learnt = (s.learnt >= LEARN_BUCKETS) & (ratio / s.usual_clock <= CLOCK_LEARNT)
-    held = counter_share(window, "throttle_power_us")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        of_limit = column(window, "power_w") / column(window, "power_limit_w")
+        of_limit = column(window, "power_w") / look.values["power_limit_w"]
     full_power = has_bits(window, POWER_CAP_BITS) | (held >= THROTTLED_SHARE) | (of_limit >= AT_LIMIT)
     full_power |= _unknown(column(window, "clock_event_reasons"), held, of_limit)
-    unexplained = np.where(full_power, ratio <= CLOCK_AT_FULL_POWER, (ratio <= CLOCK_UNEXPLAINED) | learnt)
-    unexplained_slow = look.big_enough & far & waited & unexplained
-
-    heat = (look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE) | (
-        has_bits(window, THERMAL_BITS) & ~_common(look, has_bits(window, THERMAL_BITS))
-    )
-    limit = look.ratio("power_limit_w")
+    heat = look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE
+    low = look.ratio("power_limit_w") <= LIMIT_RATIO
+    if low.any():
+        low &= ~look.planned_limit()
     brake = look.over("throttle_brake_us") >= THROTTLED_SHARE
-    capped = (
-        (limit <= LIMIT_RATIO) | brake | (has_bits(window, BRAKE_BITS) & ~_common(look, has_bits(window, BRAKE_BITS)))
+    return _Limits(
+        heat | look.own(THERMAL_BITS), low | brake | look.own(BRAKE_BITS), look.own(SETTING_BITS), full_power
     )
-    setting = has_bits(window, SETTING_BITS) & ~_common(look, has_bits(window, SETTING_BITS))
-    thermal = look.lone(explained_slow & heat, of_node=True)
-    power = look.lone(explained_slow & capped & ~heat, of_node=True)
-    clock = look.lone(((explained_slow & setting) | unexplained_slow) & ~heat & ~capped)
-    slow_clock = thermal | power | clock
+
+
+def _by_clock(look: Look, limits: _Limits, explained: Bools, unexplained: Bools) -> dict[str, Bools]:
+    """Slow clocks by what holds them down."""
+    heat, capped = limits.heat, limits.capped
+    clock = (explained & limits.setting) | unexplained
+    return {
+        "thermal": look.lone(explained & heat, of_node=True),
+        "power_cap": look.lone(explained & capped & ~heat, of_node=True),
+        "clock": look.lone(clock & ~heat & ~capped),
+    }
+
+
+def _large(look: Look, drifts: Drifts) -> dict[str, Bools]:
+    """Cause -> GPUs that show it in this bucket, against their peers alone.
+
+    A limit that the GPU reports may be older than the job: then a small effect will do, if it lasts.
+    """
+    window, ratio, limits = look.window, look.ratio("sm_clock_mhz"), _limits(look)
+    median = look.medians["sm_clock_mhz"]
+    sigma = np.fmax(look.clock_sigma, SIGMA_FLOOR * median)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        far = (median - look.values["sm_clock_mhz"]) / sigma >= SIGMAS
+        gain = DUTY_SHARE * (1 / ratio - 1)
+    far &= look.clock_count >= MIN_PEERS
+    duty = np.fmax(look.tensor, look.sm)
+    waited = duty >= 1 + gain
+    explained = far & (ratio <= CLOCK_EXPLAINED) & (waited | ~look.has_duty)
+    reported = (drifts.count[CLOCK] >= PERSIST_UNEXPLAINED) & (look.clock_count >= MIN_PEERS) & (duty > 1)
+    reported &= (drifts.recent[CLOCK] <= REPORTED_CLOCK) & (drifts.recent[DUTY] >= REPORTED_DUTY)
+    explained |= reported & (limits.capped | limits.setting)
+    unexplained = far & waited & (ratio <= np.where(limits.full_power, CLOCK_AT_FULL_POWER, CLOCK_UNEXPLAINED))
+    result = _by_clock(look, limits, explained, unexplained)
+    slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
 
     sm_waited = look.sm >= WAITED_RATIO
     dram = look.ratio("dram_active_ratio")
-    memory_clock = look.ratio("memory_clock_mhz")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        dram_learnt = (s.learnt >= LEARN_BUCKETS) & (dram / s.usual_dram <= MEMORY_LEARNT_RATIO)
-    hbm = look.lone(
-        ((memory_clock <= MEMORY_CLOCK_RATIO) & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)))
-        | ((dram <= MEMORY_LEARNT_RATIO) & dram_learnt & sm_waited & ~slow_clock)
-    )
-    util = column(window, "gpu_util_ratio")
-    gap = peer_medians(util, look.groups) - util
+    slow_memory = look.ratio("memory_clock_mhz") <= MEMORY_CLOCK_RATIO
+    hbm = look.lone(slow_memory & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)))
+    gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
     gaps = (gap >= UTIL_GAP) & ~slow_clock
     pcie_less = np.fmin(look.ratio("pcie_rx_bytes_per_s"), look.ratio("pcie_tx_bytes_per_s"))
     narrow = (look.ratio("pcie_width") < 1) | (look.ratio("pcie_generation") < 1)
@@ -226,11 +195,26 @@ def _candidates(look: _Look, s: State) -> dict[str, Bools]:
     nvlink_less = np.fmin(look.ratio("nvlink_rx_bytes_per_s"), look.ratio("nvlink_tx_bytes_per_s"))
     slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, look.sm)
     nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & slower)
-    host = _hosts(look, gaps & ~pcie & ~(duty < SAME_WORK))
-    return {
-        "thermal": thermal, "power_cap": power, "clock": clock, "hbm": hbm & ~slow_clock, "pcie": pcie,
-        "nvlink": nvlink, "host": host,
-    }  # fmt: skip
+    host = _hosts(window, look, gaps & ~pcie & ~(duty < SAME_WORK))
+    return result | {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
+
+
+def _small(look: Look, drifts: Drifts) -> dict[str, Bools]:
+    """Cause -> GPUs of which the sequential tests say so."""
+    nothing = np.zeros(len(look.groups), bool)
+    steady = drifts.told(CLOCK)
+    waited = drifts.told(DUTY, DUTY_TOLD)
+    result = dict.fromkeys(("thermal", "power_cap", "clock"), nothing)
+    if steady.any():
+        limits = _limits(look)
+        result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & waited & ~limits.full_power)
+    slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
+    less = drifts.told(DRAM) & ~slow_clock & ~steady & look.has_duty
+    if less.any():  # less traffic and no less work: the HBM gives less
+        less = look.lone(less & (drifts.moved(DUTY) >= LIGHTER * drifts.moved(DRAM)))
+    late = drifts.told(LATE) & (drifts.moved(LATE) >= SMALL_GAP) & ~(np.fmax(look.tensor, look.sm) < SAME_WORK)
+    host = _hosts(look.window, look, late, of_cpu=True) if late.any() else nothing
+    return result | {"hbm": less, "host": host}
 
 
 def _unknown(*metrics: Floats) -> Bools:
@@ -238,52 +222,50 @@ def _unknown(*metrics: Floats) -> Bools:
     return np.asarray(np.isnan(np.array(metrics)).all(axis=0))
 
 
-def _common(look: _Look, flags: Bools) -> Bools:
-    """Whether half of the GPU's group carries the flag: then it tells nobody apart."""
-    return np.asarray(np.nan_to_num(share(flags, look.judged, look.groups)) >= 0.5)
+def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False) -> Bools:
+    """GPUs of nodes most of whose GPUs have gaps while the job's other nodes have none, and whose CPU is busy.
 
-
-def _hosts(look: _Look, gaps: Bools) -> Bools:
-    """GPUs of nodes most of whose GPUs have gaps while the job's other nodes have none, and whose CPU is busy."""
-    index = look.window.index
+    Args:
+        of_cpu: only where the CPU is known.
+    """
+    index = window.index
+    if not (gaps & look.judged).any():
+        return np.zeros(len(gaps), bool)
     judged = np.bincount(index.gpu_node[look.judged], minlength=index.node_count)
     late = np.bincount(index.gpu_node[look.judged & gaps], minlength=index.node_count)
     with np.errstate(invalid="ignore", divide="ignore"):
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
-    lone = np.nan_to_num(share(flags, look.judged, look.groups)) <= 0.5 - 1e-9
-    cpu = look.window.newest.node.get("cpu_util_ratio")
+    lone = look.share(flags) <= 0.5 - 1e-9
+    cpu = window.newest.node.get("cpu_util_ratio")
     if cpu is None:
-        return flags & lone
+        return flags & lone & (not of_cpu)
     of_gpu = cpu[index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
-        busy = of_gpu / peer_medians(of_gpu, look.groups) >= HOST_CPU_RATIO
-    return np.asarray(flags & lone & (busy | np.isnan(of_gpu)))
+        busy = of_gpu / look.grouping.spread(look.grouping.medians(of_gpu[None])[0][0]) >= HOST_CPU_RATIO
+    return np.asarray(flags & lone & (busy | (np.isnan(of_gpu) & (not of_cpu))))
 
 
-def _learn(look: _Look, s: State, candidates: dict[str, Bools]) -> None:
-    """Usual shares of what nothing was suspected of in this bucket or the last."""
-    suspect = np.any(list(candidates.values()), axis=0) | np.any([k > 0 for k in s.streaks.values()], axis=0)
-    known = look.judged & look.big_enough & ~suspect & ~np.isnan(look.clock_ratio)
-    rate = np.maximum(LEARN_RATE, 1.0 / (s.learnt + 1))
-    s.usual_clock = np.where(known, s.usual_clock + rate * (look.clock_ratio - s.usual_clock), s.usual_clock)
-    dram = look.ratio("dram_active_ratio")
-    s.usual_dram = np.where(known & ~np.isnan(dram), s.usual_dram + rate * (dram - s.usual_dram), s.usual_dram)
-    s.learnt = np.where(known, s.learnt + 1, s.learnt)
+_TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE}
 
 
-def _findings(look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
+def _findings(look: Look, s: State, small: dict[str, Bools], now_ms: int) -> Iterator[Finding]:
     window = look.window
     standing: set[tuple[str, int]] = set()
     for cause in CAUSES:
         need = PERSIST_UNEXPLAINED if cause in ("clock", "host") else PERSIST
         if window.newest.length_ms > LONG_BUCKET_MS:
             need = 1
-        flagged = np.flatnonzero((s.streaks[cause] >= need) & look.judged).tolist()
+        fast = (s.streaks[cause] >= need) & look.judged
+        flagged = np.flatnonzero(fast | small[cause] if cause in small else fast).tolist()
         for g in flagged:
             standing.add((cause, g))
-            run = min(int(s.streaks[cause][g]), len(window.buckets))
-            s.since_ms.setdefault((cause, g), window.buckets[-run].start_ms)
+            if fast[g]:
+                run = min(int(s.streaks[cause][g]), len(window.buckets))
+                since_ms = window.buckets[-run].start_ms
+            else:
+                since_ms = int(s.drifts.since_ms[_TESTED[cause], g]) or window.newest.start_ms
+            s.since_ms.setdefault((cause, g), since_ms)
         for n in np.unique(window.index.gpu_node[flagged]).tolist() if flagged else []:
             gpus = [g for g in flagged if window.index.gpu_node[g] == n]
             if cause == "host" or len(gpus) > max(1, NODE_SHARE * window.index.nodes[n].gpus):
@@ -295,7 +277,7 @@ def _findings(look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
         del s.since_ms[key]
 
 
-def _slow(look: _Look, s: State, cause: str, g: int) -> Slow:
+def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
     duty = look.tensor[g] if not np.isnan(look.tensor[g]) else look.sm[g]
     if cause in ("hbm", "nvlink"):
         duty = look.sm[g]
@@ -304,7 +286,7 @@ def _slow(look: _Look, s: State, cause: str, g: int) -> Slow:
     return Slow(
         cause, s.since_ms[cause, g], look.groups, int(look.size[look.groups[g]]),
         float(np.clip(np.nan_to_num(waiting), 0.0, 1.0)),
-        float(s.usual_clock[g]) if s.learnt[g] >= LEARN_BUCKETS else None,
+        float(np.exp(s.drifts.mean[CLOCK, g])) if s.drifts.count[CLOCK, g] >= LEARN else None,
     )  # fmt: skip
 
 

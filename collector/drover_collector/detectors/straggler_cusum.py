@@ -1,0 +1,142 @@
+"""The sequential test for small changes: a CUSUM for each metric of each GPU, against its peers and its own offset.
+
+x = log of a GPU's value over the median of its peers in the same bucket: what hits the whole job falls out.
+r = x - mean(x), where the mean is the GPU's own offset in this job (natural spread, its pipeline stage), learnt over
+LEARN buckets and forgotten over FORGET; z = r / sigma in the direction of a fault, cut at CLIP; sigma is the largest of
+the GPU's own past deviation, its group's in this bucket, and the metric's resolution.
+S = max(0, S + z - K) tells a lasting change as soon as S > h (Page 1954). How often S passes h by chance is Siegmund's
+formula (Sequential Analysis, 1985): buckets between two false alarms = (exp(2 K b) - 2 K b - 1) / 2 / K^2, b = h + 1.166.
+So h follows from a budget of false alarms per 1,000 GPU-days, whatever the size of the fleet. Real deviations are
+neither normal nor independent: the floors of sigma and the second sign that every cause needs (somebody waits) are the
+margin; docs/detectors_scores.md has what comes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.robust import MAD_TO_SIGMA, Bools
+from drover_collector.detectors.steady import Ints
+from drover_collector.detectors.straggler_look import LONE_SHARE, Look
+
+CHANNELS = ("clock", "duty", "dram", "late")
+SIGNS = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # the direction of a fault
+# What a metric can resolve, in shares: clocks come in steps of 15 MHz, utilisation in whole percent.
+FLOORS = np.array([0.006, 0.006, 0.008, 0.004])[:, None]
+CLOCK, DUTY, DRAM, LATE = range(4)
+
+BUDGET_PER_1000_GPU_DAYS = 0.25  # false alarms of one metric alone, before the second sign
+K = 1.0  # half of the smallest change to be found, in sigmas
+CLIP = 4.0  # three buckets at least, whatever one of them shows
+KEEP = 6.0  # over h: so many quiet buckets until it is over
+LEARN = 12  # buckets of a job until its offsets are known: 2 min at 10 s
+FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
+SMOOTH = 0.15  # of `recent`: about 6 buckets
+SPIKE = 0.04  # what one bucket may say in it
+
+
+def threshold(bucket_ms: int, budget: float = BUDGET_PER_1000_GPU_DAYS, k: float = K) -> float:
+    """h for a budget of false alarms per 1,000 GPU-days, by Siegmund's formula without its small terms."""
+    apart = 1000 * 86_400_000 / bucket_ms / budget
+    return math.log(2 * k * k * apart) / (2 * k) - 1.166
+
+
+@dataclass(slots=True)
+class Drifts:
+    """State of the tests, float64 [channels, G].
+
+    Attributes:
+        mean, var, count: the learnt offset, its spread, and of how many buckets. score: S.
+        recent: x, smoothed. since_ms: when S last left 0, int64. h: the threshold of the newest bucket.
+    """
+
+    mean: Floats
+    var: Floats
+    count: Floats
+    score: Floats
+    recent: Floats
+    since_ms: npt.NDArray[np.int64]
+    h: float = 10.0
+
+    @classmethod
+    def of(cls, gpus: int) -> Drifts:
+        shape = len(CHANNELS), gpus
+        zeros = [np.zeros(shape) for _ in range(5)]
+        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], np.zeros(shape, np.int64))
+
+    def forget(self, which: Bools) -> None:
+        """Another job: what was usual in the last one says nothing."""
+        for array in (self.mean, self.var, self.count, self.score, self.recent):
+            array[:, which] = 0.0
+
+    def advance(self, look: Look) -> None:
+        """Take one bucket in."""
+        x = _inputs(look)
+        newest = look.window.newest
+        self.h = threshold(newest.length_ms)
+        known = ~np.isnan(x) & look.judged
+        x = np.where(known, x, 0.0)
+        rest = np.where(known, x - self.mean, np.nan)
+        away, _ = look.grouping.medians(np.abs(rest))
+        sigma = np.fmax(np.fmax(FLOORS, np.sqrt(self.var)), look.grouping.spread(away) * MAD_TO_SIGMA)
+        rest = np.nan_to_num(rest)
+        z = np.clip(SIGNS * rest / sigma, -CLIP, CLIP)
+        tested = known & (self.count >= LEARN)
+        before = self.score
+        self.score = np.where(tested, np.clip(before + z - K, 0.0, self.h + KEEP), before)
+        self.since_ms[(before == 0) & (self.score > 0)] = newest.start_ms
+        first = known & (self.count == 0)
+        step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
+        self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
+        rate = np.where(known & (self.score < self.h / 4), np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
+        self.mean = self.mean + rate * rest
+        self.var = self.var + rate * ((1 - rate) * rest * rest - self.var)
+        self.count = self.count + (rate > 0)
+        self._relearn(look)
+
+    def told(self, channel: int, share: float = 1.0) -> Bools:
+        """GPUs whose test has passed `share` of its threshold."""
+        return np.asarray(self.score[channel] > share * self.h)
+
+    def moved(self, channel: int) -> Floats:
+        """How far it is from its own offset lately, float64 [G], a log ratio."""
+        return np.asarray(self.recent[channel] - self.mean[channel])
+
+    def _relearn(self, look: Look) -> None:
+        """Where many of a group have changed at once the work has changed: their offsets are learnt anew."""
+        for channel in range(len(CHANNELS)):
+            high = self.told(channel, 0.5) & look.judged
+            if not high.any():
+                continue
+            size = np.maximum(look.size[look.groups], 1)
+            most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / size)  # a host is late for all its GPUs
+            many = high & (look.share(high) > most) & ~look.one_node(high)
+            for array in (self.mean, self.var, self.count, self.score):
+                array[channel, many] = 0.0
+
+
+def _inputs(look: Look) -> Floats:
+    """x of each channel, float64 [channels, G]; NaN where unknown."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        clock, dram = np.log(look.ratio("sm_clock_mhz")), np.log(look.ratio("dram_active_ratio"))
+        tensor, sm = np.log(look.tensor), np.log(look.sm)
+    duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
+    gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
+    x = np.array([clock, duty, dram, _of_node(look, gap)])
+    x[~np.isfinite(x)] = np.nan
+    return x
+
+
+def _of_node(look: Look, values: Floats) -> Floats:
+    """Mean over the judged GPUs of each node, for its GPUs: a late host is late for all of them."""
+    node: Ints = look.window.index.gpu_node.astype(np.int64)
+    use = look.judged & ~np.isnan(values)
+    count = np.bincount(node[use], minlength=look.window.index.node_count)
+    total = np.bincount(node[use], values[use], look.window.index.node_count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(use, (total / count)[node], np.nan))
