@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from drover_cli.errors import CliError
+from drover_cli.case_inventory import read_inventories
+from drover_cli.case_lines import CaseError as CaseError
+from drover_cli.case_lines import read_jsonl as read_jsonl
 from drover_cli.ports import with_ports
 from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
@@ -33,10 +35,6 @@ MAX_BUCKET_MS = 600_000
 
 # columns beside ts and node that say what a row describes
 KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"], Scope.WORKLOAD: ["workload"]}
-
-
-class CaseError(CliError):
-    """A case folder that cannot be used."""
 
 
 @dataclass(slots=True)
@@ -69,6 +67,7 @@ class Case:
     link: Samples | None
     events: list[Event]
     interval_ms: int
+    inventories: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # when, node, all that it told
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -174,7 +173,8 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
     link = read_samples(path / "link.parquet", Scope.LINK, index, notes)
     events = _read_events(path / "events.jsonl", index, notes)
     interval = _interval_ms(gpu if gpu is not None else node, notes)
-    return Case(path, spec, index, gpu, node, link, events, interval, notes)
+    inventories = read_inventories(path / "inventory.jsonl", index, notes)
+    return Case(path, spec, index, gpu, node, link, events, interval, inventories, notes)
 
 
 def _ports(index: FleetIndex) -> list[tuple[str, str]]:
@@ -285,28 +285,6 @@ def _interval_ms(samples: Samples | None, notes: list[str]) -> int:
     if gaps:
         notes.append(f"{gaps} gaps longer than three intervals ({3 * interval / 1000:.0f} s)")
     return interval
-
-
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a JSON-lines file; blank lines are skipped.
-
-    Raises:
-        CaseError: a line that is not a JSON object.
-    """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CaseError(f"{path}: cannot be read ({error})") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise CaseError(f"{path}: line {number}: not valid JSON ({error})") from None
-        if not isinstance(found, dict):
-            raise CaseError(f"{path}: line {number}: expected a JSON object")
-        yield number, found
 
 
 def _read_events(path: Path, index: FleetIndex, notes: list[str]) -> list[Event]:

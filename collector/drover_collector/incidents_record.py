@@ -31,7 +31,7 @@ def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) 
     scope, name, gpu = subject
     # Of what was seen, not of when it was told: a replay gives the same ids.
     seed = f"{scope} {name} {gpu} {finding.since_ms} {finding.severity is Severity.INFO}"
-    if finding.severity is Severity.INFO:
+    if finding.severity is Severity.INFO or finding.kind is IncidentKind.DRIFT:
         seed += finding.kind
     id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
     incident = Incident(

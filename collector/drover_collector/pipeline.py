@@ -17,6 +17,7 @@ from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.inventories import Inventories, Told
 from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
 from drover_collector.pauses import Pauses
@@ -70,6 +71,8 @@ class Pipeline:
         self._judge = ThreadPoolExecutor(1, "engine")
         self._arrivals = Arrivals(self.ticks)
         self._saving = Saving(store, outbox, self.ticks, now_ms)
+        self._inventories = Inventories(store)
+        self._told: Sequence[Told] = ()  # of inventories, for the next bucket
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
         self.pauses = Pauses(self.started_ms)
@@ -184,6 +187,8 @@ class Pipeline:
                 self.pauses.newest = (now_ms, now_ms)
         found = history(self.store, now_ms)
         self.newest = None
+        for ts_ms, node, told_facts in self._inventories.restore(now_ms, self.index.node_count):
+            self.engine.on_inventory(node, told_facts, ts_ms)
         self.engine.restore(
             found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged
         )
@@ -260,6 +265,7 @@ class Pipeline:
         began = time.perf_counter()
         try:
             bucket = await asyncio.to_thread(self.store.closing_bucket, self.index, start_ms)
+            self._told = await asyncio.to_thread(self._inventories.news, now_ms)
         except StoreError as error:
             self.ticks.store_failed(error)
             return
@@ -298,6 +304,9 @@ class Pipeline:
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)
 
     def judge_bucket(self, bucket: Bucket) -> None:
+        for ts_ms, node, facts in self._told:
+            self.engine.on_inventory(node, facts, ts_ms)
+        self._told = ()
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self.newest = bucket

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drover_collector.detectors import hang, kernel, links, liveness, memory, straggler, thermal, xid
+from drover_collector.detectors import drift, hang, kernel, links, liveness, memory, straggler, thermal, xid
 from drover_collector.detectors.example import Example
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
@@ -43,4 +43,5 @@ DETECTORS: tuple[Detector, ...] = (
         straggler.NAME, straggler.VERSION, straggler.detect, straggler.could_not_judge, straggler.EXAMPLES,
         straggler.QUIET_MS,
     ),
+    Detector(drift.NAME, drift.VERSION, drift.detect, drift.could_not_judge, drift.EXAMPLES, drift.QUIET_MS),
 )  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.detectors.inventory import Inventory
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
@@ -125,6 +126,7 @@ def play(
     silent: Callable[[int], Sequence[int]] = lambda _number: (),
     events: Mapping[int, Sequence[Event]] | None = None,
     links: LinkChange | None = None,
+    inventory: Inventory | None = None,
 ) -> Iterator[tuple[Window, int]]:
     """Windows of `count` buckets as the engine would give them; `events` by the bucket they come right after."""
     held = Buckets(KEPT)
@@ -132,6 +134,6 @@ def play(
         bucket = training_bucket(index, number, change, silent(number), links=links)
         held.append(bucket)
         now_ms = bucket.end_ms + LAG_MS
-        yield Window(index, held.all(), True, (), START_MS), now_ms
+        yield Window(index, held.all(), True, (), START_MS, inventory), now_ms
         if events and number in events:
-            yield Window(index, held.all(), False, tuple(events[number]), START_MS), now_ms
+            yield Window(index, held.all(), False, tuple(events[number]), START_MS, inventory), now_ms

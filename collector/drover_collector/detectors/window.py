@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drover_collector.buckets import Bucket, Floats, Ints, Lazy
+from drover_collector.detectors.inventory import Inventory
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
 
@@ -20,6 +21,7 @@ class Window:
         fresh: whether the newest bucket is new since the last call (False: only `events` are).
         events: new since the last call, in order of receipt.
         started_ms: when this collector (or replay) began to watch; before it nothing can be called silent.
+        inventory: what nodes told of themselves so far; None where nothing keeps it.
     """
 
     index: FleetIndex
@@ -27,6 +29,7 @@ class Window:
     fresh: bool
     events: tuple[Event, ...]
     started_ms: int
+    inventory: Inventory | None = None
 
     @property
     def newest(self) -> Bucket:

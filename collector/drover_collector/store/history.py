@@ -82,6 +82,18 @@ class History(Base):
         )
         return dict(json.loads(found[0]["newest"])) if found else {}
 
+    def inventories(
+        self, from_ms: int, to_ms: int, number: int = 0, slices: int = 1
+    ) -> list[tuple[int, str, dict[str, str]]]:
+        """(time, node, all that it told): the newest of each node that was told in [from_ms, to_ms). Of a part of the
+        nodes where there are `slices`."""
+        found = self._clients.rows(
+            f"SELECT node, {_ms('told')} AS ts_ms, json FROM (SELECT node, max(ts) AS told, argMax(json, ts) AS json"
+            f" FROM inventory WHERE {during(max(0, from_ms), to_ms)}"
+            f" AND cityHash64(node) % {int(slices)} = {int(number)} GROUP BY node) ORDER BY told, node"
+        )
+        return [(row["ts_ms"], row["node"], dict(json.loads(row["json"]))) for row in found]
+
     def incidents(self, state: str = "all", since_ms: int = 0) -> list[Incident]:
         """Newest versions, newest first. `since_ms`: those still open, or closed after it."""
         if state not in ("open", "closed", "all"):
