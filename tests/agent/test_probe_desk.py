@@ -190,6 +190,7 @@ async def test_where_no_service_is_the_request_is_answered_so(place: Place) -> N
     async with place.running():
         place.ask("r1")
         await place.asked("r1")
+        await looked(place)
         place.steady_s += TAKEN_S - 1
         place.ask("r2")
         await place.asked("r1", "r2")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.probes import eligible
+from drover_agent.probes import eligible, plan
 from drover_agent.probes.eligible import DriverError, Found, Gpu, Guard, choose, look
 from drover_agent.probes.runner import End, GpuRef, Request, Runner
 from testbed.nvml import FakeNvml
@@ -59,6 +59,21 @@ def test_what_may_not_be_probed_says_why(free: FakeNvml, job: int) -> None:
     forced, left_out = choose(look(), [1, 2, 9], force=True)
     assert [gpu.slot for gpu in forced] == [1], "a person may disturb a process, and no more"
     assert (sorted(left_out), left_out[9]) == ([2, 9], "there is no such GPU: this node has 8")
+
+
+def test_memory_in_use_by_nobody_that_the_driver_names_counts_as_a_process(free: FakeNvml) -> None:
+    """As inside a container that does not see the machine's processes."""
+    with free.batch():
+        free.set(2, "nvmlDeviceGetMemoryInfo_v2.used", 3 << 30)
+        free.set(5, "nvmlDeviceGetMemoryInfo_v2.used", 255 << 20)
+        free.error(6, "nvmlDeviceGetMemoryInfo_v2", "FUNCTION_NOT_FOUND")
+    gpus, left_out = choose(look(), [])
+    assert left_out == {
+        2: "held: 3072 MiB of its memory are in use and the driver names no process for them "
+        "(outside of this container, or one that died and left them)"
+    }
+    assert len(gpus) == 7
+    assert [gpu.slot for gpu in choose(look(), [2], force=True)[0]] == [2]
 
 
 def test_slots_are_taken_in_the_order_asked_and_once(free: FakeNvml) -> None:
@@ -148,6 +163,20 @@ def test_a_driver_that_says_no_more_who_holds_its_gpus_ends_the_probe(free: Fake
         free.lose(0)
         wait_until(lambda: guard.needed(1))
         assert guard.needed(1).startswith("the driver no longer says who holds its GPUs: ")
+
+
+def test_a_gpu_that_is_lost_under_a_probe_is_the_finding_and_no_giving_way(free: FakeNvml) -> None:
+    gpus = gpus_of(look(), 4, 7)
+    with Guard(gpus) as guard:
+        runner = Runner(
+            Request(("gemm_bf16",), tuple(GpuRef(gpu.slot, gpu.uuid) for gpu in gpus)),
+            guard.needed,
+            lambda text: free.lose(4) if "bf16" in text else None,
+            [sys.executable, str(CHILD), "hang"],
+        )
+        report = plan.told(runner.run(), guard)
+    assert (report.end, report.gpu, report.probe) == (End.CRASHED, 4, "gemm_bf16")
+    assert report.detail.startswith("the driver lost GPU 4 under the probe; it gave way during gemm_bf16, GPU 7")
 
 
 def test_nor_does_one_that_hangs(free: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from drover_agent.probes import Level, child, runner
 from drover_agent.probes.base import Context, Result
 from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
+from drover_agent.probes.scratch import scratch
 from testbed.waiting import wait_until
 
 CHILD = Path(__file__).resolve().parents[1] / "testbed/probe_child.py"
@@ -95,6 +97,90 @@ def test_the_process_sees_its_devices_alone_and_the_network_only_in_a_group(
     details = [result.detail for result in run("environment", **fields).results]
     names = [f"{library}_SOCKET_IFNAME={one}" for library, one in zip(("NCCL", "GLOO"), interfaces, strict=True)]
     assert details[1:] == [f"CUDA_VISIBLE_DEVICES={devices}", *names]
+
+
+def test_settings_that_would_falsify_a_figure_do_not_reach_the_process_nor_does_mps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
+    asked = ("NVIDIA_TF32_OVERRIDE", "CUDA_LAUNCH_BLOCKING", "NCCL_IB_HCA", "CUDA_MPS_PIPE_DIRECTORY", "TMPDIR")
+    request = Request(("gemm_bf16",), folder=str(tmp_path))
+    report = Runner(request, command=[*command("environment", tmp_path / "f"), *asked]).run()
+    *plain, pipe, folder = [result.detail.partition("=")[2] for result in report.results[1:]]
+    assert plain == ["None", "None", "mlx5_0"], "those of the site's network are its own"
+    assert Path(folder).parent == tmp_path
+    assert pipe == f"{folder}/no-mps", "a folder without a daemon"
+
+
+def test_what_a_killed_process_wrote_is_gone_and_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
+    (tmp_path / "drover-probe-left").mkdir()
+    (tmp_path / "drover-probe-left/disk.bin").write_bytes(b"1")
+    told, others = tmp_path / "told", tmp_path / "data"
+    others.mkdir()
+    with scratch(str(tmp_path)) as busy:  # of a run that is at it
+        report = run("litter", told, folder=str(tmp_path))
+        assert report.end is End.CRASHED
+        assert Path(told.read_text()).parent == tmp_path
+        assert sorted(tmp_path.iterdir()) == sorted([told, others, busy])
+    assert sorted(tmp_path.iterdir()) == sorted([told, others])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    report = run("well", folder=str(tmp_path / "none"))
+    assert report.end is End.REFUSED
+    assert "No such file or directory; name one that can be written (--folder)" in report.detail
+
+
+def test_an_installation_that_cannot_use_gpus_speaks_against_no_gpu() -> None:
+    report = run("unfit", gpus=TWO)
+    assert (report.end, report.gpu, report.results) == (End.REFUSED, None, [])
+    assert report.detail == "torch 2.9+cpu on this node is built without CUDA: install one with it"
+
+
+def test_a_gpu_that_cuda_does_not_see_is_named() -> None:
+    report = run("unseen", gpus=TWO)
+    assert (report.end, report.gpu) == (End.CRASHED, 7)
+    assert report.detail == "CUDA does not see GPU 7, which the driver lists"
+
+
+def test_memory_that_others_hold_is_no_fault_of_the_device() -> None:
+    report = run("short", gpus=TWO)
+    assert (report.end, report.detail) == (End.DONE, "")
+    assert [(r.gpu, r.value, r.detail) for r in report.results] == [
+        (None, 1.0, ""), (7, None, "not enough memory: CUDA out of memory on GPU 7"),
+    ]  # fmt: skip
+
+
+class Cuda:
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+
+    def init(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "why"),
+    [
+        ("12.8", "", ""),
+        (None, "", "torch 2.9 on this node is built without CUDA: install one with it"),
+        ("12.8", "The NVIDIA driver on your system is too old (found version 11040)", "torch 2.9 needs another driver"),
+    ],
+)
+def test_what_is_wrong_with_the_installation_is_said(version: str | None, error: str, why: str) -> None:
+    torch = SimpleNamespace(__version__="2.9", version=SimpleNamespace(cuda=version), cuda=Cuda(error))
+    assert child.unfit(torch).startswith(why)
+    assert bool(child.unfit(torch)) == bool(why)
+
+
+def test_cuda_that_fails_for_another_reason_is_no_matter_of_the_installation() -> None:
+    torch = SimpleNamespace(__version__="2.9", version=SimpleNamespace(cuda="12.8"), cuda=Cuda("CUDA unknown error"))
+    with pytest.raises(RuntimeError, match="unknown error"):
+        child.unfit(torch)
 
 
 def test_what_ends_the_run_later_counts_more_than_a_failure() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from drover_agent.probes import (
     disk,
     gemm,
     memory_pattern,
+    near,
     of_level,
     sdc,
     soak,
@@ -23,6 +27,7 @@ from drover_agent.probes import (
     train_step,
 )
 from drover_agent.probes.base import Context, Device, Result
+from testbed.nvml import FakeNvml
 
 torch = pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
 
@@ -209,3 +214,103 @@ def test_a_disk_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(disk, "SPARE_SHARE", 0.0)
     (result,) = disk.run(context(tmp_path), "disk_write")
     assert (result.value, result.detail) == (None, f"too little free space in {tmp_path}")
+
+
+def test_a_slow_disk_is_measured_by_what_it_takes_in_time_and_tells_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that takes 40 s for the whole file, which no probe may be silent for."""
+    now_s = 0.0
+
+    def synced(_file: int) -> None:
+        nonlocal now_s
+        now_s += 1.0
+
+    monkeypatch.setattr(disk.os, "fdatasync", synced)
+    monkeypatch.setattr(disk.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(disk, "CPU_BYTES", 40 << 20)
+    monkeypatch.setattr(disk, "BLOCK", 1 << 16)
+    told: list[str] = []
+    given = replace(context(tmp_path, seconds=2.5), tell=told.append)
+    (result,) = disk.run(given, "disk_write")
+    step = disk.SYNC_BLOCKS << 16
+    assert result.value == pytest.approx(3 * step / 3.0 / 1e9), "the third step ends after 2.5 s"
+    assert told[1:] == ["2 MiB written", "4 MiB written", "6 MiB written"]
+
+
+def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node may come late, or never: that is its own result, and no hang of this one."""
+    now_s = 0.0
+
+    def sleeps(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 1.0
+
+    monkeypatch.setattr(collectives.time, "sleep", sleeps)
+    monkeypatch.setattr(collectives.time, "monotonic", lambda: now_s)
+    told: list[float] = []
+    given = replace(context(tmp_path, seconds=1.0), tell=lambda _text: told.append(now_s))
+    rank, answers = SimpleNamespace(exitcode=None), SimpleNamespace(empty=lambda: True)
+    result = collectives._outcome(given, "allreduce", [rank], answers, 16)
+    assert (result.value, result.detail) == (None, "16 ranks did not finish: one of them, or the network, hangs")
+    gaps = [after - before for before, after in pairwise([0.0, *told, now_s])]
+    assert max(gaps) <= collectives.TELL_S + 2
+    assert now_s > collectives.IMPORT_S + collectives.JOIN_S, "as long as the network's own patience"
+
+
+def test_the_same_numbers_are_drawn_once_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    real = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *args, **kinds: (drawn.append(args), real(*args, **kinds))[1])
+    shape = (17, 19)
+    first, second = (gemm.random(torch, device, shape, 1234) for device in TWO)
+    assert torch.equal(first, second)
+    assert drawn == [(shape,)]
+
+
+def test_a_loss_is_judged_only_where_its_algorithms_are_deterministic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict: list[bool] = []
+
+    def train(*_: Any) -> tuple[float, list[float]]:
+        strict.append(
+            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
+        if strict[-1]:
+            raise RuntimeError("attention_backward does not have a deterministic implementation, but you set ...")
+        return 4.5 + len(strict), [0.1]
+
+    monkeypatch.setattr(train_step, "_train", train)
+    (result,) = train_step.run(context(tmp_path, TWO[:1], seconds=60), "train_step")
+    assert strict == [True, False, False]
+    assert result.ok is None, "it differs from run to run, as it may"
+    assert result.value and result.detail.startswith("the loss is not judged")
+    assert not torch.are_deterministic_algorithms_enabled(), "later probes are as they were"
+
+
+def test_the_real_training_step_has_deterministic_algorithms_alone(tmp_path: Path) -> None:
+    (result,) = train_step.run(context(tmp_path, TWO[:1]), "train_step")
+    assert result.ok is True
+
+
+def test_copies_are_made_on_the_cores_next_to_the_gpu(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pynvml
+
+    pynvml.nvmlInit()
+    address = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(3)).busId
+    pynvml.nvmlShutdown()
+    cores = sorted(os.sched_getaffinity(0))
+    place = tmp_path / "bus/pci/devices" / address.lower()[-12:]
+    place.mkdir(parents=True)
+    gpu = Device(3, "cuda:0", "board", 1)
+    for text, bound in ((f"{cores[-1]},9998-9999\n", {cores[-1]}), ("9999\n", None), ("", None)):
+        (place / "local_cpulist").write_text(text)
+        with near.near(gpu, tmp_path) as is_near:
+            assert is_near == (bound is not None)
+            assert os.sched_getaffinity(0) == (bound or set(cores)), "never on cores that it may not use"
+        assert os.sched_getaffinity(0) == set(cores)
+    assert near.cores_of(TWO[0], tmp_path) == set()
+    assert near.cpu_list("0-3,8\n") == {0, 1, 2, 3, 8}

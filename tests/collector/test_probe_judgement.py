@@ -66,7 +66,8 @@ def test_agent_and_collector_agree_on_the_figures() -> None:
 
 
 def test_agent_and_collector_agree_on_how_probes_end() -> None:
-    assert {end.value for end in RunnerEnd} == {end.value for end in End} - {"unserved"}
+    """A node that refused has measured nothing: to the judgement it is one of those that could not serve."""
+    assert {end.value for end in RunnerEnd} - {"refused"} == {end.value for end in End} - {"unserved"}
 
 
 def test_every_figure_has_its_usual_spread_and_key() -> None:

@@ -306,11 +306,13 @@ class FakeNvml:
             self.set(gpu, "mig_mode", 0)
 
     def hold(self, gpu: int, pid: int | None = None) -> None:
-        """This process of the machine has a compute context on the GPU; without one, none has."""
+        """This process of the machine has a compute context on the GPU; without one, none has, nor memory on it."""
         with self.batch():
             self.set(gpu, "nvmlDeviceGetComputeRunningProcesses", int(pid is not None))
             self.set(gpu, "nvmlDeviceGetMPSComputeRunningProcesses", 0)
-            if pid is not None:
+            if pid is None:
+                self.set(gpu, "nvmlDeviceGetMemoryInfo_v2.used", 1 << 20)
+            else:
                 self.set(gpu, "first_pid", pid)
 
     def lose(self, gpu: int) -> None:

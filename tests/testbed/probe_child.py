@@ -32,6 +32,12 @@ def main(part: str, file: Path) -> None:
     request = json.loads(sys.stdin.readline())
     if part == "silent":
         wait()
+    if part == "unfit":
+        tell("unfit", text="torch 2.9+cpu on this node is built without CUDA: install one with it")
+        return
+    if part == "unseen":
+        tell("unseen", number=1)
+        return
     tell("devices", devices=[])
     tell("start", probe=request["probes"][0])
     tell("progress", text="cuda:1: bf16 8192" if request["gpus"] else "cpu: bf16 128")
@@ -47,8 +53,15 @@ def main(part: str, file: Path) -> None:
         tell("progress", text="waits for its end")
         wait()
     elif part == "environment":
-        for name in ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        for name in sys.argv[3:] or ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             result(request["probes"][0], detail=f"{name}={os.environ.get(name)}")
+    elif part == "short":
+        tell("unmeasured", probe=request["probes"][0], text="not enough memory: CUDA out of memory on cuda:1")
+    elif part == "litter":
+        (Path(request["folder"]) / "sub").mkdir()
+        (Path(request["folder"]) / "sub/left.bin").write_bytes(b"1")
+        file.write_text(request["folder"])
+        os.kill(os.getpid(), signal.SIGKILL)
     elif part == "fails":
         tell("error", probe=request["probes"][0], text="RuntimeError: CUDA error: uncorrectable ECC error on cuda:1")
         for probe in request["probes"][1:]:

@@ -2,21 +2,23 @@
 
 One request, a JSON line on stdin (`runner.Request`); JSON lines on stdout: {"kind": "devices", "devices": [...]}, then
 for each probe {"kind": "start", "probe"}, {"kind": "progress", "text"}, {"kind": "result", ...},
-{"kind": "error", "probe", "text"} when it fails as it should not, and at the end
-{"kind": "end", "stopped": bool}. SIGTERM ends it between two measurements. What libraries print goes to stderr.
+{"kind": "error", "probe", "text"} when it fails as it should not, {"kind": "unmeasured", "probe", "text"} when memory
+does not suffice for it, and at the end {"kind": "end", "stopped": bool}. Instead of all that: {"kind": "unfit", "text"}
+where this installation cannot use GPUs, {"kind": "unseen", "number"} of a GPU that CUDA does not see.
+SIGTERM ends it between two measurements. What libraries print goes to stderr.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import importlib
 import json
 import math
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -40,7 +42,7 @@ class _Stop:
 def main() -> int:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read what it finds
+    die_with_parent()  # nobody would read what it finds
     stop = _Stop()
     try:
         request = json.loads(sys.stdin.readline())
@@ -50,17 +52,50 @@ def main() -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     import torch
 
+    if request["gpus"]:
+        if why := unfit(torch):
+            _tell(lines, "unfit", text=why)
+            return 0
+        if (seen := torch.cuda.device_count()) < len(request["gpus"]):  # CUDA's list ends at the first that it lacks
+            _tell(lines, "unseen", number=seen)
+            return 0
     found = devices(torch, request["gpus"], request.get("cpus", 1))
     _tell(lines, "devices", devices=[dataclasses.asdict(device) for device in found])
-    with tempfile.TemporaryDirectory(prefix="drover-probe-", dir=request.get("folder") or None) as folder:
-        for name in request["probes"]:
-            if stop.told:
-                break
-            _tell(lines, "start", probe=name)
-            context = _context(torch, request, name, found, folder, lines, stop)
-            stop.told |= not _run(context, name, lines)
+    for name in request["probes"]:
+        if stop.told:
+            break
+        _tell(lines, "start", probe=name)
+        context = _context(torch, request, name, found, lines, stop)
+        stop.told |= not _run(context, name, lines)
+        if request["gpus"]:
+            _give_back(torch)
     _tell(lines, "end", stopped=stop.told)
     return 0
+
+
+def die_with_parent() -> None:
+    """Killed when the process that started it ends, however: nothing may go on holding a GPU."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def unfit(torch: Any) -> str:
+    """Why this torch cannot use GPUs on this node; "" when it may. A fault of the installation, not of a GPU."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} on this node is built without CUDA: install one with it"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        if "driver" in (text := str(error).splitlines()[0]):  # "The NVIDIA driver on your system is too old ..."
+            return f"torch {torch.__version__} needs another driver: {text}"
+        raise
+    return ""
+
+
+def _give_back(torch: Any) -> None:
+    """The device's memory that torch keeps for later: the next probe counts what is free, and other processes of the
+    session (ranks) have none of it."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def devices(torch: Any, gpus: Sequence[Mapping[str, Any]], cpus: int) -> tuple[Device, ...]:
@@ -79,7 +114,6 @@ def _context(
     request: Mapping[str, Any],
     name: str,
     found: tuple[Device, ...],
-    folder: str,
     lines: TextIO,
     stop: _Stop,
 ) -> Context:
@@ -87,7 +121,7 @@ def _context(
     group = request.get("group")
     return Context(
         torch, found, level, PROBES[name].seconds[level is not Level.QUICK] * request.get("scale", 1.0),
-        lambda text: _tell(lines, "progress", text=text), lambda: stop.told, request.get("seed", 1), folder,
+        lambda text: _tell(lines, "progress", text=text), lambda: stop.told, request.get("seed", 1), request["folder"],
         request.get("inlet_c"), Group(**group) if group else None,
     )  # fmt: skip
 
@@ -100,6 +134,12 @@ def _run(context: Context, name: str, lines: TextIO) -> bool:
             _tell(lines, "result", **_plain(result))
     except InterruptedError:
         return False
+    except (
+        getattr(context.torch, "OutOfMemoryError", MemoryError),
+        MemoryError,
+    ) as error:  # of others that use it, not of the device
+        text = f"not enough memory: {str(error).splitlines()[0] if str(error) else 'of the host'}"
+        _tell(lines, "unmeasured", probe=name, text=text)
     except Exception as error:  # noqa: BLE001  # what it did not foresee, a device's error say; the others go on
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         _tell(lines, "error", probe=name, text=text)

@@ -14,12 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from drover_agent.probes.base import Context, Device, Group, Result
+from drover_agent.probes.child import die_with_parent
 
 UNIT = "GB/s"
 BYTES = 256 << 20  # in all; a multiple of every number of ranks is taken
 CPU_BYTES = 1 << 20
 LEAST_REPEATS = 5
 JOIN_S = 30.0
+IMPORT_S = 60.0  # of torch, by a process for each device at once
+TELL_S = 5.0  # between signs of life while ranks are awaited: who waits for another node does not hang
+CUDA_CALLS = 10  # between two waits for the device, whose own microseconds would count else
 CPU_RANKS = 2
 
 
@@ -56,8 +60,12 @@ def run(context: Context, name: str) -> Iterator[Result]:
 
 
 def _outcome(context: Context, name: str, ranks: list[Any], answers: Any, world: int) -> Result:
-    until = time.monotonic() + JOIN_S + 3 * context.seconds + 10
+    began = told = time.monotonic()
+    until = began + IMPORT_S + JOIN_S + 3 * context.seconds + 10
     while answers.empty():
+        if time.monotonic() > told + TELL_S:
+            told = time.monotonic()
+            context.tell(f"{name} over {world} ranks, since {told - began:.0f} s")
         if context.stopping():
             raise InterruptedError("told to stop")
         dead = [k for k, rank in enumerate(ranks) if rank.exitcode not in (None, 0)]
@@ -80,6 +88,7 @@ def bus_bandwidth(name: str, size: int, seconds: float, ranks: int) -> float:
 
 def _rank(name: str, device: str, rank: int, world: int, group: Group, seconds: float, answers: Any) -> None:
     """One process. The first rank of each node tells."""
+    die_with_parent()
     first = rank % (world // group.nodes) == 0
     try:
         size, took, repeats = _measure(name, device, rank, world, group, seconds)
@@ -119,17 +128,19 @@ def _measure(
         else:
             dist.all_to_all_single(other, whole)
 
+    calls = CUDA_CALLS if cuda else 1
     times: list[float] = []
     go_on = torch.ones(1, device=device)
     until = time.monotonic() + seconds
     while True:
         began = time.perf_counter()
-        call()
+        for _ in range(calls):
+            call()
         if cuda:
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+        times.append((time.perf_counter() - began) / calls)
         if name == "allreduce":
-            whole.fill_(1.0)  # else it would run out of range
+            whole.fill_(1.0)  # else it would run out of range: each call multiplies by the number of ranks
         # All ranks must end after the same call: the first one decides.
         go_on.fill_(float(len(times) < LEAST_REPEATS or time.monotonic() < until))
         dist.broadcast(go_on, 0)

@@ -1,7 +1,8 @@
 """`drover-agent probe`: micro-benchmarks of this node by hand, with no collector; and, with --serve, the probe service.
 
 Ends with 0: all that was asked for was measured, or cannot be on such a device (the table says why). 1: a wrong answer,
-a hang, a crash, a run that was cut short, or a GPU that was left out. 2: bad input. 130: interrupted.
+a hang, a crash, a run that was cut short, or a GPU that was left out. 2: bad input, or nothing can be run here.
+130: interrupted.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ def _probe(options: argparse.Namespace) -> int:
     print(json.dumps(shown, indent=2) if options.json else as_text(report, left_out), flush=True)
     if stopped_by:
         return 128 + stopped_by
+    if report.end is End.REFUSED:
+        raise CommandError(report.detail)
     wrong = any(result.ok is False for result in report.results)
     return int(wrong or report.end is not End.DONE or bool(left_out))
 
@@ -116,7 +119,7 @@ def _watched(
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            return runner.run(), signals[0]
+            return plan.told(runner.run(), guard), signals[0]
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

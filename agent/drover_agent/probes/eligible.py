@@ -1,6 +1,7 @@
 """Which GPUs a probe may use, and whether somebody comes to hold one while it runs: asked of NVML.
 
-A GPU that a process holds is never probed unless a person forces it; one in MIG mode never. The processes of the
+A GPU that a process holds is never probed unless a person forces it; one in MIG mode never. Memory in use counts as a
+process: inside a container NVML may name none of those outside of it. The processes of the
 probe's own session do not count. One that cannot be seen here (other PID namespace, hidepid) does: nobody knows whose
 it is. In a container the command therefore needs the machine's own PID namespace (hostPID).
 """
@@ -27,6 +28,8 @@ from drover_agent.sources.nvml_mig import COMPUTE_LISTS
 LOOK_S = 0.5
 DRIVER_S = 10.0  # for the driver to say which GPUs there are
 SILENT_S = 5.0  # a driver that says for so long not who holds its GPUs ends the probe
+USED_BYTES = 256 << 20  # of its memory without a process: the driver's own is not in the count (v2), a context has more
+LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 UNSEEN = -1  # the session of a process that is not to be seen; 0 is one whose leader is outside of this container
 NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
@@ -39,7 +42,10 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`refusal`: why it cannot be probed at all. `holders`: processes that hold it, each as "PID (name, user)"."""
+    """`refusal`: why it cannot be probed at all. `holders`: processes that hold it, each as "PID (name, user)".
+
+    `unseen_bytes`: of its memory in use, by none of the processes that the driver names.
+    """
 
     slot: int
     uuid: str = ""
@@ -47,12 +53,20 @@ class Gpu:
     refusal: str = ""
     pids: tuple[int, ...] = ()
     holders: tuple[str, ...] = ()
+    unseen_bytes: int = 0
 
     def why_not(self, *, force: bool = False) -> str:
         """Why no probe may run on it; "" when one may."""
-        if self.refusal or force or not self.pids:
+        if self.refusal or force:
             return self.refusal
-        return f"held by process {', '.join(self.holders)}"
+        if self.pids:
+            return f"held by process {', '.join(self.holders)}"
+        if self.unseen_bytes:
+            return (
+                f"held: {self.unseen_bytes >> 20} MiB of its memory are in use and the driver names no process "
+                "for them (outside of this container, or one that died and left them)"
+            )
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +125,16 @@ def _gpu(slot: int) -> Gpu:
         pids = held_by(handle)
     except pynvml.NVMLError as error:
         return Gpu(slot, uuid, model, f"the driver does not say who holds it: {error}")
-    return Gpu(slot, uuid, model, "", pids, tuple(_describe(pid) for pid in pids))
+    return Gpu(slot, uuid, model, "", pids, tuple(_describe(pid) for pid in pids), 0 if pids else _used(handle))
+
+
+def _used(handle: Any) -> int:
+    """Bytes, 0 when they are as few as on an idle GPU or the driver is too old to tell them from its own."""
+    try:
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
+    except pynvml.NVMLError:
+        return 0
+    return used if used >= USED_BYTES else 0
 
 
 def _in_mig_mode(handle: Any) -> bool:
@@ -154,6 +177,7 @@ class Guard:
         self._gpus, self._tolerated = tuple(gpus), frozenset(tolerated)
         self._holders: dict[int, dict[int, int]] = {}  # slot -> process -> session
         self._trouble = ""
+        self.lost: int | None = None  # the slot of a GPU that the driver lost meanwhile
         self._looked_s = time.monotonic()
         self.looks = 0
         self._ended = threading.Event()
@@ -192,7 +216,8 @@ class Guard:
                 return
             unseen: set[int] = set()
             while True:
-                pids = {slot: held_by(handle) for slot, handle in handles.items()}
+                began = time.monotonic()
+                pids = {slot: self._held(slot, handle) for slot, handle in handles.items()}
                 sessions = {pid: _session(pid) for held in pids.values() for pid in held}
                 # One that ended since it was listed is nobody; one that is listed again lives out of sight.
                 gone = {pid for pid, session in sessions.items() if session == UNSEEN} - unseen
@@ -200,13 +225,22 @@ class Guard:
                 self._holders = {slot: {p: sessions[p] for p in held if p not in gone} for slot, held in pids.items()}
                 self._looked_s = time.monotonic()
                 self.looks += 1
-                if self._ended.wait(LOOK_S):
+                if self._ended.wait(max(0.0, LOOK_S - (time.monotonic() - began))):
                     break
         except Exception as error:  # noqa: BLE001  # whatever it is, nobody looks any more
             self._trouble = f"the driver no longer says who holds its GPUs: {error}"
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
+
+    def _held(self, slot: int, handle: Any) -> tuple[int, ...]:
+        """Raises NVMLError."""
+        try:
+            return held_by(handle)
+        except pynvml.NVMLError as error:
+            if error.value in LOST:
+                self.lost = slot
+            raise
 
 
 def _session(pid: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from drover_agent.probes.base import Context, Device, Result
+from drover_agent.probes.near import near
 from drover_agent.probes.timing import time_calls
 
 UNIT = "GB/s"
@@ -22,14 +23,19 @@ def run(context: Context, name: str) -> Iterator[Result]:
     for device in context.devices:
         size = BYTES if device.is_cuda else CPU_BYTES
         context.tell(f"{device.name}: {name} of {size >> 20} MiB")
-        try:
-            call = _call(context.torch, device, name, size)
-        except RuntimeError as error:  # memory that cannot be pinned: a limit of the host
-            yield Result(name, device.slot, None, UNIT, f"no pinned memory: {str(error).splitlines()[0]}")
-            continue
-        timing = time_calls(context.torch, device, call, context.seconds, context.stopping)
+        with near(device) as bound:
+            try:
+                call = _call(context.torch, device, name, size)
+            except RuntimeError as error:  # memory that cannot be pinned: a limit of the host
+                yield Result(name, device.slot, None, UNIT, f"no pinned memory: {str(error).splitlines()[0]}")
+                continue
+            timing = time_calls(context.torch, device, call, context.seconds, context.stopping)
         moved = size * (2 if name == "pcie_both" else 1)
-        detail = f"{size >> 20} MiB, pinned" if device.is_cuda else f"{size >> 20} MiB within the host's memory"
+        detail = (
+            f"{size >> 20} MiB, pinned{', on the cores next to it' if bound else ''}"
+            if device.is_cuda
+            else f"{size >> 20} MiB within the host's memory"
+        )
         yield Result(
             name, device.slot, moved / timing.seconds / 1e9, UNIT, detail, spread=timing.spread, repeats=timing.repeats
         )

@@ -27,6 +27,7 @@ from typing import IO, Any
 from drover_agent.probes import PROBES, Level, Probe
 from drover_agent.probes.base import Device, Result
 from drover_agent.probes.exchange import read_object
+from drover_agent.probes.scratch import scratch
 from drover_proto.events import from_dict
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,12 @@ LINE_BYTES = 1 << 20  # of one line; a longer one is no line of ours
 MAX_RESULTS = 10_000
 TEXT = 2_000  # characters kept of a text that the child gave
 _CUDA = re.compile(r"\bcuda:(\d+)")
+# Settings of whoever starts it that would change what is measured. CUDA_MPS: NVIDIA's docs on MPS: without a daemon
+# behind its pipe folder a process computes by itself; through one it would start a server that holds the GPU.
+FALSIFY = (
+    "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)  # fmt: skip
 
 
 class End(StrEnum):
@@ -54,6 +61,7 @@ class End(StrEnum):
     CRASHED = "crashed"
     TIMEOUT = "timeout"
     MEMORY = "memory"  # took more of the host's memory than it may
+    REFUSED = "refused"  # nothing can be run on this node as it is set up: says nothing of a device
 
     @property
     def bad(self) -> bool:
@@ -133,9 +141,19 @@ class Runner:
         self._stop = self._stop or why
 
     def run(self) -> Report:
+        try:
+            with scratch(self._request.folder) as folder:
+                return self._run(folder)
+        except OSError as error:
+            why = f"no folder to work in: {error.filename}: {error.strerror}; name one that can be written (--folder)"
+            return Report(End.REFUSED, why)
+
+    def _run(self, folder: Path) -> Report:
         report = Report()
         began = time.monotonic()
-        environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}
+        environment = {key: value for key, value in os.environ.items() if key not in FALSIFY}
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
+        environment["CUDA_MPS_PIPE_DIRECTORY"] = str(folder / "no-mps")
         # Empty: a run on the CPU touches no GPU.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._request.gpus)
         if self._request.group is None:  # else NCCL and gloo take the network's, which the service's unit shuts off
@@ -146,17 +164,17 @@ class Runner:
         )  # fmt: skip
         try:
             _yield_to_all(child.pid)
-            self._watch(child, report, began)
+            self._watch(child, report, began, folder)
         finally:
             _end(child, at_once=report.end in (End.HUNG, End.MEMORY))
             report.seconds = time.monotonic() - began
         return report
 
-    def _watch(self, child: subprocess.Popen[bytes], report: Report, began: float) -> None:
+    def _watch(self, child: subprocess.Popen[bytes], report: Report, began: float, folder: Path) -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
-        fields = dataclasses.asdict(self._request) | {"level": self._request.level.value}
+        fields = dataclasses.asdict(self._request) | {"level": self._request.level.value, "folder": str(folder)}
         with contextlib.suppress(BrokenPipeError):  # it has ended already; its output says why
             child.stdin.write(json.dumps(fields).encode() + b"\n")
             child.stdin.close()
@@ -209,6 +227,16 @@ class Runner:
             report.results.append(self._result(told))
         elif kind == "error":
             self._failed(PROBES[told["probe"]], self._named(str(told["text"])), report)
+        elif kind == "unmeasured":
+            probe, text = PROBES[told["probe"]], self._named(str(told["text"]))
+            report.results.append(Result(probe.name, self._gpu, None, probe.unit, text))
+        elif kind == "unfit":
+            report.end, report.detail = End.REFUSED, self._named(str(told["text"]))
+            return True
+        elif kind == "unseen":
+            report.gpu = self._slot(str(int(told["number"])))
+            report.end, report.detail = End.CRASHED, f"CUDA does not see GPU {report.gpu}, which the driver lists"
+            return True
         elif kind == "end":
             if told["stopped"]:
                 report.end, report.detail = End.STOPPED, self._stop or "it was told to stop"

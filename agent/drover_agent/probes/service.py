@@ -152,7 +152,7 @@ class Service:
             try:
                 if self._stop.is_set():
                     self._runner.stop("the probe service was told to stop")
-                return self._runner.run()
+                return plan.told(self._runner.run(), guard)
             finally:
                 self._runner = None
 

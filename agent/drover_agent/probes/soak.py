@@ -15,6 +15,8 @@ from drover_agent.probes.base import Context, Device, Result
 from drover_agent.probes.gemm import CPU_SIZE, SIZE, product
 
 LOOK_S = 1.0
+IN_A_ROW = 8  # products of 8192: about 10 ms of a large GPU
+UNDER_LOOK = 64  # queued while the sensors are read
 SETTLED_S = 15.0  # of no more change than SETTLED_C
 SETTLED_C = 1.0
 UNITS = {"sm_clock_mhz": "MHz", "power_w": "W", "gpu_temp_c": "degC"}
@@ -46,6 +48,7 @@ def run(context: Context, name: str, sensors: Sensors | None = None) -> Iterator
     while True:
         _load(context, calls)
         at_s = time.monotonic() - began
+        _queue(calls, UNDER_LOOK)  # power falls as soon as there is nothing to do
         for device, seen in looks.items():
             if values := read(device):
                 seen.append(Look(at_s, values))
@@ -71,12 +74,17 @@ def _load(context: Context, calls: Mapping[Device, Callable[[], Any]]) -> None:
     while time.monotonic() < until:
         if context.stopping():
             raise InterruptedError("told to stop")
-        for device, call in calls.items():
-            for _ in range(8 if device.is_cuda else 1):
-                call()
+        _queue(calls, IN_A_ROW)
         for device in calls:
             if device.is_cuda:
                 context.torch.cuda.synchronize(device.name)
+
+
+def _queue(calls: Mapping[Device, Callable[[], Any]], count: int) -> None:
+    """On a GPU without waiting for it."""
+    for device, call in calls.items():
+        for _ in range(count if device.is_cuda else 1):
+            call()
 
 
 def _results(context: Context, name: str, device: Device, seen: list[Look]) -> Iterator[Result]:

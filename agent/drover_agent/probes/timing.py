@@ -11,7 +11,7 @@ from typing import Any
 
 from drover_agent.probes.base import Device
 
-WARM_UP_S = 0.3  # clocks rise and libraries choose their kernels
+WARM_UP_S = 0.3  # clocks rise and libraries choose their kernels; on a GPU as long however short the probe is
 LEAST_REPEATS = 5
 BATCH_S = 0.02  # calls between two events take about this long, so that the event's own microseconds do not count
 
@@ -34,7 +34,7 @@ def time_calls(
         InterruptedError: it was told to stop.
     """
     clock = _CudaClock(torch, device) if device.is_cuda else _HostClock()
-    once = _warm_up(clock, call, min(WARM_UP_S, seconds / 4), stopping)
+    once = _warm_up(clock, call, WARM_UP_S if device.is_cuda else min(WARM_UP_S, seconds / 4), stopping)
     batch = max(1, round(BATCH_S / max(once, 1e-9)))
     until, found = time.monotonic() + seconds, [clock.measure(call, batch)]
     while len(found) < LEAST_REPEATS or time.monotonic() < until:
