@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from drover_collector.incidents_rules import leads as leads_over
 from drover_collector.incidents_rules import width
-from drover_proto.events import Evidence, Finding, Incident, Note, Severity, Wanted, stronger, worse
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Note, Severity, Wanted, stronger, worse
 
 MAX_EVIDENCE = 16
 MAX_NOTES = 60
