@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.identity import Denied, DeniedError
 from drover_collector.policy import PRESETS
+from drover_collector.probes.settings import ProbesConfig
 from drover_proto.settings import SettingsError, between, load, one_of, required, setting
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
@@ -147,6 +148,7 @@ class CollectorConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     act: ActConfig = field(default_factory=ActConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
+    probes: ProbesConfig = field(default_factory=ProbesConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     webhooks: tuple[WebhookConfig, ...] = setting((), "Signed webhooks (standardwebhooks.com), one table each.")

@@ -26,7 +26,7 @@ from drover_collector.ingest_writers import Writers
 from drover_collector.records import Taken, take_record
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Event
+from drover_proto.events import Event, ProbeResult
 
 __all__ = ["Ingest", "IngestStats", "Limits"]
 
@@ -42,6 +42,7 @@ class Ingest:
     Args:
         on_events: is told of events that are stored, from the event loop; returns at once.
         on_unstored: of events that the store keeps waiting, likewise (default: the same). Each event is told once.
+        on_probes: of results of probes that are stored, likewise.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Ingest:
         on_events: Callable[[list[Event]], None],
         *,
         on_unstored: Callable[[list[Event]], None] | None = None,
+        on_probes: Callable[[list[ProbeResult]], None] = lambda _: None,
         limits: Limits | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -64,12 +66,14 @@ class Ingest:
         self._teller = Teller()
         self._writers = Writers(
             store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events,
-            on_unstored or on_events,
+            on_unstored or on_events, on_probes,
         )  # fmt: skip
         self._hellos = Hellos(
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared
         )
         self._sessions: dict[Session, None] = {}
+        self._nameless: dict[Session, None] = {}  # those that have not said who they are, oldest first
+        self._gapped: dict[Session, None] = {}  # those of which something was left with the agent
         self._carer: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -79,6 +83,10 @@ class Ingest:
         )
         service = pb.DESCRIPTOR.services_by_name["Telemetry"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Stream": handler}),))
+
+    def stream(self, node: str) -> Session | None:
+        """The stream that speaks for a node, once it is welcomed; for what a collector has to ask of it."""
+        return self._hellos.stream(node)
 
     async def close(self) -> None:
         """Stores what was taken in, and where each lane stands. A store that fails now loses nothing: agents resend."""
@@ -92,7 +100,7 @@ class Ingest:
         """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
         session = Session(context, Account(self._limits))
         when_ended(lambda why: session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, why)))
-        self._sessions[session] = None
+        self._sessions[session] = self._nameless[session] = None
         self.stats.connected = len(self._sessions)
         if self._carer is None:
             self._carer = asyncio.create_task(self._care())
@@ -110,6 +118,8 @@ class Ingest:
             await session.abort(error)
         finally:
             del self._sessions[session]
+            self._nameless.pop(session, None)
+            self._gapped.pop(session, None)
             self.stats.connected = len(self._sessions)
             self._writers.acks.forget(session)
             self._hellos.leave(session)
@@ -180,14 +190,17 @@ class Ingest:
         """Streams without a Hello, and those that must send again what was left with them."""
         now = time.monotonic()
         again = round(self._limits.ends_per_s * self._limits.care_s) if not self._writers.storing.failing else 0
-        for session in list(self._sessions):
-            if not session.node and now - session.opened_s > self._limits.hello_s:
+        for session in list(self._nameless):
+            if session.node:
+                del self._nameless[session]
+            elif now - session.opened_s > self._limits.hello_s:
                 text = f"no Hello came within {self._limits.hello_s:g} s"
                 session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-            elif session.gapped and again > 0 and not self._writers.room.filling:
-                again -= 1
-                text = "the store takes data again; what was not acknowledged is to be sent again"
-                session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))
+            else:
+                break  # all after it are younger
+        for session in list(self._gapped)[:again] if not self._writers.room.filling else ():
+            text = "the store takes data again; what was not acknowledged is to be sent again"
+            session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))
 
     # ---- batches and records
 
@@ -253,6 +266,7 @@ class Ingest:
 
     async def _leave_with_agent(self, session: Session, lane: pb.Lane.ValueType) -> None:
         session.gapped.add(lane)
+        self._gapped[session] = None
         self.stats.dropped += 1
         await self._hold_back(session, self.stats.trouble or "the store takes nothing")
 

@@ -57,6 +57,10 @@ class Claims:
         del self._sessions[session.node]
         return True
 
+    def of(self, node: str) -> Session | None:
+        """Who speaks for it."""
+        return self._sessions.get(node)
+
     def all(self) -> list[Session]:
         return list(self._sessions.values())
 

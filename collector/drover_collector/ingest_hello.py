@@ -13,6 +13,7 @@ import grpc
 from drover_collector import identity
 from drover_collector.dictionary import Refusal, read_hello
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.gate import caller
 from drover_collector.ingest_claims import Claims, Things
 from drover_collector.ingest_limits import Accounts, Bucket, Limits, Teller
 from drover_collector.ingest_session import EndError, Session, lane_seqs
@@ -52,6 +53,11 @@ class Hellos:
         self._things = Things()
         self._accounts = Accounts(limits)
         self._strangers = Bucket(limits.fresh_per_s, 4 * limits.fresh_entities)
+
+    def stream(self, node: str) -> Session | None:
+        """The stream that speaks for a node and has its Welcome."""
+        session = self._claims.of(node)
+        return session if session is not None and session.welcomed and session.end is None else None
 
     def leave(self, session: Session) -> None:
         """Its stream has ended."""
@@ -95,6 +101,7 @@ class Hellos:
             ignored=sorted(set(dictionary.ignored))[:MAX_IGNORED],
         )
         await session.send(pb.CollectorMessage(welcome=welcome))
+        session.welcomed = True
 
     def _check(self, hello: pb.Hello, size: int) -> None:
         if size > self._limits.hello_bytes:
@@ -119,7 +126,7 @@ class Hellos:
 
     def _may_speak(self, session: Session, node: str) -> None:
         try:
-            refusal = identity.refusal(identity.peer(session.context.auth_context()), node)
+            refusal = identity.refusal(caller() or identity.peer(session.context.auth_context()), node)
         except identity.IdentityError as error:
             refusal = str(error)
         if refusal is not None:

@@ -7,26 +7,32 @@ judged: it is judged once, in memory, and stored and acknowledged when the store
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from drover_collector.ingest_limits import Limits, Recent, Room
 from drover_collector.ingest_positions import Positions
 from drover_collector.ingest_session import Waiting
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_storing import Storing
+from drover_collector.probes.rows import row_of
 from drover_collector.records import Taken
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Event
+from drover_proto.events import Event, ProbeResult
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 RECORDS = "records"
 REMEMBERED = 100_000  # ids of events that were judged before they were stored
+STORM_S = 0.25  # between writes of events, however many come: each costs the store some 50 ms
 INVENTORIES = 20_000  # waiting
 
 
@@ -35,6 +41,7 @@ class Records:
 
     Args:
         on_events: is told of new events that are stored; on_unstored: of those that are not yet. Each is told once.
+        on_probes: of results of probes that are stored.
         release: is told of messages that are done: durable, or else given up.
     """
 
@@ -47,13 +54,18 @@ class Records:
         positions: Positions,
         on_events: Callable[[list[Event]], None],
         on_unstored: Callable[[list[Event]], None],
+        on_probes: Callable[[list[ProbeResult]], None],
+        now_ms: Callable[[], int],
         release: Callable[[Sequence[Waiting], bool, Room], None],
     ) -> None:
         self._store, self._stats, self._storing, self._positions = store, stats, storing, positions
         self._limits, self._release = limits, release
-        self.on_events, self._on_unstored = on_events, on_unstored
+        self.on_events, self._on_unstored, self._on_probes = on_events, on_unstored, on_probes
+        self._now_ms = now_ms
         self.room = Room(limits.record_bytes)
         self.came = asyncio.Event()
+        self.urgent = asyncio.Event()  # something came that somebody waits for, or much
+        self._rested_s = 0.0  # when the newest turn ended
         self._queue: list[Waiting] = []
         self._under_way: list[Waiting] = []
         self._early: Recent[str, None] = Recent(REMEMBERED)  # judged, and not stored when they were
@@ -66,6 +78,8 @@ class Records:
         self.room.grow(waiting.account, waiting.size)
         self._queue.append(waiting)
         self.came.set()
+        if waiting.urgent or self.room.filling:
+            self.urgent.set()
 
     def put_inventory(self, node: str, ts_ms: int, inventory: dict[str, str]) -> None:
         """What a node is made of. Not acknowledged: its next Hello tells it again."""
@@ -80,6 +94,7 @@ class Records:
     async def turn(self) -> bool:
         """Store what waits. True: that was the last."""
         await self.came.wait()
+        await self._company()
         work, self._queue = self._queue, []
         if not work and not self._inventories:
             self.came.clear()
@@ -107,11 +122,22 @@ class Records:
         finally:
             self._under_way = []
             self._release(work, acknowledged, self.room)
+            self._rested_s = time.monotonic()
         inventories = [value for _, value in self._inventories.items()]
         if inventories:
             self._inventories = Recent(INVENTORIES)
             await self._storing.until_stored(RECORDS, self._store.write_inventories, inventories, lambda _: None)
         return False
+
+    async def _company(self) -> None:
+        """Wait for more. An event waits only in a storm of them; a thousand agents that say what runs on them are
+        stored together."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.flush_s):
+                await self.urgent.wait()
+        await asyncio.sleep(self._rested_s + min(STORM_S, self._limits.flush_s) - time.monotonic())
+        if not self._storing.closing:
+            self.urgent.clear()
 
     def judge_early(self, work: Sequence[Waiting]) -> None:
         """Have events judged that are not stored. Each once: its id is remembered."""
@@ -152,6 +178,10 @@ class Records:
         self._store.write_events([t.event for t in taken if t.event is not None])
         self._store.write_absences([t.absence for t in taken if t.absence is not None])
         self._store.write_holdings([t.holding for t in taken if t.holding is not None])
+        if probes := [t.probe for t in taken if t.probe is not None]:
+            made_of = {node: self._store.inventory(node) for node in {result.node for result in probes}}
+            now_ms = self._now_ms()
+            self._store.write_probes([row_of(result, made_of[result.node], now_ms) for result in probes])
 
     def _hand_on(self, work: Sequence[Waiting]) -> None:
         """These are stored: those that were not judged before are."""
@@ -162,16 +192,17 @@ class Records:
         self._stats.unstored_events = len(self._early)
         self._stats.records += len(work)
         self._stats.events += len(events)
-        if probes := sum(w.record is not None and w.record.probe is not None for w in work):
-            self._stats.skipped["probe_result"] += probes  # taken; no table has them yet (issue 5)
         if fresh:
             self._tell(self.on_events, fresh)
+        if probes := [w.record.probe for w in work if w.record is not None and w.record.probe is not None]:
+            self._stats.probes += len(probes)
+            self._tell(self._on_probes, probes)
 
-    def _tell(self, listener: Callable[[list[Event]], None], events: list[Event]) -> None:
+    def _tell(self, listener: Callable[[list[T]], None], told: list[T]) -> None:
         try:
-            listener(events)
+            listener(told)
         except Exception:
-            log.exception("%d events could not be handed on", len(events))
+            log.exception("%d records could not be handed on", len(told))
 
 
 def _content(event: Event) -> tuple[object, ...]:

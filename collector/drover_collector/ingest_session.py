@@ -41,7 +41,7 @@ class Session:
     __slots__ = (
         "_refusals", "_settled", "_task", "_writing", "account", "acked_s", "boot", "clock_offset_ms", "context",
         "dictionary", "end", "gapped", "heard_s", "hello_bytes", "hello_ms", "no_dictionary", "node", "opened_s",
-        "sending", "spool", "told_back_s", "unacked", "waiting",
+        "sending", "spool", "told_back_s", "unacked", "waiting", "welcomed",
     )  # fmt: skip
 
     def __init__(self, context: Any, account: Account) -> None:
@@ -63,6 +63,7 @@ class Session:
         self.told_back_s = 0.0  # when the agent was asked to hold back last
         self.gapped: set[int] = set()  # lanes of which something was dropped: nothing after it may be acknowledged
         self.sending = False  # an Ack is on its way
+        self.welcomed = False
         self._refusals: list[pb.Rejection] = []  # for the next Ack
         self._task = asyncio.current_task()
         self._settled: asyncio.Event | None = None
@@ -156,6 +157,12 @@ class Waiting:
 
     def __post_init__(self) -> None:
         self.account = self.session.account  # a later Hello may change the session's
+
+    @property
+    def urgent(self) -> bool:
+        """Whether its agent, or whoever judges, waits for it: what is refused, events and results of probes."""
+        record = self.record
+        return self.lane == pb.EVENTS and (record is None or (record.absence is None and record.holding is None))
 
 
 def lane_seqs(held: Mapping[int, int]) -> list[pb.LaneSeq]:

@@ -24,8 +24,9 @@ class IngestStats:
     samples: int = 0  # values that were present
     bytes: int = 0  # of the batches stored
     insert_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))  # of each insert of telemetry
-    records: int = 0  # events, absences and holdings stored
+    records: int = 0  # events, absences, holdings and results of probes stored
     events: int = 0  # handed on
+    probes: int = 0  # results of probes stored
     acks: int = 0
     rejected: Counter[str] = field(default_factory=Counter)  # messages and streams refused, by reason
     out_of_range: Counter[str] = field(default_factory=Counter)  # values stored as absent, by metric

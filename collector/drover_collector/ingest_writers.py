@@ -22,7 +22,7 @@ from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_storing import Refuse, Storing
 from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Event
+from drover_proto.events import Event, ProbeResult
 
 DAY_MS = 86_400_000
 PARTS = 20  # of the wait for company: it ends with one in which nobody came
@@ -36,6 +36,7 @@ class Writers:
         known: nodes of the fleet file.
         refuse: is told of what the store's side refuses, before it is acknowledged.
         on_events: is told of new events once they are stored; on_unstored: of those that the store keeps waiting.
+        on_probes: of results of probes that are stored.
     Attributes:
         freed: set when room was made.
     Raises:
@@ -53,13 +54,23 @@ class Writers:
         refuse: Refuse,
         on_events: Callable[[list[Event]], None],
         on_unstored: Callable[[list[Event]], None],
+        on_probes: Callable[[list[ProbeResult]], None],
     ) -> None:
         self._store, self._stats, self._limits, self._now_ms, self._teller = store, stats, limits, now_ms, teller
         self.positions = Positions(store, known)
         self.acks = Acks(stats, self.positions.of, now_ms)
         self.storing = Storing(stats, limits, refuse)
         self.records = Records(
-            store, stats, limits, self.storing, self.positions, on_events, on_unstored, self._release
+            store,
+            stats,
+            limits,
+            self.storing,
+            self.positions,
+            on_events,
+            on_unstored,
+            on_probes,
+            now_ms,
+            self._release,
         )
         self.room = Room(limits.waiting_bytes)
         self.freed = asyncio.Event()
@@ -97,7 +108,7 @@ class Writers:
     async def close(self) -> None:
         """Stores what waits, and where each lane stands. What a failing store does not take, the agents still have."""
         self.storing.closing = True
-        for came in (self._came, self.records.came, self._full):
+        for came in (self._came, self.records.came, self.records.urgent, self._full):
             came.set()
         await asyncio.gather(*self._tasks)
         await self._note_seqs()
@@ -188,12 +199,15 @@ class Writers:
     def _release(self, work: Sequence[Waiting], acknowledged: bool, room: Room) -> None:
         """Makes room in the end, whatever happened: acknowledges, or else leaves it to the agents to send again."""
         done: Counter[Session] = Counter()
+        awaited: set[Session] = set()
         for waiting in work:
             done[waiting.session] += 1
+            if waiting.urgent:
+                awaited.add(waiting.session)
             room.grow(waiting.account, -waiting.size)
         self._stats.waiting_bytes = self.room.used + self.records.room.used
         for session, count in done.items():
-            self.acks.settle(session, count, acknowledged, at_once=room is self.records.room)
+            self.acks.settle(session, count, acknowledged, at_once=session in awaited)
         self.freed.set()
 
     async def _note_seqs_in_time(self) -> None:

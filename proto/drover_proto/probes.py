@@ -61,3 +61,6 @@ _ROWS: tuple[Figure, ...] = (
 )
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _ROWS})
+
+# Each has all figures of those before it -> how long a request for it may take on its node, s.
+LEVELS: Mapping[str, int] = MappingProxyType({"quick": 600, "standard": 1800, "deep": 4 * 3600})

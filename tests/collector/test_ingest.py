@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from drover_collector.ingest import Limits
+from drover_collector.probes.measurements import Key
 from drover_collector.records import Taken, take_record
-from drover_collector.store import Store, StoreError
+from drover_collector.store import ProbeRow, Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Event, EventKind, Holding, ProbeResult, to_json
@@ -227,7 +228,9 @@ async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
 
 
 @in_loop
-async def test_a_probes_result_is_taken_and_counted(store: Store) -> None:
+async def test_a_probes_result_is_stored_with_what_its_gpu_was(store: Store) -> None:
+    facts = {"driver_version": "580", "gpu3.model": "NVIDIA H200", "gpu3.serial": "S", "gpu3.power_limit_set_w": "700"}
+    store.write_inventories([("n0", T0, facts)])
     result = ProbeResult("r1/0", "n7", 3, "gemm_bf16", T0, None, 790.0, "TFLOP/s", request="r1")
     async with Collector(store) as collector, collector.agent(hello()) as agent:
         await agent.send(record=pb.Record(seq=1, probe_result=pb.ProbeResult(request_id="r1", json=to_json(result))))
@@ -239,7 +242,10 @@ async def test_a_probes_result_is_taken_and_counted(store: Store) -> None:
             await agent.read()
         assert "no probe's result: ProbeResult" in agent.rejected[EVENTS, 2]
         assert "of GPU 999" in agent.rejected[EVENTS, 3]
-        assert collector.ingest.stats.skipped == {"probe_result": 1}
+        told = replace(result, node="n0")
+        assert collector.probes == [told]
+        key = Key("NVIDIA H200", "580", 700.0)
+        assert store.probe_results("r1") == [ProbeRow(told, key, "S", "", collector.now_ms)]
 
 
 def test_an_agent_tells_results_of_its_own_node_alone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from drover_collector.ingest import Ingest, Limits
 from drover_collector.main import AGENT_OPTIONS
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Event
+from drover_proto.events import Event, ProbeResult
 from testbed.fleets import T0, block, index_of
 
 LIVE, BACKFILL, EVENTS = pb.LIVE, pb.BACKFILL, pb.EVENTS
@@ -29,14 +29,23 @@ class Collector:
     limits: Limits = QUICK
     now_ms: int = T0 + 2000
     events: list[Event] = field(default_factory=list)
+    probes: list[ProbeResult] = field(default_factory=list)
+    on_probes: Callable[[list[ProbeResult]], None] = lambda _: None
 
     async def __aenter__(self) -> Collector:
-        self.ingest = Ingest(self.store, index_of(), self.events.extend, limits=self.limits, now_ms=lambda: self.now_ms)
+        self.ingest = Ingest(
+            self.store, index_of(), self.events.extend, on_probes=self._probed, limits=self.limits,
+            now_ms=lambda: self.now_ms,
+        )  # fmt: skip
         self.server = grpc.aio.server(options=AGENT_OPTIONS)
         self.ingest.register(self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
         return self
+
+    def _probed(self, results: list[ProbeResult]) -> None:
+        self.probes += results
+        self.on_probes(results)
 
     async def __aexit__(self, *_: object) -> None:
         await self.server.stop(0)

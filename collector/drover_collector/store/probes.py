@@ -105,6 +105,14 @@ class Probes(Writes):
         rows = self._probes("request = {request:String}", "ts, id", 100_000, request=request)
         return sorted(rows, key=lambda r: (r.result.end != "", _number(r.result.id)))
 
+    def ended_requests(self, requests: Sequence[str]) -> list[str]:
+        """Those of these orders whose closing result is here."""
+        if not requests:
+            return []
+        which = ", ".join(word(request) for request in requests)
+        found = self._clients.rows(f"SELECT DISTINCT request FROM probes WHERE end != '' AND request IN ({which})")
+        return [row["request"] for row in found]
+
     def newest_probes(
         self, probes: Iterable[str] = (), *, sku: str | None = None, node: str = "", nodes: int = 512, now_ms: int
     ) -> list[ProbeRow]:
