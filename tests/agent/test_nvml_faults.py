@@ -11,6 +11,7 @@ import pytest
 from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import ALL_LOST_MS, RETRY_MS, NvmlSource
+from drover_agent.sources.nvml_fields import RARE_MS
 from drover_agent.sources.nvml_identity import CHECK_MS
 from drover_agent.sources.nvml_metrics import REFUSED_MS
 from drover_proto.catalog import Absent
@@ -344,7 +345,7 @@ def test_sixteen_gpus(fake_nvml: FakeNvml) -> None:
     fake_nvml.healthy(16)
     source = NvmlSource("node-1")
     source.read(START)
-    reading = source.read(START + 10_000)
+    reading = source.read(START + RARE_MS)
     assert keys_of(reading) == {slot: f"16540230{slot:05d}" for slot in range(16)}
     assert all(set(values_of(reading, gpu)) == NAMES - {"nvlink_effective_ber"} for gpu in range(16))
     source.close()
@@ -355,7 +356,7 @@ def test_mig_on_two_of_eight(fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
     fake_nvml.mig(2, [0, 1, 6])
     fake_nvml.mig(5, [3])
     source.read(START + 10_000)
-    reading = source.read(START + 20_000)
+    reading = source.read(START + 10_000 + RARE_MS)
     instances = [values for e, values in reading.rows if e.mig]
     assert [e.gpu for e, _ in reading.rows] == [0, 1, 2, 2, 2, 2, 3, 4, 5, 5, 6, 7]
     assert [values["framebuffer_used_bytes"] for values in instances] == [1e9, 2e9, 7e9, 4e9]
