@@ -1117,3 +1117,508 @@ class BackupReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackupReply: _TypeAlias = BackupReply  # noqa: Y015
+
+@_typing.final
+class ProbesRequest(_message.Message):
+    """The newest result of each GPU, pair and node, held against the fleet. One of both must be given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIGURE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    figure: _builtins.str
+    """of the whole fleet: its distribution"""
+    node: _builtins.str
+    """all figures of this node, or `figure` alone"""
+    def __init__(
+        self,
+        *,
+        figure: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figure", b"figure", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbesRequest: _TypeAlias = ProbesRequest  # noqa: Y015
+
+@_typing.final
+class ProbeList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIGURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbeFigure]: ...
+    def __init__(
+        self,
+        *,
+        figures: _abc.Iterable[Global___ProbeFigure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeList: _TypeAlias = ProbeList  # noqa: Y015
+
+@_typing.final
+class ProbeFigure(_message.Message):
+    """One figure over the boards of one model; results of a CPU are left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIGURE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    BETTER_FIELD_NUMBER: _builtins.int
+    SKU_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    figure: _builtins.str
+    unit: _builtins.str
+    better: _builtins.str
+    """higher, lower, exact, neither"""
+    sku: _builtins.str
+    """"": not known"""
+    fleet: _builtins.bytes
+    """float32 little-endian: values of all that were judged with it, lowest first"""
+    nodes: _builtins.int
+    """that these are of: those probed last"""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbeValue]:
+        """by node, GPU and peer; where a node was asked for, its own"""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbeGroup]:
+        """a configuration (driver, power limit, ...) each"""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """findings about configurations, each a sentence"""
+
+    def __init__(
+        self,
+        *,
+        figure: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        better: _builtins.str = ...,
+        sku: _builtins.str = ...,
+        values: _abc.Iterable[Global___ProbeValue] | None = ...,
+        groups: _abc.Iterable[Global___ProbeGroup] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+        fleet: _builtins.bytes = ...,
+        nodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["better", b"better", "figure", b"figure", "fleet", b"fleet", "groups", b"groups", "nodes", b"nodes", "notes", b"notes", "sku", b"sku", "unit", b"unit", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeFigure: _TypeAlias = ProbeFigure  # noqa: Y015
+
+@_typing.final
+class ProbeValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    WORSE_FIELD_NUMBER: _builtins.int
+    DETECTABLE_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    gpu: _builtins.int
+    """absent: of the node"""
+    peer: _builtins.int
+    """the other GPU of a pair"""
+    value: _builtins.float
+    """absent: not measured, `text` says why"""
+    verdict: _builtins.str
+    """pass, fail, doubtful (worth another look), unknown (cannot be judged)"""
+    text: _builtins.str
+    """a sentence with figure and expectation"""
+    ts_ms: _builtins.int
+    expected: _builtins.float
+    """centre of its configuration"""
+    worse: _builtins.float
+    """share by which it is worse than expected, negative: better"""
+    detectable: _builtins.float
+    """the smallest such share that would be told"""
+    spread: _builtins.float
+    """coefficient of variation over its repeats"""
+    order: _builtins.str
+    level: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
+        peer: _builtins.int | None = ...,
+        value: _builtins.float | None = ...,
+        verdict: _builtins.str = ...,
+        text: _builtins.str = ...,
+        ts_ms: _builtins.int = ...,
+        expected: _builtins.float | None = ...,
+        worse: _builtins.float | None = ...,
+        detectable: _builtins.float | None = ...,
+        spread: _builtins.float | None = ...,
+        order: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_detectable", b"_detectable", "_expected", b"_expected", "_gpu", b"_gpu", "_peer", b"_peer", "_spread", b"_spread", "_value", b"_value", "_worse", b"_worse", "detectable", b"detectable", "expected", b"expected", "gpu", b"gpu", "peer", b"peer", "spread", b"spread", "value", b"value", "worse", b"worse"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_detectable", b"_detectable", "_expected", b"_expected", "_gpu", b"_gpu", "_peer", b"_peer", "_spread", b"_spread", "_value", b"_value", "_worse", b"_worse", "detectable", b"detectable", "expected", b"expected", "gpu", b"gpu", "level", b"level", "node", b"node", "order", b"order", "peer", b"peer", "spread", b"spread", "text", b"text", "ts_ms", b"ts_ms", "value", b"value", "verdict", b"verdict", "worse", b"worse"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__detectable: _TypeAlias = _typing.Literal["detectable"]  # noqa: Y015
+    _WhichOneofArgType__detectable: _TypeAlias = _typing.Literal["_detectable", b"_detectable"]  # noqa: Y015
+    _WhichOneofReturnType__expected: _TypeAlias = _typing.Literal["expected"]  # noqa: Y015
+    _WhichOneofArgType__expected: _TypeAlias = _typing.Literal["_expected", b"_expected"]  # noqa: Y015
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    _WhichOneofReturnType__peer: _TypeAlias = _typing.Literal["peer"]  # noqa: Y015
+    _WhichOneofArgType__peer: _TypeAlias = _typing.Literal["_peer", b"_peer"]  # noqa: Y015
+    _WhichOneofReturnType__spread: _TypeAlias = _typing.Literal["spread"]  # noqa: Y015
+    _WhichOneofArgType__spread: _TypeAlias = _typing.Literal["_spread", b"_spread"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    _WhichOneofReturnType__worse: _TypeAlias = _typing.Literal["worse"]  # noqa: Y015
+    _WhichOneofArgType__worse: _TypeAlias = _typing.Literal["_worse", b"_worse"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__detectable) -> _WhichOneofReturnType__detectable | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected) -> _WhichOneofReturnType__expected | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer) -> _WhichOneofReturnType__peer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spread) -> _WhichOneofReturnType__spread | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__worse) -> _WhichOneofReturnType__worse | None: ...
+
+Global___ProbeValue: _TypeAlias = ProbeValue  # noqa: Y015
+
+@_typing.final
+class ProbeGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIGURATION_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    CENTRE_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    DETECTABLE_FIELD_NUMBER: _builtins.int
+    configuration: _builtins.str
+    """"driver 570.1, 700 W, ECC on" """
+    size: _builtins.int
+    centre: _builtins.float
+    spread: _builtins.float
+    """standard deviation between boards, share of the centre"""
+    detectable: _builtins.float
+    def __init__(
+        self,
+        *,
+        configuration: _builtins.str = ...,
+        size: _builtins.int = ...,
+        centre: _builtins.float = ...,
+        spread: _builtins.float = ...,
+        detectable: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["centre", b"centre", "configuration", b"configuration", "detectable", b"detectable", "size", b"size", "spread", b"spread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeGroup: _TypeAlias = ProbeGroup  # noqa: Y015
+
+@_typing.final
+class ProbeHistoryRequest(_message.Message):
+    """One GPU's own results, of the board that is there now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    FIGURE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    gpu: _builtins.int
+    peer: _builtins.int
+    figure: _builtins.str
+    limit: _builtins.int
+    """0: 64"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
+        peer: _builtins.int | None = ...,
+        figure: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "_peer", b"_peer", "gpu", b"gpu", "peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "_peer", b"_peer", "figure", b"figure", "gpu", b"gpu", "limit", b"limit", "node", b"node", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    _WhichOneofReturnType__peer: _TypeAlias = _typing.Literal["peer"]  # noqa: Y015
+    _WhichOneofArgType__peer: _TypeAlias = _typing.Literal["_peer", b"_peer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer) -> _WhichOneofReturnType__peer | None: ...
+
+Global___ProbeHistoryRequest: _TypeAlias = ProbeHistoryRequest  # noqa: Y015
+
+@_typing.final
+class ProbeHistoryReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIGURE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    DRIFT_FIELD_NUMBER: _builtins.int
+    STEADY_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    figure: _builtins.str
+    unit: _builtins.str
+    drift: _builtins.str
+    """a sentence: whether it has become worse, or why that cannot be told"""
+    steady: _builtins.bool
+    """absent: cannot be told"""
+    since_ms: _builtins.int
+    """of a drift"""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbePoint]:
+        """oldest first"""
+
+    def __init__(
+        self,
+        *,
+        figure: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        points: _abc.Iterable[Global___ProbePoint] | None = ...,
+        drift: _builtins.str = ...,
+        steady: _builtins.bool | None = ...,
+        since_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms", "_steady", b"_steady", "since_ms", b"since_ms", "steady", b"steady"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms", "_steady", b"_steady", "drift", b"drift", "figure", b"figure", "points", b"points", "since_ms", b"since_ms", "steady", b"steady", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__since_ms: _TypeAlias = _typing.Literal["since_ms"]  # noqa: Y015
+    _WhichOneofArgType__since_ms: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms"]  # noqa: Y015
+    _WhichOneofReturnType__steady: _TypeAlias = _typing.Literal["steady"]  # noqa: Y015
+    _WhichOneofArgType__steady: _TypeAlias = _typing.Literal["_steady", b"_steady"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steady) -> _WhichOneofReturnType__steady | None: ...
+
+Global___ProbeHistoryReply: _TypeAlias = ProbeHistoryReply  # noqa: Y015
+
+@_typing.final
+class ProbePoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_MS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    ts_ms: _builtins.int
+    value: _builtins.float
+    spread: _builtins.float
+    order: _builtins.str
+    configuration: _builtins.str
+    level: _builtins.str
+    def __init__(
+        self,
+        *,
+        ts_ms: _builtins.int = ...,
+        value: _builtins.float | None = ...,
+        spread: _builtins.float | None = ...,
+        order: _builtins.str = ...,
+        configuration: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_spread", b"_spread", "_value", b"_value", "spread", b"spread", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_spread", b"_spread", "_value", b"_value", "configuration", b"configuration", "level", b"level", "order", b"order", "spread", b"spread", "ts_ms", b"ts_ms", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__spread: _TypeAlias = _typing.Literal["spread"]  # noqa: Y015
+    _WhichOneofArgType__spread: _TypeAlias = _typing.Literal["_spread", b"_spread"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spread) -> _WhichOneofReturnType__spread | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___ProbePoint: _TypeAlias = ProbePoint  # noqa: Y015
+
+@_typing.final
+class ProbeOrdersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """empty: all"""
+    id: _builtins.str
+    """this one alone, with its results"""
+    since_ms: _builtins.int
+    """that changed since"""
+    limit: _builtins.int
+    """0: 100"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        id: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "limit", b"limit", "node", b"node", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeOrdersRequest: _TypeAlias = ProbeOrdersRequest  # noqa: Y015
+
+@_typing.final
+class ProbeOrderList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbeOrderRow]:
+        """those asked for last first"""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[Global___ProbeOrderRow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeOrderList: _TypeAlias = ProbeOrderList  # noqa: Y015
+
+@_typing.final
+class ProbeOrderRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_JSON_FIELD_NUMBER: _builtins.int
+    ASKED_MS_FIELD_NUMBER: _builtins.int
+    VERDICTS_JSON_FIELD_NUMBER: _builtins.int
+    RESULTS_JSON_FIELD_NUMBER: _builtins.int
+    order_json: _builtins.str
+    """drover_proto.events.ProbeOrder, newest version"""
+    asked_ms: _builtins.int
+    @_builtins.property
+    def verdicts_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.ProbeVerdict: the node's, then its GPUs'"""
+
+    @_builtins.property
+    def results_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.ProbeResult; only where an id was given"""
+
+    def __init__(
+        self,
+        *,
+        order_json: _builtins.str = ...,
+        asked_ms: _builtins.int = ...,
+        verdicts_json: _abc.Iterable[_builtins.str] | None = ...,
+        results_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_ms", b"asked_ms", "order_json", b"order_json", "results_json", b"results_json", "verdicts_json", b"verdicts_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeOrderRow: _TypeAlias = ProbeOrderRow  # noqa: Y015
+
+@_typing.final
+class ProbeAsk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    level: _builtins.str
+    """empty: quick"""
+    why: _builtins.str
+    """a person's words, for the record"""
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: all that no process holds"""
+
+    @_builtins.property
+    def probes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all of the level"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        gpus: _abc.Iterable[_builtins.int] | None = ...,
+        level: _builtins.str = ...,
+        probes: _abc.Iterable[_builtins.str] | None = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "level", b"level", "node", b"node", "probes", b"probes", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeAsk: _TypeAlias = ProbeAsk  # noqa: Y015
+
+@_typing.final
+class ProbeAsked(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of the order; the same one that is open already is not asked for twice"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeAsked: _TypeAlias = ProbeAsked  # noqa: Y015

@@ -89,6 +89,26 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.BackupRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.BackupReply.FromString,
                 _registered_method=True)
+        self.ListProbes = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListProbes',
+                request_serializer=drover__proto_dot_fleet__pb2.ProbesRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ProbeList.FromString,
+                _registered_method=True)
+        self.ProbeHistory = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ProbeHistory',
+                request_serializer=drover__proto_dot_fleet__pb2.ProbeHistoryRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ProbeHistoryReply.FromString,
+                _registered_method=True)
+        self.ListProbeOrders = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListProbeOrders',
+                request_serializer=drover__proto_dot_fleet__pb2.ProbeOrdersRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ProbeOrderList.FromString,
+                _registered_method=True)
+        self.RequestProbe = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/RequestProbe',
+                request_serializer=drover__proto_dot_fleet__pb2.ProbeAsk.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ProbeAsked.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -161,6 +181,31 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListProbes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProbeHistory(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProbeOrders(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequestProbe(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -218,6 +263,26 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=drover__proto_dot_fleet__pb2.BackupRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.BackupReply.SerializeToString,
+            ),
+            'ListProbes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProbes,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ProbesRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ProbeList.SerializeToString,
+            ),
+            'ProbeHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeHistory,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ProbeHistoryRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ProbeHistoryReply.SerializeToString,
+            ),
+            'ListProbeOrders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProbeOrders,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ProbeOrdersRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ProbeOrderList.SerializeToString,
+            ),
+            'RequestProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestProbe,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ProbeAsk.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ProbeAsked.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -517,6 +582,114 @@ class Fleet:
             '/drover.fleet.v1.Fleet/Backup',
             drover__proto_dot_fleet__pb2.BackupRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.BackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProbes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListProbes',
+            drover__proto_dot_fleet__pb2.ProbesRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ProbeList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbeHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ProbeHistory',
+            drover__proto_dot_fleet__pb2.ProbeHistoryRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ProbeHistoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProbeOrders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListProbeOrders',
+            drover__proto_dot_fleet__pb2.ProbeOrdersRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ProbeOrderList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/RequestProbe',
+            drover__proto_dot_fleet__pb2.ProbeAsk.SerializeToString,
+            drover__proto_dot_fleet__pb2.ProbeAsked.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,11 @@ class FleetStub:
     Export: _grpc.UnaryStreamMultiCallable[_fleet_pb2.ExportRequest, _fleet_pb2.ExportChunk]
     Backup: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BackupRequest, _fleet_pb2.BackupReply]
     """operators only"""
+    ListProbes: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbesRequest, _fleet_pb2.ProbeList]
+    ProbeHistory: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbeHistoryRequest, _fleet_pb2.ProbeHistoryReply]
+    ListProbeOrders: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbeOrdersRequest, _fleet_pb2.ProbeOrderList]
+    RequestProbe: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbeAsk, _fleet_pb2.ProbeAsked]
+    """operators only"""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -58,6 +63,11 @@ class FleetAsyncStub(FleetStub):
     ListEvents: _aio.UnaryUnaryMultiCallable[_fleet_pb2.EventsRequest, _fleet_pb2.EventList]  # type: ignore[assignment]
     Export: _aio.UnaryStreamMultiCallable[_fleet_pb2.ExportRequest, _fleet_pb2.ExportChunk]  # type: ignore[assignment]
     Backup: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BackupRequest, _fleet_pb2.BackupReply]  # type: ignore[assignment]
+    """operators only"""
+    ListProbes: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbesRequest, _fleet_pb2.ProbeList]  # type: ignore[assignment]
+    ProbeHistory: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbeHistoryRequest, _fleet_pb2.ProbeHistoryReply]  # type: ignore[assignment]
+    ListProbeOrders: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbeOrdersRequest, _fleet_pb2.ProbeOrderList]  # type: ignore[assignment]
+    RequestProbe: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbeAsk, _fleet_pb2.ProbeAsked]  # type: ignore[assignment]
     """operators only"""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
@@ -137,6 +147,35 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.BackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.BackupReply, _abc.Awaitable[_fleet_pb2.BackupReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def ListProbes(
+        self,
+        request: _fleet_pb2.ProbesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ProbeList, _abc.Awaitable[_fleet_pb2.ProbeList]]: ...
+
+    @_abc_1.abstractmethod
+    def ProbeHistory(
+        self,
+        request: _fleet_pb2.ProbeHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ProbeHistoryReply, _abc.Awaitable[_fleet_pb2.ProbeHistoryReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListProbeOrders(
+        self,
+        request: _fleet_pb2.ProbeOrdersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ProbeOrderList, _abc.Awaitable[_fleet_pb2.ProbeOrderList]]: ...
+
+    @_abc_1.abstractmethod
+    def RequestProbe(
+        self,
+        request: _fleet_pb2.ProbeAsk,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ProbeAsked, _abc.Awaitable[_fleet_pb2.ProbeAsked]]:
         """operators only"""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
