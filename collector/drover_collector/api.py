@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from drover_collector import api_backup, api_export, api_fleet, api_incidents, api_nodes, api_series
+from drover_collector import api_backup, api_export, api_fleet, api_incidents, api_nodes, api_probes, api_series, gate
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
@@ -73,6 +73,20 @@ class FleetApi(FleetServicer):
 
     async def ListEvents(self, request: pb.EventsRequest, context: Context) -> pb.EventList:
         return await self._answer(context, lambda: api_incidents.list_events(self._facts, request))
+
+    async def ListProbes(self, request: pb.ProbesRequest, context: Context) -> pb.ProbeList:
+        return await self._answer(context, lambda: api_probes.list_probes(self._facts, request))
+
+    async def ProbeHistory(self, request: pb.ProbeHistoryRequest, context: Context) -> pb.ProbeHistoryReply:
+        return await self._answer(context, lambda: api_probes.probe_history(self._facts, request))
+
+    async def ListProbeOrders(self, request: pb.ProbeOrdersRequest, context: Context) -> pb.ProbeOrderList:
+        return await self._answer(context, lambda: api_probes.list_orders(self._facts, request))
+
+    async def RequestProbe(self, request: pb.ProbeAsk, context: Context) -> pb.ProbeAsked:
+        caller = gate.caller()  # here: a worker thread does not know it
+        by = "a local user" if caller is None else caller.name
+        return await self._answer(context, lambda: api_probes.request_probe(self._facts, request, by))
 
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
         if self._exporting.locked():

@@ -20,6 +20,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import Gate
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.pipeline import Pipeline
+from drover_collector.probes.desk import ProbeDesk
 from drover_collector.store import Store, StoreError, Totals
 from drover_collector.tls import ServerTls
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Health, Incident
@@ -72,6 +73,7 @@ class Facts:
         self.pipeline = pipeline
         self.stats = stats
         self.config = config
+        self.probe_desk: ProbeDesk | None = None  # of the collector that asks for probes
         self.away = ""  # why the store does not answer what the status asks
         self._kept: dict[object, tuple[float, Any]] = {}
         self._locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)

@@ -36,6 +36,10 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "QuerySeries": READERS,
     _FLEET + "ListEvents": READERS,
     _FLEET + "Export": READERS,
+    _FLEET + "ListProbes": READERS,
+    _FLEET + "ProbeHistory": READERS,
+    _FLEET + "ListProbeOrders": READERS,
+    _FLEET + "RequestProbe": OPERATORS,
     _FLEET + "Backup": OPERATORS,
 }
 PAGE = READERS  # of /metrics
@@ -65,6 +69,12 @@ class _Open:
 
 
 _CALL: ContextVar[_Open | None] = ContextVar("_CALL", default=None)
+
+
+def caller() -> Identity | None:
+    """From within a call: who calls; None where there is no gate, or no TLS."""
+    call = _CALL.get()
+    return None if call is None else call.peer.identity
 
 
 def when_ended(end: Callable[[str], None]) -> None:
