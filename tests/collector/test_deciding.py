@@ -1,0 +1,136 @@
+"""The life of a decision: modes, approvals, what the guard holds back, and the same answers after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from drover_collector.deciding import PERSON_MS, Decider
+from drover_proto.events import Approval, Decision, Duty, Health, Incident, IncidentKind, Wanted
+from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
+
+INDEX = fleet(32)
+HOUR_MS = 3_600_000
+
+
+def decider(mode: str = "enforce", ceiling: str = "enforce", **more: object) -> Decider:
+    return Decider(INDEX, policy(mode, **more), ceiling)  # type: ignore[arg-type]  # as `policy` takes them
+
+
+def answer(
+    subject: Decider, decision: Decision, approved: bool, incidents: list[Incident], now_ms: int
+) -> list[Decision]:
+    given = Approval(decision.id, now_ms, "anna", approved, "seen the log")
+    known = {i.id: i for i in incidents}
+    return subject.answer(given, known, folded(INDEX, incidents, subject.duties), lambda _: {}, now_ms)[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ceiling", "outcome"),
+    [
+        ("observe", "enforce", "would_act"), ("approve", "enforce", "pending_approval"), ("enforce", "enforce", "act"),
+        ("enforce", "observe", "would_act"), ("enforce", "approve", "pending_approval"),
+    ],
+)  # fmt: skip
+def test_what_comes_of_a_wish_in_each_mode_and_never_beyond_the_settings(mode: str, ceiling: str, outcome: str) -> None:
+    made, events = decide(decider(mode, ceiling), [incident("n001")], 1000)
+    assert [(d.outcome, d.node, d.wanted) for d in made] == [(outcome, "n001", Wanted.DRAIN)]
+    assert events == []
+
+
+def test_nothing_is_decided_twice() -> None:
+    subject = decider()
+    assert len(decide(subject, [incident("n001")], 1000)[0]) == 1
+    assert decide(subject, [incident("n001")], 2000)[0] == []
+
+
+def test_a_probe_waits_for_nobody_and_passes_the_guard() -> None:
+    slow = incident("n001", "clock", kind=IncidentKind.STRAGGLER, wanted=Wanted.PROBE)
+    subject = decider("approve", guard=dataclasses.replace(OPEN, fleet_nodes=1))
+    decide(subject, [incident("n000")], 1000)
+    made, _ = decide(subject, [incident("n000"), slow], 2000)
+    assert [(d.outcome, d.wanted) for d in made] == [("act", Wanted.PROBE)]
+
+
+def test_an_approval_acts_with_its_reason_and_keeps_the_id_of_the_question() -> None:
+    subject, open_ = decider("approve"), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 1000)
+    made = answer(subject, asked, True, open_, 5000)
+    assert [d.outcome for d in made] == ["approved", "act"]
+    assert made[0].id == asked.id
+    assert made[1].id != asked.id
+    assert all("approved by anna: seen the log" in d.reason for d in made)
+    assert answer(subject, asked, True, open_, 6000) == []  # once
+    assert decide(subject, open_, 7000)[0] == []
+
+
+def test_what_was_approved_is_held_while_the_guard_says_no_and_acts_then() -> None:
+    subject = decider("approve", guard=dataclasses.replace(OPEN, fleet_nodes=1))
+    open_ = [incident("n001"), incident("n002", "remap_failed")]
+    asked, _ = decide(subject, open_, 1000)
+    assert [d.outcome for d in asked] == ["pending_approval", "pending_approval"]
+    assert [d.outcome for d in answer(subject, asked[0], True, open_, 2000)] == ["approved", "act"]
+    assert [d.outcome for d in answer(subject, asked[1], True, open_, 3000)] == ["approved", "held"]
+    subject.take_duties({"n001": Duty("n001", Health.HEALTHY, 9000, "n001-xid_79-0", "passed")})
+    made, _ = decide(subject, open_[1:], 10_000)
+    assert [(d.outcome, d.node) for d in made] == [("act", "n002")]
+
+
+def test_a_rejection_stands_until_more_is_wanted() -> None:
+    subject, open_ = decider("approve"), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 1000)
+    (said,) = answer(subject, asked, False, open_, 2000)
+    assert (said.outcome, said.id) == ("rejected", asked.id)
+    assert decide(subject, open_, 100 * HOUR_MS)[0] == []
+    worse = [dataclasses.replace(open_[0], action=Wanted.ISOLATE)]
+    assert [d.outcome for d in decide(subject, worse, 100 * HOUR_MS)[0]] == ["pending_approval"]
+
+
+def test_a_question_expires_and_is_asked_again_later() -> None:
+    subject, open_ = decider("approve", approval_expires_s=600.0, approval_again_s=3600.0), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 0)
+    assert decide(subject, open_, 599_999)[0] == []
+    (expired,), _ = decide(subject, open_, 600_000)
+    assert (expired.outcome, expired.id) == ("expired", asked.id)
+    assert answer(subject, asked, True, open_, 700_000) == []
+    assert decide(subject, open_, 4_199_999)[0] == []
+    (again,), _ = decide(subject, open_, 4_200_000)
+    assert (again.outcome, again.id != asked.id) == ("pending_approval", True)
+
+
+def test_a_question_about_what_is_over_is_withdrawn() -> None:
+    subject = decider("approve")
+    (asked,), _ = decide(subject, [incident("n001")], 1000)
+    (gone,), _ = decide(subject, [], 2000)
+    assert (gone.id, gone.outcome) == (asked.id, "expired")
+    assert "over" in gone.reason
+
+
+def test_what_a_person_put_back_goes_out_again_only_after_asking() -> None:
+    subject = decider()
+    subject.take_duties({"n001": Duty("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
+    assert [d.outcome for d in decide(subject, [incident("n001")], 2000)[0]] == ["pending_approval"]
+    later = decider()
+    later.take_duties({"n001": Duty("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
+    assert [d.outcome for d in decide(later, [incident("n001")], 1000 + PERSON_MS)[0]] == ["act"]
+
+
+def test_a_stronger_policy_asks_for_more() -> None:
+    subject, open_ = decider("observe"), [incident("n001")]
+    decide(subject, open_, 1000)
+    subject.policy = policy("enforce")
+    assert [d.outcome for d in decide(subject, open_, 2000)[0]] == ["act"]
+
+
+@pytest.mark.parametrize("mode", ["observe", "approve", "enforce"])
+def test_after_a_restart_nothing_is_decided_again(mode: str) -> None:
+    limits = dataclasses.replace(OPEN, fleet_nodes=2, mass_nodes=3, mass_window_s=60)
+    open_ = [incident("n001"), incident("n005", "remap_failed"), incident("n009", "gpu_lost")]
+    first = decider(mode, guard=limits)
+    stored, _ = decide(first, open_, 1000)
+    second = decider(mode, guard=limits)
+    second.restore(stored, open_)
+    assert second.standing == first.standing
+    assert second.out() == first.out()
+    assert decide(second, open_, 2000) == decide(first, open_, 2000) == ([], [])

@@ -1,0 +1,59 @@
+"""Incidents and a healthy fleet, for tests of the policy's, the guard's and the decider's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import numpy as np
+
+from drover_collector import health
+from drover_collector.deciding import Decider
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.guard import GuardLimits
+from drover_collector.policy import Policy, Rule
+from drover_proto.events import Decision, Duty, Incident, IncidentKind, Severity, Wanted
+from drover_proto.fleet import FleetSpec, NodeSpec
+
+OPEN = GuardLimits(  # no limit at all: what a test is about it sets itself
+    fleet_ratio=1, pool_ratio=1, rack_ratio=1, leaf_ratio=1, job_ratio=1, min_healthy_ratio=0, per_hour=0, cooldown_s=0,
+    mass_nodes=0, gap_ratio=0,
+)  # fmt: skip
+
+
+def fleet(count: int, per_rack: int = 4, per_leaf: int = 8, per_pool: int = 16) -> FleetIndex:
+    """Nodes n000, n001, ... of one GPU each."""
+    nodes = (
+        NodeSpec(f"n{n:03d}", f"r{n // per_rack}", f"l{n // per_leaf}", f"p{n // per_pool}", "sku", 1)
+        for n in range(count)
+    )
+    return FleetIndex(FleetSpec(tuple(nodes)))
+
+
+def policy(mode: str = "enforce", guard: GuardLimits = OPEN, rules: tuple[Rule, ...] = (), **more: float) -> Policy:
+    return Policy("test", mode, guard, rules, **more)  # type: ignore[arg-type]  # only numbers are left
+
+
+def incident(
+    node: str, cause: str = "xid_79", at_ms: int = 0, number: int = 0, job: str | None = None,
+    kind: IncidentKind = IncidentKind.XID, wanted: Wanted = Wanted.DRAIN,
+) -> Incident:  # fmt: skip
+    return Incident(
+        f"{node}-{cause}-{number}", kind, cause, "gpu", node, 0, ((node, 0),), at_ms, at_ms, None, Severity.CRITICAL,
+        0.99, wanted, f"{cause} on {node}.", "Drain it.", detectors=("xid",), job=job, updated_ms=at_ms,
+    )  # fmt: skip
+
+
+def folded(
+    index: FleetIndex, incidents: Iterable[Incident] = (), duties: Mapping[str, Duty] | None = None
+) -> health.Fold:
+    heard = np.ones(index.node_count, bool)
+    return health.fold(index, incidents, heard, np.ones(index.gpu_count, bool), duties)
+
+
+def decide(
+    decider: Decider, incidents: Sequence[Incident], now_ms: int, jobs: Mapping[str, Set[str]] | None = None,
+    heard: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
+) -> tuple[list[Decision], list[Incident]]:  # fmt: skip
+    fold = folded(decider.index, incidents, decider.duties)
+    wishes = [(i, i.action) for i in incidents]
+    return decider.decide(wishes, fold, lambda _: jobs or {}, now_ms, heard)
