@@ -186,7 +186,7 @@ def _fall_off(fleet: SimulatedFleet, fault: Fault, target: Target) -> None:
     if target.rng.random() < PCIE_ERRORS_WITH_79:
         fleet.counters.node["pcie_aer_fatal"][node] += 1
         text = f"pcieport 0000:15:01.0: AER: Uncorrected (Fatal) error received: {fleet.hardware.pci(target.gpu)}.0"
-        fleet.event(node, None, EventKind.KERNEL, "aer", text, fault.start_s)
+        fleet.event(node, target.gpu, EventKind.KERNEL, "aer", text, fault.start_s)
     fleet.xid(target.gpu, 79, fault.start_s)
     _ask(fleet, target.gpu, 79, fault.start_s + 0.2)
     _tell_lost(fleet, fault, target)

@@ -44,8 +44,9 @@ class Hardware:
         the constants of `Sku` per GPU as float64 [G], with each unit's own factors in them.
     """
 
-    def __init__(self, spec: FleetSpec, seed: int) -> None:
+    def __init__(self, spec: FleetSpec, seed: int, unit_sd: float = UNIT_SD, speed_sd: float = SPEED_SD) -> None:
         self.spec = spec
+        self._unit_sd, self._speed_sd = unit_sd, speed_sd
         self.names = [node.name for node in spec.nodes]
         self.number = {name: n for n, name in enumerate(self.names)}
         counts = np.array([node.gpus for node in spec.nodes], np.int64)
@@ -97,13 +98,13 @@ class Hardware:
 
         slots = np.array(SLOT_RESISTANCE)[self.gpu_slot % len(SLOT_RESISTANCE)]
         self.tdp_w = of("tdp_w")
-        leakage = truncated(rng, UNIT_SD, count)
+        leakage = truncated(rng, self._unit_sd, count)
         self.idle_w = of("idle_w") * leakage
         self.static_w = of("static_w") * leakage
-        self.dynamic_w = of("dynamic_w") * truncated(rng, UNIT_SD, count)
-        self.resistance = of("thermal_resistance") * slots * truncated(rng, UNIT_SD, count)
+        self.dynamic_w = of("dynamic_w") * truncated(rng, self._unit_sd, count)
+        self.resistance = of("thermal_resistance") * slots * truncated(rng, self._unit_sd, count)
         self.heat_capacity = of("heat_capacity_j_per_k")
-        self.speed = truncated(rng, SPEED_SD, count)
+        self.speed = truncated(rng, self._speed_sd, count)
         self.max_clock_mhz = of("max_clock_mhz")
         self.idle_clock_ratio = of("idle_clock_mhz") / self.max_clock_mhz
         self.memory_clock_mhz = of("memory_clock_mhz")

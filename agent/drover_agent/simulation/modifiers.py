@@ -19,6 +19,7 @@ class Modifiers:
         pcie_generation, pcie_width: of the link now. host_time: factor on the time the host needs per step.
         network_time: factor on the time of collectives between nodes. work: factor on a rank's share of the work.
         running: share of time that the job has data to work on. stopped: the rank takes no further step.
+        deadlocked: the rank spins in a collective that nobody ends.
         lost: the GPU does not answer. inlet_rise_c, host_busy (0..1), silent, hung: per node.
         link_rate: share of the port's rate. link_down: per port.
     """
@@ -39,6 +40,7 @@ class Modifiers:
         self.work: Floats = np.ones(gpus)
         self.running: Floats = np.ones(gpus)
         self.stopped: Bools = np.zeros(gpus, np.bool_)
+        self.deadlocked: Bools = np.zeros(gpus, np.bool_)
         self.lost: Bools = np.zeros(gpus, np.bool_)
         self.inlet_rise_c: Floats = np.zeros(nodes)
         self.host_busy: Floats = np.zeros(nodes)
@@ -56,7 +58,7 @@ class Modifiers:
             ones.fill(1.0)
         for zeros in (self.nvlinks_down, self.inlet_rise_c, self.host_busy):
             zeros.fill(0.0)
-        for flags in (self.stopped, self.lost, self.silent, self.hung, self.link_down):
+        for flags in (self.stopped, self.deadlocked, self.lost, self.silent, self.hung, self.link_down):
             flags.fill(False)
         self.limit_w[:] = self._hardware.tdp_w
         self.pcie_generation[:] = self._hardware.pcie_generation

@@ -77,7 +77,17 @@ A100 = Sku(
     remap_banks=640, network_gbps=200, unsupported=_GPM | _BLACKWELL | {"thermal_margin_c", "fabric_state"},
 )  # fmt: skip
 
-SKUS: Mapping[str, Sku] = MappingProxyType({sku.name: sku for sku in (H100, H200, A100)})
+# nvidia-smi of 8 x B200: 1,000 W, 183,359 MiB, 1,965 MHz, about 140 W and 28 degC idle. Five generations of NVLink: 18
+# links of 50 GB/s one way. Resistance: 1,000 W at a 25 degC inlet gives a core in the 70s (assumed).
+B200 = Sku(
+    name="B200-SXM", model="NVIDIA B200", tdp_w=1000, idle_w=140, static_w=190, dynamic_w=1010,
+    max_clock_mhz=1965, idle_clock_mhz=120, memory_clock_mhz=3996, memory_bytes=183359 * MIB,
+    operating_temp_c=87, slowdown_temp_c=90, thermal_resistance=0.047, heat_capacity_j_per_k=330,
+    nvlinks=18, nvlink_bytes_per_s=900e9, pcie_generation=5, pcie_width=16, pcie_bytes_per_s=64e9,
+    remap_banks=4096, network_gbps=400, unsupported=frozenset(),
+)  # fmt: skip
+
+SKUS: Mapping[str, Sku] = MappingProxyType({sku.name: sku for sku in (H100, H200, A100, B200)})
 
 
 def sku_of(name: str) -> Sku:

@@ -116,7 +116,7 @@ class Steps:
     def advance(self, now_s: float, dt_s: float, modifiers: Modifiers, physics: Physics) -> Shares:
         """Shares of the step from `now_s` for `dt_s`, with the clocks that the physics allows."""
         job, held = self.job_of, self._held
-        fields = {name: self._fields[name][job] for name in FIELDS}
+        fields = {name: self.profile(name) for name in (*PARTS, "activity")}
         late = fields["transfer"] / np.maximum(modifiers.pcie_speed(), 1e-3) + fields["host"] * modifiers.host_time
         on_time = fields["transfer"] + fields["host"]
         other = (
@@ -148,7 +148,7 @@ class Steps:
 
     def _modes(self, now_s: float, dt_s: float, modifiers: Modifiers) -> tuple[Floats, Floats, Floats]:
         """Per job: share of the step in which it runs; 1 where a rank has stopped; share spent in a checkpoint."""
-        stopped = self._worst(modifiers.stopped.astype(np.float64))
+        stopped = self._worst((modifiers.stopped | modifiers.deadlocked).astype(np.float64))
         stopped[-1] = 0.0
         data = 1 - self._worst(1 - modifiers.running)
         data[-1] = 0.0

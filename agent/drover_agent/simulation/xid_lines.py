@@ -25,6 +25,8 @@ _TEXTS: Mapping[int, str] = MappingProxyType(
         95: "pid='<unknown>', name=<unknown>, Uncontained: FBHUB. RST: Yes, D-RST: No",
         119: "pid={pid}, name=python3, Timeout after 6s of waiting for RPC response from GPU{slot} GSP! Expected "
         "function 76 (GSP_RM_CONTROL) (0x20800a6a 0x4).",
+        122: "pid='<unknown>', name=<unknown>, SPI PMU RPC read failure",
+        145: "RLW_REMAP Fatal XC0 i0 Link 08 (0x00000084 0x00000040 0x00000000 0x00000000 0x00000000 0x00000000)",
         154: "GPU recovery action changed from 0x0 (None) to {action}",
     }
 )
@@ -35,6 +37,7 @@ ASKS: Mapping[int, tuple[int, str]] = MappingProxyType(
         79: (2, "0x2 (Node Reboot Required)"),
         95: (1, "0x1 (GPU Reset Required)"),
         119: (1, "0x1 (GPU Reset Required)"),
+        145: (1, "0x1 (GPU Reset Required)"),
     }
 )
 
