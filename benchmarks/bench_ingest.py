@@ -77,6 +77,7 @@ def figures(run: Run) -> dict[str, Any]:
         "cpu_by_thread": {name: round(spent / seconds, 3) for name, spent in parts.items()},
         "detector_tick_s": {"median": _median(ticks), "max": round(max(ticks, default=0.0), 2)},
         "status_answer_s_max": round(max(moment.status_s for moment in moments), 2),
+        "opening": opening(run),
         "streams_open": round(last.total("opened")),
         "welcomes": round(end.total("welcomes")),
         "failures": round(end.total("failures")),
@@ -85,6 +86,26 @@ def figures(run: Run) -> dict[str, Any]:
         "reasons": {k: v for generator in run.last for k, v in generator.get("reasons", {}).items()},
         "troubles": list(last.status.troubles)[:5] if last.status is not None else ["no Status"],
     }  # fmt: skip
+
+
+def opening(run: Run) -> dict[str, Any]:
+    """What it cost until the first moment at which all streams were open at once."""
+    streams = run.plan.shape.streams
+    before = [moment for moment in run.moments if not moment.total("welcomes") and not moment.total("failures")]
+    after = [moment for moment in run.moments if moment.total("opened") >= streams]
+    if not before or not after:
+        return {"all_open": False, "most_open": round(max((m.total("opened") for m in run.moments), default=0.0))}
+    first, last = before[-1], after[0]
+    cpu_s, parts = last.usage.cpu_s - first.usage.cpu_s, cpu_by_thread(first.usage, last.usage)
+    generator_s = last.total("cpu_s") - first.total("cpu_s")
+    return {
+        "all_open": True,
+        "within_s": round(last.at_s + run.plan.open_s, 1),  # from when the first was to open
+        "cpu_ms_each": round(1e3 * cpu_s / streams, 2),
+        "talk_cpu_ms_each": round(1e3 * sum(parts.get(thread, 0.0) for thread in TALK) / streams, 2),
+        "generator_cpu_ms_each": round(1e3 * generator_s / streams, 2),
+        "failures": round(last.total("failures")),
+    }
 
 
 def _median(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -105,6 +106,8 @@ class Gate(grpc.aio.ServerInterceptor):
         self._open: set[_Open] = set()
         self._soon: dict[Identity, x509.Certificate] = {}
         self._logged: set[tuple[str, str]] = set()
+        self._looked_for: frozenset[int] | None = None  # denied serials when all open calls were looked at
+        self._again_s = 0.0  # when the next of their certificates ends, or ends soon
 
     async def intercept_service(
         self,
@@ -142,6 +145,9 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def look(self) -> None:
         serials = self.denied.serials()
+        if serials is self._looked_for and self._now_s() < self._again_s:
+            return  # nothing can have changed, and there may be thousands
+        self._looked_for, self._again_s = serials, math.inf
         for call in list(self._open):
             self._note(call.peer)
             if not call.refusal and (found := self._ended(call.peer, serials)) is not None:
@@ -164,8 +170,12 @@ class Gate(grpc.aio.ServerInterceptor):
         return found
 
     def _note(self, peer: Peer) -> None:
-        """Remember a certificate that ends soon until its owner comes with a newer one."""
-        if peer.certificate.days_left(self._now_s()) < x509.WARN_DAYS:
+        """Remember a certificate that ends soon until its owner comes with a newer one; and when to look again."""
+        now_s, ends_s = self._now_s(), peer.certificate.ends_s
+        for turn_s in (ends_s - x509.WARN_DAYS * x509.DAY_S, ends_s):
+            if turn_s >= now_s:
+                self._again_s = min(self._again_s, turn_s)
+        if peer.certificate.days_left(now_s) < x509.WARN_DAYS:
             self._soon[peer.identity] = peer.certificate
         else:
             self._soon.pop(peer.identity, None)

@@ -231,6 +231,7 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, leadership: Leader
         stack.push_async_callback(people.stop, GRACE_S)
         stack.push_async_callback(ingest.close)
         stack.push_async_callback(agents.stop, GRACE_S)
+        memory.settled()
         await agents.start()
         await people.start()
         guarding = asyncio.create_task(gate.watch())

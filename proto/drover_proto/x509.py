@@ -20,6 +20,7 @@ WARN_DAYS = 14  # before the end of a certificate; agents' run for 90 days
 MAX_FILE_BYTES = 1 << 20
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 _SUBJECT_ALTERNATIVE_NAME = bytes.fromhex("0603551d11")  # its object identifier, 2.5.29.17
+_PARTS = ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14))  # of a time in digits
 _URI = 0x86  # [6] of GeneralName
 
 
@@ -228,7 +229,12 @@ def _time(tag: int, text: bytes) -> float:
     digits = text.decode("ascii")
     if tag == 0x17:
         digits = ("19" if digits[:2] >= "50" else "20") + digits
-    return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    if not digits[:-1].isdigit() or digits[14:] != "Z":
+        raise ValueError
+    year, month, day_, hour, minute, second = (int(digits[at:to]) for at, to in _PARTS)
+    return datetime(
+        year, month, day_, hour, minute, second, tzinfo=UTC
+    ).timestamp()  # strptime takes five times as long
 
 
 def _uris(der: bytes, at: int, end: int) -> list[str]:
