@@ -1,7 +1,8 @@
 """What an actuator is: the one that tells a scheduler to give a node no work, and to give it work again.
 
     ActError            it cannot be done, and trying again would not help
-      LaterError        not now: the scheduler is down, or somebody changed the same thing; tried again
+      LaterError        not now: the node is not ready, or somebody changed the same thing; tried again
+        AwayError       the scheduler does not answer: nothing can be done there now
       ForeignError      somebody else has taken the node out; nothing was changed
 
 What Drover closes carries its mark, `drover:MARK: text`, where the scheduler shows reasons; MARK is the incident's id,
@@ -29,6 +30,10 @@ class ActError(Exception):
 
 class LaterError(ActError):
     """Not now; it is worth trying again."""
+
+
+class AwayError(LaterError):
+    """The scheduler does not answer."""
 
 
 class ForeignError(ActError):
@@ -72,7 +77,7 @@ class Order:
     Attributes:
         id: the action's; a command may use it to tell a repetition.
         may: called before each effect; raises StoreError when this collector is not the active one any more.
-        before: of `unadvise`: what the advice found (`Result.before`).
+        before: of an advice and its end: what `before` told.
     """
 
     id: str
@@ -90,10 +95,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was done, as a sentence; `before`: what there was, to be put back."""
+    """What was done, as a sentence."""
 
     detail: str
-    before: str = ""
 
 
 class Actuator(Protocol):
@@ -101,9 +105,13 @@ class Actuator(Protocol):
 
     name: str
     acts: frozenset[Act]  # that it knows
+    repeatable: bool  # an act may be done again after a stop, without an effect of its own
 
     def do(self, act: Act, order: Order) -> Result:
         """Carry it out."""
+
+    def before(self, node: str) -> str:
+        """What an advice would replace, to be put back by `unadvise`; "" of a node that has the advice."""
 
     def observe(self, node: str) -> NodeState:
         """With the jobs that run there."""

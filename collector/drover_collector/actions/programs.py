@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from drover_collector.actions.base import ActError, LaterError
+from drover_collector.actions.base import ActError, AwayError
 
 SAID = 20_000  # characters that are looked at
 
@@ -31,7 +31,7 @@ def run(
 ) -> Ran:
     """
     Raises:
-        ActError: no such program. LaterError: it did not end in time, and was killed with what it had started.
+        ActError: no such program. AwayError: it did not end in time, and was killed with what it had started.
     """
     try:
         child = subprocess.Popen(
@@ -51,5 +51,5 @@ def run(
             out, err = child.communicate(stdin, timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            raise LaterError(f"{words[0]} did not end within {timeout_s:g} s") from None
+            raise AwayError(f"{words[0]} did not end within {timeout_s:g} s") from None
     return Ran(child.returncode, out[:SAID], err[:SAID])

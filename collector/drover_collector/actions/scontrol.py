@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drover_collector.actions.base import ActError, LaterError
+from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.programs import Ran, run
 from drover_collector.actions.settings import SlurmConfig
 
@@ -20,6 +20,7 @@ _NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _REASON = re.compile(r" Reason=(.*?) \[([^][@]*)@[^][]*\]", re.DOTALL)
 _SUFFIXES = "*~#!%$@^-+"  # not responding, powered down, ... behind a state: sinfo(1), NODE STATE CODES
 _WRONG = ("not found", "invalid node name", "invalid job id")
+_AWAY = ("contact slurm controller", "timed out", "connection", "zero bytes", "backup", "not responding")
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 
 
@@ -107,4 +108,6 @@ def _failure(ran: Ran) -> ActError:
     said = ran.said
     if any(word in said.lower() for word in _WRONG):
         return ActError(f"Slurm: {said}")
-    return LaterError(f"Slurm: {said}")  # slurmctld down, busy, or a right that an administrator may yet give
+    if any(word in said.lower() for word in _AWAY):
+        return AwayError(f"Slurm does not answer: {said}")
+    return LaterError(f"Slurm: {said}")  # such as a right that an administrator may yet give

@@ -42,11 +42,16 @@ class Client(Protocol):
 
 class SlurmActuator:
     name = "slurm"
+    repeatable = True
     acts = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})
 
     def __init__(self, client: Client, advise_weight: int) -> None:
         self._client = client
         self._advise_weight = advise_weight
+
+    def before(self, node: str) -> str:
+        weight = self._node(node).weight
+        return "" if weight == self._advise_weight else str(weight)
 
     def observe(self, node: str) -> NodeState:
         return _state(self._node(node), self._client.jobs(node))
@@ -72,13 +77,11 @@ class SlurmActuator:
     def _advise(self, order: Order) -> Result:
         node = self._node(order.node)
         if node.weight == self._advise_weight:
-            return Result(f"its weight is {node.weight} already", order.before)
+            return Result(f"its weight is {node.weight} already")
         order.may()
         self._client.update(order.node, weight=str(self._advise_weight))
         self._verify(order, lambda n: n.weight == self._advise_weight, "its weight")
-        return Result(
-            f"weight {self._advise_weight} instead of {node.weight}: jobs get other nodes first", str(node.weight)
-        )
+        return Result(f"weight {self._advise_weight} instead of {node.weight}: jobs get other nodes first")
 
     def _unadvise(self, order: Order) -> Result:
         node = self._node(order.node)

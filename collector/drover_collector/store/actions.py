@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from drover_collector.store.base import moment
+from drover_collector.store.base import moment, word
 from drover_collector.store.writes import Ms, Writes
-from drover_proto.events import Action, Decision, Duty, from_json, to_json
+from drover_proto.events import Act, Action, Decision, Duty, from_json, to_json
 
 
 class Actions(Writes):
@@ -40,9 +40,14 @@ class Actions(Writes):
             },
         )
 
-    def actions(self, *, node: str = "", incident: str = "", since_ms: int = 0, limit: int = 10_000) -> list[Action]:
-        """Newest versions, oldest action first: of one node, of one incident, or all since then."""
+    def actions(
+        self, *, node: str = "", incident: str = "", acts: Sequence[Act] = (), since_ms: int = 0, limit: int = 10_000
+    ) -> list[Action]:
+        """Newest versions, oldest action first: of a node, of an incident, of these kinds, since then; the newest
+        where there are more than `limit`."""
         where = f"ts >= {moment(since_ms)}"
+        if acts:
+            where += f" AND JSONExtractString(json, 'action') IN ({', '.join(word(act) for act in acts)})"
         parameters = {}
         if node:
             where += " AND node = {node:String}"
@@ -91,10 +96,10 @@ class Actions(Writes):
         found = self._clients.rows(
             f"SELECT json FROM (SELECT id, argMax(json, written_ns) AS json, argMax(state, written_ns) AS state,"
             f" min(ts) AS first, min(written_ns) AS begun FROM (SELECT * FROM actions WHERE {where}) GROUP BY id)"
-            f" WHERE {having} ORDER BY first, begun LIMIT {int(limit)}",
+            f" WHERE {having} ORDER BY first DESC, begun DESC LIMIT {int(limit)}",
             parameters,
         )
-        return [from_json(Action, row["json"]) for row in found]
+        return [from_json(Action, row["json"]) for row in reversed(found)]
 
     def _order(self, count: int) -> range:
         """Numbers that grow with each write, also over restarts."""

@@ -1,0 +1,298 @@
+"""The desk that works decisions off: intent stored, then the act, its verification, its outcome stored.
+
+Every effect asks the store's fence first, so that a collector that is not the active one does nothing. A stop between
+any two steps leaves an intent, which the next start takes up: acts are idempotent and look before they do anything, so
+each is done once; one that is not wanted any more, or that cannot be told (a command that was running), is reported.
+
+Each actuator has a thread of its own (`worker.py`); a slow scheduler delays neither detection nor another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from drover_collector.actions.base import ActError, Actuator
+from drover_collector.actions.commands import Commands
+from drover_collector.actions.duties import NOT_TOLD, is_out, judged, mark_of_duty
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.worker import Worker
+from drover_collector.store import Store
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Duty,
+    Health,
+    Incident,
+    ProbeReason,
+    ProbeVerdict,
+    Wanted,
+)
+
+log = logging.getLogger(__name__)
+
+ACT_OF = {Wanted.ADVISE: Act.ADVISE, Wanted.DRAIN: Act.DRAIN, Wanted.ISOLATE: Act.ISOLATE}
+ADVICES = (Act.ADVISE, Act.UNADVISE)
+VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
+UNBEGUN_MS = 3_600_000  # how far back decisions are looked for that a stop left without an intent
+STOP_S = 15.0  # for an effect under way
+
+
+class Validator(Protocol):
+    """Asks for probes: `probes.desk.ProbeDesk`."""
+
+    def ask(
+        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
+    ) -> str: ...
+
+
+class ActionDesk:
+    """`take` and the calls for people may be used from any thread, between `start` and `stop`.
+
+    Args:
+        actuator_of: who has a node; None: nobody, so that nothing can be done to it.
+        incidents: open ones and those that have just closed, by id.
+        step: called between the steps of an action with their names; for tests of crashes.
+    Attributes:
+        duties: node -> its newest; replaced, never changed.
+        advices: node -> the advice that stands.
+        on_duties: each is called with `duties` when one has changed, in a worker's thread.
+        troubles: what goes wrong, each a sentence.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: ActConfig,
+        actuators: Sequence[Actuator],
+        actuator_of: Callable[[str], Actuator | None],
+        *,
+        incidents: Callable[[], Mapping[str, Incident]] = dict,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        look_s: float = 5.0,
+        step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.store, self.config, self.now_ms, self.step = store, config, now_ms, step
+        self.incidents, self.actuator_of = incidents, actuator_of
+        self.validator: Validator | None = None
+        self.duties: Mapping[str, Duty] = {}
+        self.advices: dict[str, Action] = {}
+        self.on_duties: list[Callable[[Mapping[str, Duty]], None]] = []
+        self.troubles: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._ended = threading.Condition()
+        self._outcomes: dict[str, Action] = {}
+        self._actuators, self._look_s = tuple(actuators), look_s
+        self._commands = Commands(config)
+        self._workers: dict[str, Worker] = {}
+
+    # ---- life
+
+    def start(self) -> None:
+        """Takes up what a stop left, and begins to act.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        self.stop()
+        if self.config.mode == "observe":
+            return
+        self.duties = self.store.duties()
+        self.advices.clear()
+        for action in self.store.actions(acts=ADVICES):
+            self._note_advice(action)
+        workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, self._commands)}
+        left = self.store.intended_actions()
+        unbegun = self.store.unbegun_decisions(self.now_ms() - UNBEGUN_MS)
+        with self._lock:
+            self._workers = workers
+            for action in left:
+                self._queue(action)
+            self.take(unbegun)
+        if left or unbegun:
+            log.info("%d actions and %d decisions had been left over", len(left), len(unbegun))
+        for worker in workers.values():
+            worker.start()
+
+    def stop(self) -> None:
+        """Ends after the effect under way; what is not done stays intended in the store."""
+        with self._lock:
+            workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.ask_to_stop()
+        for worker in workers:
+            worker.join(STOP_S)
+
+    @property
+    def acting(self) -> bool:
+        return bool(self._workers)
+
+    # ---- what is to be done
+
+    def take(self, decisions: Iterable[Decision]) -> None:
+        """Store an intent for each decision to act; safe to call again with the same ones.
+
+        Raises:
+            StoreError: nothing is lost; call again with the same decisions.
+        """
+        if not self.acting:
+            return
+        for decision in decisions:
+            act = ACT_OF.get(decision.wanted)
+            if decision.outcome != "act" or act is None:
+                continue
+            incident = self.incidents().get(decision.incident_id)
+            why = decision.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
+            self.intend(decision.node, act, decision.id, decision.incident_id, why, "drover")
+
+    def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action:
+        """The action of this `seed` (a decision's id, or what else makes it one); it is begun if it is new.
+
+        Raises:
+            StoreError: it could not be stored, or this collector is not the active one.
+        """
+        id_ = hashlib.blake2b(f"{seed} {node} {act}".encode(), digest_size=8).hexdigest()
+        with self._lock:
+            worker = self._worker_of(node, act)
+            if found := next(iter(self.store.action_history(id_)[-1:]), None):
+                return found
+            same = next((a for a in (worker.waiting() if worker else ()) if (a.node, a.action) == (node, act)), None)
+            if same is not None:
+                return same
+            actuator = "" if worker is None else worker.actuator.name
+            decision = seed if incident and by == "drover" and act in ACT_OF.values() else ""
+            made = Action(
+                id_, decision, incident, node, act, actuator, ActionState.INTENDED, self.now_ms(), by=by, why=why
+            )
+            self.step("decided")
+            if worker is None:
+                made = replace(made, state=ActionState.FAILED, detail="no actuator has this node's pool")
+                self.store.write_actions([made])
+                return made
+            self.store.write_actions([made])
+            self.step("intended")
+            worker.add(made)
+        return made
+
+    def drain(self, node: str, act: Act, why: str, by: str) -> Action:
+        """What a person asks for: drain, isolate, reset or reboot. Raises StoreError."""
+        self._must_act(node)
+        if act in (Act.RESET, Act.REBOOT) and not self._commands.knows(act):
+            raise ActError(f"no command for it: set act.{act}_command in the collector's settings")
+        return self.intend(node, act, f"{by} {self.now_ms()}", "", why, by)
+
+    def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
+        """Put a node back that Drover took out: after probes, or at once by `force`.
+
+        Returns:
+            The action, if there is one yet, and a sentence.
+        Raises:
+            ActError: Drover did not take it out. StoreError.
+        """
+        self._must_act(node)
+        duty = self.duties.get(node)
+        if duty is None or not is_out(duty):
+            raise ActError(f"{node} was not taken out by Drover; whoever drained it puts it back")
+        if force or self.validator is None or not self.config.validate:
+            made = self.intend(node, Act.RESUME, f"{by} {self.now_ms()}", duty.incident_id, why, by)
+            return made, "put back without validation"
+        if duty.stage is Health.DRAINING:
+            return None, "jobs still run there: it is validated and put back when they are gone; --force: at once"
+        reason = ProbeReason.REPAIRED if duty.stage is Health.REPAIR else ProbeReason.VALIDATE
+        self._validate(self.validator, duty, reason, by, why)
+        return None, "probes were asked for; it is put back when it passes them"
+
+    def validate(self, duty: Duty) -> None:
+        """Ask for the probes of a node whose jobs are gone. Raises StoreError."""
+        if self.validator is not None and self.config.validate and not duty.reason.startswith(NOT_TOLD):
+            self._validate(self.validator, duty, ProbeReason.VALIDATE, "drover", duty.reason)
+
+    def _validate(self, validator: Validator, duty: Duty, why: ProbeReason, by: str, reason: str) -> None:
+        try:
+            validator.ask(duty.node, why, level=self.config.validate_level, incident_id=duty.incident_id, by=by)
+        except ValueError as error:
+            self.set_duty(replace(duty, ts_ms=self.now_ms(), stage=Health.DRAINED, reason=f"{NOT_TOLD}{error}"))
+            return
+        self.step("asked")
+        self.set_duty(replace(duty, ts_ms=self.now_ms(), stage=Health.VALIDATING, reason=reason))
+
+    def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
+        """What validation has shown. Raises StoreError: call again with the same ones."""
+        if not self.acting:
+            return
+        for node in dict.fromkeys(v.node for v in verdicts if v.why in VALIDATIONS):
+            mine = [v for v in verdicts if v.node == node and v.why in VALIDATIONS]
+            with self._lock:
+                duty = self.duties.get(node)
+                if duty is None or duty.stage not in (Health.VALIDATING, Health.DRAINED, Health.REPAIR):
+                    continue
+                after = judged(duty, mine, self.now_ms())
+                if after is None:
+                    passed = f"passed its validation: {mine[0].text}"
+                    self.intend(node, Act.RESUME, mine[0].request, duty.incident_id, passed, "drover")
+                    continue
+                if after.stage is Health.REPAIR and self._commands.knows(Act.REPAIR):
+                    self.intend(node, Act.REPAIR, mine[0].request, duty.incident_id, after.reason, "drover")
+                self.set_duty(after)
+
+    # ---- for the workers
+
+    def set_duty(self, duty: Duty) -> None:
+        """Raises StoreError: it is as before then."""
+        with self._lock:
+            self.store.write_duties([duty])
+            self.duties = {**self.duties, duty.node: duty}
+        log.info("%s is %s (%s): %s", duty.node, duty.stage, mark_of_duty(duty), duty.reason)
+        for told in self.on_duties:
+            told(self.duties)
+
+    def end(self, action: Action) -> None:
+        """Its outcome is stored: who waits for it is told."""
+        self._note_advice(action)
+        log.info("%s %s: %s: %s", action.action, action.node, action.state, action.detail)
+        with self._ended:
+            self._outcomes[action.id] = action
+            for id_ in list(self._outcomes)[:-1000]:
+                del self._outcomes[id_]
+            self._ended.notify_all()
+
+    def wait(self, action: Action, seconds: float) -> Action:
+        """Its newest version, when it has ended or this time is over."""
+        if action.state is not ActionState.INTENDED:
+            return action
+        with self._ended:
+            self._ended.wait_for(lambda: action.id in self._outcomes, seconds)
+            return self._outcomes.get(action.id, action)
+
+    def _note_advice(self, action: Action) -> None:
+        if action.action is Act.ADVISE and action.state is ActionState.DONE:
+            self.advices[action.node] = action
+        elif action.action is Act.UNADVISE and action.state is not ActionState.INTENDED:
+            self.advices.pop(action.node, None)
+
+    def _worker_of(self, node: str, act: Act) -> Worker | None:
+        actuator = self._commands if self._commands.knows(act) else self.actuator_of(node)
+        return None if actuator is None else self._workers.get(actuator.name)
+
+    def _queue(self, action: Action) -> None:
+        worker = self._worker_of(action.node, action.action)
+        if worker is not None:
+            worker.add(action)
+            return
+        gone = "not done: no actuator has this node's pool any more"
+        self.store.write_actions([replace(action, state=ActionState.FAILED, detail=gone, ts_ms=self.now_ms())])
+
+    def _must_act(self, node: str) -> None:
+        if self.config.mode == "observe":
+            raise ActError('this collector only observes; set act.mode to "approve" or "enforce", and an actuator')
+        if not self.acting:
+            raise ActError("this collector is not the active one; ask the one that is")
+        if self.actuator_of(node) is None:
+            raise ActError(f"no actuator has {node}: see act.slurm, act.kubernetes and act.command in the settings")

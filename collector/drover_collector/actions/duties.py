@@ -1,0 +1,81 @@
+"""How far a node is that was taken out of service: pure steps, and what being out costs.
+
+draining     no new work; jobs may run on
+drained      they are gone
+validating   probes run
+repair       they failed: a person, a ticket
+healthy      back in service, or somebody else's matter now: `reason` says which
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from drover_collector.actions.base import HAND, NodeState, Service
+from drover_proto.events import Duty, Health, ProbeVerdict
+
+OUT = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
+IDLE = frozenset({Health.DRAINED, Health.VALIDATING, Health.REPAIR})  # no job runs there
+NOT_TOLD = "not validated: "  # begin of the reason of one that probes could not judge: not asked again by itself
+SOMEBODY = "somebody else"
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+
+
+def is_out(duty: Duty | None) -> bool:
+    return duty is not None and duty.stage in OUT
+
+
+def mark_of_duty(duty: Duty) -> str:
+    """The mark in its scheduler's reason."""
+    return duty.incident_id or HAND
+
+
+def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, now_ms: int, return_days: float) -> Duty:
+    """The first stage of a node. Back for less than `return_days` since `before`, it has returned once more."""
+    returns = 0
+    if before is not None and before.stage is Health.HEALTHY and now_ms - before.ts_ms < return_days * DAY_MS:
+        returns = before.returns + 1
+    return Duty(node, Health.DRAINING, now_ms, "" if mark == HAND else mark, reason, by, returns)
+
+
+def seen(duty: Duty, state: NodeState, now_ms: int) -> Duty | None:
+    """What a look at the scheduler changes; None: nothing."""
+    if state.service is Service.IN:
+        text = "put back in service by somebody else"
+        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=SOMEBODY)
+    if not state.out:
+        return None  # down: its scheduler looks after it
+    if state.mark != mark_of_duty(duty):
+        text = f"taken over by {state.by or SOMEBODY}, who keeps it out: {state.reason or 'no reason given'}"
+        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=state.by or SOMEBODY)
+    if duty.stage is Health.DRAINING and state.service is Service.DRAINED:
+        return replace(duty, stage=Health.DRAINED, ts_ms=now_ms)
+    return None
+
+
+def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | None:
+    """The duty after its validation: repair, or drained when it could not be told; None: it passed."""
+    listed = list(verdicts)
+    failed = [v.text for v in listed if v.passed is False]
+    if failed:
+        return replace(duty, stage=Health.REPAIR, ts_ms=now_ms, reason="; ".join(failed))
+    untold = [v.text for v in listed if v.passed is None]
+    if untold or not listed:
+        text = NOT_TOLD + ("; ".join(untold) or "no verdict came")
+        return replace(duty, stage=Health.DRAINED, ts_ms=now_ms, reason=text)
+    return None
+
+
+def gpu_hours_lost(history: Sequence[Duty], gpus: int, now_ms: int) -> float:
+    """GPU-hours that a node did not work while it was out: from when its jobs were gone until it was back (or now).
+
+    While it drains its jobs still work; what of it is idle then is not counted.
+
+    Args:
+        history: the node's duties, oldest first; gpus: how many it has.
+    """
+    ends = [duty.ts_ms for duty in history[1:]] + [now_ms]
+    out_ms = sum(max(0, end - d.ts_ms) for d, end in zip(history, ends, strict=True) if d.stage in IDLE)
+    return out_ms / HOUR_MS * gpus

@@ -1,0 +1,277 @@
+"""The thread of one actuator: its actions in order, and looks at the nodes that are out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from drover_collector.actions.base import HAND, ActError, Actuator, AwayError, LaterError, NodeState, Order, mark_of
+from drover_collector.actions.duties import is_out, seen, taken_out
+from drover_collector.store import StoreError
+from drover_proto.events import Act, Action, ActionState, Duty, Health
+
+if TYPE_CHECKING:
+    from drover_collector.actions.desk import ActionDesk
+
+log = logging.getLogger(__name__)
+
+WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
+STORE_WAIT_S = 1.0
+BEGUN = "its command runs"
+WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
+
+
+@dataclass(slots=True)
+class Job:
+    action: Action
+    due: float = 0.0  # time.monotonic
+    tries: int = 0
+    detail: str | None = None  # of what is done, and not stored yet
+
+
+class Worker:
+    """Runs until asked to stop."""
+
+    def __init__(self, desk: ActionDesk, actuator: Actuator, look_s: float) -> None:
+        self.actuator = actuator
+        self._desk, self._look_s = desk, look_s
+        self._jobs: dict[str, Job] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._away_until = 0.0
+        self._away = 0
+        self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def add(self, action: Action) -> None:
+        with self._changed:
+            self._jobs.setdefault(action.id, Job(action))
+            self._changed.notify_all()
+
+    def waiting(self) -> list[Action]:
+        with self._changed:
+            return [job.action for job in self._jobs.values()]
+
+    def _run(self) -> None:
+        look_at = 0.0
+        while True:
+            with self._changed:
+                if self._stopping:
+                    return
+                now = time.monotonic()
+                job = self._next(now)
+                if job is None and now < look_at:
+                    times = [max(j.due, self._away_until) for j in self._jobs.values()]
+                    self._changed.wait(max(0.0, min([look_at, *times]) - now))
+                    continue
+            try:
+                if job is not None:
+                    self._work(job)
+                else:
+                    look_at = time.monotonic() + self._look_s
+                    if now >= self._away_until:
+                        self._look()
+            except Exception as error:  # a defect must neither end the thread nor go unseen
+                log.exception("%s: a defect", self.actuator.name)
+                self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {type(error).__name__}: {error}."
+                if job is not None:
+                    self._later(job, f"a defect: {error}")
+
+    def _next(self, now: float) -> Job | None:
+        if now < self._away_until:
+            return None
+        return next((job for job in self._jobs.values() if job.due <= now), None)
+
+    # ---- one action
+
+    def _work(self, job: Job) -> None:
+        desk = self._desk
+        try:
+            if job.detail is None:
+                job.detail = self._act(job)
+                self._back()
+                desk.step("acted")
+            self._finish(job, ActionState.DONE, job.detail)
+        except StoreError as error:
+            log.warning("%s %s waits: %s", job.action.action, job.action.node, error)
+            job.due = time.monotonic() + STORE_WAIT_S
+        except LaterError as error:
+            if isinstance(error, AwayError):
+                self._gone_away(str(error))
+            self._later(job, str(error))
+        except ActError as error:
+            self._fail(job, str(error))
+
+    def _act(self, job: Job) -> str:
+        """Carries it out. Raises ActError and its kind, StoreError."""
+        desk, action = self._desk, job.action
+        desk.store.fence()
+        if self._over(action):
+            state = self.actuator.observe_all([action.node]).get(action.node)
+            if state is None or state.mark != _mark(action):
+                raise ActError("not done: its incident ended before it could be")
+        if action.action in (Act.ADVISE, Act.UNADVISE) and not action.before:
+            before = self._before(action)
+            if before:
+                action = job.action = replace(action, before=before)
+                desk.store.write_actions([action])
+                desk.step("noted")
+        if not self.actuator.repeatable:
+            if action.detail == BEGUN:
+                raise ActError("the collector was stopped while its command ran: nobody knows whether it was done")
+            job.action = replace(action, detail=BEGUN, attempts=job.tries + 1)
+            desk.store.write_actions([job.action])
+            desk.step("begun")
+        order = Order(action.id, action.node, _mark(action), action.why, action.by, desk.store.fence, action.before)
+        return self.actuator.do(action.action, order).detail
+
+    def _over(self, action: Action) -> bool:
+        if action.action not in WANTED_STILL or not action.incident_id:
+            return False
+        incident = self._desk.incidents().get(action.incident_id)
+        if incident is not None:
+            return incident.closed_ms is not None
+        return self._desk.now_ms() - action.ts_ms > self._desk.config.give_up_s * 1000
+
+    def _before(self, action: Action) -> str:
+        if action.action is Act.ADVISE:
+            return self.actuator.before(action.node)
+        advice = self._desk.advices.get(action.node)
+        return "" if advice is None else advice.before
+
+    def _finish(self, job: Job, state: ActionState, detail: str) -> None:
+        """The duty first: a stop in between leaves the intent, which is then found done."""
+        desk, action = self._desk, job.action
+        if state is ActionState.DONE:
+            self._move(action)
+            desk.step("moved")
+        ended = replace(action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1)
+        desk.store.write_actions([ended])
+        with self._changed:
+            self._jobs.pop(action.id, None)
+        desk.step("ended")
+        desk.end(ended)
+
+    def _move(self, action: Action) -> None:
+        """The node's duty after an act that is done."""
+        desk, now_ms = self._desk, self._desk.now_ms()
+        duty = desk.duties.get(action.node)
+        if action.action in (Act.DRAIN, Act.ISOLATE) and not is_out(duty):
+            state = self.actuator.observe_all([action.node]).get(action.node)
+            mark = (None if state is None else mark_of(state.reason)) or _mark(action)
+            desk.set_duty(taken_out(action.node, mark, action.why, action.by, duty, now_ms, desk.config.return_days))
+        elif action.action is Act.RESUME and duty is not None and is_out(duty):
+            desk.set_duty(replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=action.why, by=action.by))
+
+    def _later(self, job: Job, why: str) -> None:
+        desk, action = self._desk, job.action
+        job.tries += 1
+        if desk.now_ms() - action.ts_ms > desk.config.give_up_s * 1000:
+            self._fail(job, f"given up after {job.tries} tries: {why}")
+            return
+        job.due = time.monotonic() + WAITS_S[min(job.tries, len(WAITS_S)) - 1]
+        with self._changed:  # behind the others
+            self._jobs.pop(action.id, None)
+            self._jobs[action.id] = job
+        told = f"not yet, tried again: {why}"
+        if action.detail != told:
+            log.warning("%s %s: %s", action.action, action.node, told)
+            job.action = replace(action, detail=told, attempts=job.tries)
+            self._note(job.action)
+
+    def _fail(self, job: Job, why: str) -> None:
+        log.error("%s %s failed: %s", job.action.action, job.action.node, why)
+        try:
+            self._finish(job, ActionState.FAILED, why)
+        except StoreError as error:
+            log.warning("the store: %s", error)
+            job.due = time.monotonic() + STORE_WAIT_S
+
+    def _note(self, action: Action) -> None:
+        try:
+            self._desk.store.write_actions([action])
+        except StoreError as error:
+            log.warning("the store: %s", error)
+
+    def _gone_away(self, why: str) -> None:
+        self._away += 1
+        self._away_until = time.monotonic() + WAITS_S[min(self._away, len(WAITS_S)) - 1]
+        self._desk.troubles[self.actuator.name] = f"{why}; {len(self._jobs)} actions wait for it."
+
+    def _back(self) -> None:
+        self._away, self._away_until = 0, 0.0
+        self._desk.troubles.pop(self.actuator.name, None)
+
+    # ---- looks at what is out
+
+    def _look(self) -> None:
+        desk = self._desk
+        try:
+            desk.store.fence()
+            mine = [d for d in desk.duties.values() if is_out(d) and desk.actuator_of(d.node) is self.actuator]
+            if mine:
+                states = self.actuator.observe_all([d.node for d in mine])
+                self._back()
+                for duty in mine:
+                    self._look_at(duty, states)
+            self._look_at_advices()
+        except StoreError as error:
+            log.debug("no look: %s", error)
+        except AwayError as error:
+            self._gone_away(str(error))
+        except ActError as error:
+            desk.troubles[self.actuator.name] = f"{self.actuator.name}: {error}."
+
+    def _look_at(self, duty: Duty, states: Mapping[str, NodeState]) -> None:
+        desk, state = self._desk, states.get(duty.node)
+        if state is None or any(a.node == duty.node for a in self.waiting()):
+            return
+        after = seen(duty, state, desk.now_ms())
+        if after is not None and after.stage is Health.HEALTHY:
+            self._undone(duty, after.reason)
+        if after is not None:
+            desk.set_duty(after)
+        if (after or duty).stage is Health.DRAINED:
+            desk.validate(after or duty)
+
+    def _undone(self, duty: Duty, why: str) -> None:
+        done = [
+            a
+            for a in self._desk.store.actions(node=duty.node)
+            if a.action in (Act.DRAIN, Act.ISOLATE) and a.state is ActionState.DONE
+        ]
+        changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
+        self._desk.store.write_actions(changed)
+
+    def _look_at_advices(self) -> None:
+        """An advice ends with its incident."""
+        if Act.UNADVISE not in self.actuator.acts:
+            return
+        desk = self._desk
+        for advice in list(desk.advices.values()):
+            incident = desk.incidents().get(advice.incident_id)
+            if advice.incident_id and incident is not None and incident.closed_ms is None:
+                continue
+            if advice.incident_id and desk.actuator_of(advice.node) is self.actuator:
+                desk.intend(
+                    advice.node, Act.UNADVISE, advice.id, advice.incident_id, "its incident has ended", "drover"
+                )
+
+
+def _mark(action: Action) -> str:
+    return action.incident_id or HAND

@@ -1,0 +1,479 @@
+"""The desk: what is decided is done once, whatever stops it in between; and the life of a node that is out."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from drover_collector.actions.base import ActError, Actuator
+from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.store import Store, StoreError
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Duty,
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeReason,
+    ProbeVerdict,
+    Severity,
+    Wanted,
+)
+from testbed.slurm_stand_in import SlurmStandIn
+from testbed.waiting import wait_until
+
+T0 = 1_800_000_000_000
+DAY_MS = 86_400_000
+CONFIG = ActConfig(mode="enforce", give_up_s=600)
+
+
+def incident(id_: str = "inc1", closed_ms: int | None = None) -> Incident:
+    return Incident(
+        id_, IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), T0, T0, closed_ms, Severity.CRITICAL, 0.99,
+        Wanted.DRAIN, "GPU 3 fell off the bus", "Drain the node.",
+    )  # fmt: skip
+
+
+def decision(wanted: Wanted = Wanted.DRAIN, node: str = "n1", id_: str = "d1", outcome: str = "act") -> Decision:
+    return Decision(id_, "inc1", T0, node, wanted, "enforce", outcome, "xid", "the rule says so")
+
+
+@dataclass
+class Probes:
+    """Stands for the desk of probes: notes what is asked for."""
+
+    asked: list[tuple[str, ProbeReason, str]] = field(default_factory=list)
+    refuses: str = ""
+
+    def ask(
+        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
+    ) -> str:
+        assert (level, incident_id) == ("standard", "inc1")
+        if self.refuses:
+            raise ValueError(self.refuses)
+        if (node, why, by) not in self.asked:
+            self.asked.append((node, why, by))
+        return f"request-{node}"
+
+
+@dataclass
+class Scene:
+    """What outlives a collector: the store, Slurm, the incidents; and the clock."""
+
+    store: Store
+    slurm: SlurmStandIn
+    incidents: dict[str, Incident]
+    probes: Probes
+    now_ms: int = T0
+
+    @contextmanager
+    def desk(
+        self, config: ActConfig = CONFIG, step: Callable[[str], None] = lambda _: None, *, look_s: float = 0.02
+    ) -> Iterator[ActionDesk]:
+        actuator = SlurmActuator(self.slurm, 10_000)
+        made = ActionDesk(
+            self.store, config, [actuator], self.has(dict.fromkeys(self.slurm.held, actuator)),
+            incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
+        )  # fmt: skip
+        made.validator = self.probes
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+    @staticmethod
+    def has(nodes: Mapping[str, Actuator]) -> Callable[[str], Actuator | None]:
+        return nodes.get
+
+    def outcome(self, act: Act, node: str = "n1") -> Action | None:
+        found = [a for a in self.store.actions(node=node) if a.action is act and a.state is not ActionState.INTENDED]
+        return found[-1] if found else None
+
+    def wait(self, act: Act, node: str = "n1") -> Action:
+        wait_until(lambda: self.outcome(act, node), f"{act} of {node} has an outcome")
+        found = self.outcome(act, node)
+        assert found is not None
+        return found
+
+    def stage(self, node: str = "n1") -> Health | None:
+        duty = self.store.duties().get(node)
+        return None if duty is None else duty.stage
+
+    def wait_stage(self, stage: Health, node: str = "n1") -> Duty:
+        wait_until(lambda: self.stage(node) is stage, f"{node} is {stage}")
+        return self.store.duties()[node]
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    return Scene(store, SlurmStandIn("n1", "n2", "n3"), {"inc1": incident()}, Probes())
+
+
+def verdict(passed: bool | None, node: str = "n1", gpu: int | None = None) -> ProbeVerdict:
+    return ProbeVerdict("request-n1", node, gpu, passed, "", f"passed: {passed}", T0, ProbeReason.VALIDATE, "inc1")
+
+
+def test_the_whole_life_of_an_incident(scene: Scene) -> None:
+    scene.slurm.start("n1", "17")
+    told: list[Health] = []
+    with scene.desk() as desk:
+        desk.on_duties.append(lambda duties: told.append(duties["n1"].stage))
+        desk.take([decision()])
+        done = scene.wait(Act.DRAIN)
+        assert (done.state, done.decision_id, done.incident_id, done.actuator) == (
+            ActionState.DONE, "d1", "inc1", "slurm",
+        )  # fmt: skip
+        assert done.detail == "no new jobs; those that run may end"
+        assert scene.slurm.effects == ["n1 state=drain reason=drover:inc1: xid/xid_79: GPU 3 fell off the bus"]
+        assert scene.stage() is Health.DRAINING
+        assert scene.probes.asked == []
+        scene.slurm.finish("n1")
+        scene.wait_stage(Health.VALIDATING)
+        assert scene.probes.asked == [("n1", ProbeReason.VALIDATE, "drover")]
+        desk.on_verdicts([verdict(True)])
+        assert scene.wait(Act.RESUME).state is ActionState.DONE
+        duty = scene.wait_stage(Health.HEALTHY)
+    assert (duty.by, duty.reason) == ("drover", "passed its validation: passed: True")
+    assert scene.slurm.effects[1:] == ["n1 state=undrain"]
+    assert told == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.HEALTHY]
+
+
+def test_what_fails_its_validation_goes_to_repair_with_a_ticket_and_back(scene: Scene, tmp_path: Path) -> None:
+    ticket = tmp_path / "ticket"
+    ticket.write_text(f"#!/bin/sh\ncat >> {tmp_path}/tickets\necho >> {tmp_path}/tickets\necho ticket 4711\n")
+    ticket.chmod(ticket.stat().st_mode | stat.S_IXUSR)
+    config = replace(CONFIG, repair_command=(str(ticket),))
+    with scene.desk(config) as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        for _ in range(2):  # told again after a crash of the desk of probes
+            desk.on_verdicts([verdict(True), verdict(False, gpu=3)])
+        duty = scene.wait_stage(Health.REPAIR)
+        assert duty.reason == "passed: False"
+        assert scene.wait(Act.REPAIR).detail == "ticket 4711"
+        (line,) = [json.loads(line) for line in (tmp_path / "tickets").read_text().splitlines()]
+        assert (line["act"], line["node"], line["mark"], line["why"]) == ("repair", "n1", "inc1", "passed: False")
+        assert scene.slurm.held["n1"].states == {"IDLE", "DRAIN"}, "it stays out"
+        action, said = desk.resume("n1", "board replaced", "ann", False)
+        assert action is None
+        assert "when it passes" in said
+        assert scene.probes.asked[1:] == [("n1", ProbeReason.REPAIRED, "ann")]
+        desk.on_verdicts([replace(verdict(True), request="again", why=ProbeReason.REPAIRED)])
+        scene.wait_stage(Health.HEALTHY)
+        scene.now_ms += 2 * DAY_MS
+        desk.take([decision(id_="d2")])
+        duty = scene.wait_stage(Health.VALIDATING)
+        assert duty.returns == 1, "it failed again soon"
+
+
+def test_what_probes_cannot_tell_stays_out_and_is_not_asked_again(scene: Scene) -> None:
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        desk.on_verdicts([verdict(None)])
+        duty = scene.wait_stage(Health.DRAINED)
+        assert duty.reason == "not validated: passed: None"
+        desk.take([decision(node="n2", id_="d2")])  # and looks go on
+        scene.wait_stage(Health.VALIDATING, "n2")
+        assert [node for node, _, _ in scene.probes.asked] == ["n1", "n2"]
+        scene.probes.refuses = "no probes here"
+        desk.take([decision(node="n3", id_="d3")])
+        wait_until(lambda: scene.store.duties().get("n3") and scene.store.duties()["n3"].reason.startswith("not"))
+        assert scene.store.duties()["n3"].reason == "not validated: no probes here"
+        action, _ = desk.resume("n1", "I looked", "ann", True)
+        assert action is not None
+        assert desk.wait(action, 20).state is ActionState.DONE
+        assert scene.store.duties()["n1"].by == "ann"
+
+
+def test_isolate_closes_first_and_says_which_jobs_stay(scene: Scene) -> None:
+    scene.slurm.start("n1", "1", "2")
+    scene.slurm.kept.add("2")
+    with scene.desk() as desk:
+        desk.take([decision(Wanted.ISOLATE)])
+        done = scene.wait(Act.ISOLATE)
+    assert done.detail == "closed; requeued: 1; Slurm does not let be requeued, and run on to their end: 2"
+    assert [effect.split()[0] for effect in scene.slurm.effects] == ["n1", "requeue"]
+
+
+def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
+    scene.slurm.drain_by("n1", "ann", "new cables")
+    with scene.desk() as desk:
+        desk.take([decision(), decision(Wanted.ISOLATE, id_="d2")])
+        for act in (Act.DRAIN, Act.ISOLATE):
+            done = scene.wait(act)
+            assert done.state is ActionState.FAILED
+            assert done.detail == "it is drained by ann (new cables): left as it is"
+        with pytest.raises(ActError, match="was not taken out by Drover"):
+            desk.resume("n1", "why not", "bob", True)
+    assert scene.slurm.effects == []
+    assert scene.stage() is None
+
+
+def test_a_drain_that_somebody_has_taken_over_is_not_undone(scene: Scene) -> None:
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        scene.slurm.drain_by("n1", "ann", "mine now")
+        duty = scene.wait_stage(Health.HEALTHY)
+        assert duty.reason == "taken over by ann, who keeps it out: mine now"
+        desk.on_verdicts([verdict(True)])
+        with pytest.raises(ActError, match="not taken out by Drover"):
+            desk.resume("n1", "", "bob", True)
+    assert scene.slurm.held["n1"].reason == "mine now"
+    (drain,) = scene.store.actions(node="n1")
+    assert drain.state is ActionState.UNDONE
+
+
+def test_the_reason_is_looked_at_again_right_before_a_resume(scene: Scene) -> None:
+    """Taken over between two looks: the resume finds it."""
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+    scene.slurm.drain_by("n1", "ann", "mine now")
+    with scene.desk(look_s=1e9) as desk:
+        desk.intend("n1", Act.RESUME, "seed", "inc1", "passed", "drover")
+        done = scene.wait(Act.RESUME)
+    assert (done.state, done.detail) == (ActionState.FAILED, "it is drained by ann (mine now): left as it is")
+    assert "DRAIN" in scene.slurm.held["n1"].states
+
+
+def test_a_node_that_somebody_put_back_is_left_alone(scene: Scene) -> None:
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        scene.slurm.resume_by_hand("n1")
+        duty = scene.wait_stage(Health.HEALTHY)
+        assert duty.by == "somebody else"
+        desk.take([decision()])  # the same decision again, as after a restart
+    assert len(scene.slurm.effects) == 1
+
+
+def test_advice_is_taken_back_with_the_weight_that_was(scene: Scene) -> None:
+    scene.slurm.held["n1"] = replace(scene.slurm.held["n1"], weight=7)
+    with scene.desk() as desk:
+        desk.take([decision(Wanted.ADVISE)])
+        done = scene.wait(Act.ADVISE)
+        assert (done.before, scene.slurm.held["n1"].weight) == ("7", 10_000)
+    scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
+    with scene.desk():  # also after a restart
+        assert scene.wait(Act.UNADVISE).detail == "weight 7 again"
+    assert scene.slurm.effects == ["n1 weight=10000", "n1 weight=7"]
+    assert scene.stage() is None, "it was never out"
+
+
+def test_a_scheduler_that_is_away_gets_it_when_it_is_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    scene.slurm.away = True
+    with scene.desk() as desk:
+        desk.take([decision(), decision(node="n2", id_="d2")])
+        wait_until(lambda: "2 actions wait" in desk.troubles.get("slurm", ""))
+        assert "does not answer" in desk.troubles["slurm"]
+        wait_until(lambda: any("tried again" in a.detail for a in scene.store.intended_actions()))
+        scene.slurm.away = False
+        assert {scene.wait(Act.DRAIN, node).state for node in ("n1", "n2")} == {ActionState.DONE}
+        wait_until(lambda: not desk.troubles)
+    assert len(scene.slurm.effects) == 2
+
+
+def test_what_cannot_be_done_for_long_has_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    scene.slurm.away = True
+    with scene.desk() as desk:
+        desk.take([decision()])
+        wait_until(lambda: desk.troubles)
+        scene.now_ms += 601_000
+        done = scene.wait(Act.DRAIN)
+    assert done.state is ActionState.FAILED
+    assert done.detail.startswith("given up after")
+    assert scene.slurm.effects == []
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_only_decisions_to_act_are_taken_and_nothing_in_observe_mode(scene: Scene, mode: str) -> None:
+    outcomes = ["would_act", "held", "pending_approval", "approved", "rejected", "expired"]
+    with scene.desk(replace(CONFIG, mode=mode)) as desk:
+        desk.take([decision(id_=outcome, outcome=outcome) for outcome in outcomes])
+        desk.take([decision(Wanted.PROBE), decision(Wanted.WATCH)])
+        if mode == "observe":
+            desk.take([decision()])
+            with pytest.raises(ActError, match="only observes"):
+                desk.drain("n1", Act.DRAIN, "why", "ann")
+        assert scene.store.actions() == []
+
+
+def test_a_node_that_no_actuator_has(scene: Scene) -> None:
+    with scene.desk() as desk:
+        desk.take([decision(node="n9")])
+        assert scene.wait(Act.DRAIN, "n9").detail == "no actuator has this node's pool"
+        with pytest.raises(ActError, match="no actuator has n9"):
+            desk.drain("n9", Act.DRAIN, "why", "ann")
+
+
+def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
+    """It took the work up while it was active; it lost the lease before it acted."""
+    holds = threading.Event()
+    holds.set()
+
+    def fence() -> str:
+        if not holds.is_set():
+            raise StoreError("this collector is not the active one any more")
+        return ""
+
+    scene.store.fence = fence
+    asked = threading.Event()
+
+    def lose(step: str) -> None:
+        if step == "intended":
+            holds.clear()
+        asked.set()
+
+    with scene.desk(step=lose) as desk:
+        desk.take([decision()])
+        assert asked.wait(20)
+        with pytest.raises(StoreError):
+            desk.take([decision(node="n2", id_="d2")])
+        worker = desk._workers["slurm"]
+        wait_until(lambda: any(job.due for job in worker._jobs.values()), "it was tried, and waits")
+        assert scene.slurm.effects == []
+    holds.set()
+    assert [a.state for a in scene.store.actions()] == [ActionState.INTENDED]
+
+
+class CrashError(SystemExit):
+    """Ends a thread as kill -9 ends all of them: nothing after it runs."""
+
+
+STEPS = ("decided", "intended", "noted", "acted", "moved", "ended")
+
+
+class Crash:
+    """A step that ends every thread that comes to it, from `at` on."""
+
+    def __init__(self, at: str) -> None:
+        self.at, self.happened = at, threading.Event()
+
+    def __call__(self, name: str) -> None:
+        if name == self.at or self.happened.is_set():
+            self.happened.set()
+            raise CrashError
+
+
+def crash(at: str, scene: Scene, work: Callable[[ActionDesk], object]) -> None:
+    stop = Crash(at)
+    with scene.desk(step=stop) as desk:
+        try:
+            work(desk)
+        except CrashError:
+            assert at in ("decided", "intended")
+        assert stop.happened.wait(20)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("act", [Wanted.DRAIN, Wanted.ISOLATE, Wanted.ADVISE])
+def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: Wanted) -> None:
+    for at in STEPS:
+        if at == "noted" and act is not Wanted.ADVISE:  # only an advice notes what it found
+            continue
+        scene.slurm.add(at)
+        scene.slurm.start(at, f"job-{at}")
+        made = decision(act, at, f"d-{at}")
+
+        def decide(desk: ActionDesk, made: Decision = made) -> None:
+            scene.store.write_decisions([made])
+            desk.take([made])
+
+        crash(at, scene, decide)
+        with scene.desk() as desk:
+            done = scene.wait(Act(act.value), at)
+            assert done.state is ActionState.DONE, at
+            desk.take([made])  # and once more
+        assert len(scene.store.actions(node=at)) == 1, at
+        changes = [e for e in scene.slurm.effects if e.startswith(f"{at} ")]
+        assert len(changes) == 1, at
+        if act is Wanted.ISOLATE:
+            assert scene.slurm.effects.count(f"requeue job-{at}") == 1
+        if act is Wanted.ADVISE:
+            assert done.before == "1", "what there was is known although the crash came after the effect"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_at_any_step_of_a_resume(scene: Scene) -> None:
+    for at in STEPS:
+        if at == "noted":
+            continue
+        scene.slurm.add(at)
+        told = [replace(verdict(True, at), request=f"request-{at}")]
+        with scene.desk() as desk:
+            desk.take([decision(node=at, id_=f"d-{at}")])
+            scene.wait_stage(Health.VALIDATING, at)
+        crash(at, scene, lambda desk, told=told: desk.on_verdicts(told))  # type: ignore[misc]  # a lambda's default
+        with scene.desk() as desk:
+            desk.on_verdicts(told)  # as the desk of probes does after a crash
+            scene.wait_stage(Health.HEALTHY, at)
+            assert scene.wait(Act.RESUME, at).state is ActionState.DONE
+        assert [e for e in scene.slurm.effects if e.startswith(f"{at} state=undrain")] == [f"{at} state=undrain"]
+        assert scene.store.duties()[at].by == "drover"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_command_that_ran_when_all_stopped_is_reported_and_not_run_again(scene: Scene, tmp_path: Path) -> None:
+    config = replace(CONFIG, reboot_command=("/bin/sh", "-c", f"echo ran >> {tmp_path}/ran"))
+    stop = Crash("acted")
+    with scene.desk(config, stop) as desk:
+        desk.drain("n1", Act.REBOOT, "it hangs", "ann")
+        assert stop.happened.wait(20)
+    with scene.desk(config):
+        done = scene.wait(Act.REBOOT)
+    assert done.state is ActionState.FAILED
+    assert "nobody knows whether it was done" in done.detail
+    assert (tmp_path / "ran").read_text() == "ran\n"
+
+
+def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene: Scene) -> None:
+    made = decision()
+    scene.store.write_decisions([made])
+    scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
+    with scene.desk():
+        done = scene.wait(Act.DRAIN)
+    assert (done.state, done.detail) == (ActionState.FAILED, "not done: its incident ended before it could be")
+    assert scene.slurm.effects == []
+
+
+def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:
+    free = threading.Event()
+
+    class Slow(SlurmStandIn):
+        def update(self, node: str, **fields: str) -> None:
+            assert free.wait(20)
+            super().update(node, **fields)
+
+    slow, quick = SlurmActuator(Slow("n1"), 1), SlurmActuator(scene.slurm, 1)
+    slow.name = "slow"
+    desk = ActionDesk(
+        scene.store, CONFIG, [slow, quick], scene.has({"n1": slow, "n2": quick}), incidents=lambda: scene.incidents,
+        now_ms=lambda: T0,
+    )  # fmt: skip
+    desk.start()
+    try:
+        desk.take([decision(), decision(node="n2", id_="d2")])
+        assert scene.wait(Act.DRAIN, "n2").state is ActionState.DONE
+        assert scene.outcome(Act.DRAIN, "n1") is None
+        free.set()
+        scene.wait(Act.DRAIN, "n1")
+    finally:
+        free.set()
+        desk.stop()
