@@ -24,7 +24,8 @@ from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
-from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health, Incident, Member
+from drover_collector.probes import proof
+from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health, Incident, Member, ProbeVerdict
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
@@ -130,6 +131,14 @@ class Engine:
     def on_inventory(self, node: str, told: Mapping[str, str], now_ms: int) -> None:
         """Take in all that a node tells of what it is made of; judged with the next bucket."""
         self._inventory.update(node, told, now_ms)
+
+    def on_verdicts(self, verdicts: Sequence[ProbeVerdict], now_ms: int) -> Outcome:
+        """What probes prove: a failed one is a finding, a passed one clears the suspicions that it can refute."""
+        word = proof.read(verdicts, (record.incident for record in self._book.open()), now_ms)
+        changed = self._book.note(word.noted, now_ms)
+        for id_, text in word.refuted.items():
+            changed += self._book.close([id_], now_ms, text)
+        return self._settle(word.findings, changed, now_ms)
 
     def on_duties(self, duties: Mapping[str, Duty], now_ms: int) -> Outcome:
         """How far nodes are that were taken out of service: node -> its newest duty, of all that have one.
@@ -242,17 +251,21 @@ class Engine:
 
     def _judge(self, window: Window, now_ms: int) -> Outcome:
         findings = self._detect(window, now_ms)
-        changed = self._book.apply(findings, now_ms, closing=window.fresh, heard_ms=self._heard_ms)
+        return self._settle(findings, [], now_ms, window.fresh)
+
+    def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:
+        """From findings to incidents, decisions and health. `changed`: ids of incidents that changed already."""
+        changed += self._book.apply(findings, now_ms, closing=fresh, heard_ms=self._heard_ms)
         wishes = [(record.incident, record.wanted) for record in self._book.open()]
         decisions, events = self.decider.decide(
-            wishes, self._fold, self._job_nodes, now_ms, self._heard_lately()[0] if window.fresh else None
+            wishes, self._fold, self._job_nodes, now_ms, self._heard_lately()[0] if fresh else None
         )
         before, self._fold = self._fold, self._folded()
         moved = health.changes(self.index, before, self._fold, now_ms)
         known = self._book.records
         return Outcome(
             tuple(findings),
-            (*(known[id_].incident for id_ in changed if id_ in known), *events),
+            (*(known[id_].incident for id_ in dict.fromkeys(changed) if id_ in known), *events),
             tuple(decisions),
             tuple(moved),
         )

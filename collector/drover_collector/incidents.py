@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.incidents_record import PART_OF, Record, join, noted, opened, visible, was_absorbed
+from drover_collector.incidents_record import PART_OF, Record, join, noted, opened, visible, was_absorbed, was_cleared
 from drover_collector.incidents_rules import (
     CONSEQUENCES,
     EXPLAINS_NOTHING,
@@ -33,6 +33,7 @@ ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long be
 GONE_BEFORE_MS = 60_000  # a node that goes may lose its GPUs this long before it falls silent
 JOB_HELD_MS = 600_000  # after a failure in a job, its GPUs' slowness is a consequence of it
 KEEP_CLOSED_MS = 3_600_000
+CLEARED_MS = 3_600_000  # what a probe has refuted is no suspicion again for this long; closed ones are kept for it
 REFRESH_MS = 300_000  # an open incident without news is stored again this often, with new values
 MS_PER_HOUR = 3_600_000
 
@@ -114,10 +115,19 @@ class IncidentBook:
             record.incident = replace(closed, version=closed.version + 1, updated_ms=now_ms)
         return changed
 
+    def note(self, notes: Mapping[str, str], now_ms: int) -> list[str]:
+        """A line each for the timelines of incidents, by id. Returns ids of those that changed."""
+        changed = [id_ for id_ in notes if id_ in self.records]
+        for id_ in changed:
+            record = self.records[id_]
+            told = replace(record.incident, timeline=noted(record.incident, Note(now_ms, notes[id_])))
+            record.incident = replace(told, version=told.version + 1, updated_ms=now_ms)
+        return changed
+
     def _take(self, finding: Finding, now_ms: int) -> None:
         record = self._wider(finding) or self._same(finding, now_ms)
         known = record is not None and record.incident.closed_ms is None
-        if not known and self._held_back(finding, now_ms):
+        if not known and (self._held_back(finding, now_ms) or self._refuted(finding, now_ms)):
             return
         if record is None:
             record = self._new(finding, now_ms)
@@ -206,6 +216,20 @@ class IncidentBook:
             ):
                 return True
         return False
+
+    def _refuted(self, finding: Finding, now_ms: int) -> bool:
+        """Whether a probe has cleared this subject of this very suspicion a while ago."""
+        if finding.severity is Severity.CRITICAL:
+            return False
+        subject = self._subject_of(finding)
+        return any(
+            i.closed_ms is not None
+            and now_ms - i.closed_ms <= CLEARED_MS
+            and (i.kind, i.cause) == (finding.kind, finding.cause)
+            and was_cleared(i)
+            and self._subject_of(i) == subject
+            for i in (record.incident for record in self.records.values())
+        )
 
     def _new(self, finding: Finding, now_ms: int) -> Record:
         record = opened(finding, self._subject_of(finding), now_ms)

@@ -12,6 +12,7 @@ from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Note,
 MAX_EVIDENCE = 16
 MAX_NOTES = 60
 PART_OF = "part of incident "
+CLEARED = "cleared by a probe"
 
 
 @dataclass(slots=True)
@@ -103,6 +104,11 @@ def _told(incident: Incident, finding: Finding) -> bool:
 
 def was_absorbed(incident: Incident) -> bool:
     return bool(incident.timeline) and incident.timeline[-1].text.startswith(PART_OF)
+
+
+def was_cleared(incident: Incident) -> bool:
+    """Whether a probe has refuted it."""
+    return bool(incident.timeline) and incident.timeline[-1].text.startswith(CLEARED)
 
 
 def noted(incident: Incident, note: Note) -> tuple[Note, ...]:

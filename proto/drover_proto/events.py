@@ -315,6 +315,7 @@ class ProbeVerdict:
     good: tuple[str, ...] = ()  # figures that were judged to be as they should
     drift: str = ""  # a sentence where it has become worse than it was itself; no proof against it
     drift_since_ms: int | None = None
+    end: str = ""  # hung, crashed: what `probe` did; "" where it gave a figure
 
 
 @dataclass(frozen=True, slots=True)

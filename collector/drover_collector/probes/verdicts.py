@@ -83,7 +83,7 @@ def _of_gpu(
         order.id, order.node, gpu, passed, decided.measurement.probe if decided else "", text, now_ms, order.why,
         order.incident_id, decided.measurement.value if decided else None, _expected(decided),
         decided.peers if decided else None, good, worse[0].text if worse else "",
-        worse[0].since_ms if worse else None,
+        worse[0].since_ms if worse else None, _ended(decided),
     )  # fmt: skip
 
 
@@ -94,15 +94,16 @@ def _of_node(
     bad_gpu = next((v for v in gpus if v.passed is False), None)
     unsure = next((v for v in gpus if v.passed is None), None)
     doubt = next((v for v in of if v.ok is None and v.suspicious), None)
-    good = tuple(dict.fromkeys(v.measurement.probe for v in of if v.ok))
+    everywhere = set.intersection(*(set(v.good) for v in gpus)) if gpus else set()
+    good = tuple(sorted(everywhere | {v.measurement.probe for v in of if v.ok}))
     passed: bool | None = None
-    probe, value, expected, peers = "", None, None, None
+    probe, value, expected, peers, ended = "", None, None, None, ""
     if bad_gpu is not None:
         passed, probe, text = False, bad_gpu.probe, bad_gpu.text
-        value, expected, peers = bad_gpu.value, bad_gpu.expected, bad_gpu.peers
+        value, expected, peers, ended = bad_gpu.value, bad_gpu.expected, bad_gpu.peers, bad_gpu.end
     elif bad is not None:
         passed, probe, text = False, bad.measurement.probe, bad.text
-        value, expected, peers = bad.measurement.value, _expected(bad), bad.peers
+        value, expected, peers, ended = bad.measurement.value, _expected(bad), bad.peers, _ended(bad)
     elif end.end != DONE:
         what = f" in {end.probe}" if end.probe else ""
         text = f"{order.node}: not judged, {end.end}{what}: {end.detail}"
@@ -117,7 +118,7 @@ def _of_node(
         text = f"{order.node}: {len(gpus)} GPUs give what their configuration gives"
     return ProbeVerdict(
         order.id, order.node, None, passed, probe, text, now_ms, order.why, order.incident_id, value, expected, peers,
-        good,
+        good, end=ended,
     )  # fmt: skip
 
 
@@ -134,6 +135,10 @@ def _worst(bad: Sequence[Verdict]) -> Verdict | None:
         bad, key=lambda v: (rank.get(v.basis, 0), (v.worse or 0.0) / (v.detectable or 1.0), v.measurement.probe),
         default=None,
     )  # fmt: skip
+
+
+def _ended(verdict: Verdict | None) -> str:
+    return verdict.measurement.end.value if verdict is not None and verdict.basis is Basis.END else ""
 
 
 def _expected(verdict: Verdict | None) -> float | None:
