@@ -37,12 +37,6 @@ def _no_slip(value: int) -> str | None:
     return None if value == 0 or LEAST_BYTES <= value <= 2**60 else f"must be 0 or at least {LEAST_BYTES} (bytes)"
 
 
-def _observe(value: str) -> str | None:
-    if value == "observe":
-        return None
-    return 'this version only observes: it says what it would do and changes nothing; set policy.mode = "observe"'
-
-
 def _word(value: str) -> str | None:
     return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be a word of letters, digits, - and _"
 
@@ -99,7 +93,6 @@ class TlsConfig:
 class PolicyConfig:
     path: str | None = setting(None, "a policy of your own, TOML; overrides preset")
     preset: str = setting("nvidia", "built-in policy", one_of(*PRESETS))
-    mode: str = setting("observe", "observe: say what would be done, and do nothing", _observe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 import grpc
 
 from drover_collector import memory, open_files
+from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.making import actuators, by_pool
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import (
@@ -41,6 +43,7 @@ from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
+from drover_collector.policy_reload import PolicyWatch
 from drover_collector.role import Leadership, holder
 from drover_collector.store import Store, StoreError, check_url
 from drover_collector.tls import ServerTls, server_tls
@@ -166,7 +169,17 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     try:
         check_disk(config.store, store.disk())
         outbox = Outbox(store, webhooks(config), config.console.url)
-        pipeline = Pipeline(index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000))
+        pipeline = Pipeline(
+            index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
+            watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
+        )  # fmt: skip
+        made = actuators(config.act)
+        pipeline.act_by(
+            ActionDesk(
+                store, config.act, made, by_pool(config.act, made, spec), incidents=lambda: pipeline.incidents,
+                now_ms=pipeline.now_ms,
+            )  # fmt: skip
+        )
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")
         await leadership.start()

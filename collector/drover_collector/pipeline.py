@@ -7,12 +7,14 @@ so that an event does not wait for a slow read. The gRPC servers run in the even
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
+from drover_collector.actions.desk import ActionDesk
 from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
@@ -24,15 +26,17 @@ from drover_collector.pauses import Pauses
 from drover_collector.pipeline_history import RESTORED_MS, history, recent
 from drover_collector.pipeline_saving import Saving
 from drover_collector.policy import Policy
+from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store, StoreError
 from drover_collector.ticks import Rate, Ticks
-from drover_proto.events import Event, Incident
+from drover_proto.events import Approval, Audit, Duty, Event, Incident
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
+ANSWER_S = 20.0  # for what comes of a person's answer: a tick that is under way goes first
 LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or was left out
 
 
@@ -49,13 +53,22 @@ class Pipeline:
         lag_ms: int,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         wake_s: float = 1.0,
+        ceiling: str = "observe",
+        watch: PolicyWatch | None = None,
     ) -> None:
+        """
+        Args:
+            ceiling: the mode beyond which no policy goes, `[act] mode` of the settings.
+            watch: of the policy's file.
+        """
         self.index = index
         self.store = store
         self.policy = policy
         self.outbox = outbox
         self.started_ms = now_ms()
-        self.engine = Engine(index, policy, self.started_ms)
+        self.ceiling = ceiling
+        self._watch = watch or PolicyWatch(None)
+        self.engine = self._engine(self.started_ms)
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
         self.began_ms = self.started_ms  # to judge
@@ -71,6 +84,7 @@ class Pipeline:
         self._judge = ThreadPoolExecutor(1, "engine")
         self._arrivals = Arrivals(self.ticks)
         self._saving = Saving(store, outbox, self.ticks, now_ms)
+        self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
         self._inventories = Inventories(store)
         self._told: Sequence[Told] = ()  # of inventories, for the next bucket
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
@@ -102,6 +116,8 @@ class Pipeline:
         """After `run`: another may judge. What is not stored is dropped; events that wait rest in the store."""
         self.leading = False
         loop = asyncio.get_running_loop()
+        if self.desk is not None:
+            await loop.run_in_executor(None, self.desk.stop)
         await loop.run_in_executor(self._judge, self._forget)
         await loop.run_in_executor(None, self.outbox.stop)
 
@@ -119,11 +135,18 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         if self.leading:
             await loop.run_in_executor(self._judge, self.judge_events)
-            await loop.run_in_executor(self._judge, self._saving.save)
+            await loop.run_in_executor(None, self._saving.stop)
+            if self.desk is not None:
+                await loop.run_in_executor(None, self.desk.stop)
             await loop.run_in_executor(None, self.outbox.stop)
             self.leading = False
         self._judge.shutdown()
-        self._saving.tell_left()
+
+    def act_by(self, desk: ActionDesk) -> None:
+        """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
+        self.desk = desk
+        desk.on_duties.append(self.take_duties)
+        self._saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Events that ingest has stored. May be called from any thread; returns at once.
@@ -155,14 +178,61 @@ class Pipeline:
 
     def troubles(self) -> list[str]:
         """Troubles of Drover itself, each a sentence."""
-        return [*list(self.ticks.troubles.values()), *self.outbox.troubles]
+        acting = [] if self.desk is None else list(self.desk.troubles.values())
+        return [*list(self.ticks.troubles.values()), *self.outbox.troubles, *acting]
+
+    def answer(self, approval: Approval, audit: Audit) -> Outcome:
+        """A person's answer to a decision; returns when what follows from it is stored, or waits for the store.
+
+        From any thread but the one that judges.
+
+        Raises:
+            StoreError: the answer could not be stored, and nothing follows.
+            TimeoutError: detection is too busy.
+        """
+        self.store.write_approvals([approval])  # here: a store that hangs must not hold judging up
+        self.store.write_audit([audit])
+        return self._judge.submit(self._answer, approval).result(ANSWER_S)
+
+    def _answer(self, approval: Approval) -> Outcome:
+        outcomes: list[Outcome] = []
+
+        def take() -> Outcome:
+            outcomes.append(self.engine.on_approval(approval, self.now_ms()))
+            return outcomes[0]
+
+        self._guarded(take)
+        return outcomes[0] if outcomes else Outcome()
+
+    def take_duties(self, duties: Mapping[str, Duty]) -> None:
+        """How far nodes are that were taken out of service. From any thread; returns at once."""
+        self._judge.submit(self._guarded, lambda: self.engine.on_duties(duties, self.now_ms()))
+
+    def _engine(self, started_ms: int) -> Engine:
+        return Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
+
+    def _poll_policy(self) -> None:
+        """A changed policy holds from here on; a bad file is told and changes nothing."""
+        policy = self._watch.poll()
+        if self._watch.trouble:
+            self.ticks.troubles["policy"] = self._watch.trouble
+        elif policy is not None:
+            self.ticks.troubles.pop("policy", None)
+            self.policy = policy
+            self.engine.set_policy(policy)
+            now_ms = self.now_ms()
+            line = Audit(f"policy {now_ms}", now_ms, "the policy's file", "policy", policy.name, "the file has changed")
+            try:
+                self.store.write_audit([line])
+            except StoreError as error:
+                self.ticks.store_failed(error)
 
     def _follow(self) -> None:
         now_ms = self.now_ms()
         self.store.refresh_entities()
         incidents = self.store.incidents("all", now_ms - RESTORED_MS)
         self._followed = True
-        engine = Engine(self.index, self.policy, self.started_ms)
+        engine = self._engine(self.started_ms)
         engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
         self.engine, self.incidents = engine, engine.incidents
         self.newest = None
@@ -180,7 +250,7 @@ class Pipeline:
             self.store.catch_up()
             self.store.refresh_entities()
             self._forget()
-            self.engine = Engine(self.index, self.policy, now_ms)
+            self.engine = self._engine(now_ms)
             self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
             self.began_ms = now_ms
             if self._followed:  # agents of the one that is gone need a while to come to others
@@ -190,8 +260,9 @@ class Pipeline:
         for ts_ms, node, told_facts in self._inventories.restore(now_ms, self.index.node_count):
             self.engine.on_inventory(node, told_facts, ts_ms)
         self.engine.restore(
-            found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged
-        )
+            found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged,
+            found.decisions, self.store.duties(),
+        )  # fmt: skip
         self._arrivals.resume(found.unjudged)
         self._looks.know(found.unjudged)
         self.incidents = self.engine.incidents
@@ -199,6 +270,10 @@ class Pipeline:
             self.pauses.awake_ms = self.now_ms()  # not what this took
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
+        for approval in found.approvals:  # one whose decision still waits: a stop came in between
+            self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))
+        if self.desk is not None:
+            self.desk.start()
         if found.incidents or self.newest:
             log.info(
                 "restored %d incidents and %d events; %d events and %d messages had been left over",
@@ -307,6 +382,7 @@ class Pipeline:
         for ts_ms, node, facts in self._told:
             self.engine.on_inventory(node, facts, ts_ms)
         self._told = ()
+        self._poll_policy()
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self.newest = bucket
@@ -321,7 +397,6 @@ class Pipeline:
             return
         self._saving.put(outcome, events)
         self.ticks.tell_detectors(self.engine.troubles)
-        self._saving.save()
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 
     def _clock_went_back(self, now_ms: int) -> None:

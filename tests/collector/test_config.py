@@ -32,8 +32,8 @@ def test_the_sample_is_a_file_that_loads_to_the_defaults(tmp_path: Path) -> None
     ("text", "says"),
     [
         ('flet = "x"', "did you mean fleet?"),
-        ('[policy]\nmode = "enforce"', "this version only observes"),
-        ('[policy]\nmode = "approve"', 'set policy.mode = "observe"'),
+        ('[policy]\nmode = "enforce"', "policy.mode: unknown key"),
+        ('[act]\nmode = "enforced"', ":2: act.mode"),
         ('[policy]\npath = "/nowhere.toml"', "policy.path: /nowhere.toml: no such file"),
         ('[ingest]\nlisten = "7301"', "ingest.listen: must be HOST:PORT"),
         ('[api]\nlisten = "::1:7302"', "IPv6 address in brackets"),

@@ -6,6 +6,7 @@ import time
 
 from drover_collector.store import definitions, engine, migrations, schema
 from drover_collector.store.actions import Actions
+from drover_collector.store.audit import Audits
 from drover_collector.store.backup import Backup, restore
 from drover_collector.store.cluster import KEY
 from drover_collector.store.engine import KEEP_FREE_BYTES
@@ -60,7 +61,7 @@ def check_url(url: str, cluster: str = "") -> None:
     engine.address(url, cluster=cluster)
 
 
-class Store(Backup, Actions, Probes, Writes, Reads, Series, Export, Following, History, Retention):
+class Store(Backup, Actions, Audits, Probes, Writes, Reads, Series, Export, Following, History, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod

@@ -237,6 +237,16 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "ReplacingMergeTree", "(incident_id, ts, id)",
         ),
         Table(
+            "approvals",
+            (Column("decision_id", "String"), Column("ts", TIME), JSON),
+            "ReplacingMergeTree", "(decision_id, ts)",
+        ),
+        Table(
+            "audit",
+            (Column("id", "String"), Column("ts", TIME), Column("what", WORD), Column("subject", "String"), JSON),
+            "ReplacingMergeTree", "(ts, id)",
+        ),
+        Table(
             "actions",
             (
                 Column("id", "String"), Column("ts", TIME), node, Column("decision_id", "String"),

@@ -17,7 +17,19 @@ from drover_proto.events import Absence, Decision, Event, Finding, Holding, Inci
 
 # What only the active collector writes.
 FENCED = frozenset(
-    {"findings", "incidents", "decisions", "health", "outbox", "judged_events", "probe_verdicts", "actions", "duties"}
+    {
+        "findings",
+        "incidents",
+        "decisions",
+        "health",
+        "outbox",
+        "judged_events",
+        "probe_verdicts",
+        "actions",
+        "duties",
+        "approvals",
+        "audit",
+    }
 )
 
 
