@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from drover_agent.simulation.adversary import AdversaryFleet
 from drover_agent.simulation.faults import Fault, Label
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
@@ -78,6 +79,17 @@ def _bucket(samples: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
         entity = np.tile(np.arange(width, dtype=np.int32), count)
         result[name] = aggregate(name, entity, np.repeat(np.arange(count), width), np.concatenate(rows), width)
     return result
+
+
+def adversary_buckets(fleet: AdversaryFleet, interval_ms: int = BUCKET_MS) -> Iterator[tuple[Bucket, list[Event]]]:
+    """An adversary's fleet as it arrives: each bucket with the events that came in its time."""
+    names = tuple(job.id for job in fleet.spec.jobs)
+    for tick in fleet.ticks(interval_ms):
+        bucket = Bucket(
+            tick.ts_ms - interval_ms, interval_ms, tick.gpu, tick.node, tick.gpu_heard.astype(np.int32),
+            tick.node_heard.astype(np.int32), fleet.holders(tick.ts_ms), names, tick.link,
+        )  # fmt: skip
+        yield bucket, tick.events
 
 
 def newest(versions: Sequence[Incident]) -> dict[str, Incident]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from drover_cli.arguments import count, finite
 from drover_cli.errors import CliError
@@ -23,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="same seed, same case (default 0)")
     parser.add_argument("--faults", metavar="FILE", help="faults as JSON (default: drawn by the seed)")
     parser.add_argument("--interval", type=finite, default=10.0, help="seconds between samples, 1 to 600 (default 10)")
+    parser.add_argument(
+        "--adversary", action="store_true",
+        help="a fleet made to prove detectors wrong: mixed, noisy, full of hard negatives (docs/simulation.md)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
 
 
@@ -36,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         from drover_cli.writers import CaseSink
 
     started = time.monotonic()
+    if args.adversary:
+        return _adversary(args, started)
     spec = build_fleet(args.nodes, args.seed)
     try:
         faults = load_faults(Path(args.faults), spec) if args.faults else draw_faults(spec, args.hours, args.seed)
@@ -63,10 +70,44 @@ def run(args: argparse.Namespace) -> int:
         "hard_negatives": sum(not label.hardware for label in fleet.labels),
         "seconds": round(time.monotonic() - started, 1),
     }
+    _tell(args, summary)
+    return 0
+
+
+def _adversary(args: argparse.Namespace, started: float) -> int:
+    """A case of the adversary's fleet of this seed and size."""
+    from drover_agent.simulation.adversary import draw
+    from drover_agent.simulation.adversary.case import write_into
+    from drover_cli.case import NewFolder
+
+    if args.faults:
+        raise CliError("--adversary draws its own faults; leave out --faults")
+    fleet = draw(args.seed, gpus=8 * args.nodes, hours=args.hours)
+    steps = max(1, round(args.hours * 3600 / args.interval))
+    progress = Progress(f"simulating {args.nodes} nodes, {args.hours:g} h", steps)
+    with NewFolder(args.out) as folder:
+        written = write_into(fleet, folder, round(args.interval * 1000), progress.update)
+    progress.done()
+    faults = sum(bool(label["hardware"]) for label in fleet.labels)
+    summary = {
+        "case": str(args.out),
+        "nodes": len(fleet.spec.nodes),
+        "gpus": fleet.spec.gpu_count,
+        "hours": args.hours,
+        **written,
+        "faults": faults,
+        "hard_negatives": len(fleet.labels) - faults,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    _tell(args, summary)
+    return 0
+
+
+def _tell(args: argparse.Namespace, summary: dict[str, Any]) -> None:
     if args.json:
         print_json(summary)
-    else:
-        print(f"{args.out}: {spec.gpu_count} GPUs, {args.hours:g} h, {sink.samples:,} samples, {sink.events} events")
-        print(f"faults: {summary['faults']}, hard negatives: {summary['hard_negatives']}, in {summary['seconds']} s")
-        print(f"next: drover replay {args.out} --json > found.jsonl && drover score {args.out} found.jsonl")
-    return 0
+        return
+    samples, events = summary["samples"], summary["events"]
+    print(f"{args.out}: {summary['gpus']} GPUs, {args.hours:g} h, {samples:,} samples, {events} events")
+    print(f"faults: {summary['faults']}, hard negatives: {summary['hard_negatives']}, in {summary['seconds']} s")
+    print(f"next: drover replay {args.out} --json > found.jsonl && drover score {args.out} found.jsonl")

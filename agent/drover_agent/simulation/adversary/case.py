@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,13 @@ def write_case(fleet: AdversaryFleet, path: Path, interval_ms: int) -> dict[str,
         FileExistsError: `path` is there already.
     """
     path.mkdir(parents=True)
+    return write_into(fleet, path, interval_ms)
+
+
+def write_into(
+    fleet: AdversaryFleet, path: Path, interval_ms: int, progress: Callable[[int], object] = int
+) -> dict[str, int]:
+    """The same into a folder that exists; `progress` is told how many ticks are written."""
     hw = fleet.hardware
     names = np.array(hw.names, object)
     slots = hw.gpu_slot.astype(np.uint8)
@@ -44,12 +51,13 @@ def write_case(fleet: AdversaryFleet, path: Path, interval_ms: int) -> dict[str,
     skew_ms = np.round(fleet.realism.skew_s * 1000).astype(np.int64)
     of_row = (skew_ms[hw.gpu_node], skew_ms, skew_ms[hw.link_node])
     events: list[Event] = []
-    for tick in fleet.ticks(interval_ms):
+    for number, tick in enumerate(fleet.ticks(interval_ms), 1):
         columns = (tick.gpu, tick.node, tick.link)
         heard = (tick.gpu_heard, tick.node_heard, tick.link_heard)
         for file, skew, values, there in zip(files, of_row, columns, heard, strict=True):
             file.add(tick.ts_ms + skew, there, values)
         events += tick.events
+        progress(number)
     for file in files:
         file.close()
     (path / "fleet.json").write_text(dump_json(fleet.spec), "utf-8")

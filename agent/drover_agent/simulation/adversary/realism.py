@@ -49,6 +49,7 @@ LINK_LACKS: tuple[tuple[float, tuple[str, ...]], ...] = (
 )
 NOISY = (*PROFILING, "memory_util_ratio", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
 CLOCK_STEP_MHZ = 15.0
+DIP = 0.72  # power in the exchange at a step's end over the mean (assumed; swings of a third and more are published)
 SKEWED_SHARE = 0.04  # of nodes: time service not in order
 
 
@@ -125,16 +126,17 @@ class Eyes:
             values = gpu[name]
             values = values * (1 + real.noise * self._rng.standard_normal(count))
             if name.endswith("_ratio"):
-                values = np.round(np.clip(values, 0, 1), 2 if real.coarse else 4)
+                values = np.asarray(np.round(np.clip(values, 0, 1), 2 if real.coarse else 4), np.float64)
             gpu[name] = values
         noise = 1 + real.clock_noise * self._rng.standard_normal(count)
-        clocks = np.round(gpu["sm_clock_mhz"] * noise / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
+        clocks: Floats = (gpu["sm_clock_mhz"] * noise / CLOCK_STEP_MHZ).round() * CLOCK_STEP_MHZ
         gpu["sm_clock_mhz"] = np.minimum(np.maximum(clocks, CLOCK_STEP_MHZ), self._hw.max_clock_mhz)
         if real.instant:
             # A moment in the exchange at a step's end shows less than the mean; GPUs of a node are read together.
             moment = self._rng.random(self._hw.nodes)[self._hw.gpu_node]
             dip = (moment < shares.sync + shares.checkpoint) & shares.held
-            gpu["power_w"] = np.round(np.where(dip, gpu["power_w"] * 0.72, gpu["power_w"]), 3)
+            power: Floats = gpu["power_w"] * np.where(dip, DIP, 1.0)
+            gpu["power_w"] = power.round(3)
 
     def cut(self, gpu: dict[str, Floats], node: dict[str, Floats], link: dict[str, Floats]) -> tuple[Bools, Bools]:
         """Holes and missing columns, in place. Returns which nodes lost this row, and whose comes too late."""

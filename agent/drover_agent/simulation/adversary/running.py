@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONGEST_STEP_S = 10.0  # of the physics while seconds matter; coarse runs (a minute and more) take one step a tick
 WARM_UP_STEPS = 15
-PCIE_SLEEPS = {"A100-SXM": 1}  # generation of a link whose GPU rests (drops on some boards)
+PCIE_SLEEPS, PCIE_ASLEEP = {"A100-SXM"}, 1.0  # boards whose link drops to this generation while they rest
 TELEMETRY_DELAY_MS = (50, 3000)  # from a line in the kernel log to the collector
 LATE_CLOCK_S = 15.0  # a node whose clock is wrong by more: its rows fall into no bucket of their time
 FAN_RPM = 12_000.0
@@ -76,6 +76,8 @@ class Running:
         self.node_facts: dict[str, Floats] = {}
         self._sensors = Sensors(self.hw, fleet.seed)
         self._eyes = Eyes(fleet.realism, self.hw, np.random.default_rng([fleet.seed, 103]))
+        of_node = np.array([sku.name in PCIE_SLEEPS for sku in self.hw.sku_of_node], np.bool_)
+        self._sleeps: Bools = of_node[self.hw.gpu_node]
         self._drift: Floats = np.zeros(len(self.hw.racks))
         self._fan: Floats = FAN_RPM * (1 + 0.03 * self.rng.standard_normal(self.hw.nodes))
         self._shown: list[tuple[str, str, Ints, Floats]] = []
@@ -245,11 +247,7 @@ class Running:
             gpu["clock_event_reasons"][gpus] = reasons
         for gpus in self._full_memory_clock:
             gpu["memory_clock_mhz"][gpus] = self.hw.memory_clock_mhz[gpus]
-        resting = gpu["gpu_util_ratio"] < 0.01
-        for n, sku in enumerate(self.hw.sku_of_node):
-            if sku.name in PCIE_SLEEPS:
-                inside = slice(int(self.hw.first_gpu[n]), int(self.hw.first_gpu[n + 1]))
-                gpu["pcie_generation"][inside][resting[inside]] = PCIE_SLEEPS[sku.name]
+        gpu["pcie_generation"][(gpu["gpu_util_ratio"] < 0.01) & self._sleeps] = PCIE_ASLEEP
         for scope, metric, index, values in self._shown:
             columns = gpu if scope == "gpu" else node
             if metric in columns:
