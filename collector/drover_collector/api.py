@@ -12,7 +12,18 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from drover_collector import api_backup, api_export, api_fleet, api_incidents, api_nodes, api_probes, api_series, gate
+from drover_collector import (
+    api_actions,
+    api_backup,
+    api_decisions,
+    api_export,
+    api_fleet,
+    api_incidents,
+    api_nodes,
+    api_probes,
+    api_series,
+    gate,
+)
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
@@ -66,7 +77,8 @@ class FleetApi(FleetServicer):
         return await self._answer(context, lambda: api_incidents.list_incidents(self._facts, request))
 
     async def GetIncident(self, request: pb.IncidentRequest, context: Context) -> pb.IncidentDetail:
-        return await self._answer(context, lambda: api_incidents.get_incident(self._facts, request))
+        may = api_decisions.may_answer(gate.caller())
+        return await self._answer(context, lambda: api_incidents.get_incident(self._facts, request, may))
 
     async def QuerySeries(self, request: pb.SeriesRequest, context: Context) -> pb.SeriesReply:
         return await self._answer(context, lambda: api_series.query_series(self._facts, request))
@@ -87,6 +99,36 @@ class FleetApi(FleetServicer):
         caller = gate.caller()  # here: a worker thread does not know it
         by = "a local user" if caller is None else caller.name
         return await self._answer(context, lambda: api_probes.request_probe(self._facts, request, by))
+
+    async def ListRisk(self, request: pb.RiskRequest, context: Context) -> pb.RiskList:
+        return await self._answer(context, lambda: api_risk.list_risk(self._facts, request))
+
+    async def ActOnNode(self, request: pb.ActRequest, context: Context) -> pb.ActReply:
+        caller = gate.caller()  # here: a worker thread does not know it
+        by = "a local user" if caller is None else caller.name
+        return await self._answer(context, lambda: api_actions.act_on_node(self._facts, request, by))
+
+    async def ListActions(self, request: pb.ActionsRequest, context: Context) -> pb.ActionList:
+        return await self._answer(context, lambda: api_actions.list_actions(self._facts, request))
+
+    async def ListDecisions(self, request: pb.DecisionsRequest, context: Context) -> pb.DecisionList:
+        may = api_decisions.may_answer(gate.caller())
+        return await self._answer(context, lambda: api_decisions.list_decisions(self._facts, request, may))
+
+    async def ApproveDecision(self, request: pb.Answer, context: Context) -> pb.Answered:
+        by = api_decisions.named(gate.caller(), request.who)
+        return await self._answer(context, lambda: api_decisions.answer(self._facts, request, True, by))
+
+    async def RejectDecision(self, request: pb.Answer, context: Context) -> pb.Answered:
+        by = api_decisions.named(gate.caller(), request.who)
+        return await self._answer(context, lambda: api_decisions.answer(self._facts, request, False, by))
+
+    async def ListAudit(self, request: pb.AuditRequest, context: Context) -> pb.AuditList:
+        return await self._answer(context, lambda: api_decisions.list_audit(self._facts, request))
+
+    async def GetPolicy(self, _request: pb.PolicyRequest, context: Context) -> pb.PolicyState:
+        may = api_decisions.may_answer(gate.caller())
+        return await self._answer(context, lambda: api_decisions.get_policy(self._facts, may))
 
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
         if self._exporting.locked():

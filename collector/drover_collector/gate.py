@@ -41,7 +41,14 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "ProbeHistory": READERS,
     _FLEET + "ListProbeOrders": READERS,
     _FLEET + "RequestProbe": OPERATORS,
+    _FLEET + "ActOnNode": OPERATORS,
+    _FLEET + "ListActions": READERS,
     _FLEET + "Backup": OPERATORS,
+    _FLEET + "ListDecisions": READERS,
+    _FLEET + "ApproveDecision": OPERATORS,
+    _FLEET + "RejectDecision": OPERATORS,
+    _FLEET + "ListAudit": READERS,
+    _FLEET + "GetPolicy": READERS,
 }
 PAGE = READERS  # of /metrics
 LOOK_S = 2.0  # how often open streams are looked at

@@ -176,9 +176,13 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         made = actuators(config.act)
         pipeline.act_by(
             ActionDesk(
-                store, config.act, made, by_pool(config.act, made, spec), incidents=lambda: pipeline.incidents,
+                store,
+                config.act,
+                made,
+                by_pool(config.act, made, spec),
+                incidents=lambda: pipeline.incidents,
                 now_ms=pipeline.now_ms,
-            )  # fmt: skip
+            )
         )
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")

@@ -13,10 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from typing import TypeVar
 
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.detectors.risk_model import KEPT_MS
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.inventories import Inventories, Told
@@ -33,6 +35,8 @@ from drover_proto.events import Approval, Audit, Duty, Event, Incident
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
@@ -204,6 +208,14 @@ class Pipeline:
         self._guarded(take)
         return outcomes[0] if outcomes else Outcome()
 
+    def of_engine(self, call: Callable[[Engine], T]) -> T:
+        """What `call` finds in the engine, asked in the thread that judges. From any other thread.
+
+        Raises:
+            TimeoutError: detection is too busy.
+        """
+        return self._judge.submit(call, self.engine).result(ANSWER_S)
+
     def take_duties(self, duties: Mapping[str, Duty]) -> None:
         """How far nodes are that were taken out of service. From any thread; returns at once."""
         self._judge.submit(self._guarded, lambda: self.engine.on_duties(duties, self.now_ms()))
@@ -259,6 +271,7 @@ class Pipeline:
         self.newest = None
         for ts_ms, node, told_facts in self._inventories.restore(now_ms, self.index.node_count):
             self.engine.on_inventory(node, told_facts, ts_ms)
+        self.engine.remember(self.store.incidents("all", now_ms - KEPT_MS), now_ms)
         self.engine.restore(
             found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged,
             found.decisions, self.store.duties(),

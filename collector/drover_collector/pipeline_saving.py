@@ -1,11 +1,18 @@
-"""What comes of judging is stored, in order, and told. While the store fails it is told from memory."""
+"""What comes of judging is stored, in order, and told. While the store fails or hangs it is told from memory.
+
+A thread of its own stores, so that a write that never returns holds neither later events nor their webhooks back. The
+thread that judges waits for it a moment: what is shown has then been stored, unless the store keeps us waiting.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from drover_collector.engine import Outcome
 from drover_collector.notify import Outbox
@@ -17,65 +24,163 @@ from drover_proto.times import iso
 log = logging.getLogger(__name__)
 
 MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
+PATIENCE_S = 2.0  # how long judging waits for a write; a store under load answers within one
+BACKLOG = 8  # with so many waiting, judging waits for none
+RETRY_S = 5.0  # after a store has failed, if nothing new comes
+STOP_S = 10.0  # for what is left at a stop
+
+
+@dataclass(slots=True, eq=False)
+class _Result:
+    outcome: Outcome
+    events: Sequence[Event]  # that were judged for it
+    stored: bool = False
+    refused: bool = False  # by a store that fails, for now; or for ever
 
 
 class Saving:
-    """Outcomes on their way into the store. `put` and `save` in the thread that judges."""
+    """Outcomes on their way into the store. `put` in the thread that judges; `stop` ends the thread that stores."""
 
     def __init__(self, store: Store, outbox: Outbox, ticks: Ticks, now_ms: Callable[[], int]) -> None:
         self._store, self._outbox, self._ticks, self._now_ms = store, outbox, ticks, now_ms
-        self._waiting: deque[tuple[Outcome, Sequence[Event]]] = deque()  # with the events that were judged
+        self.takers: list[Callable[[Outcome], None]] = []  # told of what is stored; again after a fault
+        self._waiting: deque[_Result] = deque()  # the first is under way
+        self._changed = threading.Condition()
+        self._due = self._stopping = False
+        self._since_s: float | None = None  # when the write under way began
+        self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, outcome: Outcome, events: Sequence[Event]) -> None:
-        """`events` were judged for it."""
-        if events or outcome.findings or outcome.incidents or outcome.decisions or outcome.health:
-            self._waiting.append((outcome, events))
+        """Returns when it is stored; or else, if the store fails or takes long, when it is told from memory.
+
+        Args:
+            events: were judged for it.
+        """
+        result = _Result(outcome, events)
+        empty = not (events or outcome.findings or outcome.incidents or outcome.decisions or outcome.health)
+        with self._changed:
+            self._start()
+            if not empty:
+                self._waiting.append(result)
+                self._bound()
+            self._due = True
+            self._changed.notify_all()
+            if empty:
+                return
+            self._changed.wait_for(lambda: result.stored or result.refused or self._behind(), PATIENCE_S)
+        if not result.stored:
+            self._tell_unstored(result)
 
     def forget(self) -> None:
-        self._waiting.clear()
+        with self._changed:
+            self._waiting.clear()
 
-    def tell_left(self) -> None:
-        """What a stop leaves unstored."""
-        for outcome, _ in self._waiting:
-            log.error("not stored at the end: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))
+    def stop(self) -> None:
+        """Stores what waits, as far as the store takes it within STOP_S."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(STOP_S)
+            self._thread = None
+        for result in list(self._waiting):
+            incidents, findings = len(result.outcome.incidents), len(result.outcome.findings)
+            log.error("not stored at the end: %d incidents, %d findings", incidents, findings)
 
-    def save(self) -> None:
-        """Stores outcomes in order. One that fails stays first in line; writing one twice changes nothing."""
+    def _start(self) -> None:
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self._run, name="outcomes", daemon=True)
+            self._thread.start()
+
+    def _behind(self) -> bool:
+        """Whether to wait is in vain: a write under way hangs, or many outcomes are before this one."""
+        hangs = self._since_s is not None and time.monotonic() - self._since_s > PATIENCE_S
+        return hangs or len(self._waiting) > BACKLOG
+
+    def _bound(self) -> None:
+        if len(self._waiting) > MAX_UNSAVED:
+            lost = self._waiting[1]
+            del self._waiting[1]
+            self._lost(lost)
+
+    def _tell_unstored(self, result: _Result) -> None:
+        if not result.refused:
+            self._ticks.troubles["store"] = (
+                "The store keeps what detection found waiting; it is shown and told all the same, and stored later."
+            )
         try:
-            while self._waiting:
-                outcome, events = self._waiting[0]
-                self._store.write_findings(list(outcome.findings))
-                self._store.write_incidents(list(outcome.incidents))
-                self._store.write_decisions(list(outcome.decisions))
-                self._store.write_health([dataclasses.asdict(change) for change in outcome.health])
-                self._outbox.enqueue(outcome.incidents)
-                self._store.write_judged(events)
-                self._waiting.popleft()
-            self._ticks.troubles.pop("store", None)
-        except StoreError as error:
-            self._ticks.store_failed(error)
-            if self._waiting:  # those before it were told when they came
-                self._tell_unstored(self._waiting[-1][0])
-            if len(self._waiting) > MAX_UNSAVED:
-                self._give_up_oldest()
-        except Exception as error:  # noqa: BLE001  # a defect: it would fail for ever, and keep back all after it
-            self._ticks.failed(error, self._now_ms())
-            self._give_up_oldest()
-
-    def _tell_unstored(self, outcome: Outcome) -> None:
-        try:
-            self._outbox.enqueue_unstored(outcome.incidents)
+            self._outbox.enqueue_unstored(result.outcome.incidents)
         except Exception as error:  # noqa: BLE001  # nor may this end detection
             self._ticks.failed(error, self._now_ms())
 
-    def _give_up_oldest(self) -> None:
-        lost, _ = self._waiting.popleft()
+    # ---- in the thread that stores
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                retry_s = RETRY_S if self._waiting else None
+                self._changed.wait_for(lambda: self._due or self._stopping, retry_s)
+                self._due, stopping = False, self._stopping
+            self._save()
+            if stopping:
+                return
+
+    def _save(self) -> None:
+        """Stores outcomes in order. One that fails stays first in line; writing one twice changes nothing."""
+        while True:
+            with self._changed:
+                first = self._waiting[0] if self._waiting else None
+                self._since_s = None if first is None else time.monotonic()
+            if first is None:
+                self._ticks.troubles.pop("store", None)
+                return
+            try:
+                self._store_one(first)
+            except StoreError as error:
+                self._ticks.store_failed(error)
+                self._refuse()
+                return
+            except Exception as error:  # noqa: BLE001  # a defect: it would fail for ever, and keep back all after it
+                self._ticks.failed(error, self._now_ms())
+                self._lost(first)
+                self._settle(first, stored=False)
+            else:
+                self._settle(first, stored=True)
+
+    def _store_one(self, result: _Result) -> None:
+        outcome = result.outcome
+        self._store.write_findings(list(outcome.findings))
+        self._store.write_incidents(list(outcome.incidents))
+        self._store.write_decisions(list(outcome.decisions))
+        self._store.write_health([dataclasses.asdict(change) for change in outcome.health])
+        self._outbox.enqueue(outcome.incidents)
+        self._store.write_judged(result.events)
+        for take in self.takers:
+            take(outcome)
+
+    def _settle(self, result: _Result, stored: bool) -> None:
+        with self._changed:
+            result.stored, result.refused = stored, not stored
+            if self._waiting and self._waiting[0] is result:  # else all was forgotten meanwhile
+                self._waiting.popleft()
+            self._changed.notify_all()
+
+    def _refuse(self) -> None:
+        with self._changed:
+            self._since_s = None
+            for result in self._waiting:
+                result.refused = True
+            self._changed.notify_all()
+
+    def _lost(self, result: _Result) -> None:
         self._ticks.lost_outcomes += 1
         self._ticks.troubles["outcomes"] = (
             f"{self._ticks.lost_outcomes} results of detection could not be stored, last at {iso(self._now_ms())};"
             " see the collector's log."
         )
-        log.error("given up: %d incidents, %d findings", len(lost.incidents), len(lost.findings))
+        outcome = result.outcome
+        log.error("given up: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))

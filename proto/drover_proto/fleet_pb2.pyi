@@ -797,8 +797,16 @@ class IncidentDetail(_message.Message):
     NOTIFICATIONS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     HEALTH_HISTORY_FIELD_NUMBER: _builtins.int
+    ACTIONS_JSON_FIELD_NUMBER: _builtins.int
+    DUTIES_JSON_FIELD_NUMBER: _builtins.int
+    AUDIT_JSON_FIELD_NUMBER: _builtins.int
+    MAY_ANSWER_FIELD_NUMBER: _builtins.int
+    PROBE_ORDERS_JSON_FIELD_NUMBER: _builtins.int
+    PROBE_VERDICTS_JSON_FIELD_NUMBER: _builtins.int
     incident_json: _builtins.str
     health: _builtins.str
+    may_answer: _builtins.bool
+    """whoever asks may approve and reject"""
     @_builtins.property
     def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -811,6 +819,26 @@ class IncidentDetail(_message.Message):
 
     @_builtins.property
     def health_history(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def actions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Action, newest versions, oldest first"""
+
+    @_builtins.property
+    def duties_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Duty of its node, since the incident; oldest first"""
+
+    @_builtins.property
+    def audit_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Audit about it, newest first"""
+
+    @_builtins.property
+    def probe_orders_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.ProbeOrder asked for it"""
+
+    @_builtins.property
+    def probe_verdicts_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.ProbeVerdict"""
+
     def __init__(
         self,
         *,
@@ -820,10 +848,16 @@ class IncidentDetail(_message.Message):
         notifications: _abc.Iterable[_builtins.str] | None = ...,
         health: _builtins.str = ...,
         health_history: _abc.Iterable[_builtins.str] | None = ...,
+        actions_json: _abc.Iterable[_builtins.str] | None = ...,
+        duties_json: _abc.Iterable[_builtins.str] | None = ...,
+        audit_json: _abc.Iterable[_builtins.str] | None = ...,
+        may_answer: _builtins.bool = ...,
+        probe_orders_json: _abc.Iterable[_builtins.str] | None = ...,
+        probe_verdicts_json: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions_json", b"decisions_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "notifications", b"notifications"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1622,3 +1656,536 @@ class ProbeAsked(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProbeAsked: _TypeAlias = ProbeAsked  # noqa: Y015
+
+@_typing.final
+class RiskRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """0: 50"""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RiskRequest: _TypeAlias = RiskRequest  # noqa: Y015
+
+@_typing.final
+class RiskList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """nodes that were ranked; 0: no ranking yet (a standby has none)"""
+    days: _builtins.int
+    """within which"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RiskRow]:
+        """the likeliest to fail first"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___RiskRow] | None = ...,
+        total: _builtins.int = ...,
+        days: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "nodes", b"nodes", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RiskList: _TypeAlias = RiskList  # noqa: Y015
+
+@_typing.final
+class RiskRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    CHANCE_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    IN_TROUBLE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    chance: _builtins.float
+    """0..1, of a new failure within `days`"""
+    in_trouble: _builtins.bool
+    """an incident is open: it is being dealt with"""
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """empty: nothing known of it"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        chance: _builtins.float = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        in_trouble: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chance", b"chance", "in_trouble", b"in_trouble", "node", b"node", "reasons", b"reasons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RiskRow: _TypeAlias = RiskRow  # noqa: Y015
+
+@_typing.final
+class ActRequest(_message.Message):
+    """What a person does to a node. It is answered when it is done, has failed, or takes longer than a few seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ACT_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    act: _builtins.str
+    """drain, isolate, resume, reset, reboot"""
+    why: _builtins.str
+    """for the record, and for the scheduler's reason"""
+    force: _builtins.bool
+    """drain: past the guard; resume: without validation"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        act: _builtins.str = ...,
+        why: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "force", b"force", "node", b"node", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActRequest: _TypeAlias = ActRequest  # noqa: Y015
+
+@_typing.final
+class ActReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTION_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    action_id: _builtins.str
+    """empty: nothing was done yet, `detail` says what comes next"""
+    state: _builtins.str
+    """intended, done, failed, undone"""
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        action_id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_id", b"action_id", "detail", b"detail", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActReply: _TypeAlias = ActReply  # noqa: Y015
+
+@_typing.final
+class ActionsRequest(_message.Message):
+    """What was done, oldest first, and how far the nodes are that are out of service."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """empty: of all"""
+    incident: _builtins.str
+    limit: _builtins.int
+    """0: 100, the newest"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        incident: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incident", b"incident", "limit", b"limit", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActionsRequest: _TypeAlias = ActionsRequest  # noqa: Y015
+
+@_typing.final
+class ActionList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIONS_FIELD_NUMBER: _builtins.int
+    DUTIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def actions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActionLine]: ...
+    @_builtins.property
+    def duties(self) -> _containers.RepeatedCompositeFieldContainer[Global___DutyLine]:
+        """of the node, or of all that are out"""
+
+    def __init__(
+        self,
+        *,
+        actions: _abc.Iterable[Global___ActionLine] | None = ...,
+        duties: _abc.Iterable[Global___DutyLine] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "duties", b"duties"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActionList: _TypeAlias = ActionList  # noqa: Y015
+
+@_typing.final
+class ActionLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ACT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    INCIDENT_ID_FIELD_NUMBER: _builtins.int
+    ACTUATOR_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    node: _builtins.str
+    act: _builtins.str
+    state: _builtins.str
+    """intended, done, failed, undone"""
+    detail: _builtins.str
+    by: _builtins.str
+    why: _builtins.str
+    ts_ms: _builtins.int
+    incident_id: _builtins.str
+    actuator: _builtins.str
+    attempts: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        node: _builtins.str = ...,
+        act: _builtins.str = ...,
+        state: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        by: _builtins.str = ...,
+        why: _builtins.str = ...,
+        ts_ms: _builtins.int = ...,
+        incident_id: _builtins.str = ...,
+        actuator: _builtins.str = ...,
+        attempts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "actuator", b"actuator", "attempts", b"attempts", "by", b"by", "detail", b"detail", "id", b"id", "incident_id", b"incident_id", "node", b"node", "state", b"state", "ts_ms", b"ts_ms", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActionLine: _TypeAlias = ActionLine  # noqa: Y015
+
+@_typing.final
+class DutyLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    INCIDENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    RETURNS_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_LOST_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    stage: _builtins.str
+    """draining, drained, validating, repair; healthy: back in service"""
+    ts_ms: _builtins.int
+    incident_id: _builtins.str
+    reason: _builtins.str
+    by: _builtins.str
+    returns: _builtins.int
+    """how often it had come back before, and failed again"""
+    gpu_hours_lost: _builtins.float
+    """since its jobs were gone, of the last 90 days"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        stage: _builtins.str = ...,
+        ts_ms: _builtins.int = ...,
+        incident_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        by: _builtins.str = ...,
+        returns: _builtins.int = ...,
+        gpu_hours_lost: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu_hours_lost", b"gpu_hours_lost", "incident_id", b"incident_id", "node", b"node", "reason", b"reason", "returns", b"returns", "stage", b"stage", "ts_ms", b"ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DutyLine: _TypeAlias = DutyLine  # noqa: Y015
+
+@_typing.final
+class DecisionsRequest(_message.Message):
+    """How each decision stands: those that wait for a person first, then the newest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    outcome: _builtins.str
+    """would_act, held, pending_approval, approved, rejected, expired, act; empty: all"""
+    since_ms: _builtins.int
+    """0: of the last 7 days"""
+    limit: _builtins.int
+    """0: 100"""
+    def __init__(
+        self,
+        *,
+        outcome: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "outcome", b"outcome", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecisionsRequest: _TypeAlias = DecisionsRequest  # noqa: Y015
+
+@_typing.final
+class DecisionList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_JSON_FIELD_NUMBER: _builtins.int
+    MAY_ANSWER_FIELD_NUMBER: _builtins.int
+    may_answer: _builtins.bool
+    """whoever asks may approve and reject"""
+    @_builtins.property
+    def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Decision"""
+
+    def __init__(
+        self,
+        *,
+        decisions_json: _abc.Iterable[_builtins.str] | None = ...,
+        may_answer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions_json", b"decisions_json", "may_answer", b"may_answer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecisionList: _TypeAlias = DecisionList  # noqa: Y015
+
+@_typing.final
+class Answer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    decision: _builtins.str
+    """id of a decision that waits, or an unambiguous beginning of one"""
+    why: _builtins.str
+    """required"""
+    who: _builtins.str
+    """the person, where a certificate stands for several; the certificate's name is noted too"""
+    def __init__(
+        self,
+        *,
+        decision: _builtins.str = ...,
+        why: _builtins.str = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class Answered(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_JSON_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what came of it: the answer, and what follows"""
+
+    def __init__(
+        self,
+        *,
+        decisions_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions_json", b"decisions_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Answered: _TypeAlias = Answered  # noqa: Y015
+
+@_typing.final
+class AuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    """0: of the last 30 days"""
+    subject: _builtins.str
+    """an incident, node or decision; empty: all"""
+    limit: _builtins.int
+    """0: 200"""
+    def __init__(
+        self,
+        *,
+        since_ms: _builtins.int = ...,
+        subject: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "since_ms", b"since_ms", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRequest: _TypeAlias = AuditRequest  # noqa: Y015
+
+@_typing.final
+class AuditList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUDIT_JSON_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def audit_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Audit, newest first"""
+
+    def __init__(
+        self,
+        *,
+        audit_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_json", b"audit_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditList: _TypeAlias = AuditList  # noqa: Y015
+
+@_typing.final
+class PolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyRequest: _TypeAlias = PolicyRequest  # noqa: Y015
+
+@_typing.final
+class PolicyState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    CEILING_FIELD_NUMBER: _builtins.int
+    POLICY_JSON_FIELD_NUMBER: _builtins.int
+    BREAKER_JSON_FIELD_NUMBER: _builtins.int
+    OUT_FIELD_NUMBER: _builtins.int
+    TAKEN_IN_HOUR_FIELD_NUMBER: _builtins.int
+    PENDING_JSON_FIELD_NUMBER: _builtins.int
+    HELD_JSON_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    DUTIES_JSON_FIELD_NUMBER: _builtins.int
+    MAY_ANSWER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    mode: _builtins.str
+    """of the policy"""
+    ceiling: _builtins.str
+    """[act] mode of the settings: no rule goes beyond it"""
+    policy_json: _builtins.str
+    """{"guard": {...}, "rules": [...], "overrides": [...]}"""
+    taken_in_hour: _builtins.int
+    trouble: _builtins.str
+    """of the policy's file"""
+    may_answer: _builtins.bool
+    @_builtins.property
+    def breaker_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """open mass events, drover_proto.events.Incident"""
+
+    @_builtins.property
+    def out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes that are out of service, or would be"""
+
+    @_builtins.property
+    def pending_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Decision that wait for a person"""
+
+    @_builtins.property
+    def held_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise that the guard holds back"""
+
+    @_builtins.property
+    def duties_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Duty of nodes out of service"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        ceiling: _builtins.str = ...,
+        policy_json: _builtins.str = ...,
+        breaker_json: _abc.Iterable[_builtins.str] | None = ...,
+        out: _abc.Iterable[_builtins.str] | None = ...,
+        taken_in_hour: _builtins.int = ...,
+        pending_json: _abc.Iterable[_builtins.str] | None = ...,
+        held_json: _abc.Iterable[_builtins.str] | None = ...,
+        trouble: _builtins.str = ...,
+        duties_json: _abc.Iterable[_builtins.str] | None = ...,
+        may_answer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_json", b"breaker_json", "ceiling", b"ceiling", "duties_json", b"duties_json", "held_json", b"held_json", "may_answer", b"may_answer", "mode", b"mode", "name", b"name", "out", b"out", "pending_json", b"pending_json", "policy_json", b"policy_json", "taken_in_hour", b"taken_in_hour", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyState: _TypeAlias = PolicyState  # noqa: Y015

@@ -79,6 +79,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.EventsRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.EventList.FromString,
                 _registered_method=True)
+        self.ListRisk = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListRisk',
+                request_serializer=drover__proto_dot_fleet__pb2.RiskRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.RiskList.FromString,
+                _registered_method=True)
         self.Export = channel.unary_stream(
                 '/drover.fleet.v1.Fleet/Export',
                 request_serializer=drover__proto_dot_fleet__pb2.ExportRequest.SerializeToString,
@@ -108,6 +113,41 @@ class FleetStub:
                 '/drover.fleet.v1.Fleet/RequestProbe',
                 request_serializer=drover__proto_dot_fleet__pb2.ProbeAsk.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.ProbeAsked.FromString,
+                _registered_method=True)
+        self.ActOnNode = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ActOnNode',
+                request_serializer=drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ActReply.FromString,
+                _registered_method=True)
+        self.ListActions = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListActions',
+                request_serializer=drover__proto_dot_fleet__pb2.ActionsRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ActionList.FromString,
+                _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListDecisions',
+                request_serializer=drover__proto_dot_fleet__pb2.DecisionsRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.DecisionList.FromString,
+                _registered_method=True)
+        self.ApproveDecision = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ApproveDecision',
+                request_serializer=drover__proto_dot_fleet__pb2.Answer.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Answered.FromString,
+                _registered_method=True)
+        self.RejectDecision = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/RejectDecision',
+                request_serializer=drover__proto_dot_fleet__pb2.Answer.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Answered.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListAudit',
+                request_serializer=drover__proto_dot_fleet__pb2.AuditRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.AuditList.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetPolicy',
+                request_serializer=drover__proto_dot_fleet__pb2.PolicyRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.PolicyState.FromString,
                 _registered_method=True)
 
 
@@ -168,6 +208,12 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRisk(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Export(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -202,6 +248,51 @@ class FleetServicer:
     def RequestProbe(self, request, context):
         """operators only
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ActOnNode(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListActions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDecisions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApproveDecision(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RejectDecision(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -254,6 +345,11 @@ def add_FleetServicer_to_server(servicer, server):
                     request_deserializer=drover__proto_dot_fleet__pb2.EventsRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.EventList.SerializeToString,
             ),
+            'ListRisk': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRisk,
+                    request_deserializer=drover__proto_dot_fleet__pb2.RiskRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.RiskList.SerializeToString,
+            ),
             'Export': grpc.unary_stream_rpc_method_handler(
                     servicer.Export,
                     request_deserializer=drover__proto_dot_fleet__pb2.ExportRequest.FromString,
@@ -283,6 +379,41 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.RequestProbe,
                     request_deserializer=drover__proto_dot_fleet__pb2.ProbeAsk.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.ProbeAsked.SerializeToString,
+            ),
+            'ActOnNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActOnNode,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ActRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ActReply.SerializeToString,
+            ),
+            'ListActions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListActions,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ActionsRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ActionList.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=drover__proto_dot_fleet__pb2.DecisionsRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.DecisionList.SerializeToString,
+            ),
+            'ApproveDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApproveDecision,
+                    request_deserializer=drover__proto_dot_fleet__pb2.Answer.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Answered.SerializeToString,
+            ),
+            'RejectDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.RejectDecision,
+                    request_deserializer=drover__proto_dot_fleet__pb2.Answer.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Answered.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=drover__proto_dot_fleet__pb2.AuditRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.AuditList.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=drover__proto_dot_fleet__pb2.PolicyRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.PolicyState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -539,6 +670,33 @@ class Fleet:
             _registered_method=True)
 
     @staticmethod
+    def ListRisk(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListRisk',
+            drover__proto_dot_fleet__pb2.RiskRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.RiskList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Export(request,
             target,
             options=(),
@@ -690,6 +848,195 @@ class Fleet:
             '/drover.fleet.v1.Fleet/RequestProbe',
             drover__proto_dot_fleet__pb2.ProbeAsk.SerializeToString,
             drover__proto_dot_fleet__pb2.ProbeAsked.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActOnNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ActOnNode',
+            drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ActReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListActions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListActions',
+            drover__proto_dot_fleet__pb2.ActionsRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ActionList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListDecisions',
+            drover__proto_dot_fleet__pb2.DecisionsRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.DecisionList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApproveDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ApproveDecision',
+            drover__proto_dot_fleet__pb2.Answer.SerializeToString,
+            drover__proto_dot_fleet__pb2.Answered.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RejectDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/RejectDecision',
+            drover__proto_dot_fleet__pb2.Answer.SerializeToString,
+            drover__proto_dot_fleet__pb2.Answered.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListAudit',
+            drover__proto_dot_fleet__pb2.AuditRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.AuditList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetPolicy',
+            drover__proto_dot_fleet__pb2.PolicyRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.PolicyState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,7 @@ class FleetStub:
     GetIncident: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.IncidentRequest, _fleet_pb2.IncidentDetail]
     QuerySeries: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SeriesRequest, _fleet_pb2.SeriesReply]
     ListEvents: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.EventsRequest, _fleet_pb2.EventList]
+    ListRisk: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RiskRequest, _fleet_pb2.RiskList]
     Export: _grpc.UnaryStreamMultiCallable[_fleet_pb2.ExportRequest, _fleet_pb2.ExportChunk]
     Backup: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BackupRequest, _fleet_pb2.BackupReply]
     """operators only"""
@@ -48,6 +49,16 @@ class FleetStub:
     ListProbeOrders: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbeOrdersRequest, _fleet_pb2.ProbeOrderList]
     RequestProbe: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbeAsk, _fleet_pb2.ProbeAsked]
     """operators only"""
+    ActOnNode: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActReply]
+    """operators only"""
+    ListActions: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ActionsRequest, _fleet_pb2.ActionList]
+    ListDecisions: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DecisionsRequest, _fleet_pb2.DecisionList]
+    ApproveDecision: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.Answer, _fleet_pb2.Answered]
+    """operators only"""
+    RejectDecision: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.Answer, _fleet_pb2.Answered]
+    """operators only"""
+    ListAudit: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AuditRequest, _fleet_pb2.AuditList]
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PolicyRequest, _fleet_pb2.PolicyState]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -61,6 +72,7 @@ class FleetAsyncStub(FleetStub):
     GetIncident: _aio.UnaryUnaryMultiCallable[_fleet_pb2.IncidentRequest, _fleet_pb2.IncidentDetail]  # type: ignore[assignment]
     QuerySeries: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SeriesRequest, _fleet_pb2.SeriesReply]  # type: ignore[assignment]
     ListEvents: _aio.UnaryUnaryMultiCallable[_fleet_pb2.EventsRequest, _fleet_pb2.EventList]  # type: ignore[assignment]
+    ListRisk: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RiskRequest, _fleet_pb2.RiskList]  # type: ignore[assignment]
     Export: _aio.UnaryStreamMultiCallable[_fleet_pb2.ExportRequest, _fleet_pb2.ExportChunk]  # type: ignore[assignment]
     Backup: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BackupRequest, _fleet_pb2.BackupReply]  # type: ignore[assignment]
     """operators only"""
@@ -69,6 +81,16 @@ class FleetAsyncStub(FleetStub):
     ListProbeOrders: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbeOrdersRequest, _fleet_pb2.ProbeOrderList]  # type: ignore[assignment]
     RequestProbe: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbeAsk, _fleet_pb2.ProbeAsked]  # type: ignore[assignment]
     """operators only"""
+    ActOnNode: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActReply]  # type: ignore[assignment]
+    """operators only"""
+    ListActions: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ActionsRequest, _fleet_pb2.ActionList]  # type: ignore[assignment]
+    ListDecisions: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DecisionsRequest, _fleet_pb2.DecisionList]  # type: ignore[assignment]
+    ApproveDecision: _aio.UnaryUnaryMultiCallable[_fleet_pb2.Answer, _fleet_pb2.Answered]  # type: ignore[assignment]
+    """operators only"""
+    RejectDecision: _aio.UnaryUnaryMultiCallable[_fleet_pb2.Answer, _fleet_pb2.Answered]  # type: ignore[assignment]
+    """operators only"""
+    ListAudit: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AuditRequest, _fleet_pb2.AuditList]  # type: ignore[assignment]
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PolicyRequest, _fleet_pb2.PolicyState]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -135,6 +157,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.EventList, _abc.Awaitable[_fleet_pb2.EventList]]: ...
 
     @_abc_1.abstractmethod
+    def ListRisk(
+        self,
+        request: _fleet_pb2.RiskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.RiskList, _abc.Awaitable[_fleet_pb2.RiskList]]: ...
+
+    @_abc_1.abstractmethod
     def Export(
         self,
         request: _fleet_pb2.ExportRequest,
@@ -177,5 +206,57 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ProbeAsked, _abc.Awaitable[_fleet_pb2.ProbeAsked]]:
         """operators only"""
+
+    @_abc_1.abstractmethod
+    def ActOnNode(
+        self,
+        request: _fleet_pb2.ActRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ActReply, _abc.Awaitable[_fleet_pb2.ActReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def ListActions(
+        self,
+        request: _fleet_pb2.ActionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ActionList, _abc.Awaitable[_fleet_pb2.ActionList]]: ...
+
+    @_abc_1.abstractmethod
+    def ListDecisions(
+        self,
+        request: _fleet_pb2.DecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.DecisionList, _abc.Awaitable[_fleet_pb2.DecisionList]]: ...
+
+    @_abc_1.abstractmethod
+    def ApproveDecision(
+        self,
+        request: _fleet_pb2.Answer,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Answered, _abc.Awaitable[_fleet_pb2.Answered]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def RejectDecision(
+        self,
+        request: _fleet_pb2.Answer,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Answered, _abc.Awaitable[_fleet_pb2.Answered]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def ListAudit(
+        self,
+        request: _fleet_pb2.AuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.AuditList, _abc.Awaitable[_fleet_pb2.AuditList]]: ...
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _fleet_pb2.PolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.PolicyState, _abc.Awaitable[_fleet_pb2.PolicyState]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

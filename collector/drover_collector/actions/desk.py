@@ -136,19 +136,23 @@ class ActionDesk:
 
     # ---- what is to be done
 
-    def take(self, decisions: Iterable[Decision]) -> None:
+    def take(self, decisions: Iterable[Decision], incidents: Iterable[Incident] = ()) -> None:
         """Store an intent for each decision to act; safe to call again with the same ones.
+
+        Args:
+            incidents: that have just changed, in their newest version.
 
         Raises:
             StoreError: nothing is lost; call again with the same decisions.
         """
         if not self.acting:
             return
+        fresh = {i.id: i for i in incidents}
         for decision in decisions:
             act = ACT_OF.get(decision.wanted)
             if decision.outcome != "act" or act is None:
                 continue
-            incident = self.incidents().get(decision.incident_id)
+            incident = fresh.get(decision.incident_id) or self.incidents().get(decision.incident_id)
             why = decision.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
             self.intend(decision.node, act, decision.id, decision.incident_id, why, "drover")
 

@@ -1,0 +1,17 @@
+"""`drover drain NODE --why TEXT`: no new work for a node."""
+
+from __future__ import annotations
+
+import argparse
+
+from drover_cli import acting
+
+HELP = "take a node out of service: no new jobs, those that run may end"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    acting.add_arguments(parser, "even where the guard's caps say no")
+
+
+def run(args: argparse.Namespace) -> int:
+    return acting.run(args, "drain")

@@ -1,0 +1,17 @@
+"""`drover resume NODE --why TEXT`: a node back in service."""
+
+from __future__ import annotations
+
+import argparse
+
+from drover_cli import acting
+
+HELP = "put a node back that Drover took out: after its validation, or at once with --force"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    acting.add_arguments(parser, "at once, without validation")
+
+
+def run(args: argparse.Namespace) -> int:
+    return acting.run(args, "resume")

@@ -1,0 +1,113 @@
+"""What people do to nodes, and what was done to them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import grpc
+import numpy as np
+
+from drover_collector import health
+from drover_collector.actions.base import ActError
+from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
+from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
+from drover_collector.engine import Engine
+from drover_collector.guard import Census, hold
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Act, Action, Audit, Duty, Health
+
+BY_HAND = (Act.DRAIN, Act.ISOLATE, Act.RESUME, Act.RESET, Act.REBOOT)
+WAIT_S = 8.0  # for the outcome, before the answer says that it is under way
+WHY_CHARS = 500
+LISTED = 100
+MOST_LISTED = 10_000
+LOST_DAYS = 90
+
+
+def act_on_node(facts: Facts, request: pb.ActRequest, by: str) -> pb.ActReply:
+    """`by`: who asks, as the certificate names them. A resume passes no guard."""
+    facts.node_number(request.node)
+    act = next((act for act in BY_HAND if act == request.act), None)
+    if act is None:
+        raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
+    why = " ".join(request.why.split())[:WHY_CHARS]
+    if not why:
+        raise bad_argument("say why: it stands in the record and in the scheduler's reason")
+    desk = _desk(facts)
+    try:
+        reply = _resume(desk, request, why, by) if act is Act.RESUME else _take_out(facts, desk, request, act, why, by)
+    except ActError as error:
+        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+    now_ms = facts.now_ms()
+    line = Audit(
+        f"{act} {request.node} {now_ms}", now_ms, by, act.value, request.node, why,
+        ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
+    )  # fmt: skip
+    facts.store.write_audit([line])
+    return reply
+
+
+def list_actions(facts: Facts, request: pb.ActionsRequest) -> pb.ActionList:
+    if request.node:
+        facts.node_number(request.node)
+    limit = min(request.limit or LISTED, MOST_LISTED)
+    actions = facts.store.actions(node=request.node, incident=request.incident, limit=limit)
+    duties = [d for d in facts.store.duties().values() if (d.node == request.node if request.node else is_out(d))]
+    return pb.ActionList(
+        actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties]
+    )
+
+
+def _desk(facts: Facts) -> ActionDesk:
+    desk = facts.pipeline.desk
+    if desk is None:
+        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "this collector only observes: it acts on no node")
+    return desk
+
+
+def _resume(desk: ActionDesk, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
+    action, said = desk.resume(request.node, why, by, request.force)
+    return pb.ActReply(detail=said) if action is None else _told(desk.wait(action, WAIT_S))
+
+
+def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
+    duty = desk.duties.get(request.node)
+    if not request.force:
+        if act in (Act.RESET, Act.REBOOT):
+            if duty is None or duty.stage not in IDLE:
+                raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
+        elif why_not := facts.pipeline.of_engine(partial(_held, facts, request.node)):
+            raise ActError(f"the guard holds it back: {why_not}; --force does it all the same")
+    return _told(desk.wait(desk.drain(request.node, act, why, by), WAIT_S))
+
+
+def _held(facts: Facts, node: str, engine: Engine) -> str | None:
+    """Why the caps of the guard would not let the node go; its pace and breaker are for what Drover does by itself."""
+    codes, _ = engine.health_codes
+    known = int(np.count_nonzero(codes != health.HEALTHS.index(Health.UNKNOWN)))
+    healthy = int(np.count_nonzero(codes == health.HEALTHS.index(Health.HEALTHY)))
+    return hold(node, None, {}, Census(facts.index, engine.decider.out(), healthy, known), engine.policy.guard)
+
+
+def _told(action: Action) -> pb.ActReply:
+    return pb.ActReply(action_id=action.id, state=action.state, detail=action.detail)
+
+
+def _action(a: Action) -> pb.ActionLine:
+    return pb.ActionLine(
+        id=a.id, node=a.node, act=a.action, state=a.state, detail=a.detail, by=a.by, why=a.why, ts_ms=a.ts_ms,
+        incident_id=a.incident_id, actuator=a.actuator, attempts=a.attempts,
+    )  # fmt: skip
+
+
+def _duty(facts: Facts, duty: Duty) -> pb.DutyLine:
+    now_ms = facts.now_ms()
+    place = facts.index.spec.by_name.get(duty.node)
+    lost = 0.0
+    if place is not None:
+        lost = gpu_hours_lost(facts.store.duty_history(duty.node, now_ms - LOST_DAYS * DAY_MS), place.gpus, now_ms)
+    return pb.DutyLine(
+        node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
+        by=duty.by, returns=duty.returns, gpu_hours_lost=lost,
+    )  # fmt: skip
