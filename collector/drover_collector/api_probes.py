@@ -21,7 +21,7 @@ from drover_proto.probes import FIGURES, LEVELS, Better
 
 KEPT_S = 15.0  # a judgement of the fleet is shared by all who look
 NODES = 512  # of the fleet's distribution, those probed last
-NODES_BESIDE = 64  # likewise beside all figures of one node, which are many
+NODES_BESIDE = 32  # likewise beside all figures of one node, which are many
 HISTORY = 64
 MOST_HISTORY = 1000
 ORDERS = 100
@@ -77,9 +77,9 @@ def _figures(rows: Iterable[ProbeRow], node: str) -> list[pb.ProbeFigure]:
 
 def _figure(figure: str, sku: str, judged: Judgement, rows: dict[object, ProbeRow], node: str) -> pb.ProbeFigure:
     told = FIGURES[figure]
-    centres = {part(group.key, figure): group for group in judged.groups}
+    centres = {group.key: group for group in judged.groups}
     values = [
-        _value(v, centres.get(part(v.measurement.key, figure)), rows[_place(v.measurement)])
+        _value(v, centres.get(_part(v.measurement.key, figure)), rows[_place(v.measurement)])
         for v in judged.verdicts
         if not node or v.measurement.node == node
     ]
@@ -123,6 +123,11 @@ def configuration(key: Key) -> str:
     return ", ".join(text for text in parts if text) or "nothing is known of it"
 
 
+def _part(key: Key, figure: str) -> Key:
+    """What of it matters to the figure; all of it where one answer is right whatever the configuration."""
+    return part(key, figure) if FIGURES[figure].better in (Better.HIGHER, Better.LOWER) else key
+
+
 def _place(m: Measurement) -> object:
     return m.node, m.gpu, m.peer, m.probe
 
@@ -140,7 +145,7 @@ def probe_history(facts: Facts, request: pb.ProbeHistoryRequest) -> pb.ProbeHist
     points = [
         pb.ProbePoint(
             ts_ms=m.ts_ms, value=m.value, spread=m.spread, order=row.result.request, level=row.result.level,
-            configuration=configuration(part(m.key, m.probe)),
+            configuration=configuration(_part(m.key, m.probe)),
         )
         for m, row in ((measurement(row), row) for row in reversed(rows))
         if m is not None
