@@ -7,7 +7,7 @@ import string
 from drover_collector.api_facts import DAY_MS, Facts, bad_argument, not_found, worst_first
 from drover_collector.notify import tell
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import SEVERITY_ORDER, Event, Incident, Severity, to_json
+from drover_proto.events import SEVERITY_ORDER, Duty, Event, Incident, ProbeOrder, ProbeVerdict, Severity, to_json
 from drover_proto.times import iso
 
 INCIDENTS_LIMIT = 500
@@ -45,7 +45,7 @@ def list_incidents(facts: Facts, request: pb.ListIncidentsRequest) -> pb.Inciden
     return pb.IncidentList(incidents_json=[to_json(i) for i in found[:limit]], total=len(found))
 
 
-def get_incident(facts: Facts, request: pb.IncidentRequest) -> pb.IncidentDetail:
+def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = False) -> pb.IncidentDetail:
     incident = find_incident(facts, request.id)
     store = facts.store
     node, gpu = incident.members[0] if incident.members else (incident.node, incident.gpu)
@@ -60,7 +60,35 @@ def get_incident(facts: Facts, request: pb.IncidentRequest) -> pb.IncidentDetail
         notifications=[tell(row) for row in rows],
         health=health,
         health_history=_health_history(facts, incident),
+        actions_json=[to_json(a) for a in store.actions(incident=incident.id)],
+        duties_json=[to_json(d) for d in _duties(facts, incident)],
+        audit_json=[to_json(a) for a in store.audit(subject=incident.id)],
+        probe_orders_json=[to_json(o) for o in _orders(facts, incident)],
+        probe_verdicts_json=[to_json(v) for v in _verdicts(facts, incident)],
+        may_answer=may_answer,
     )
+
+
+def _duties(facts: Facts, incident: Incident) -> list[Duty]:
+    """How its node went out of service and came back, for this incident."""
+    if incident.node is None:
+        return []
+    told = facts.store.duty_history(incident.node, incident.opened_ms)
+    return [duty for duty in told if duty.incident_id == incident.id]
+
+
+def _orders(facts: Facts, incident: Incident) -> list[ProbeOrder]:
+    if incident.node is None:
+        return []
+    orders = facts.store.probe_orders(node=incident.node, since_ms=incident.opened_ms)
+    return [order for order in orders if order.incident_id == incident.id]
+
+
+def _verdicts(facts: Facts, incident: Incident) -> list[ProbeVerdict]:
+    if incident.node is None:
+        return []
+    told = facts.store.probe_verdicts(node=incident.node, from_ms=incident.opened_ms)
+    return [verdict for verdict in told if verdict.incident_id == incident.id]
 
 
 def find_incident(facts: Facts, beginning: str) -> Incident:
