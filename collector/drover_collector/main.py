@@ -44,6 +44,7 @@ from drover_collector.notify import Outbox, Webhook
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
+from drover_collector.probing import Probing
 from drover_collector.role import Leadership, holder
 from drover_collector.store import Store, StoreError, check_url
 from drover_collector.tls import ServerTls, server_tls
@@ -184,11 +185,12 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
                 now_ms=pipeline.now_ms,
             )
         )
+        probing = Probing(pipeline, config.probes)
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")
         await leadership.start()
         try:
-            await _serve(config, pipeline, leadership, stopping)
+            await _serve(config, pipeline, leadership, probing, stopping)
         finally:
             await leadership.stop()
     finally:
@@ -224,12 +226,19 @@ def _leave() -> None:
     os._exit(1)  # threads that hang in the store would keep the process for ever
 
 
-async def _serve(config: CollectorConfig, pipeline: Pipeline, leadership: Leadership, stopping: asyncio.Event) -> None:
+async def _serve(
+    config: CollectorConfig, pipeline: Pipeline, leadership: Leadership, probing: Probing, stopping: asyncio.Event
+) -> None:
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
-    ingest = Ingest(pipeline.store, pipeline.index, pipeline.take_events, on_unstored=pipeline.take_unstored)
+    ingest = Ingest(
+        pipeline.store, pipeline.index, pipeline.take_events, on_unstored=pipeline.take_unstored,
+        on_probes=probing.desk.take_results,
+    )  # fmt: skip
+    probing.stream = ingest.stream
     facts = Facts(pipeline, ingest.stats, config, gate, tls)
+    facts.probe_desk = probing.desk
     api = FleetApi(facts)
     agents = grpc.aio.server(options=AGENT_OPTIONS, interceptors=(gate,))
     people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
@@ -258,6 +267,8 @@ async def _serve(config: CollectorConfig, pipeline: Pipeline, leadership: Leader
         )
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
+        for work in probing.works:
+            stack.callback(asyncio.ensure_future(work()).cancel)
         judging = asyncio.create_task(leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         stopped = asyncio.create_task(stopping.wait())

@@ -87,7 +87,7 @@ class Pipeline:
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
         self._arrivals = Arrivals(self.ticks)
-        self._saving = Saving(store, outbox, self.ticks, now_ms)
+        self.saving = Saving(store, outbox, self.ticks, now_ms)
         self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
         self._inventories = Inventories(store)
         self._told: Sequence[Told] = ()  # of inventories, for the next bucket
@@ -139,7 +139,7 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         if self.leading:
             await loop.run_in_executor(self._judge, self.judge_events)
-            await loop.run_in_executor(None, self._saving.stop)
+            await loop.run_in_executor(None, self.saving.stop)
             if self.desk is not None:
                 await loop.run_in_executor(None, self.desk.stop)
             await loop.run_in_executor(None, self.outbox.stop)
@@ -150,7 +150,7 @@ class Pipeline:
         """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
         self.desk = desk
         desk.on_duties.append(self.take_duties)
-        self._saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
+        self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Events that ingest has stored. May be called from any thread; returns at once.
@@ -178,7 +178,7 @@ class Pipeline:
     @property
     def waiting_outcomes(self) -> int:
         """Results that the store has not taken yet."""
-        return len(self._saving)
+        return len(self.saving)
 
     def troubles(self) -> list[str]:
         """Troubles of Drover itself, each a sentence."""
@@ -220,6 +220,11 @@ class Pipeline:
         """How far nodes are that were taken out of service. From any thread; returns at once."""
         self._judge.submit(self._guarded, lambda: self.engine.on_duties(duties, self.now_ms()))
 
+    def judge_now(self, call: Callable[[Engine], Outcome]) -> bool:
+        """Whether what came of it is stored. Not from the event loop. Raises RuntimeError: this collector stops."""
+        self._judge.submit(self._guarded, lambda: call(self.engine)).result()
+        return not len(self.saving)
+
     def _engine(self, started_ms: int) -> Engine:
         return Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
 
@@ -251,7 +256,7 @@ class Pipeline:
 
     def _forget(self) -> None:
         self._arrivals.forget()
-        self._saving.forget()
+        self.saving.forget()
         self._looks.forget()
         self.pauses.newest = None
         self.ticks.troubles.clear()
@@ -408,7 +413,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
             self.ticks.failed(error, self.now_ms())
             return
-        self._saving.put(outcome, events)
+        self.saving.put(outcome, events)
         self.ticks.tell_detectors(self.engine.troubles)
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 

@@ -258,6 +258,8 @@ class ProbeDesk:
         for listener in self.on_verdicts:
             try:
                 listener(verdicts)
+            except StoreError:
+                raise  # the order stays open: all are told again
             except Exception as error:  # one that fails must neither keep the others back nor the order open for ever
                 self.troubles["verdicts"] = f"Verdicts of probes: {type(error).__name__}; see the collector's log."
                 log.exception("verdicts of order %s", held.order.id)

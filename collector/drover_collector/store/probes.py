@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,15 @@ class Probes(Writes):
             f" WHERE {_TELLS} AND gpu >= 0 AND isNotNull(value) GROUP BY node"
         )
         return {row["node"]: row["ts_ms"] for row in found}
+
+    def inventory_at(self, node: str, ts_ms: int) -> dict[str, str]:
+        """What a node was made of at a moment; empty where it had not told by then."""
+        found = self._clients.rows(
+            f"SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {{node:String}} AND ts <= {moment(ts_ms)}"
+            " HAVING count() > 0",
+            {"node": node},
+        )
+        return dict(json.loads(found[0]["newest"])) if found else {}
 
     # ---- orders
 

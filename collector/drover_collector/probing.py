@@ -1,0 +1,51 @@
+"""Probes of one collector: its desk, who asks it, and how verdicts come to the engine and to who acts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from drover_collector.pipeline import Pipeline
+from drover_collector.probes.asking import Asking
+from drover_collector.probes.desk import ProbeDesk, Stream
+from drover_collector.probes.settings import ProbesConfig
+from drover_collector.store import StoreError
+from drover_proto.events import ProbeVerdict
+
+
+class Probing:
+    """Made before the pipeline starts; set `stream` once there is an ingest, and run all of `works`."""
+
+    def __init__(self, pipeline: Pipeline, config: ProbesConfig) -> None:
+        self._pipeline = pipeline
+        self.stream: Callable[[str], Stream | None] = lambda _: None
+        self.desk = ProbeDesk(
+            pipeline.store, pipeline.index, config, stream=lambda node: self.stream(node),
+            leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
+        )  # fmt: skip
+        self.asking = Asking(
+            pipeline.store, pipeline.index, config, self.desk, lambda: pipeline.leading, lambda: pipeline.incidents,
+            pipeline.now_ms,
+        )  # fmt: skip
+        self.desk.on_verdicts.append(self._judge)
+        pipeline.saving.takers.append(self.asking.take)
+        if pipeline.desk is not None:
+            pipeline.desk.validator = self.desk
+            self.desk.on_verdicts.append(pipeline.desk.on_verdicts)
+
+    @property
+    def works(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        return self.desk.run, self.asking.run
+
+    def _judge(self, verdicts: Sequence[ProbeVerdict]) -> None:
+        """
+        Raises:
+            StoreError: what came of them is not stored; the same ones are told again.
+        """
+        if not self._pipeline.leading:
+            raise StoreError("this collector is not the active one any more")
+        try:
+            stored = self._pipeline.judge_now(lambda engine: engine.on_verdicts(verdicts, verdicts[0].ts_ms))
+        except RuntimeError:
+            raise StoreError("this collector stops") from None
+        if not stored:
+            raise StoreError("what probes have shown waits for the store")
