@@ -21,6 +21,7 @@ from drover_collector import (
     api_incidents,
     api_nodes,
     api_probes,
+    api_risk,
     api_series,
     gate,
 )

@@ -13,8 +13,10 @@ from drover_collector import api_store, open_files
 from drover_collector.api_facts import DAY_MS, LONG_S, REPORTING_MS, SHORT_S, Facts, bad_argument
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HEALTHS
+from drover_collector.policy import least_mode
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, Metric, Scope
+from drover_proto.events import IncidentKind
 from drover_proto.times import iso
 
 NEWEST_MS = 60_000  # a value older than this is not what a GPU does now
@@ -34,7 +36,7 @@ def get_status(facts: Facts) -> pb.Status:
         version=importlib.metadata.version("drover"),
         ts_ms=now_ms,
         started_ms=pipeline.started_ms,
-        mode=facts.config.policy.mode,
+        mode=least_mode(pipeline.policy.most_mode, pipeline.ceiling),
         nodes_expected=facts.index.node_count,
         nodes_reporting=int(np.count_nonzero(seen >= now_ms - REPORTING_MS)),
         gpus_expected=facts.index.gpu_count,
@@ -49,10 +51,10 @@ def get_status(facts: Facts) -> pb.Status:
         store_bytes=totals.bytes_on_disk,
         unknown_nodes=sorted(stats.unknown_nodes)[:SHOWN_UNKNOWN],
         troubles=troubles(facts),
-        gpu_hours_lost=sum(i.gpu_hours_lost or 0 for i in day),
+        gpu_hours_lost=sum(i.gpu_hours_lost or 0 for i in day if i.kind is not IncidentKind.IDLE),
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
-        jobs_hurt=len({i.job for i in incidents if i.job}),
-        policy=facts.config.policy.path or facts.config.policy.preset,
+        jobs_hurt=len({i.job for i in incidents if i.job and i.kind is not IncidentKind.IDLE}),
+        policy=pipeline.policy.name,
         role=pipeline.role(),
     )
     api_store.fill(status, facts)

@@ -15,8 +15,9 @@ import numpy as np
 from drover_collector import health
 from drover_collector.buckets import Bucket
 from drover_collector.deciding import Decider
-from drover_collector.detectors import DETECTORS, Detector, hang, links, xid
+from drover_collector.detectors import DETECTORS, Detector, hang, links, risk, xid
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.risk_model import Risk, Troubles
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
@@ -75,6 +76,7 @@ class Engine:
         self._states: dict[str, object] = {}
         self._buckets = Buckets(WINDOW_BUCKETS)
         self._inventory = Inventory(index)
+        self._past = Troubles()
         self.decider = decider = Decider(index, policy, ceiling)
         self._book = IncidentBook(
             index,
@@ -168,6 +170,16 @@ class Engine:
             (), tuple(incidents), tuple(decisions), tuple(health.changes(self.index, before, self._fold, now_ms))
         )
 
+    @property
+    def risks(self) -> list[Risk]:
+        """All nodes, the likeliest to fail within a week first, as of the newest look; empty before the first."""
+        state = self._states.get(risk.NAME)
+        return state.ranking if isinstance(state, risk.State) else []
+
+    def remember(self, incidents: Iterable[Incident], now_ms: int) -> None:
+        """What nodes went through in the last months, for the risk of each; opens nothing."""
+        self._past.take(incidents, now_ms)
+
     def restore(
         self,
         incidents: Sequence[Incident],
@@ -216,7 +228,7 @@ class Engine:
         return [f"{d.name}: {text}" for d in self._detectors for text in d.could_not_judge(window)]
 
     def _window(self, fresh: bool, events: tuple[Event, ...] = ()) -> Window:
-        return Window(self.index, self._buckets.all(), fresh, events, self.started_ms, self._inventory)
+        return Window(self.index, self._buckets.all(), fresh, events, self.started_ms, self._inventory, self._past)
 
     def _hear(self, bucket: Bucket) -> None:
         self._buckets.append(bucket)
@@ -256,6 +268,7 @@ class Engine:
     def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:
         """From findings to incidents, decisions and health. `changed`: ids of incidents that changed already."""
         changed += self._book.apply(findings, now_ms, closing=fresh, heard_ms=self._heard_ms)
+        self._past.take((self._book.records[id_].incident for id_ in changed if id_ in self._book.records), now_ms)
         wishes = [(record.incident, record.wanted) for record in self._book.open()]
         decisions, events = self.decider.decide(
             wishes, self._fold, self._job_nodes, now_ms, self._heard_lately()[0] if fresh else None

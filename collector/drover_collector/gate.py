@@ -36,6 +36,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "GetIncident": READERS,
     _FLEET + "QuerySeries": READERS,
     _FLEET + "ListEvents": READERS,
+    _FLEET + "ListRisk": READERS,
     _FLEET + "Export": READERS,
     _FLEET + "ListProbes": READERS,
     _FLEET + "ProbeHistory": READERS,

@@ -16,6 +16,7 @@ from drover_collector.api_fleet import gpus_by_health
 from drover_collector.exposition import Page
 from drover_collector.ingest_limits import Limits
 from drover_collector.store import StoreError
+from drover_proto.events import IncidentKind
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ def fleet(page: Page, facts: Facts) -> None:
     page.gauge("drover_open_incidents", "open incidents by severity", severities, "severity")
     kinds = Counter(str(i.kind) for i in incidents)
     page.gauge("drover_open_incidents_by_kind", "open incidents by kind", kinds, "kind")
+    incidents = [i for i in incidents if i.kind is not IncidentKind.IDLE]  # GPUs held idle are no fault's cost
     page.gauge("drover_jobs_hurt", "jobs that open incidents hurt", len({i.job for i in incidents if i.job}))
     lost = sum(i.gpu_hours_lost or 0 for i in incidents)
     waited = sum(i.gpu_hours_waited or 0 for i in incidents)

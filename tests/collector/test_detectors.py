@@ -25,9 +25,10 @@ def test_example(detector: Detector, example: Example) -> None:
 
 @each_detector
 def test_has_a_healthy_and_a_faulty_example(detector: Detector) -> None:
-    loud = [any(severity != "info" for *_, severity in e.expected) for e in detector.examples]
-    assert any(loud)
-    assert not all(loud)
+    notes_only = detector.name in ("idle", "risk")  # what they find is never a warning
+    told = [any(notes_only or severity != "info" for *_, severity in e.expected) for e in detector.examples]
+    assert any(told)
+    assert not all(told)
 
 
 @each_detector

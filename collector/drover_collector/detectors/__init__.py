@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drover_collector.detectors import drift, hang, kernel, links, liveness, memory, straggler, thermal, xid
+from drover_collector.detectors import drift, hang, idle, kernel, links, liveness, memory, risk, straggler, thermal, xid
 from drover_collector.detectors.example import Example
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
@@ -44,4 +44,6 @@ DETECTORS: tuple[Detector, ...] = (
         straggler.QUIET_MS,
     ),
     Detector(drift.NAME, drift.VERSION, drift.detect, drift.could_not_judge, drift.EXAMPLES, drift.QUIET_MS),
+    Detector(idle.NAME, idle.VERSION, idle.detect, idle.could_not_judge, idle.EXAMPLES, idle.QUIET_MS),
+    Detector(risk.NAME, risk.VERSION, risk.detect, risk.could_not_judge, risk.EXAMPLES, risk.QUIET_MS),
 )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.risk_model import Trouble
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
@@ -127,6 +128,7 @@ def play(
     events: Mapping[int, Sequence[Event]] | None = None,
     links: LinkChange | None = None,
     inventory: Inventory | None = None,
+    troubles: Mapping[str, Mapping[str, Trouble]] | None = None,
 ) -> Iterator[tuple[Window, int]]:
     """Windows of `count` buckets as the engine would give them; `events` by the bucket they come right after."""
     held = Buckets(KEPT)
@@ -134,6 +136,6 @@ def play(
         bucket = training_bucket(index, number, change, silent(number), links=links)
         held.append(bucket)
         now_ms = bucket.end_ms + LAG_MS
-        yield Window(index, held.all(), True, (), START_MS, inventory), now_ms
+        yield Window(index, held.all(), True, (), START_MS, inventory, troubles), now_ms
         if events and number in events:
-            yield Window(index, held.all(), False, tuple(events[number]), START_MS, inventory), now_ms
+            yield Window(index, held.all(), False, tuple(events[number]), START_MS, inventory, troubles), now_ms

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from drover_collector.buckets import Bucket, Floats, Ints, Lazy
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.risk_model import Trouble
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
 
@@ -22,6 +24,7 @@ class Window:
         events: new since the last call, in order of receipt.
         started_ms: when this collector (or replay) began to watch; before it nothing can be called silent.
         inventory: what nodes told of themselves so far; None where nothing keeps it.
+        troubles: node -> incident -> what was wrong with it in the last months; None likewise.
     """
 
     index: FleetIndex
@@ -30,6 +33,7 @@ class Window:
     events: tuple[Event, ...]
     started_ms: int
     inventory: Inventory | None = None
+    troubles: Mapping[str, Mapping[str, Trouble]] | None = None
 
     @property
     def newest(self) -> Bucket:

@@ -1,0 +1,46 @@
+"""`drover risk`: nodes by their chance to fail within a week, and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from drover_cli import client
+from drover_cli.arguments import count
+from drover_cli.output import print_json, print_table
+from drover_proto import fleet_pb2 as pb
+
+HELP = "nodes by their chance to fail within a week, the likeliest first, and why"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("--limit", type=count, default=20, help="at most so many (default 20)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per node")
+
+
+def run(args: argparse.Namespace) -> int:
+    with client.connect(args) as stub:
+        reply = stub.ListRisk(pb.RiskRequest(limit=args.limit), timeout=client.DEADLINE_S)
+    if args.json:
+        for row in reply.nodes:
+            print_json(
+                {
+                    "node": row.node, "chance": row.chance, "days": reply.days, "reasons": list(row.reasons),
+                    "in_trouble": row.in_trouble,
+                }
+            )  # fmt: skip
+        return 0
+    if not reply.nodes:
+        print("no ranking yet: it comes with the first buckets, and a standby collector has none")
+        return 0
+    print_table(
+        ["NODE", f"WITHIN {reply.days} DAYS", "NOW", "WHY"],
+        [
+            [row.node, f"{row.chance:.0%}", "in trouble" if row.in_trouble else "-", "; ".join(row.reasons) or "-"]
+            for row in reply.nodes
+        ],
+    )
+    if reply.total > len(reply.nodes):
+        print(f"{len(reply.nodes)} of {reply.total} shown; --limit shows more")
+    print("A ranking, not a prophecy: most failures come without a forerunner (docs/detectors.md, risk)")
+    return 0

@@ -1,0 +1,181 @@
+"""GPUs that a job holds and does not use, and free ones that no job of whole nodes can use. Information, never more.
+
+Both are matters of people and of the scheduler, not of the hardware: nothing is asked for, and nobody is woken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from drover_collector.buckets import Floats
+from drover_collector.detectors.example import Example, play, small_fleet
+from drover_collector.detectors.inventory import Codes
+from drover_collector.detectors.steady import Ints, column
+from drover_collector.detectors.texts import duration, listing
+from drover_collector.detectors.window import Window
+from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+
+NAME = "idle"
+VERSION = 1
+EVERY_MS = 60_000
+QUIET_MS = 180_000
+
+# Starts, checkpoints, evaluations and waits for data take minutes. Sites that end idle jobs write to their owners
+# first, and end them after two hours (Princeton Research Computing, "Utilization Policies": zero GPU utilisation).
+IDLE_MS = 1_800_000
+# No kernel in 95 % of the time, and power near rest: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
+IDLE_UTIL = 0.05
+IDLE_POWER = 0.3  # of its limit
+TRAFFIC = {  # bytes per second: a job that copies is at work. Polling of the driver stays below.
+    "nvlink_tx_bytes_per_s": 1e8,
+    "nvlink_rx_bytes_per_s": 1e8,
+    "pcie_tx_bytes_per_s": 1e7,
+    "pcie_rx_bytes_per_s": 1e7,
+}
+
+# Ours. Worth a word when two nodes' worth of GPUs is free in a leaf and half of it or more on nodes that are in use.
+SCATTERED_NODES = 2
+SCATTERED_SHARE = 0.5
+WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs that hold whole nodes: else small pieces are what jobs want
+
+
+@dataclass(slots=True)
+class State:
+    idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # seen idle without a break, [G]
+    jobs: list[str | None] = field(default_factory=list)  # who held each GPU
+    scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> since when
+    told_ms: int = 0
+
+
+def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+    s = state if state is not None else State()
+    if not window.fresh:
+        return [], s
+    bucket = window.newest
+    idle = _idle(window)
+    names = np.array([*bucket.job_names, None], dtype=object)[bucket.jobs]
+    if len(s.idle_ms) != window.index.gpu_count:
+        s.idle_ms, s.jobs = np.zeros(window.index.gpu_count, np.int64), [None] * window.index.gpu_count
+    busy = idle == 0
+    fresh = (names != np.array(s.jobs, dtype=object)) | (bucket.jobs < 0) | busy
+    # What was not heard counts neither as idle nor as work: a gap in the data is no use of a GPU.
+    s.idle_ms = np.where(fresh, 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0))
+    s.jobs = names.tolist()
+    scattered = dict(_scattered(window, s))
+    for leaf in [leaf for leaf in s.scattered_ms if leaf not in scattered]:
+        del s.scattered_ms[leaf]
+    if 0 <= now_ms - s.told_ms < EVERY_MS:
+        return [], s
+    found = [*_jobs(window, s, now_ms)]
+    found += [f for leaf, f in scattered.items() if now_ms - s.scattered_ms[leaf] >= IDLE_MS]
+    s.told_ms = now_ms if found else 0
+    return found, s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    if not (window.newest.jobs >= 0).any():
+        return ["idle GPUs: it is not known which job holds which GPU"]
+    if "gpu_util_ratio" not in window.newest.gpu:
+        return ["idle GPUs: needs gpu_util_ratio"]
+    return []
+
+
+def _idle(window: Window) -> Floats:
+    """1 idle, 0 at work, NaN where that cannot be told; float64 [G]."""
+    util = column(window, "gpu_util_ratio")
+    power, limit = column(window, "power_w"), column(window, "power_limit_w")
+    work = util >= IDLE_UTIL
+    with np.errstate(invalid="ignore"):
+        work |= power > IDLE_POWER * limit  # NaN: unknown, judged by the rest
+    for metric, least in TRAFFIC.items():
+        work |= column(window, metric) >= least
+    return np.where(work, 0.0, np.where(np.isnan(util), np.nan, 1.0))
+
+
+def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+    """One finding for each job that holds idle GPUs."""
+    bucket, index = window.newest, window.index
+    long = (s.idle_ms >= IDLE_MS) & (bucket.jobs >= 0)
+    for number in np.unique(bucket.jobs[long]).tolist():
+        job = bucket.job_names[number]
+        held = bucket.jobs == number
+        gpus = np.flatnonzero(long & held)
+        count, total = len(gpus), int(held.sum())
+        idle_ms = int(s.idle_ms[gpus].min())
+        hours = float(s.idle_ms[gpus].sum()) / 3_600_000
+        members = tuple(index.member(int(g)) for g in gpus)
+        all_of = f"all its {total} GPUs" if count == total else f"{count} of its {total} GPUs"
+        power, util = (float(np.nanmedian(column(window, m)[gpus])) if _known(window, m, gpus) else float("nan")
+                       for m in ("power_w", "gpu_util_ratio"))  # fmt: skip
+        yield Finding(
+            NAME, IncidentKind.IDLE, "idle_gpus", "job", None, None, members, now_ms, now_ms - idle_ms, Severity.INFO,
+            0.9, Wanted.NONE,
+            f"Job {job} holds {all_of} idle for {duration(idle_ms)} or longer: {hours:.1f} GPU-hours so far.",
+            "Ask its owner whether it waits for something, or asked for more than it uses; the GPUs are well.",
+            (
+                Evidence(f"on {listing({node for node, _ in members})}", from_ms=now_ms - idle_ms, to_ms=now_ms),
+                Evidence(f"no kernel most of the time, {util:.0%} at the median", "gpu_util_ratio", util, IDLE_UTIL),
+                Evidence(f"power near rest, {power:.0f} W at the median", "power_w", power),
+            ),
+            job, lost_gpus=float(count),
+        )  # fmt: skip
+
+
+def _known(window: Window, metric: str, gpus: Ints) -> bool:
+    return bool(np.isfinite(column(window, metric)[gpus]).any())
+
+
+def _scattered(window: Window, s: State) -> Iterator[tuple[int, Finding]]:
+    """Leafs whose free GPUs are mostly in pieces, and since when; told once that has lasted."""
+    bucket, index = window.newest, window.index
+    sizes = np.diff(index.first_gpu)
+    used = np.bincount(index.gpu_node[bucket.jobs >= 0], minlength=index.node_count)
+    heard = bucket.node_rows > 0
+    if not used.any() or not len(sizes) or not _whole_jobs(bucket.jobs, index.gpu_node, sizes):
+        return
+    free = np.where(heard, sizes - used, 0)
+    partly = (free > 0) & (used > 0)
+    for leaf in np.unique(index.leaf[partly]).tolist():
+        here = index.leaf == leaf
+        total, pieces = int(free[here].sum()), int(free[here & partly].sum())
+        if pieces < SCATTERED_NODES * int(sizes[here].max()) or pieces < SCATTERED_SHARE * total:
+            continue
+        since = s.scattered_ms.setdefault(leaf, bucket.end_ms)
+        whole = int((here & (free == sizes) & (sizes > 0)).sum())
+        members = tuple((index.nodes[n].name, None) for n in np.flatnonzero(here & partly).tolist())
+        name = f"leaf {index.leafs[leaf]}" if index.leafs[leaf] else "the fleet"
+        nodes = "no node is free as a whole" if not whole else f"{whole} nodes are free as a whole"
+        yield leaf, Finding(
+            NAME, IncidentKind.IDLE, "scattered", "leaf", None, None, members, bucket.end_ms, since, Severity.INFO, 0.9,
+            Wanted.NONE,
+            f"{pieces} of {total} free GPUs under {name} lie in pieces on {len(members)} nodes in use; {nodes}.",
+            "Jobs of whole nodes cannot use them: have small jobs packed together (Slurm: CR_Pack_Nodes, LLN=no).",
+            (Evidence(f"pieces on {listing({node for node, _ in members})}", value=float(pieces), from_ms=since),),
+        )  # fmt: skip
+
+
+def _whole_jobs(jobs: Codes, gpu_node: Codes, sizes: Codes) -> bool:
+    """Whether most held GPUs belong to jobs that have their nodes for themselves."""
+    held = jobs >= 0
+    pairs, counts = np.unique(np.stack([jobs[held], gpu_node[held]]), axis=1, return_counts=True)
+    whole = counts == sizes[pairs[1]]
+    return bool(counts[whole].sum() >= WHOLE_SHARE * held.sum())
+
+
+def _rests(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    if number >= 3:
+        for metric, value in (("gpu_util_ratio", 0.0), ("power_w", 95.0), ("sm_active_ratio", 0.0)):
+            gpu[metric][:] = value
+
+
+EXAMPLES = (
+    Example("a checkpoint of ten minutes", lambda: play(small_fleet(), 63, _rests), frozenset()),
+    Example(
+        "a job that holds its GPUs and does nothing",
+        lambda: play(small_fleet(), 190, _rests),
+        frozenset({("idle", "idle_gpus", "job", "info")}),
+    ),
+)

@@ -1,0 +1,124 @@
+"""Idle: what a job holds and does not use, and free GPUs in pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from drover_collector.detectors import idle
+from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
+from drover_collector.detectors.idle import IDLE_MS
+from drover_collector.detectors.window import Window
+from drover_collector.engine import Engine
+from drover_collector.policy import Policy
+from drover_proto.events import Finding, Health, IncidentKind, Severity, Wanted
+
+INDEX = small_fleet(8, 8, 4)
+BUCKETS = IDLE_MS // 10_000
+
+
+class Feed:
+    def __init__(self) -> None:
+        self.state: idle.State | None = None
+        self.number = 0
+        self.jobs = np.zeros(INDEX.gpu_count, np.int32)
+        self.names: tuple[str, ...] = ("812",)
+
+    def tick(self, rest: list[int], count: int = 1, **columns: float) -> list[Finding]:
+        """`count` buckets in which GPUs `rest` do nothing, but for `columns`; gives the last one's findings."""
+        found: list[Finding] = []
+        for _ in range(count):
+            bucket = training_bucket(INDEX, self.number)
+            gpu = dict(bucket.gpu)
+            still = {"gpu_util_ratio": 0.0, "power_w": 95.0, "pcie_tx_bytes_per_s": 1e5} | columns
+            for metric, value in still.items():
+                gpu[metric] = np.array(gpu.get(metric, np.zeros(INDEX.gpu_count)))
+                gpu[metric][rest] = value
+            bucket = dataclasses.replace(bucket, gpu=gpu, jobs=self.jobs, job_names=self.names)
+            window = Window(INDEX, (bucket,), True, (), START_MS)
+            told, self.state = idle.detect(window, self.state, bucket.end_ms + 7_000)
+            found = told or found if count > 1 else told
+            self.number += 1
+        return found
+
+
+def test_a_part_of_a_job_that_does_nothing_is_one_note_with_what_it_cost() -> None:
+    feed = Feed()
+    assert feed.tick([0, 1, 9], BUCKETS - 1) == []
+    (found,) = feed.tick([0, 1, 9], 3)
+    assert (found.kind, found.cause, found.scope, found.job) == (IncidentKind.IDLE, "idle_gpus", "job", "812")
+    assert (found.severity, found.action) == (Severity.INFO, Wanted.NONE)
+    assert found.members == (("n00", 0), ("n00", 1), ("n01", 1))
+    assert found.lost_gpus == 3
+    assert "3 of its 64 GPUs" in found.summary
+    assert "1.5 GPU-hours" in found.summary
+
+
+def test_work_now_and_then_a_copy_or_another_job_starts_the_wait_again() -> None:
+    for interruption in ({"gpu_util_ratio": 0.4}, {"pcie_tx_bytes_per_s": 2e9}, {"power_w": 400.0}):
+        feed = Feed()
+        feed.tick([0], BUCKETS - 2)
+        feed.tick([0], **interruption)
+        assert feed.tick([0], 20) == []
+    feed = Feed()
+    feed.tick([0], BUCKETS - 2)
+    feed.names = ("813",)
+    assert feed.tick([0], 20) == []
+
+
+def test_a_gap_in_the_data_is_neither_work_nor_idleness() -> None:
+    feed = Feed()
+    feed.tick([0], BUCKETS - 2)
+    assert feed.tick([0], 20, gpu_util_ratio=float("nan"), power_w=float("nan")) == []
+    assert feed.tick([0], 3) != []
+
+
+def test_gpus_that_nobody_holds_are_not_idle_but_free() -> None:
+    feed = Feed()
+    feed.jobs = np.full(INDEX.gpu_count, -1, np.int32)
+    feed.names = ()
+    assert feed.tick([0, 1], BUCKETS + 5) == []
+
+
+def scattered(feed: Feed) -> None:
+    """Leaf l01: four nodes, each with two GPUs in use by small jobs; leaf l00 has one job of whole nodes."""
+    feed.jobs = np.full(INDEX.gpu_count, -1, np.int32)
+    feed.jobs[:32] = 0
+    for node in range(4, 8):
+        feed.jobs[node * 8 : node * 8 + 2] = node - 3
+    feed.names = ("big", "a", "b", "c", "d")
+
+
+def test_free_gpus_in_pieces_are_one_note_of_their_leaf() -> None:
+    feed = Feed()
+    scattered(feed)
+    assert feed.tick([], BUCKETS - 1) == []
+    (found,) = feed.tick([], 8)
+    assert (found.kind, found.cause, found.scope, found.severity) == (
+        IncidentKind.IDLE, "scattered", "leaf", Severity.INFO,
+    )  # fmt: skip
+    assert "24 of 24 free GPUs" in found.summary
+    assert {node for node, _ in found.members} == {"n04", "n05", "n06", "n07"}
+
+
+def test_where_small_jobs_are_the_rule_pieces_are_what_they_want() -> None:
+    feed = Feed()
+    scattered(feed)
+    feed.jobs[:32] = np.arange(32) % 16 + 5
+    feed.names = tuple(str(n) for n in range(21))
+    assert feed.tick([], BUCKETS + 5) == []
+
+
+def test_it_makes_nobody_suspect_and_closes_no_other_note() -> None:
+    engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
+    for number in range(BUCKETS + 12):
+        bucket = training_bucket(INDEX, number)
+        gpu = dict(bucket.gpu)
+        gpu["gpu_util_ratio"], gpu["power_w"] = np.zeros(INDEX.gpu_count), np.full(INDEX.gpu_count, 95.0)
+        outcome = engine.on_bucket(dataclasses.replace(bucket, gpu=gpu), bucket.end_ms + 7_000)
+        assert outcome.decisions == ()
+    assert [(i.kind, i.severity, i.action) for i in engine.incidents.values()] == [
+        (IncidentKind.IDLE, Severity.INFO, Wanted.NONE)
+    ]
+    assert {engine.health_of(node.name)[0] for node in INDEX.nodes} == {Health.HEALTHY}
