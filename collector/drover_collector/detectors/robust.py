@@ -45,10 +45,18 @@ class Grouping:
         medians, counts = np.full((len(values), self.count), np.nan), np.zeros((len(values), self.count))
         for which, entities in self._blocks:
             block = np.sort(values[:, entities], axis=-1)  # NaN to the end
-            known = np.count_nonzero(~np.isnan(block), axis=-1)
-            low = np.take_along_axis(block, np.maximum(known - 1, 0)[..., None] // 2, axis=-1)[..., 0]
-            high = np.take_along_axis(block, np.minimum(known // 2, block.shape[-1] - 1)[..., None], axis=-1)[..., 0]
-            medians[:, which] = np.where(known > 0, (low + high) / 2, np.nan)
+            size = block.shape[-1]
+            whole = (block[:, :, (size - 1) // 2] + block[:, :, size // 2]) / 2
+            gaps = np.isnan(block[:, :, -1])
+            known = np.full(whole.shape, size)
+            if gaps.any():
+                some = block[gaps]  # [those with NaN, size]
+                have = np.count_nonzero(~np.isnan(some), axis=-1)
+                rows = np.arange(len(some))
+                low, high = some[rows, np.maximum(have - 1, 0) // 2], some[rows, have // 2]
+                whole[gaps] = np.where(have > 0, (low + high) / 2, np.nan)
+                known[gaps] = have
+            medians[:, which] = whole
             counts[:, which] = known
         return medians, counts
 

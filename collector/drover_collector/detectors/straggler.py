@@ -24,6 +24,7 @@ from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look
 from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding
+from drover_proto.fleet import LinkSpec
 
 NAME = "straggler"
 VERSION = 2
@@ -46,6 +47,7 @@ SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
 DUTY_SHARE = 0.3  # of the duty that the lower clock must have brought: 1 / ratio - 1, less what is no compute
 NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: told once, of the node
 AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor throttle times are read
+NEAR_LIMIT = 0.90  # likewise: the limit may hold it now and then
 SAME_WORK = 0.9  # of the peers' duty: a host that is late does not make the work less
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
 BANDWIDTH_RATIO = 0.90  # traffic against the peers' where the path is known to be slower
@@ -60,6 +62,8 @@ DUTY_TOLD = 0.5  # of the test's threshold: the second sign
 REPORTED_CLOCK = -0.015  # log ratio to the peers, smoothed, with a limit that the GPU reports
 REPORTED_DUTY = 0.005
 LIGHTER = 0.25  # of what HBM traffic fell by: with as much less duty the work became less, not the HBM slower
+SMALL_CLOCK = -0.015  # log ratio to its own offset: less is not told of a clock that nothing explains
+FREE_BUCKETS = 3  # since its power limit last held it: from then on its clock does not follow its work
 SMALL_GAP = 0.012  # of time, a node's mean
 
 THERMAL_BITS = 0x20 | 0x40
@@ -73,7 +77,12 @@ class State:
     ages: JobAges = field(default_factory=JobAges)
     drifts: Drifts = field(default_factory=lambda: Drifts.of(0))
     streaks: dict[str, Ints] = field(default_factory=dict)  # cause -> buckets in a row, [G]
+    free: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets since its power limit held it, [G]
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
+    ports: list[tuple[int, LinkSpec]] = field(default_factory=list)  # (node, port), as buckets have them
+    port_names: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # ports of one name have one number
+    port_nodes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    port_serves: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a GPU
     nic_streak: dict[int, int] = field(default_factory=dict)  # link -> buckets in a row
     nic_since_ms: dict[int, int] = field(default_factory=dict)
 
@@ -83,6 +92,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     count = window.index.gpu_count
     if s.drifts.score.shape[1] != count:
         s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count, np.int64) for cause in CAUSES})
+        s.free = np.zeros(count, np.int64)
     if not window.fresh:
         return [], s
     s.ages.advance(window)
@@ -100,7 +110,9 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return found, s
     look = Look(window, groups)
     s.drifts.advance(look)
-    large, small = _large(look, s.drifts), _small(look, s.drifts)
+    limits = _limits(look)
+    s.free = np.where(limits.pressed, 0, s.free + 1)
+    large, small = _large(look, limits, s.drifts), _small(look, limits, s.drifts, s.free)
     for cause, flags in large.items():
         # A bucket that could not be judged neither adds to a streak nor ends it.
         s.streaks[cause] = np.where(flags, s.streaks[cause] + 1, np.where(judged, 0, s.streaks[cause]))
@@ -131,6 +143,7 @@ class _Limits:
     capped: Bools
     setting: Bools
     full_power: Bools  # draws all that it may: a chip that leaks more, or has more work, is slower by nature
+    pressed: Bools  # its power limit holds it now and then
 
 
 def _limits(look: Look) -> _Limits:
@@ -138,15 +151,16 @@ def _limits(look: Look) -> _Limits:
     held = look.values["throttle_power_us"]
     with np.errstate(invalid="ignore", divide="ignore"):
         of_limit = column(window, "power_w") / look.values["power_limit_w"]
-    full_power = has_bits(window, POWER_CAP_BITS) | (held >= THROTTLED_SHARE) | (of_limit >= AT_LIMIT)
-    full_power |= _unknown(column(window, "clock_event_reasons"), held, of_limit)
+    bits, unread = has_bits(window, POWER_CAP_BITS), _unknown(column(window, "clock_event_reasons"), held)
+    full_power = bits | (held >= THROTTLED_SHARE) | (unread & ~(of_limit < AT_LIMIT))
+    pressed = full_power | (held > 0) | (unread & ~(of_limit < NEAR_LIMIT))
     heat = look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE
     low = look.ratio("power_limit_w") <= LIMIT_RATIO
     if low.any():
         low &= ~look.planned_limit()
     brake = look.over("throttle_brake_us") >= THROTTLED_SHARE
     return _Limits(
-        heat | look.own(THERMAL_BITS), low | brake | look.own(BRAKE_BITS), look.own(SETTING_BITS), full_power
+        heat | look.own(THERMAL_BITS), low | brake | look.own(BRAKE_BITS), look.own(SETTING_BITS), full_power, pressed
     )
 
 
@@ -161,12 +175,12 @@ def _by_clock(look: Look, limits: _Limits, explained: Bools, unexplained: Bools)
     }
 
 
-def _large(look: Look, drifts: Drifts) -> dict[str, Bools]:
+def _large(look: Look, limits: _Limits, drifts: Drifts) -> dict[str, Bools]:
     """Cause -> GPUs that show it in this bucket, against their peers alone.
 
     A limit that the GPU reports may be older than the job: then a small effect will do, if it lasts.
     """
-    window, ratio, limits = look.window, look.ratio("sm_clock_mhz"), _limits(look)
+    window, ratio = look.window, look.ratio("sm_clock_mhz")
     median = look.medians["sm_clock_mhz"]
     sigma = np.fmax(look.clock_sigma, SIGMA_FLOOR * median)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -199,15 +213,16 @@ def _large(look: Look, drifts: Drifts) -> dict[str, Bools]:
     return result | {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
 
 
-def _small(look: Look, drifts: Drifts) -> dict[str, Bools]:
+def _small(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
     """Cause -> GPUs of which the sequential tests say so."""
     nothing = np.zeros(len(look.groups), bool)
     steady = drifts.told(CLOCK)
-    waited = drifts.told(DUTY, DUTY_TOLD)
+    with np.errstate(invalid="ignore"):
+        waited = drifts.told(DUTY, DUTY_TOLD) | (drifts.moved(DUTY) >= -DUTY_SHARE * drifts.moved(CLOCK))
     result = dict.fromkeys(("thermal", "power_cap", "clock"), nothing)
     if steady.any():
-        limits = _limits(look)
-        result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & waited & ~limits.full_power)
+        clear = (drifts.moved(CLOCK) <= SMALL_CLOCK) & (drifts.last[CLOCK] <= SMALL_CLOCK) & (free >= FREE_BUCKETS)
+        result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & waited & clear)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
     less = drifts.told(DRAM) & ~slow_clock & ~steady & look.has_duty
     if less.any():  # less traffic and no less work: the HBM gives less
@@ -293,23 +308,30 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
 def _nics(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     """Ports that run below the rate of the same ports on nodes with the same boards."""
     rates = window.newest.link.get("rate_gbps")
-    ports = [(n, link) for n, node in enumerate(window.index.nodes) for link in node.links]
-    if rates is None or len(ports) != len(rates) or not len(rates):
+    if rates is None or not len(rates):
         return
-    # Ports of one name serve one purpose; a port for storage or management may be slower by design.
-    names = {name: number for number, name in enumerate(dict.fromkeys(link.link for _, link in ports))}
-    board = boards(window) + 1
-    usual = peers(rates, np.array([board[n] * len(names) + names[link.link] for n, link in ports], np.int64))
-    computing = np.array([board[n] if link.gpu is not None else -1 for n, link in ports], np.int64)
-    others = peers(rates, computing)
+    if len(s.ports) != len(rates):
+        s.ports = [(n, link) for n, node in enumerate(window.index.nodes) for link in node.links]
+        # Ports of one name serve one purpose; a port for storage or management may be slower by design.
+        names = {name: number for number, name in enumerate(dict.fromkeys(link.link for _, link in s.ports))}
+        s.port_names = np.array([names[link.link] for _, link in s.ports], np.int64)
+        s.port_nodes = np.array([n for n, _ in s.ports], np.int64)
+        s.port_serves = np.array([link.gpu is not None for _, link in s.ports], bool)
+    if len(s.ports) != len(rates):
+        return
+    board = boards(window)[s.port_nodes] + 1
+    usual = peers(rates, board * (int(s.port_names.max()) + 1) + s.port_names)
+    others = peers(rates, np.where(s.port_serves, board, -1))
     few = usual.count < MIN_PEERS  # a small fleet: all ports that serve a GPU
     median, count = np.where(few, others.median, usual.median), np.where(few, others.count, usual.count)
     with np.errstate(invalid="ignore"):
+        if not (rates <= NIC_RATE_RATIO * np.nanmax(rates, initial=0)).any() and not s.nic_streak:
+            return
         slow = (rates <= NIC_RATE_RATIO * median) & (rates > 0) & (count >= MIN_PEERS)
     s.nic_streak = {k: s.nic_streak.get(k, 0) + 1 for k in np.flatnonzero(slow).tolist()}
     s.nic_since_ms = {k: s.nic_since_ms.get(k, window.newest.start_ms) for k in s.nic_streak}
     for k, streak in s.nic_streak.items():
-        n, link = ports[k]
+        n, link = s.ports[k]
         if streak >= PERSIST:
             values = float(rates[k]), float(median[k]), int(count[k]) - 1
             yield nic_finding(window, n, link.link, values, s.nic_since_ms[k], now_ms)

@@ -2,10 +2,12 @@
 
 x = log of a GPU's value over the median of its peers in the same bucket: what hits the whole job falls out.
 r = x - mean(x), where the mean is the GPU's own offset in this job (natural spread, its pipeline stage), learnt over
-LEARN buckets and forgotten over FORGET; z = r / sigma in the direction of a fault, cut at CLIP; sigma is the largest of
-the GPU's own past deviation, its group's in this bucket, and the metric's resolution.
+LEARN buckets and forgotten over FORGET; z = r / sigma in the direction of a fault, cut at CLIP; sigma is the largest
+of the GPU's own past deviation, its group's in this bucket, and what the metric resolves. Work that wanders (uneven
+sequences) makes r lean one way for minutes: its own past deviation counts times sqrt((1 + a) / (1 - a)), by how much
+the mean of a first-order process with autocorrelation a strays more than noise (Johnson and Bagshaw 1974).
 S = max(0, S + z - K) tells a lasting change as soon as S > h (Page 1954). How often S passes h by chance is Siegmund's
-formula (Sequential Analysis, 1985): buckets between two false alarms = (exp(2 K b) - 2 K b - 1) / 2 / K^2, b = h + 1.166.
+formula (Sequential Analysis, 1985): buckets between two false alarms = (exp(2Kb) - 2Kb - 1) / 2 / K^2, b = h + 1.166.
 So h follows from a budget of false alarms per 1,000 GPU-days, whatever the size of the fleet. Real deviations are
 neither normal nor independent: the floors of sigma and the second sign that every cause needs (somebody waits) are the
 margin; docs/detectors_scores.md has what comes of it.
@@ -22,9 +24,10 @@ import numpy.typing as npt
 from drover_collector.buckets import Floats
 from drover_collector.detectors.robust import MAD_TO_SIGMA, Bools
 from drover_collector.detectors.steady import Ints
-from drover_collector.detectors.straggler_look import LONE_SHARE, Look
+from drover_collector.detectors.straggler_look import LONE_SHARE, Look, zeroed
 
 CHANNELS = ("clock", "duty", "dram", "late")
+METRICS = (("sm_clock_mhz",), ("tensor_active_ratio", "sm_active_ratio"), ("dram_active_ratio",), ("gpu_util_ratio",))
 SIGNS = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # the direction of a fault
 # What a metric can resolve, in shares: clocks come in steps of 15 MHz, utilisation in whole percent.
 FLOORS = np.array([0.006, 0.006, 0.008, 0.004])[:, None]
@@ -35,6 +38,10 @@ K = 1.0  # half of the smallest change to be found, in sigmas
 CLIP = 4.0  # three buckets at least, whatever one of them shows
 KEEP = 6.0  # over h: so many quiet buckets until it is over
 LEARN = 12  # buckets of a job until its offsets are known: 2 min at 10 s
+YOUNG = 6.0  # so many buckets' worth of doubt about an offset: sigma grows by sqrt(1 + YOUNG / count)
+MOST_ALIKE = 0.95  # autocorrelation
+PERCENT = 0.01  # the step of sensors that give whole percents
+ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # what one bucket may say in it
@@ -52,6 +59,7 @@ class Drifts:
 
     Attributes:
         mean, var, count: the learnt offset, its spread, and of how many buckets. score: S.
+        last, alike: r of the last bucket, and the mean product of two in a row.
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the threshold of the newest bucket.
     """
 
@@ -60,18 +68,20 @@ class Drifts:
     count: Floats
     score: Floats
     recent: Floats
+    last: Floats
+    alike: Floats
     since_ms: npt.NDArray[np.int64]
     h: float = 10.0
 
     @classmethod
     def of(cls, gpus: int) -> Drifts:
         shape = len(CHANNELS), gpus
-        zeros = [np.zeros(shape) for _ in range(5)]
-        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], np.zeros(shape, np.int64))
+        zeros = np.zeros((7, *shape))
+        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], zeros[6], np.zeros(shape, np.int64))
 
     def forget(self, which: Bools) -> None:
         """Another job: what was usual in the last one says nothing."""
-        for array in (self.mean, self.var, self.count, self.score, self.recent):
+        for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike):
             array[:, which] = 0.0
 
     def advance(self, look: Look) -> None:
@@ -83,8 +93,11 @@ class Drifts:
         x = np.where(known, x, 0.0)
         rest = np.where(known, x - self.mean, np.nan)
         away, _ = look.grouping.medians(np.abs(rest))
-        sigma = np.fmax(np.fmax(FLOORS, np.sqrt(self.var)), look.grouping.spread(away) * MAD_TO_SIGMA)
-        rest = np.nan_to_num(rest)
+        alike = np.clip(self.alike / np.maximum(self.var, 1e-12), 0.0, MOST_ALIKE)
+        own = np.sqrt(self.var * (1 + alike) / (1 - alike))
+        sigma = np.fmax(np.fmax(_floors(look), own), look.grouping.spread(away) * MAD_TO_SIGMA)
+        sigma *= np.sqrt(1 + YOUNG / np.maximum(self.count, 1))
+        rest = zeroed(rest)
         z = np.clip(SIGNS * rest / sigma, -CLIP, CLIP)
         tested = known & (self.count >= LEARN)
         before = self.score
@@ -96,6 +109,8 @@ class Drifts:
         rate = np.where(known & (self.score < self.h / 4), np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
         self.var = self.var + rate * ((1 - rate) * rest * rest - self.var)
+        self.alike = self.alike + rate * ((1 - rate) * rest * self.last - self.alike)
+        self.last = np.where(known, rest, self.last)
         self.count = self.count + (rate > 0)
         self._relearn(look)
 
@@ -116,7 +131,7 @@ class Drifts:
             size = np.maximum(look.size[look.groups], 1)
             most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / size)  # a host is late for all its GPUs
             many = high & (look.share(high) > most) & ~look.one_node(high)
-            for array in (self.mean, self.var, self.count, self.score):
+            for array in (self.mean, self.var, self.count, self.score, self.last, self.alike):
                 array[channel, many] = 0.0
 
 
@@ -130,6 +145,20 @@ def _inputs(look: Look) -> Floats:
     x = np.array([clock, duty, dram, _of_node(look, gap)])
     x[~np.isfinite(x)] = np.nan
     return x
+
+
+def _floors(look: Look) -> Floats:
+    """What each channel resolves, float64 [channels, G]: more where sensors give whole percents."""
+    floors = np.repeat(FLOORS, len(look.groups), axis=1)
+    for channel in (DUTY, DRAM):
+        for metric in METRICS[channel]:
+            values = look.values[metric][look.judged]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                off = np.abs(values / PERCENT - np.round(values / PERCENT))
+                if not (off > 1e-6).any():
+                    step = ROUNDING * PERCENT / np.maximum(look.medians[metric], PERCENT)
+                    floors[channel] = np.fmax(floors[channel], step)
+    return floors
 
 
 def _of_node(look: Look, values: Floats) -> Floats:

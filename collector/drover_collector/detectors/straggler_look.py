@@ -23,6 +23,11 @@ PLANNED_SHARE = 0.5  # of a rack's boards with a lower power limit, on two nodes
 LIMIT_RATIO = 0.97  # power limit against the peers'
 
 
+def zeroed(values: Floats) -> Floats:
+    """0 for what is unknown."""
+    return np.where(np.isnan(values), 0.0, values)
+
+
 class Look:
     """float64 [G]; NaN where a GPU is not judged.
 
@@ -49,7 +54,7 @@ class Look:
         self.medians |= zip([*names, *throttles], medians, strict=True)
         if "sm_clock_mhz" in names:
             at = names.index("sm_clock_mhz")
-            self.clock_count = np.nan_to_num(self.grouping.spread(counts[at]))
+            self.clock_count = zeroed(self.grouping.spread(counts[at]))
             away, _ = self.grouping.medians(np.abs(table[at] - medians[at])[None])
             self.clock_sigma = self.grouping.spread(away[0]) * MAD_TO_SIGMA
         else:
@@ -64,14 +69,14 @@ class Look:
 
     def over(self, metric: str) -> Floats:
         """A counter's share of time beyond the peers' median."""
-        return np.asarray(np.nan_to_num(self.values[metric]) - np.nan_to_num(self.medians[metric]))
+        return np.asarray(zeroed(self.values[metric]) - zeroed(self.medians[metric]))
 
     def share(self, flags: Bools) -> Floats:
         """How much of its group's judged GPUs carry the flag, for each GPU; 0 outside."""
         if not self.grouping.count:
             return np.zeros(len(flags))
         flagged = np.bincount(self.groups[self.judged & flags], minlength=self.grouping.count)
-        return np.nan_to_num(self.grouping.spread(flagged / np.maximum(self.size, 1)))
+        return zeroed(self.grouping.spread(flagged / np.maximum(self.size, 1)))
 
     def own(self, bits: int) -> Bools:
         """GPUs that report one of these reasons while less than half of their group does."""
