@@ -267,7 +267,9 @@ class _Planner:
         job = self._job_at(t.gpu, at_s, lasts) if kind.needs != "free" else None
         if kind.needs != "free" and (job is None or not (job.trains or kind.needs == "any")):
             return
-        again = self._trouble(name, kind, t.gpus, t.nodes, job, round(at_s, 1), lasts, t.severity)
+        again = self._trouble(
+            name, kind, t.gpus, t.nodes, job, round(at_s, 1), lasts, t.severity if name == t.name else 1.0
+        )
         if again is not None:
             self._take(again, kind)
 

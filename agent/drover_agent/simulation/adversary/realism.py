@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_agent.simulation.hardware import Bools, Floats, Hardware
+from drover_agent.simulation.physics import POWER_CAP, SW_THERMAL
 from drover_agent.simulation.steps import Shares
 
 PROFILING = (
@@ -128,7 +129,9 @@ class Eyes:
             if name.endswith("_ratio"):
                 values = np.asarray(np.round(np.clip(values, 0, 1), 2 if real.coarse else 4), np.float64)
             gpu[name] = values
-        noise = 1 + real.clock_noise * self._rng.standard_normal(count)
+        # A clock that the power cap governs moves all the time; one at its highest, or at a setting, stands still.
+        governed = np.nan_to_num(gpu["clock_event_reasons"]).astype(np.int64) & (POWER_CAP | SW_THERMAL) != 0
+        noise = 1 + real.clock_noise * self._rng.standard_normal(count) * governed
         clocks: Floats = (gpu["sm_clock_mhz"] * noise / CLOCK_STEP_MHZ).round() * CLOCK_STEP_MHZ
         gpu["sm_clock_mhz"] = np.minimum(np.maximum(clocks, CLOCK_STEP_MHZ), self._hw.max_clock_mhz)
         if real.instant:

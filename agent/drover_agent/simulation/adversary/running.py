@@ -243,11 +243,14 @@ class Running:
 
     def _correct(self, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
         for gpus in self._hidden:
-            reasons = gpu["clock_event_reasons"][gpus].astype(np.int64) & ~APPLICATION_CLOCKS
-            gpu["clock_event_reasons"][gpus] = reasons
+            known = gpus[~np.isnan(gpu["clock_event_reasons"][gpus])]
+            reasons = gpu["clock_event_reasons"][known].astype(np.int64) & ~APPLICATION_CLOCKS
+            gpu["clock_event_reasons"][known] = reasons
         for gpus in self._full_memory_clock:
-            gpu["memory_clock_mhz"][gpus] = self.hw.memory_clock_mhz[gpus]
-        gpu["pcie_generation"][(gpu["gpu_util_ratio"] < 0.01) & self._sleeps] = PCIE_ASLEEP
+            known = gpus[~np.isnan(gpu["memory_clock_mhz"][gpus])]
+            gpu["memory_clock_mhz"][known] = self.hw.memory_clock_mhz[known]
+        asleep = (gpu["gpu_util_ratio"] < 0.01) & self._sleeps & ~np.isnan(gpu["pcie_generation"])
+        gpu["pcie_generation"][asleep] = PCIE_ASLEEP
         for scope, metric, index, values in self._shown:
             columns = gpu if scope == "gpu" else node
             if metric in columns:
@@ -274,6 +277,6 @@ class Running:
         result = []
         while self._events and self._events[0][0] <= self.now_s:
             _, _, node, event = heapq.heappop(self._events)
-            if not self.modifiers.silent[node] or event.code == "agent_stopped":
+            if not self.modifiers.silent[node] or event.code.startswith("agent_"):  # told before and after a silence
                 result.append(event)
         return result
