@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from drover_collector import pipeline_saving
 from drover_collector.ingest import Limits
-from drover_collector.notify import Outbox
+from drover_collector.notify import Outbox, courier
 from drover_collector.notify.webhook import Delivery
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
@@ -89,6 +90,8 @@ async def judging(collector: Collector, webhook: Webhook) -> AsyncIterator[Pipel
 @in_loop
 async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, webhook = Disk(store, monkeypatch), Webhook()
+    for module in (pipeline_saving, courier):
+        monkeypatch.setattr(module, "RETRY_S", 0.02)
     limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, judge_s=0.05, backoff_ms=10, waiting_bytes=5000)
     async with Collector(store, limits) as collector, judging(collector, webhook) as pipeline:
         judged: list[str] = []
@@ -122,9 +125,8 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
                 await again.until_held(EVENTS, 2)
         assert judged == ["n0/s1/1", "n0/s1/2"]
         assert len(store.events(0, T0 * 2)) == 2
-        await asyncio.get_running_loop().run_in_executor(pipeline._judge, pipeline._saving.save)  # as it is called
+        await until(lambda: pipeline.waiting_outcomes == 0, "tried again by itself")
         assert {i.id for i in store.incidents("open")} == set(pipeline.incidents)
-        assert pipeline.waiting_outcomes == 0
         await until(lambda: len(webhook.ids) == len(pipeline.incidents))
         assert len(set(webhook.ids)) == len(webhook.ids)
 
@@ -148,6 +150,44 @@ async def test_a_store_that_hangs_keeps_no_alarm_back(store: Store, monkeypatch:
         disk.free.set()
         await agent.until_held(EVENTS, 2)
         assert [e.id for e in collector.events] == ["n0/s1/1", "n0/s1/2"]
+
+
+@in_loop
+async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, webhook = Disk(store, monkeypatch), Webhook()
+    monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.02)
+    judged: list[str] = []
+    write_judged = store.write_judged
+
+    def noting(events: Any) -> None:
+        judged.extend(e.id for e in events)
+        write_judged(events)
+
+    monkeypatch.setattr(store, "write_judged", noting)
+    async with Collector(store, QUICK) as collector, judging(collector, webhook) as pipeline:
+        async with collector.agent(hello()) as agent:
+            disk.free.clear()
+            for number in (1, 2):
+                await agent.send(record=event(number, gpu=number))
+                await until(lambda number=number: len(webhook.ids) == number, "the webhook is told")
+                await until(lambda number=number: len(pipeline.incidents) == number, "the incident is shown")
+            assert pipeline.waiting_outcomes == 2
+            assert any("keeps what detection found waiting" in text for text in pipeline.troubles())
+            assert store.incidents("open") == []
+            disk.free.set()
+            await agent.until_held(EVENTS, 2)
+        await until(lambda: pipeline.waiting_outcomes == 0, "all is stored")
+        assert {i.id for i in store.incidents("open")} == set(pipeline.incidents)
+        await until(lambda: pipeline.troubles() == [], "no trouble is left")
+        assert len(webhook.ids) == len(set(webhook.ids)) == 2, "each is sent once"
+
+        def states() -> dict[str, str]:
+            return {row.id: row.state for i in pipeline.incidents for row in store.outbox_of(i)}
+
+        await until(lambda: states() == dict.fromkeys(webhook.ids, "delivered"), "the deliveries are noted")
+        assert judged == ["n0/s1/1", "n0/s1/2"], "noted as judged, in order, once each"
 
 
 @in_loop
