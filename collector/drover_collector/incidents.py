@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.incidents_index import Near
 from drover_collector.incidents_record import PART_OF, Record, join, noted, opened, visible, was_absorbed, was_cleared
 from drover_collector.incidents_rules import (
     CONSEQUENCES,
@@ -53,15 +54,17 @@ class IncidentBook:
         self._quiet_ms = quiet_ms
         self._wanted = wanted
         self.records: dict[str, Record] = {}
+        self._near = Near(self._subject_of)
         self._ticked_ms = 0  # the last call with `closing`
 
     def restore(self, incidents: Iterable[Incident]) -> None:
         """Take over what a former run left; its holds count from the last update."""
         for incident in incidents:
-            record = Record(incident, counted_to_ms=incident.updated_ms, wanted=incident.action)
+            record = Record(incident, counted_to_ms=incident.updated_ms, wanted=incident.asked or incident.action)
             if incident.closed_ms is None:
                 record.holds = dict.fromkeys(incident.detectors, incident.updated_ms)
             self.records[incident.id] = record
+            self._near.put(record)
 
     def open(self) -> list[Record]:
         return [record for record in self.records.values() if record.incident.closed_ms is None]
@@ -101,7 +104,7 @@ class IncidentBook:
                 record.incident = replace(new, version=version, updated_ms=now_ms)
                 changed[id_] = None
         for id_ in [i for i, r in self.records.items() if now_ms - (r.incident.closed_ms or now_ms) > KEEP_CLOSED_MS]:
-            del self.records[id_]
+            self._near.drop(self.records.pop(id_))
         return list(changed)
 
     def close(self, ids: Iterable[str], now_ms: int, text: str) -> list[str]:
@@ -133,6 +136,7 @@ class IncidentBook:
             record = self._new(finding, now_ms)
         else:
             join(record, finding, now_ms)
+            self._near.put(record)
         self._absorb(record, finding, now_ms)
 
     def _subject(self, scope: str, node: str | None, gpu: int | None, members: Sequence[tuple[str, int | None]],
@@ -154,7 +158,7 @@ class IncidentBook:
         subject = self._subject_of(finding)
         info = finding.severity is Severity.INFO
         best: Record | None = None
-        for record in self.records.values():
+        for record in self._near.of_subject(subject):
             incident = record.incident
             if self._subject_of(incident) != subject:
                 continue
@@ -177,8 +181,10 @@ class IncidentBook:
         """An open incident of the node, rack or leaf that explains this finding."""
         if finding.node is None or finding.scope not in ("gpu", "node"):
             return None
-        for record in self.open():
+        for record in self._near.of_nodes([finding.node]):
             incident = record.incident
+            if incident.closed_ms is not None:
+                continue
             if width(incident.scope) <= width(finding.scope) or finding.kind not in CONSEQUENCES:
                 continue
             if not record.holds:
@@ -206,10 +212,11 @@ class IncidentBook:
         hangs = finding.kind is IncidentKind.HANG
         at_ms = finding.since_ms if hangs else now_ms  # it lasts until somebody ends it
         nodes = {node for node, _ in finding.members} if hangs else set()
-        for record in self.open():
+        for record in (*self._near.of_job(finding.job), *self._near.of_nodes(nodes)):
             incident = record.incident
             if (
-                incident.severity is Severity.CRITICAL
+                incident.closed_ms is None
+                and incident.severity is Severity.CRITICAL
                 and (incident.job == finding.job or any(node in nodes for node, _ in incident.members))
                 and self._subject_of(incident) != self._subject_of(finding)
                 and at_ms - incident.opened_ms <= JOB_HELD_MS
@@ -228,12 +235,13 @@ class IncidentBook:
             and (i.kind, i.cause) == (finding.kind, finding.cause)
             and was_cleared(i)
             and self._subject_of(i) == subject
-            for i in (record.incident for record in self.records.values())
+            for i in (record.incident for record in self._near.of_subject(subject))
         )
 
     def _new(self, finding: Finding, now_ms: int) -> Record:
         record = opened(finding, self._subject_of(finding), now_ms)
         self.records[record.incident.id] = record
+        self._near.put(record)
         return record
 
     def _absorb(self, record: Record, finding: Finding, now_ms: int) -> None:
@@ -243,9 +251,9 @@ class IncidentBook:
         if finding.scope == "node" and finding.detector == EXPLAINS_NOTHING:
             return
         nodes = {node for node, _ in finding.members}
-        for other in self.open():
+        for other in self._near.of_nodes(nodes):
             incident = other.incident
-            if other is record or width(incident.scope) >= width(finding.scope):
+            if incident.closed_ms is not None or other is record or width(incident.scope) >= width(finding.scope):
                 continue
             if now_ms - incident.opened_ms > ABSORB_MS or not {node for node, _ in incident.members} <= nodes:
                 continue
@@ -265,9 +273,11 @@ class IncidentBook:
 
     def _clear(self, finding: Finding) -> None:
         subject = self._subject_of(finding)
-        for record in self.open():
+        for record in self._near.of_subject(subject):
             incident = record.incident
-            if self._subject_of(incident) != subject or finding.detector not in record.holds:
+            if incident.closed_ms is not None or finding.detector not in record.holds:
+                continue
+            if self._subject_of(incident) != subject:
                 continue
             if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
                 continue
@@ -289,13 +299,17 @@ class IncidentBook:
 
     def _covered(self, node: str) -> bool:
         return any(
-            r.incident.cause in NODE_GONE and any(member == node for member, _ in r.incident.members)
-            for r in self.open()
+            r.incident.closed_ms is None
+            and r.incident.cause in NODE_GONE
+            and any(member == node for member, _ in r.incident.members)
+            for r in self._near.of_nodes([node])
         )
 
     def _set_action(self, record: Record, now_ms: int, new: bool) -> None:
         incident = record.incident
         action = self._wanted(incident, record.wanted)
+        if incident.asked is not record.wanted:
+            incident = record.incident = replace(incident, asked=record.wanted)
         if action is not incident.action:
             note = Note(now_ms, f"wanted now: {action.value} (was {incident.action.value})")
             timeline = incident.timeline if new else noted(incident, note)

@@ -206,6 +206,7 @@ class Incident:
     gpu_hours_waited: float | None = None  # by peers that waited for it
     version: int = 1
     updated_ms: int = 0
+    asked: Wanted | None = None  # what its detectors ask for, whatever the policy wants; None: not noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +316,7 @@ class ProbeVerdict:
     good: tuple[str, ...] = ()  # figures that were judged to be as they should
     drift: str = ""  # a sentence where it has become worse than it was itself; no proof against it
     drift_since_ms: int | None = None
-    end: str = ""  # hung, crashed: what `probe` did; "" where it gave a figure
+    end: str = ""  # hung, crashed, wrong: what `probe` did; "" where its figure decided
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ def incident_report(incident: Incident) -> dict[str, Any]:
         "cause": incident.cause,
         "confidence": incident.confidence,
         "action": str(incident.action),
+        "asked": str(incident.asked or incident.action),
+        "detectors": list(incident.detectors),
         "evidence": [_fact(dataclasses.asdict(evidence)) for evidence in incident.evidence],
         "summary": incident.summary,
         "advice": incident.advice,

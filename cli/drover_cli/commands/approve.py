@@ -1,0 +1,36 @@
+"""`drover approve ID --why TEXT`: a person's yes to a decision that waits for one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from drover_cli import client
+from drover_cli.commands.decisions import show
+from drover_cli.output import print_json
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Decision, from_json
+
+HELP = "say yes to a decision that waits for a person"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("id", help="id of the decision or its beginning (drover decisions), or of its incident")
+    parser.add_argument("--why", required=True, help="the reason, kept with your certificate's name")
+    parser.add_argument("--json", action="store_true", help="one JSON object per decision that came of it")
+
+
+def run(args: argparse.Namespace) -> int:
+    with client.connect(args) as stub:
+        return told(stub.ApproveDecision(pb.Answer(decision=args.id, why=args.why), timeout=client.DEADLINE_S), args)
+
+
+def told(reply: pb.Answered, args: argparse.Namespace) -> int:
+    """Print what came of an answer."""
+    if args.json:
+        for text in reply.decisions_json:
+            print_json(json.loads(text))
+    else:
+        show([from_json(Decision, text) for text in reply.decisions_json])
+    return 0

@@ -1,0 +1,50 @@
+"""`drover decisions`: what waits for a person, and how other decisions stand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from drover_cli import client
+from drover_cli.arguments import count
+from drover_cli.commands.export import moment
+from drover_cli.output import print_json, print_table, when
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Decision, from_json
+
+HELP = "decisions: those that wait for a person first, then how others stand"
+OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("--outcome", choices=OUTCOMES, default="", help="only these")
+    parser.add_argument("--since", default="7d", help="an age such as 12h, or a time (default 7d)")
+    parser.add_argument("--limit", type=count, default=100, help="at most so many (default 100)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per decision")
+
+
+def run(args: argparse.Namespace) -> int:
+    since_ms = moment(args.since, round(time.time() * 1000))
+    request = pb.DecisionsRequest(outcome=args.outcome, since_ms=since_ms, limit=args.limit)
+    with client.connect(args) as stub:
+        reply = stub.ListDecisions(request, timeout=client.DEADLINE_S)
+    if args.json:
+        for text in reply.decisions_json:
+            print_json(json.loads(text))
+        return 0
+    show([from_json(Decision, text) for text in reply.decisions_json])
+    return 0
+
+
+def show(decisions: list[Decision]) -> None:
+    if not decisions:
+        print("no decisions")
+        return
+    rows = [
+        [d.id, when(d.ts_ms), d.outcome.replace("_", " "), d.wanted if d.node else "go on", d.node or "-",
+         d.incident_id, d.rule, d.reason]
+        for d in decisions
+    ]  # fmt: skip
+    print_table(["ID", "WHEN", "STANDS", "WANTS", "NODE", "INCIDENT", "RULE", "WHY"], rows)

@@ -1,0 +1,109 @@
+"""What a policy would have decided of incidents that were. Pure.
+
+Incidents are taken, not samples: detection does not depend on the policy, so what differs is what is decided. Each is
+taken as it stood at its end (its worst severity and surest cause) from its opening to its closing; a node that is taken
+out stays out for as long as the incident that took it was open, since nobody knows how long its repair had taken. So
+the counts of a policy are what it would have asked for; node-hours are a measure for comparing, not a prophecy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from drover_collector import health
+from drover_collector.deciding import DISRUPTIVE, Decider
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.guard_breaker import of_guard
+from drover_collector.policy import Policy
+from drover_proto.events import Decision, Incident, Wanted
+
+
+@dataclass(slots=True)
+class Backtest:
+    """What one policy came to."""
+
+    policy: str
+    wanted: Counter[str] = field(default_factory=Counter)  # decisions by what is wanted, held ones too
+    out: set[str] = field(default_factory=set)  # nodes that were taken out
+    times_out: int = 0  # drains and isolations
+    most_out: int = 0  # at the same time
+    node_hours: float = 0.0  # out of service, until the incident closed
+    held: list[Decision] = field(default_factory=list)
+    mass_events: int = 0
+    newest: dict[str, Decision] = field(default_factory=dict)  # incident -> how its decision stood at the end
+
+    def outcome(self, incident: str) -> str:
+        """`drain`, `drain, held`, or `nothing`."""
+        decision = self.newest.get(incident)
+        if decision is None:
+            return "nothing"
+        return f"{decision.wanted}, held" if decision.outcome == "held" else decision.wanted.value
+
+
+def backtest(
+    index: FleetIndex, incidents: Sequence[Incident], policy: Policy, until_ms: int,
+    jobs: Mapping[str, set[str]] | None = None,
+) -> Backtest:  # fmt: skip
+    """Decide all of them again, in their own time.
+
+    Args:
+        incidents: newest versions. until_ms: to which those still open are counted.
+        jobs: nodes of each job; a job that is not there is bounded by no cap of jobs.
+    """
+    found = Backtest(policy.name)
+    decider = Decider(index, policy, "observe")  # decides all, and does nothing
+    real = [i for i in incidents if not of_guard(i)]
+    moments = sorted({i.opened_ms for i in real} | {i.closed_ms for i in real if i.closed_ms is not None})
+    ends = {i.id: i.closed_ms for i in real}
+    opening = sorted(real, key=lambda i: (i.opened_ms, i.id))
+    heard = np.ones(index.node_count, bool), np.ones(index.gpu_count, bool)
+    open_: dict[str, Incident] = {}
+    taken: dict[tuple[str, str], int] = {}
+    at = 0
+    for now_ms in moments:
+        for id_ in [id_ for id_ in open_ if (ends[id_] or until_ms + 1) <= now_ms]:
+            del open_[id_]
+        while at < len(opening) and opening[at].opened_ms <= now_ms:
+            one = opening[at]
+            if one.closed_ms is None or one.closed_ms > now_ms:
+                open_[one.id] = replace(one, closed_ms=None)
+            at += 1
+        _count_back(found, taken, open_, now_ms)
+        wishes = [(i, i.asked or i.action) for i in open_.values()]
+        fold = health.fold(index, open_.values(), *heard)
+        made, events = decider.decide(wishes, fold, lambda job: _of_job(job, jobs), now_ms)
+        found.mass_events += sum(event.version == 1 for event in events)
+        for decision in made:
+            _note(found, taken, decision, now_ms)
+        found.most_out = max(found.most_out, len(decider.out()))
+    _count_back(found, taken, {}, until_ms)
+    return found
+
+
+def _note(found: Backtest, taken: dict[tuple[str, str], int], decision: Decision, now_ms: int) -> None:
+    if decision.wanted is Wanted.NONE or decision.outcome not in ("held", "would_act"):
+        return
+    before = found.newest.get(decision.incident_id)
+    if before is None or before.wanted is not decision.wanted:
+        found.wanted[decision.wanted.value] += 1
+    found.newest[decision.incident_id] = decision
+    if decision.outcome == "held":
+        found.held.append(decision)
+    elif decision.wanted in DISRUPTIVE:
+        found.out.add(decision.node)
+        if not any(node == decision.node for _, node in taken):
+            found.times_out += 1
+        taken.setdefault((decision.incident_id, decision.node), now_ms)
+
+
+def _count_back(found: Backtest, taken: dict[tuple[str, str], int], open_: Mapping[str, Incident], now_ms: int) -> None:
+    for key in [key for key in taken if key[0] not in open_]:
+        found.node_hours += max(0, now_ms - taken.pop(key)) / 3_600_000
+
+
+def _of_job(job: str | None, jobs: Mapping[str, set[str]] | None) -> dict[str, set[str]]:
+    return {job: jobs[job]} if job is not None and jobs and job in jobs else {}

@@ -1,0 +1,181 @@
+"""`drover policy`, `decisions`, `approve`, `reject`, `audit`: what they say, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drover_cli.main import main
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Audit, Decision, Incident, Severity, Wanted, to_json
+from drover_proto.fleet import FleetSpec, NodeSpec, dump_json
+from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from drover_proto.reports import incident_report
+from testbed.deciding import incident
+
+T0 = 1_800_000_000_000
+HOUR_MS = 3_600_000
+MINE = """
+[[rules]]
+kind = ["xid"]
+action = "watch"
+[[rules]]
+name = "late"
+kind = ["xid"]
+xid = [79]
+action = "drain"
+"""
+ASKED = Decision(
+    "d00d", "i1", T0, "n001", Wanted.DRAIN, "approve", "pending_approval", "fatal XID", "asks to drain n001"
+)
+
+
+def told(node: str, cause: str, hour: float, hours: float | None, **more: Any) -> Incident:
+    at_ms = T0 + round(hour * HOUR_MS)
+    closed_ms = None if hours is None else at_ms + round(hours * HOUR_MS)
+    return replace(incident(node, cause, at_ms, round(hour * 10)), closed_ms=closed_ms, asked=Wanted.DRAIN, **more)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    """Ten nodes: one dead GPU for 10 h, 8 nodes at once after a day, and an application's fault."""
+    folder = tmp_path / "case"
+    folder.mkdir()
+    (folder / "fleet.json").write_text(dump_json(FleetSpec(tuple(NodeSpec(f"n{n:03d}", f"r{n}") for n in range(40)))))
+    app = replace(told("n039", "xid_31", 2, 1), severity=Severity.INFO, asked=Wanted.NONE, action=Wanted.NONE)
+    incidents = [told("n000", "xid_79", 1, 10), app, *(told(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18))]
+    (folder / "incidents.jsonl").write_text("".join(json.dumps(incident_report(i)) + "\n" for i in incidents))
+    return folder
+
+
+def test_check_says_good_and_warns_of_rules_that_never_decide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    assert main(["policy", "check", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "good; mine, 2 rules, does at most: observe" in out
+    assert "rule 2 (late) never decides" in out
+    assert main(["policy", "check", "strict", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'name = "x"\n[guard]\nper_hours = 1\n',
+            "mine.toml:3: guard.per_hours: unknown key; did you mean guard.per_hour?",
+        ),
+        ("[[rules]\n", "not valid TOML"),
+    ],
+)
+def test_check_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert main(["policy", "check", str(path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_diff_shows_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "diff", "nvidia", "nvidia"]) == 0
+    assert "decide the same" in capsys.readouterr().out
+    assert main(["policy", "diff", "nvidia", "cautious"]) == 1
+    out = capsys.readouterr().out
+    assert "guard.fleet_ratio" in out
+    assert "0.03" in out
+    assert main(["policy", "diff", "nvidia", "nowhere"]) == 2
+
+
+def test_backtest_counts_what_two_policies_would_have_done(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "backtest", "strict", "--case", str(case), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["incidents"] == 10
+    assert found["present"]["wanted"] == {"drain": 9}
+    assert found["new"]["wanted"] == {"isolate": 9, "drain": 1}
+    assert found["present"]["nodes_out"] == ["n000"]  # the eight at once are no eight faults
+    assert (found["present"]["node_hours_out"], found["new"]["node_hours_out"]) == (10.0, 11.0)
+    assert (found["present"]["mass_events"], found["present"]["held"]) == (1, 8)
+    assert len(found["changed"]) == 10
+    assert main(["policy", "backtest", "strict", "--case", str(case)]) == 0
+    out = capsys.readouterr().out
+    assert "10 incidents would be decided otherwise" in out
+    assert "mass event" in out
+
+
+def test_backtest_of_a_broken_export_names_the_line(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (case / "incidents.jsonl").write_text('{"id": "x"}\n')
+    assert main(["policy", "backtest", "strict", "--case", str(case)]) == 2
+    assert "incidents.jsonl: line 1: no incident as an export writes it" in capsys.readouterr().err
+
+
+class Fleet(FleetServicer):
+    def __init__(self) -> None:
+        self.answers: list[tuple[bool, str, str]] = []
+
+    def ListDecisions(self, request: pb.DecisionsRequest, _: grpc.ServicerContext) -> pb.DecisionList:
+        return pb.DecisionList(decisions_json=[] if request.outcome == "act" else [to_json(ASKED)])
+
+    def ApproveDecision(self, request: pb.Answer, _: grpc.ServicerContext) -> pb.Answered:
+        self.answers.append((True, request.decision, request.why))
+        return pb.Answered(decisions_json=[to_json(ASKED)])
+
+    def RejectDecision(self, request: pb.Answer, _: grpc.ServicerContext) -> pb.Answered:
+        self.answers.append((False, request.decision, request.why))
+        return pb.Answered(decisions_json=[to_json(ASKED)])
+
+    def ListAudit(self, request: pb.AuditRequest, _: grpc.ServicerContext) -> pb.AuditList:
+        return pb.AuditList(audit_json=[to_json(Audit("a", T0, "anna", "approve", request.subject, "seen"))])
+
+    def GetLayout(self, request: pb.LayoutRequest, _: grpc.ServicerContext) -> pb.Layout:
+        return pb.Layout(racks=[pb.Rack(name="r", nodes=[pb.RackNode(name="n000", gpus=8, pool="p")])])
+
+    def ListIncidents(self, request: pb.ListIncidentsRequest, _: grpc.ServicerContext) -> pb.IncidentList:
+        return pb.IncidentList(incidents_json=[to_json(told("n000", "xid_79", 1, 2))], total=1)
+
+
+Drover = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Fleet, str]]:
+    fleet = Fleet()
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
+    add_FleetServicer_to_server(fleet, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield fleet, address
+    server.stop(None).wait()
+
+
+def test_decisions_answers_and_audit(served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]) -> None:
+    fleet, address = served
+    there = ["--collector", address]
+    assert main(["decisions", *there]) == 0
+    assert "pending approval" in capsys.readouterr().out
+    assert main(["decisions", *there, "--outcome", "act"]) == 0
+    assert capsys.readouterr().out == "no decisions\n"
+    assert main(["approve", "d00d", "--why", "seen the log", *there]) == 0
+    assert main(["reject", "d00d", "--why", "no", *there, "--json"]) == 0
+    assert fleet.answers == [(True, "d00d", "seen the log"), (False, "d00d", "no")]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["id"] == "d00d"
+    assert main(["audit", "i1", *there]) == 0
+    out = capsys.readouterr().out
+    assert "anna" in out
+    assert "i1" in out
+    with pytest.raises(SystemExit):  # nobody answers without a reason
+        main(["approve", "d00d", *there])
+
+
+def test_backtest_of_a_collectors_history(served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "backtest", "cautious", "--collector", served[1], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["present"]["times_out"], found["new"]["times_out"]) == (1, 1)

@@ -1,0 +1,161 @@
+"""Answers of people through API, pipeline and store: who, why, once, and the same after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from drover_collector import api_decisions, api_incidents
+from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.config import CollectorConfig
+from drover_collector.identity import Identity, Role
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy_reload import PolicyWatch
+from drover_collector.store import Store
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Approval, Audit, Decision, Duty, Event, EventKind, Health, from_json
+from testbed.deciding import fleet, policy
+
+T0 = 1_800_000_000_000
+ANNA = Identity(Role.OPERATOR, "anna")
+
+
+class Fleet:
+    """A pipeline in approve mode over a store, at T0 and later."""
+
+    def __init__(self, store: Store, watch: PolicyWatch | None = None) -> None:
+        self.now_ms, self.store = T0, store
+        outbox = Outbox(store, [], "http://console", now_ms=lambda: self.now_ms)
+        self.pipeline = Pipeline(
+            fleet(8), store, policy("approve"), outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce",
+            watch=watch,
+        )  # fmt: skip
+        self.pipeline.leading = True
+        self.facts = Facts(self.pipeline, IngestStats(), CollectorConfig())
+
+    def fault(self, node: str, number: int) -> Decision:
+        """An XID 79 that is asked about."""
+        self.now_ms += 1000
+        event = Event(f"{node}/{number}", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
+        self.store.write_events([event])
+        self.pipeline.take_events([event])
+        self.pipeline.judge_events()
+        (asked,) = [d for d in api_decisions.pending(self.facts) if d.node == node]
+        return asked
+
+    def answer(self, decision: str, why: str, yes: bool = True, who: str = "") -> list[Decision]:
+        by = api_decisions.named(ANNA, who)
+        reply = api_decisions.answer(self.facts, pb.Answer(decision=decision, why=why), yes, by)
+        return [from_json(Decision, text) for text in reply.decisions_json]
+
+    def listed(self, outcome: str = "") -> list[Decision]:
+        reply = api_decisions.list_decisions(self.facts, pb.DecisionsRequest(outcome=outcome, since_ms=1), True)
+        return [from_json(Decision, text) for text in reply.decisions_json]
+
+
+@pytest.fixture(scope="module")
+def opened(store_root: Path) -> Iterator[Store]:
+    store = Store.open(f"chdb://{store_root}?database=decisions")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def subject(opened: Store) -> Fleet:
+    for table in ("events", "judged_events", "incidents", "decisions", "approvals", "audit", "duties"):
+        opened._clients.command(f"TRUNCATE TABLE {table}")
+    return Fleet(opened)
+
+
+def test_a_person_approves_and_all_of_it_is_stored_with_name_and_reason(subject: Fleet) -> None:
+    asked, other = subject.fault("n001", 1), subject.fault("n005", 2)
+    made = subject.answer(asked.id[:8], " seen  the log ", who="Bo")
+    assert [d.outcome for d in made] == ["approved", "act"]
+    assert all("Bo (anna): seen the log" in d.reason for d in made)
+    assert [d.outcome for d in subject.listed()] == ["pending_approval", "act", "approved"]
+    assert [d.id for d in subject.listed("pending_approval")] == [other.id]
+    (approval,) = subject.store.approvals()
+    assert (approval.decision_id, approval.approved, approval.by) == (asked.id, True, "Bo (anna)")
+    detail = api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=asked.incident_id), True)
+    (line,) = [from_json(Audit, text) for text in detail.audit_json]
+    assert (line.what, line.why, line.by) == ("approve", "seen the log", "Bo (anna)")
+    assert len(detail.decisions_json) == 3
+
+
+@pytest.mark.parametrize(
+    ("decision", "why", "code", "says"),
+    [
+        ("?", "w", grpc.StatusCode.INVALID_ARGUMENT, "no decision id"),
+        ("", "w", grpc.StatusCode.INVALID_ARGUMENT, "no decision id"),
+        ("abcdef0123456789", "w", grpc.StatusCode.NOT_FOUND, "drover decisions"),
+        ("asked", "  ", grpc.StatusCode.INVALID_ARGUMENT, "why is empty"),
+        ("asked", "w" * 501, grpc.StatusCode.INVALID_ARGUMENT, "at most 500"),
+        ("answered", "w", grpc.StatusCode.FAILED_PRECONDITION, "it is rejected: rejected by anna: no"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(subject: Fleet, decision: str, why: str, code: object, says: str) -> None:
+    named = {"asked": subject.fault("n001", 1).id, "answered": subject.fault("n005", 2).id}
+    subject.answer(named["answered"], "no", yes=False)
+    with pytest.raises(RefusalError, match=says.replace("?", r"\?")) as caught:
+        subject.answer(named.get(decision, decision), why)
+    assert caught.value.code is code
+
+
+def test_one_that_stands_by_answers_nothing(subject: Fleet) -> None:
+    asked = subject.fault("n001", 1)
+    subject.pipeline.leading = False
+    with pytest.raises(RefusalError, match="active one"):
+        subject.answer(asked.id, "yes")
+
+
+def test_who_may_answer() -> None:
+    callers = [None, ANNA, Identity(Role.VIEWER, "tv")]
+    assert [api_decisions.may_answer(caller) for caller in callers] == [True, True, False]
+    assert [api_decisions.named(c, "") for c in callers] == ["a local user", "anna", "tv"]
+
+
+def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: Store) -> None:
+    first, second, third = subject.fault("n001", 1), subject.fault("n005", 2), subject.fault("n007", 3)
+    subject.answer(first.id, "go")
+    subject.pipeline.take_duties({"n001": Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")})
+    subject.pipeline._judge.submit(lambda: None).result(10)
+    assert subject.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
+    opened.write_duties([Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
+    opened.write_approvals([Approval(third.id, subject.now_ms, "anna", False, "stopped in between")])
+    again = Fleet(opened)
+    again.now_ms = subject.now_ms + 1000
+
+    async def start() -> None:
+        await again.pipeline.start()
+        await again.pipeline.stop()
+
+    again.pipeline.started_ms = again.now_ms
+    asyncio.run(start())
+    assert [d.id for d in api_decisions.pending(again.facts)] == [second.id]
+    assert [d.outcome for d in again.listed() if d.id == third.id] == ["rejected"]
+    assert again.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
+    state = api_decisions.get_policy(again.facts, True)
+    assert (list(state.out), state.mode, state.ceiling, state.taken_in_hour) == (["n001"], "approve", "enforce", 1)
+
+
+def test_a_changed_policy_holds_at_once_and_a_bad_one_changes_nothing(opened: Store, tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text('mode = "observe"\n')
+    watched = Fleet(opened, PolicyWatch(path)).pipeline
+    watched._poll_policy()
+    assert watched.policy.name == "test"
+    path.write_text('mode = "enforced"\n')
+    watched._poll_policy()
+    assert watched.policy.name == "test"
+    assert "ours.toml:1: mode: must be one of" in watched.ticks.troubles["policy"]
+    path.write_text('mode = "enforce"\n')
+    watched._poll_policy()
+    assert (watched.policy.name, watched.engine.policy.mode) == ("ours", "enforce")
+    assert "policy" not in watched.ticks.troubles
+    assert [line.subject for line in opened.audit() if line.what == "policy"] == ["ours"]
