@@ -69,7 +69,8 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
         notes.append(f"cause now {finding.kind.value}/{finding.cause} (was {incident.kind.value}/{incident.cause})")
     members = incident.members
     if incident.scope == finding.scope:
-        members += tuple(m for m in finding.members if m not in members)
+        held = set(members)
+        members += tuple(m for m in finding.members if m not in held)
         if len(members) > len(incident.members):
             notes.append(f"{len(members) - len(incident.members)} more are hit")
     if not info:
