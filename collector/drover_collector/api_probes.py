@@ -16,7 +16,7 @@ from drover_collector.probes.measurements import Group, Judgement, Key, Measurem
 from drover_collector.probes.rows import measurement
 from drover_collector.store import ProbeRow
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import ProbeReason, ProbeVerdict, to_json
+from drover_proto.events import Audit, ProbeReason, ProbeVerdict, to_json
 from drover_proto.probes import FIGURES, LEVELS, Better
 
 KEPT_S = 15.0  # a judgement of the fleet is shared by all who look
@@ -26,6 +26,7 @@ HISTORY = 64
 MOST_HISTORY = 1000
 ORDERS = 100
 MOST_ORDERS = 1000
+WHY_CHARS = 500
 JUDGED = sum(figure.better in (Better.HIGHER, Better.LOWER) for figure in FIGURES.values())
 ORDERS_MS = 90 * DAY_MS
 
@@ -212,4 +213,8 @@ def request_probe(facts: Facts, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
         )
     except ValueError as error:
         raise bad_argument(str(error)) from None
+    now_ms, why = facts.now_ms(), " ".join(request.why.split())[:WHY_CHARS]
+    facts.store.write_audit(
+        [Audit(f"probe {asked} {now_ms}", now_ms, by, "probe", request.node, why, f"order {asked}")]
+    )
     return pb.ProbeAsked(id=asked)

@@ -31,6 +31,7 @@ DEADLINE_S = 4.0
 RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; all others wait for none
 PROBE_DEADLINE_S = 2.0  # of that one call
 SERIES_DEADLINE_S = 15.0  # a day of a node is read from disk
+ANSWER_DEADLINE_S = 25.0  # of a person's answer: detection goes first
 _TO_NEXT_PROBE_MS = round((PROBE_DEADLINE_S + RETRY_S) * 1000)
 
 
@@ -156,12 +157,33 @@ class FleetClient:
         )
         return self._call(self._fleet().ListIncidents, request, f"incidents {state} {node} {min_severity} {limit}")
 
+    def policy(self) -> Answer[pb.PolicyState]:
+        return self._call(self._fleet().GetPolicy, pb.PolicyRequest(), "policy")
+
+    def answer(self, decision: str, why: str, who: str, approve: bool) -> Answer[pb.Answered]:
+        """A person's answer to a decision that waits; never one of before."""
+        request = pb.Answer(decision=decision, why=why, who=who)
+        method = self._fleet().ApproveDecision if approve else self._fleet().RejectDecision
+        return self._call(method, request, f"answer {decision} {approve} {self._now_ms()}", ANSWER_DEADLINE_S)
+
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
         return self._call(self._fleet().GetIncident, pb.IncidentRequest(id=incident_id), f"incident {incident_id}")
 
     def series(self, request: pb.SeriesRequest, key: str) -> Answer[pb.SeriesReply]:
         """`key` names the chart: its last good answer is shown while the collector is away, whatever time it was of."""
         return self._call(self._fleet().QuerySeries, request, f"series {key}", SERIES_DEADLINE_S)
+
+    def probes(self, figure: str = "", node: str = "") -> Answer[pb.ProbeList]:
+        request = pb.ProbesRequest(figure=figure, node=node)
+        return self._call(self._fleet().ListProbes, request, f"probes {figure} {node}", SERIES_DEADLINE_S)
+
+    def probe_history(self, node: str, gpu: int | None, figure: str) -> Answer[pb.ProbeHistoryReply]:
+        request = pb.ProbeHistoryRequest(node=node, gpu=gpu, figure=figure)
+        return self._call(self._fleet().ProbeHistory, request, f"probe history {node} {gpu} {figure}")
+
+    def probe_orders(self, node: str = "", limit: int = 50) -> Answer[pb.ProbeOrderList]:
+        request = pb.ProbeOrdersRequest(node=node, limit=limit)
+        return self._call(self._fleet().ListProbeOrders, request, f"probe orders {node} {limit}")
 
     def _call(self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S) -> Answer[Any]:
         name = (type(request).__name__, key)

@@ -19,6 +19,8 @@ from drover_proto.events import Severity
 PAGES = Path(__file__).parent / "pages"
 ALERT_S = 1  # what is open is asked for this often: a fatal kernel line must be on the screen within 2 s
 FLEET, INCIDENTS, NODE = PAGES / "fleet.py", PAGES / "incidents.py", PAGES / "node.py"
+POLICY = PAGES / "policy.py"
+PROBES = PAGES / "probes.py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,8 +193,10 @@ def test_the_order_bears_the_name_of_the_certificate(against: Against, monkeypat
     monkeypatch.setattr("drover_collector.gate.caller", lambda: Identity(Role.OPERATOR, "ada"))
 
     async def check(fleet: Served) -> None:
-        asked = await fleet.stub.RequestProbe(pb.ProbeAsk(node=THIRD, level="deep"))
+        asked = await fleet.stub.RequestProbe(pb.ProbeAsk(node=THIRD, level="deep", why="noisy \n fan"))
         assert fleet.store.probe_order(asked.id)[0].by == "ada"
+        (line,) = [a for a in fleet.store.audit() if a.detail == f"order {asked.id}"]
+        assert (line.by, line.what, line.subject, line.why) == ("ada", "probe", THIRD, "noisy fan")
 
     against(check)
 

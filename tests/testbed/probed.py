@@ -105,7 +105,8 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
         ]
     ):
         id_ = order_id(node, 0) if number < 3 else f"p-order-{number}"
-        asked_ms = now_ms - HOUR_MS - (10 - number) * 60_000
+        open_ = state in ("asked", "sent")
+        asked_ms = now_ms - 30_000 - number if open_ else now_ms - HOUR_MS - (10 - number) * 60_000
         asked = ProbeOrder(
             id_, node, (), "quick", (), why, "asked", asked_ms, incident, "ada" if number == 3 else "drover"
         )

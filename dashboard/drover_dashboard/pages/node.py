@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, node_detail, view
+from drover_dashboard import client, node_detail, probe_parts, view
 from drover_proto import fleet_pb2 as pb
 
 SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
@@ -55,6 +55,17 @@ def past(name: str, span_ms: int) -> None:
         node_detail.past(detail, span_ms, _asked_gpu(), view.viewer())
 
 
+@st.fragment(run_every=30)
+def probed(name: str) -> None:
+    """What probes gave of it; a click opens the Probes page on that figure."""
+    answer = client.fleet().probes(node=name)
+    if answer.value is None:
+        return  # why is said above
+    clicked = probe_parts.show_node("node_probes", name, answer.value, view.viewer())
+    if clicked:
+        st.switch_page(view.PROBES, query_params={"node": name, "figure": clicked})
+
+
 def _asked_gpu() -> int | None:
     text = st.query_params.get("gpu", "")
     return int(text) if text.isdigit() else None
@@ -64,6 +75,7 @@ node, span_ms = choose()
 if node:
     now(node)
     past(node, span_ms)
+    probed(node)
 else:
     who = view.viewer()
     answer = client.fleet().layout()

@@ -18,6 +18,8 @@ st.navigation(
         st.Page(view.FLEET, title="Fleet", default=True),
         st.Page(view.INCIDENTS, title="Incidents"),
         st.Page(view.NODE, title="Node"),
+        st.Page(view.PROBES, title="Probes"),
+        st.Page(view.POLICY, title="Policy"),
     ],
     position="top",
 ).run()
