@@ -162,9 +162,9 @@ def test_an_order_that_came_to_nothing_leaves_a_suspect_a_suspect() -> None:
 
 
 FAILS = {
-    "wrong result": (verdict(False, "sdc"), IncidentKind.SDC, "wrong_results", Wanted.DRAIN),
-    "wrong loss": (verdict(False, "train_step", value=None), IncidentKind.SDC, "wrong_results", Wanted.DRAIN),
-    "memory": (verdict(False, "memory_pattern"), IncidentKind.MEMORY, "memory_pattern", Wanted.DRAIN),
+    "wrong result": (verdict(False, "sdc", end="wrong"), IncidentKind.SDC, "wrong_results", Wanted.DRAIN),
+    "wrong loss": (verdict(False, "train_step", end="wrong"), IncidentKind.SDC, "wrong_results", Wanted.DRAIN),
+    "memory": (verdict(False, "memory_pattern", end="wrong"), IncidentKind.MEMORY, "memory_pattern", Wanted.DRAIN),
     "nvlink": (verdict(False, "p2p"), IncidentKind.LINK, "nvlink", Wanted.DRAIN),
     "cooling": (verdict(False, "soak"), IncidentKind.THERMAL, "cooling", Wanted.DRAIN),
     "slow": (verdict(False, "gemm_bf16"), IncidentKind.STRAGGLER, "clock", Wanted.DRAIN),
@@ -192,7 +192,7 @@ def test_a_failure_without_a_suspicion_is_an_incident_until_a_probe_passes(case:
 def test_a_wrong_result_on_a_straggler_is_silent_corruption() -> None:
     subject = engine(Suspects())
     feed(subject, range(3))
-    subject.on_verdicts([verdict(False, "sdc")], at(2))
+    subject.on_verdicts([verdict(False, "sdc", end="wrong")], at(2))
     incident = the_incident(subject)
     assert (incident.kind, incident.confidence) == (IncidentKind.SDC, proof.CONFIDENCE_EXACT)
     subject.on_verdicts([verdict(True, good=("sdc",))], at(2) + 1)

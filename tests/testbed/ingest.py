@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from drover_collector.fleet_index import FleetIndex
 from drover_collector.ingest import Ingest, Limits
 from drover_collector.main import AGENT_OPTIONS
 from drover_collector.store import Store
@@ -28,13 +29,14 @@ class Collector:
     store: Store
     limits: Limits = QUICK
     now_ms: int = T0 + 2000
+    index: FleetIndex = field(default_factory=index_of)
     events: list[Event] = field(default_factory=list)
     probes: list[ProbeResult] = field(default_factory=list)
     on_probes: Callable[[list[ProbeResult]], None] = lambda _: None
 
     async def __aenter__(self) -> Collector:
         self.ingest = Ingest(
-            self.store, index_of(), self.events.extend, on_probes=self._probed, limits=self.limits,
+            self.store, self.index, self.events.extend, on_probes=self._probed, limits=self.limits,
             now_ms=lambda: self.now_ms,
         )  # fmt: skip
         self.server = grpc.aio.server(options=AGENT_OPTIONS)

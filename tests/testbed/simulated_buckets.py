@@ -32,11 +32,12 @@ def record(
     faults: Callable[[FleetSpec], list[Fault]] = lambda spec: [],
     nodes: int = 16,
     step_s: float = 2.0,
+    made: SimulatedFleet | None = None,
 ) -> Recording:
-    """Let a fleet run; one sample every `step_s`."""
-    spec = build_fleet(nodes, seed)
+    """Let a fleet run; one sample every `step_s`. `made`: this one, which has not begun."""
+    spec = build_fleet(nodes, seed) if made is None else made.spec
     index = FleetIndex(spec)
-    fleet = SimulatedFleet(spec, seed, faults(spec), START_MS)
+    fleet = made or SimulatedFleet(spec, seed, faults(spec), START_MS)
     buckets, events = [], []
     for number in range(round(minutes * 60_000 / BUCKET_MS)):
         gpu: dict[str, list[np.ndarray]] = {}

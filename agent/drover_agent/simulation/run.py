@@ -20,10 +20,13 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.disk import DiskThread
 from drover_agent.simulation.faults import demo_faults, load_faults
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_agent.simulation.probing import Prober
 from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.sku import SimulationError
 from drover_agent.sources.base import Reading
 from drover_agent.spool import SpoolError
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.events import to_json
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 
 BAD_INPUT = 2
@@ -104,10 +107,20 @@ def _labels(path: Path | None) -> Iterator[TextIO | None]:
         yield file
 
 
-class _NodeAgent(Agent):
-    """An agent whose node can die: cut off it ends without a goodbye."""
+class NodeAgent(Agent):
+    """An agent whose node can die (cut off it ends without a goodbye), and whose probes are answered by `prober`."""
 
     cut_off = False
+    prober: Prober | None = None
+    _answered: frozenset[str] = frozenset()
+
+    def probe_asked(self, request: pb.ProbeRequest) -> None:
+        if self.prober is None or request.id in self._answered:  # sent again after a reconnect
+            return
+        self._answered |= {request.id}
+        for result in self.prober.answer(self.node, request):
+            body = pb.ProbeResult(request_id=request.id, json=to_json(result))
+            self.spool.add_record(result.ts_ms, pb.Record(probe_result=body))
 
     async def _goodbye(self) -> None:
         if not self.cut_off:
@@ -124,7 +137,8 @@ class _LiveFleet:
             faults = load_faults(Path(args.faults), spec)
         self._args, self._spools, self._labels = args, spools, labels
         self._fleet = SimulatedFleet(spec, args.seed, faults, time.time_ns() // 1_000_000)
-        self._agents: dict[str, _NodeAgent] = {}
+        self._prober = Prober(self._fleet, args.seed)
+        self._agents: dict[str, NodeAgent] = {}
         self._disks = [DiskThread() for _ in range(DISK_THREADS)]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cutting: set[asyncio.Task[None]] = set()
@@ -198,7 +212,8 @@ class _LiveFleet:
         )
         facts = inventory(self._fleet.hardware, self._fleet.hardware.number[name])
         disk = self._disks[self._fleet.hardware.number[name] % DISK_THREADS]
-        self._agents[name] = _NodeAgent(config, name, facts, disk=disk)
+        agent = self._agents[name] = NodeAgent(config, name, facts, disk=disk)
+        agent.prober = self._prober
         self._tasks[name] = asyncio.create_task(self._agents[name].run(), name=name)
 
     def _write_labels(self) -> None:

@@ -96,9 +96,7 @@ class Asking:
             self._upkeep_s = time.monotonic()
             wishes += self._upkeep(free, now_ms)
         return [
-            self.desk.ask(
-                w.node, w.why, gpus=w.gpus, probes=w.probes, level=self.config.level, incident_id=w.incident_id
-            )
+            self.desk.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
             for w in wishes
         ]
 

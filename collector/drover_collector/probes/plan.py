@@ -40,11 +40,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Arguments of `ProbeDesk.ask`."""
+    """Arguments of `ProbeDesk.ask`; all GPUs of the node that no process holds."""
 
     node: str
     why: ProbeReason
-    gpus: tuple[int, ...] = ()
     probes: tuple[str, ...] = ()
     incident_id: str = ""
 
@@ -58,6 +57,8 @@ def confirmations(
     now_ms: int,
 ) -> list[Wish]:
     """Suspicions that a probe can settle now: it is wanted, and no job holds the GPU any more.
+
+    All free GPUs of the node are measured: the suspect's neighbours are what it is held against.
 
     Args:
         decisions: the newest of each incident. orders: the newest version of each of the last hours.
@@ -74,7 +75,7 @@ def confirmations(
         if not free or now_ms - tried.get(incident.id, -AGAIN_MS) < AGAIN_MS:
             continue
         probes = _MORE.get(incident.cause, ())
-        found.append(Wish(decision.node, ProbeReason.CONFIRM, slots, probes, incident.id))
+        found.append(Wish(decision.node, ProbeReason.CONFIRM, probes, incident.id))
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from drover_collector.incidents_record import CLEARED
+from drover_collector.probes.verdicts import WRONG
 from drover_proto.events import (
     Evidence,
     Finding,
@@ -21,7 +22,6 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
-from drover_proto.probes import FIGURES, Better
 
 NAME = "probe"  # as a detector; `policy.PROOF` looks for it
 DRIFT = "probe_drift"
@@ -118,15 +118,14 @@ def _meant(verdict: ProbeVerdict, open_: Iterable[Incident]) -> list[Incident]:
 
 def _proof(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> Finding:
     word = verdict.probe.partition("_")[0]
-    figure = FIGURES.get(verdict.probe)
-    exact = figure is not None and figure.better is Better.EXACT
+    exact = verdict.end == WRONG
     suspected = next((i for i in about if i.kind is IncidentKind.STRAGGLER), None)
     kind, cause = _KINDS.get(word, (IncidentKind.STRAGGLER, "clock"))
-    if verdict.end:
+    if exact:
+        kind, cause = _KINDS[word] if word == "memory" else _KINDS["sdc"]
+    elif verdict.end:
         kind, cause = IncidentKind.HANG, f"probe_{verdict.end}"
-    elif word == "train" and verdict.value is None:
-        kind, cause = IncidentKind.SDC, "wrong_results"
-    elif suspected is not None and not exact:
+    elif suspected is not None:
         kind, cause = suspected.kind, suspected.cause
     mild = word in _OF_THE_HOST
     members: tuple[Member, ...] = ((verdict.node, verdict.gpu),)

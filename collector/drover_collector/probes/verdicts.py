@@ -13,6 +13,7 @@ from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_proto.probes import FIGURES, Better
 
 DONE = "done"
+WRONG = "wrong"  # ProbeVerdict.end of what gave a wrong answer
 AGAINST = frozenset({"hung", "crashed", "timeout"})  # ends that say something of what they name
 LEAST_JUDGED = 0.5  # of a GPU's figures: with fewer nothing is proved, though none is bad
 Place = tuple[str, int | None]
@@ -138,6 +139,8 @@ def _worst(bad: Sequence[Verdict]) -> Verdict | None:
 
 
 def _ended(verdict: Verdict | None) -> str:
+    if verdict is not None and verdict.basis is Basis.EXACT and verdict.ok is False:
+        return WRONG
     return verdict.measurement.end.value if verdict is not None and verdict.basis is Basis.END else ""
 
 
