@@ -13,7 +13,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.system_processes import free_port
@@ -31,6 +31,25 @@ class Slurm:
     folder: Path
     nodes: tuple[str, ...]
     env: Mapping[str, str]
+    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def stop(self, name: str) -> None:
+        """End one of its programs, such as slurmctld."""
+        child = self.children.pop(name)
+        child.terminate()
+        try:
+            child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait(STOP_S)
+
+    def start(self, name: str, words: Sequence[str]) -> None:
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.children[name] = subprocess.Popen(words, env=self.env, stdout=log, stderr=log, cwd=self.folder)
+
+    def start_controller(self) -> None:
+        """slurmctld; also again, after `stop("slurmctld")`."""
+        self.start("slurmctld", ["slurmctld", "-D", "-f", str(self.folder / "slurm.conf")])
 
     def command(self, *words: str) -> str:
         """What a Slurm command prints; it must succeed."""
@@ -75,12 +94,12 @@ def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8) -> I
     with ExitStack() as stack:
         munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock"]
         munge += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "seed")]
-        stack.enter_context(_process(slurm, "munge", munge))
+        stack.callback(_stop_all, slurm)
+        slurm.start("munge", munge)
         wait_until((folder / "munge.sock").exists, "munged listens", START_S)
-        stack.enter_context(_process(slurm, "slurmctld", ["slurmctld", "-D", "-f", str(folder / "slurm.conf")]))
+        slurm.start_controller()
         for node in nodes:
-            words = ["slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf")]
-            stack.enter_context(_process(slurm, f"slurmd-{node}", words))
+            slurm.start(f"slurmd-{node}", ["slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf")])
         slurm.wait(lambda: _idle(slurm), "all nodes are idle")
         try:
             yield slurm
@@ -95,7 +114,9 @@ def _configure(folder: Path, nodes: Sequence[str], gpus: int) -> None:
     (folder / "state").mkdir()
     lines = [
         "ClusterName=drover", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={free_port()}", "SlurmUser=root",
-        "SlurmdUser=root", "AuthType=auth/munge", f"AuthInfo=socket={folder}/munge.sock",
+        "SlurmdUser=root", "AuthType=auth/munge",
+        # A requeued job begins when its credential has expired, 120 s by default, at the next look at the queue.
+        f"AuthInfo=socket={folder}/munge.sock,cred_expire=5", "SchedulerParameters=sched_interval=1,bf_interval=1",
         "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core", "ReturnToService=2", "MpiDefault=none", "GresTypes=gpu", "MinJobAge=300",
         "JobAcctGatherType=jobacct_gather/none", "PropagateResourceLimits=NONE", "InactiveLimit=0", "KillWait=2",
@@ -117,19 +138,9 @@ def _configure(folder: Path, nodes: Sequence[str], gpus: int) -> None:
     subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True, env={"PATH": _path()})
 
 
-@contextmanager
-def _process(slurm: Slurm, name: str, words: Sequence[str]) -> Iterator[None]:
-    with (slurm.folder / f"{name}.log").open("w") as log:
-        child = subprocess.Popen(words, env=slurm.env, stdout=log, stderr=log, cwd=slurm.folder)
-        try:
-            yield
-        finally:
-            child.terminate()
-            try:
-                child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait(STOP_S)
+def _stop_all(slurm: Slurm) -> None:
+    for name in reversed(slurm.children.copy()):
+        slurm.stop(name)
 
 
 def _idle(slurm: Slurm) -> bool:
