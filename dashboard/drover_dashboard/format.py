@@ -38,6 +38,9 @@ OUTCOMES: dict[str, str] = {
     "would_act": "would act (observe mode: nothing is done)",
     "held": "held back by the guard",
     "pending_approval": "waits for a person's approval",
+    "approved": "approved by a person",
+    "rejected": "rejected by a person: nothing is done",
+    "expired": "expired: nobody answered in time, or it was over",
     "act": "acts",
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from drover_dashboard import charts, client, view
+from drover_dashboard import answering, charts, client, view
 from drover_dashboard import format as fmt
 from drover_dashboard.fleet_canvas import STATE_UNITS
 from drover_dashboard.table import Cell, Column, Row, table
@@ -14,6 +14,7 @@ from drover_proto import catalog
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
+from drover_proto.life import life
 
 SHOWN_CHARTS = 4  # so that the sentences of the evidence are on the first screen too
 SHOWN_TARGETS = 8
@@ -33,7 +34,7 @@ def show(incident_id: str) -> None:
     decisions = [from_json(Decision, text) for text in detail.decisions_json]
     _head(incident, detail, decisions, who)
     _evidence(incident, who)
-    _history(incident, detail, decisions, who)
+    _history(detail, who)
 
 
 def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
@@ -48,9 +49,16 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
     with todo:
         view.notice("advice", "todo", who.told(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
         view.notice("policy", "remark", _policy(decisions, who))
+        if detail.may_answer:
+            answering.ask([d for d in _newest(decisions) if d.outcome == "pending_approval"])
         if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
             slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
             st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
+
+
+def _newest(decisions: Sequence[Decision]) -> list[Decision]:
+    """The newest version of each."""
+    return list({d.id: d for d in sorted(decisions, key=lambda d: d.ts_ms)}.values())
 
 
 def _state(incident: Incident, who: view.Viewer) -> str:
@@ -175,15 +183,17 @@ def _gpu_count(name: str) -> int:
     return next((n.gpus for rack in layout.racks for n in rack.nodes if n.name == name), 0) if layout else 0
 
 
-def _history(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
+def _source(source: str) -> str:
+    return "" if source == "incident" else source
+
+
+def _history(detail: pb.IncidentDetail, who: view.Viewer) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
-        notes = [(note.ts_ms, note.text) for note in incident.timeline]
-        notes += [
-            (d.ts_ms, f"policy ({d.mode}): {d.wanted} {d.node}: {fmt.OUTCOMES.get(d.outcome, d.outcome)}")
-            for d in decisions
+        rows = [
+            Row((Cell(who.clock(moment.ts_ms), kind="faint"), Cell(who.told(moment.text), sub=_source(moment.source))))
+            for moment in life(detail)
         ]
-        rows = [Row((Cell(who.clock(ts_ms), kind="faint"), Cell(who.told(text)))) for ts_ms, text in sorted(notes)]
         rows += [Row((Cell("Health", kind="faint"), Cell(who.told(text)))) for text in detail.health_history]
         table("timeline", (Column("Timeline"), Column(wrap=True)), rows, empty="Nothing noted yet.")
         sent = [Row((Cell(who.told(text)),)) for text in detail.notifications]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -14,7 +15,18 @@ import pytest
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, Event, EventKind, Evidence, Health, Incident, IncidentKind, Note, to_json
+from drover_proto.events import (
+    Decision,
+    Duty,
+    Event,
+    EventKind,
+    Evidence,
+    Health,
+    Incident,
+    IncidentKind,
+    Note,
+    to_json,
+)
 from drover_proto.events import Severity as S
 from drover_proto.events import Wanted as W
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
@@ -33,6 +45,9 @@ class Chosen(FleetServicer):
         self.hang.set()
         self.calls: list[str] = []
         self.quiet_ms = 0
+        self.may_answer = False
+        self.decision: Decision | None = None
+        self.answers: list[tuple[str, str, str, str]] = []
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
         self.calls.append(name)
@@ -85,12 +100,39 @@ class Chosen(FleetServicer):
         self._called("incident", context)
         if request.id != "i1":
             context.abort(grpc.StatusCode.NOT_FOUND, f"no incident {request.id!r}")
-        decision = Decision("d1", "i1", NOW_MS, "n2", W.DRAIN, "observe", "would_act", "xid-79", "1 of 3 nodes")
+        decision = self.decision or Decision(
+            "d1", "i1", NOW_MS, "n2", W.DRAIN, "observe", "would_act", "xid-79", "1 of 3 nodes"
+        )
         return pb.IncidentDetail(
             incident_json=to_json(incident()), decisions_json=[to_json(decision)], events_json=[to_json(event())],
             notifications=[f"webhook ops: {HOSTILE}"], health="confirmed",
-            health_history=[f"2027-01-15T08:00:00.000Z {HOSTILE}"],
+            health_history=[f"2027-01-15T08:00:00.000Z {HOSTILE}"], may_answer=self.may_answer,
         )  # fmt: skip
+
+    def GetPolicy(self, request: Any, context: grpc.ServicerContext) -> pb.PolicyState:
+        self._called("policy", context)
+        rule = {
+            "action": "drain", "name": HOSTILE, "mode": "approve", "kind": ["xid"], "cause": [], "xid": [79],
+            "scope": ["gpu"], "severity": [], "pool": [], "sku": [], "min_confidence": 0.5,
+        }  # fmt: skip
+        held = Decision("d2", "i2", NOW_MS, "n1", W.DRAIN, "approve", "held", "fatal", f"2 of 2 nodes {HOSTILE}")
+        duty = Duty("n2", Health.DRAINED, NOW_MS, "i1", HOSTILE)
+        override = {"pool": ["lab"], "sku": [], "mode": "observe", "at_most": "probe"}
+        guard = {"fleet_ratio": 0.1, "per_hour": 10, "quiet_s": 0.0, "cooldown_s": 600.0, "fleet_nodes": 0}
+        return pb.PolicyState(
+            name="ours", mode="approve", ceiling="enforce", may_answer=self.may_answer, out=["n2"], taken_in_hour=1,
+            policy_json=json.dumps({"guard": guard, "rules": [rule], "overrides": [override]}),
+            breaker_json=[to_json(incident())], held_json=[to_json(held)], duties_json=[to_json(duty)],
+            pending_json=[to_json(self.decision)] if self.decision else [], trouble="ours.toml:3: guard.x: unknown key",
+        )  # fmt: skip
+
+    def ApproveDecision(self, request: pb.Answer, context: grpc.ServicerContext) -> pb.Answered:
+        self.answers.append(("approve", request.decision, request.who, request.why))
+        return pb.Answered()
+
+    def RejectDecision(self, request: pb.Answer, context: grpc.ServicerContext) -> pb.Answered:
+        self.answers.append(("reject", request.decision, request.who, request.why))
+        return pb.Answered()
 
     def QuerySeries(self, request: pb.SeriesRequest, context: grpc.ServicerContext) -> pb.SeriesReply:
         self._called("series", context)

@@ -11,9 +11,10 @@ from drover_cli.output import plain, print_json, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
+from drover_proto.life import life
 from drover_proto.reports import incident_report
 
-HELP = "why Drover says what it says about an incident: evidence, timeline, decisions, log lines"
+HELP = "why Drover says what it says about an incident: evidence, its life from first sign to return, log lines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,12 @@ def run(args: argparse.Namespace) -> int:
             {
                 **incident_report(incident),
                 "decisions": [json.loads(text) for text in detail.decisions_json],
+                "actions": [json.loads(text) for text in detail.actions_json],
+                "duties": [json.loads(text) for text in detail.duties_json],
+                "probe_orders": [json.loads(text) for text in detail.probe_orders_json],
+                "probe_verdicts": [json.loads(text) for text in detail.probe_verdicts_json],
+                "audit": [json.loads(text) for text in detail.audit_json],
+                "life": [{"ts": when(m.ts_ms), "source": m.source, "text": m.text} for m in life(detail)],
                 "events": [json.loads(text) for text in detail.events_json],
                 "notifications": list(detail.notifications),
                 "health": detail.health,
@@ -48,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
         + (f", job {plain(incident.job)}" if incident.job else "")
     )
     _section("evidence", [_evidence(e) for e in incident.evidence])
-    _section("timeline", [f"{when(n.ts_ms)}  {plain(n.text)}" for n in incident.timeline])
-    decisions = [from_json(Decision, text) for text in detail.decisions_json]
+    _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in life(detail)])
+    waiting = _waiting([from_json(Decision, text) for text in detail.decisions_json])
     _section(
-        "decisions",
-        [f"{when(d.ts_ms)}  {d.wanted} {d.node}, {d.outcome.replace('_', ' ')}: {plain(d.reason)}" for d in decisions],
+        "waits for a person",
+        [f"{d.id}: {d.wanted} {d.node}; drover approve {d.id} --why TEXT, or drover reject" for d in waiting],
     )
     events = [from_json(Event, text) for text in detail.events_json]
     _section("events around it", [f"{when(e.ts_ms)}  {e.node} {e.kind} {e.code}: {plain(e.message)}" for e in events])
@@ -63,6 +70,12 @@ def run(args: argparse.Namespace) -> int:
     )
     _section("health", [plain(text) for text in [detail.health, *detail.health_history] if text])
     return 0
+
+
+def _waiting(decisions: list[Decision]) -> list[Decision]:
+    """Those whose newest version waits for a person."""
+    newest = {d.id: d for d in sorted(decisions, key=lambda d: d.ts_ms)}
+    return [d for d in newest.values() if d.outcome == "pending_approval"]
 
 
 def _section(title: str, lines: list[str]) -> None:

@@ -28,7 +28,7 @@ def where(incident: Incident) -> str:
     """`r01n03 GPU 5`, `r01n03`, `rack, 8 nodes`, `job 812`."""
     if incident.scope == "job" and incident.job:
         return f"job {incident.job}"
-    if incident.scope in ("rack", "leaf", "job"):
+    if incident.scope in ("rack", "leaf", "job", "fleet"):
         return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
     return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"
 

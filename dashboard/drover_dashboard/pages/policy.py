@@ -1,0 +1,140 @@
+"""What Drover may do: the policy, the guard and what it holds back, who is out, and what waits for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from drover_dashboard import answering, client, view
+from drover_dashboard import format as fmt
+from drover_dashboard.table import Cell, Column, Row, table
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Decision, Duty, Incident, from_json
+
+SHOWN = 100
+
+
+def show() -> None:
+    who = view.viewer()
+    answer = client.fleet().policy()
+    view.trouble("policy", answer.trouble, answer.as_of_ms, who)
+    state = answer.value
+    if state is None:
+        return
+    if state.trouble:
+        view.notice("policy_file", "trouble", state.trouble)
+    for text in state.breaker_json:
+        _breaker(from_json(Incident, text), who)
+    _head(state)
+    pending = [from_json(Decision, text) for text in state.pending_json]
+    if state.may_answer:
+        answering.ask(pending)
+    _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.")
+    held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
+    _decisions("held", "Held back by the guard", held[:SHOWN], who, "The guard holds nothing back.")
+    left, right = st.columns(2, gap="medium")
+    told: dict[str, Any] = json.loads(state.policy_json)
+    with left:
+        _out(state, who)
+        _guard(told["guard"])
+    with right:
+        _rules(told["rules"], state.mode)
+        _overrides(told["overrides"])
+
+
+def _breaker(event: Incident, who: view.Viewer) -> None:
+    said = f"The breaker is open {who.since(event.opened_ms)}: {event.summary}"
+    view.notice(f"breaker_{event.id}", "trouble", f"{said}\n{event.advice}")
+
+
+def _head(state: pb.PolicyState) -> None:
+    ceiling = Cell(fmt.MODES.get(state.ceiling, state.ceiling), sub="act.mode of the settings")
+    facts = {
+        "Policy": Cell(state.name, kind="strong"),
+        "Mode": Cell(fmt.MODES.get(state.mode, state.mode)),
+        "At most": ceiling,
+        "Out of service": Cell(f"{len(state.out)} nodes; {state.taken_in_hour} went within the last hour"),
+        "Breaker": Cell("open: nothing more is taken out" if state.breaker_json else "closed"),
+    }
+    rows = [Row((Cell(name, kind="faint"), cell)) for name, cell in facts.items()]
+    table("policy_head", (Column(), Column(wrap=True)), rows, empty="")
+
+
+def _decisions(key: str, title: str, found: Sequence[Decision], who: view.Viewer, empty: str) -> None:
+    rows = [
+        Row(
+            (
+                Cell(who.clock(d.ts_ms), kind="faint"),
+                Cell(f"{d.wanted} {d.node}" if d.node else "go on with a mass event", sub=d.rule),
+                Cell(who.told(d.reason)),
+            ),
+            href=view.href(view.INCIDENTS, id=d.incident_id, state="all"),
+        )
+        for d in found
+    ]
+    table(f"policy_{key}", (Column(title), Column(), Column("Why", wrap=True)), rows, empty=empty)
+
+
+def _out(state: pb.PolicyState, who: view.Viewer) -> None:
+    duties = {duty.node: duty for duty in (from_json(Duty, text) for text in state.duties_json)}
+    rows = []
+    for node in state.out[:SHOWN]:
+        duty = duties.get(node)
+        stage = view.health_cell(duty.stage) if duty else Cell("would be out", kind="faint")
+        why = f"{who.clock(duty.ts_ms)} {duty.reason}" if duty else "by a decision, in observe mode or about to be done"
+        rows.append(Row((Cell(node), stage, Cell(why)), href=view.href(view.NODE, node=node)))
+    table(
+        "policy_out", (Column("Out of service"), Column(), Column(wrap=True)), rows, empty="No node is out of service."
+    )
+
+
+def _guard(limits: dict[str, Any]) -> None:
+    rows = [Row((Cell(key.replace("_", " ")), Cell(_limit(key, value)))) for key, value in limits.items()]
+    table("policy_guard", (Column("Guard"), Column("Limit", align="right")), rows, empty="")
+
+
+def _limit(key: str, value: float) -> str:
+    if key.endswith("_ratio"):
+        return f"{value * 100:g} %"
+    if not value and key not in ("cooldown_s", "gap_ratio"):
+        return "a person only" if key == "quiet_s" else "no limit"
+    return fmt.duration(round(value * 1000)) if key.endswith("_s") else f"{value:g}"
+
+
+def _rules(rules: Sequence[dict[str, Any]], mode: str) -> None:
+    rows = [
+        Row(
+            (
+                Cell(rule["name"] or f"rule {number}", sub=_matches(rule)),
+                Cell(rule["action"], kind="strong"),
+                Cell(rule["mode"] or mode, kind="" if rule["mode"] else "faint"),
+            )
+        )
+        for number, rule in enumerate(rules, 1)
+    ]
+    columns = (Column("Rules: the first that matches decides", wrap=True), Column("Wants"), Column("Mode"))
+    table("policy_rules", columns, rows, empty="No rule: what the detectors ask for stands.")
+
+
+def _overrides(overrides: Sequence[dict[str, Any]]) -> None:
+    if not overrides:
+        return
+    rows = [Row((Cell(_matches(o)), Cell(f"at most {o['at_most']}"), Cell(o["mode"] or "-"))) for o in overrides]
+    table("policy_overrides", (Column("Otherwise for", wrap=True), Column(), Column("Mode")), rows, empty="")
+
+
+def _matches(rule: dict[str, Any]) -> str:
+    said = [
+        f"{key} {', '.join(map(str, rule[key]))}"
+        for key in ("kind", "cause", "xid", "severity", "pool", "sku")
+        if rule.get(key)
+    ]
+    if rule.get("min_confidence"):
+        said.append(f"from {rule['min_confidence'] * 100:.0f} % sure")
+    return "; ".join(said) or "everything"
+
+
+show()

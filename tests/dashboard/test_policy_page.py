@@ -1,0 +1,55 @@
+"""The policy's page, and a person's answer on it and on the incident's page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import drover_dashboard
+from drover_dashboard.client import FleetClient
+from drover_proto.events import Decision, Wanted
+
+PAGES = Path(drover_dashboard.__file__).parent / "pages"
+WAITS = Decision("d1", "i1", 1_800_000_000_000, "n2", Wanted.DRAIN, "approve", "pending_approval", "fatal", "asks to")
+
+
+def opened(page: str, **query: str) -> AppTest:
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    for name, value in query.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def test_it_tells_of_the_breaker_and_a_bad_file_and_hostile_text_stays_text(shared: FleetClient) -> None:
+    app = opened("policy")
+    texts = " ".join(text.value for text in app.text)
+    assert "The breaker is open" in texts
+    assert "ours.toml:3: guard.x: unknown key" in texts
+    assert not any("script" in element.value for element in (*app.markdown, *app.caption, *app.title, *app.header))
+
+
+@pytest.mark.parametrize(("page", "query"), [("policy", {}), ("incidents", {"id": "i1"})])
+def test_who_may_not_answer_is_not_asked(shared: FleetClient, chosen, page: str, query: dict[str, str]) -> None:
+    chosen.decision = WAITS
+    assert [button.label for button in opened(page, **query).button if button.label in ("Approve", "Reject")] == []
+
+
+@pytest.mark.parametrize(("page", "query"), [("policy", {}), ("incidents", {"id": "i1"})])
+@pytest.mark.parametrize("label", ["Approve", "Reject"])
+def test_an_answer_has_a_name_and_a_reason(
+    shared: FleetClient, chosen, page: str, query: dict[str, str], label: str
+) -> None:
+    chosen.decision, chosen.may_answer = WAITS, True
+    app = opened(page, **query)
+    next(button for button in app.button if button.label == label).click().run()
+    assert any("Give your name and the reason" in text.value for text in app.text)
+    assert chosen.answers == []
+    app.text_input(key="who_d1").input("Bo")
+    app.text_input(key="why_d1").input("seen the log")
+    next(button for button in app.button if button.label == label).click().run()
+    assert not app.exception, app.exception
+    assert chosen.answers == [(label.lower(), "d1", "Bo", "seen the log")]
