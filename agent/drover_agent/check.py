@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from drover_agent import check_collector, check_node, check_sources
+from drover_agent import check_collector, check_node, check_probes, check_sources
 from drover_agent.check_line import Line, State
 from drover_agent.config import AgentConfig
 from drover_agent.look import LIMIT_S as LOOK_LIMIT_S
@@ -38,7 +38,7 @@ def check(config: AgentConfig, settings_file: str) -> list[Line]:
     }
     for address in config.collectors:
         checks[f"collector {address}"] = partial(check_collector.collector, config, address)
-    checks |= {"clock": check_node.clock, "service": check_node.service}
+    checks |= {"clock": check_node.clock, "service": check_node.service, "probes": check_probes.probes}
     return run_all(checks, LIMIT_S)
 
 

@@ -177,10 +177,13 @@ def test_what_is_wrong_with_the_installation_is_said(version: str | None, error:
     assert bool(child.unfit(torch)) == bool(why)
 
 
-def test_cuda_that_fails_for_another_reason_is_no_matter_of_the_installation() -> None:
+def test_cuda_that_fails_for_another_reason_is_no_matter_of_the_installation(tmp_path: Path) -> None:
     torch = SimpleNamespace(__version__="2.9", version=SimpleNamespace(cuda="12.8"), cuda=Cuda("CUDA unknown error"))
+    uvm = tmp_path / "nvidia-uvm"
+    assert child.unfit(torch, str(uvm)).startswith(f"CUDA cannot be used: {uvm} is not there")
+    uvm.touch()
     with pytest.raises(RuntimeError, match="unknown error"):
-        child.unfit(torch)
+        child.unfit(torch, str(uvm))
 
 
 def test_what_ends_the_run_later_counts_more_than_a_failure() -> None:

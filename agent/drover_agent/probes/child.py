@@ -78,7 +78,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def unfit(torch: Any) -> str:
+def unfit(torch: Any, uvm: str = "/dev/nvidia-uvm") -> str:
     """Why this torch cannot use GPUs on this node; "" when it may. A fault of the installation, not of a GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} on this node is built without CUDA: install one with it"
@@ -87,6 +87,8 @@ def unfit(torch: Any) -> str:
     except RuntimeError as error:
         if "driver" in (text := str(error).splitlines()[0]):  # "The NVIDIA driver on your system is too old ..."
             return f"torch {torch.__version__} needs another driver: {text}"
+        if not os.access(uvm, os.R_OK | os.W_OK):
+            return f"CUDA cannot be used: {uvm} is not there, or may not be opened: `drover-agent check`"
         raise
     return ""
 
