@@ -37,7 +37,8 @@ class AdversaryFleet:
 
     Attributes:
         spec: nodes, and all jobs with their starts and ends. labels: rows of labels.jsonl; beyond the contract they
-            have severity, onset, grown (when a straggler first lost 3 %), job and job_gpus.
+            have severity, onset, grown (when a straggler first lost 3 %), job, job_gpus, follows (the label that this
+            one comes out of or comes back after: an incident that is still open may rightly take it in).
         inventory: rows of inventory.jsonl: {"ts", "node", "inventory": {...}}, at the start and when something changed.
         crashes: number of a job that crashes -> XIDs that its nodes show.
     """

@@ -31,7 +31,8 @@ from drover_proto.times import iso
 SETTLE_S = 300.0  # a node is left alone this long before and after a trouble, so that each is told from the next
 CRASH_PAUSE_S = 1300.0  # after a crash the job starts again and loads: nothing else is aimed at it
 RESTART_S = (180.0, 600.0)
-TRIES = 80
+TRIES = 60
+MOST_TRIED = 3  # kinds are dealt at most this many times as often as troubles are wanted
 VISIBLE = 0.03  # share of speed from which on a growing straggler counts as grown
 VANISHES = 0.5  # of GPUs whose remaps pile up (one is published, its share assumed)
 PREEMPTED, APPLICATION, LOST_RANK = (45,), (43, 45), (45, 43)
@@ -55,13 +56,20 @@ def draw_plan(
     rng: np.random.Generator, hardware: Hardware, jobs: list[Job], end_s: float, start_ms: int, faults: int,
     negatives: int,
 ) -> Plan:  # fmt: skip
-    """About `faults` and `negatives` troubles until `end_s`; fewer where a small fleet has no room for them."""
+    """`faults` and `negatives` troubles until `end_s`, or as many as a small fleet has room for, and what follows them.
+
+    A kind that finds no place gives way to the next of its round; both sorts take turns.
+    """
     planner = _Planner(rng, hardware, jobs, end_s)
-    for table, count in ((FAULTS, faults), (NEGATIVES, negatives)):
-        for name in _deal(rng, table, count):
-            for _ in range(TRIES):
-                if planner.attempt(name, KINDS[name]):
-                    break
+    decks = {False: _deal(rng, NEGATIVES, MOST_TRIED * negatives), True: _deal(rng, FAULTS, MOST_TRIED * faults)}
+    left = {False: negatives, True: faults}
+    while any(left.values()):
+        more_faults = left[True] > left[False]
+        name = next(decks[more_faults], None)
+        if name is None:
+            left[more_faults] = 0
+        elif any(planner.attempt(name, KINDS[name]) for _ in range(TRIES)):
+            left[more_faults] -= 1
     return planner.finish(start_ms)
 
 
@@ -271,7 +279,7 @@ class _Planner:
             name, kind, t.gpus, t.nodes, job, round(at_s, 1), lasts, t.severity if name == t.name else 1.0
         )
         if again is not None:
-            self._take(again, kind)
+            self._take(replace(again, follows=t.id), kind)
 
     def _job_at(self, gpu: int, at_s: float, lasts: float = 0.0) -> Job | None:
         for job in self._jobs:
@@ -293,8 +301,10 @@ class _Planner:
         number = {job.id: j for j, job in enumerate(jobs)}
         troubles: list[Trouble] = []
         labels: list[dict[str, Any]] = []
+        ids: dict[str, str] = {}
         for t in sorted(self._troubles, key=lambda t: t.start_s):
-            kind, named = KINDS[t.name], replace(t, id=f"t{len(troubles) + 1:03d}")
+            named = replace(t, id=f"t{len(troubles) + 1:03d}", follows=ids.get(t.follows, ""))
+            ids[t.id], kind = named.id, KINDS[t.name]
             holder = next((j for j in jobs if j.start_s <= t.start_s < j.end_s and np.isin(t.gpus, j.gpus).any()), None)
             if kind.needs != "free":
                 if holder is None:
@@ -323,6 +333,7 @@ class _Planner:
             "end": None if t.end_s >= self._end_s else at(t.end_s), "cause": t.cause, "hardware": kind.hardware,
             "scope": kind.scope, "members": members, "severity": t.severity, "onset": t.onset, "grown": at(grown),
             "job": None if holder is None else holder.id, "job_gpus": 0 if holder is None else len(holder.gpus),
+            "follows": t.follows or None,
         }  # fmt: skip
 
 

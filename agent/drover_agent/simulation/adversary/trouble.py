@@ -33,6 +33,7 @@ class Trouble:
     on_s: float = 0.0
     off_s: float = 0.0
     facts: dict[str, float] = field(default_factory=dict)
+    follows: str = ""  # id of the trouble that it comes from, or comes back after
 
     @property
     def name(self) -> tuple[str, str]:
