@@ -1,7 +1,7 @@
 """From XID 79 in the kernel log to the node draining in Slurm: real agent, collector in enforce mode, /dev/kmsg.
 
-Needs root and Slurm (tests/system_setup.sh). Prints one JSON line. Each run has a node and an agent of its own; `scontrol`
-is asked until it shows the drain, and its own time is counted too. The lines are test lines of user facility, which an
+Needs root and Slurm (tests/system_setup.sh). Prints one JSON line. Each run has an agent of its own; `scontrol` is
+asked until it shows the drain, and its own time is counted too. The lines are test lines of user facility, which an
 agent only acts on when told to.
 """
 
