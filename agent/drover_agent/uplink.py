@@ -166,7 +166,8 @@ class Uplink:
     async def _greet(self, call: Any) -> pb.Welcome:
         sent_ms = self._clock.now_ms()
         self._hello_due = False
-        await self._write(call, pb.AgentMessage(hello=self._owner.hello()))
+        hello = pb.AgentMessage(hello=self._owner.hello())
+        await _limited(call.write(hello), "no connection came about", WELCOME_LIMIT_S)  # this waits for the handshake
         answer = await _limited(call.read(), "no Welcome came", WELCOME_LIMIT_S)
         if not isinstance(answer, pb.CollectorMessage):  # grpc's marker for the end of the stream
             raise StreamEndedError(await _why(call))

@@ -6,6 +6,7 @@ python -m load.generator '{"folder": ..., "address": ..., ...}'     the fields o
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -34,7 +35,8 @@ class Order:
 
     Attributes:
         folder: holds ca.crt and ca.key. first, count: numbers of its streams; total: of all processes.
-        gpus: of each stream. open_s: the streams open evenly within so long. drain_s: how long it waits for Acks.
+        gpus: of each stream. open_s: the streams open evenly within so long, and then run for run_s.
+        drain_s: how long it waits for Acks after that.
     """
 
     folder: str
@@ -46,8 +48,7 @@ class Order:
     open_s: float
     every_s: float
     ticks: int
-    begin_s: float
-    end_s: float
+    run_s: float
     drain_s: float = 30.0
 
 
@@ -60,7 +61,7 @@ class Generator:
         environment = os.environ | {"PYTHONPATH": f"{BENCHMARKS}:{os.environ.get('PYTHONPATH', '')}"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "load.generator", json.dumps(asdict(order))],
-            stdout=subprocess.PIPE, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -71,6 +72,12 @@ class Generator:
             self.newest = json.loads(line)
             self.said.set()
         self.said.set()
+
+    def begin(self, at_s: float) -> None:
+        """Once it has `said` that it is ready: its load begins at `at_s` (epoch), when its streams are open."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{at_s}\n")
+        self._process.stdin.flush()
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
         """Its last line, once it has ended by itself."""
@@ -89,25 +96,42 @@ class Generator:
                 self._process.kill()
 
 
-async def generate(order: Order) -> None:
-    folder = Path(order.folder)
-    authority = Authority.load(folder)
-    pools = [Pool(number, order.gpus) for number in range(min(POOLS, order.count))]
-    counts, pace = Counts(), Pace(order.every_s, order.ticks, order.begin_s, order.end_s)
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is there before the clock runs, as it is on nodes: telemetry, keys and certificates."""
+
+    pools: list[Pool]
+    authority: bytes
+    certificates: list[tuple[bytes, bytes]]  # key and certificate of each stream
+
+
+def prepare(order: Order) -> Prepared:
+    authority = Authority.load(Path(order.folder))
+    names = [name(n) for n in range(order.first, order.first + order.count)]
+    return Prepared(
+        [Pool(number, order.gpus) for number in range(min(POOLS, order.count))],
+        authority.pem,
+        [authority.issue(node, f"drover://agent/{node}") for node in names],
+    )
+
+
+async def generate(order: Order, prepared: Prepared, begin_s: float) -> None:
+    pools, end_s = prepared.pools, begin_s + order.run_s
+    counts, pace = Counts(), Pace(order.every_s, order.ticks, begin_s, end_s)
     streams = [
         Stream(name(n), n, n / order.total, pools[n % len(pools)], pace, counts)
         for n in range(order.first, order.first + order.count)
     ]
-    opening = [order.begin_s - order.open_s + order.open_s * (n + 0.5) / order.count for n in range(order.count)]
+    opening = [begin_s - order.open_s + order.open_s * (n + 0.5) / order.count for n in range(order.count)]
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     tasks = [
-        asyncio.create_task(_open(stream, at_s, order.address, authority))
-        for stream, at_s in zip(streams, opening, strict=True)
+        asyncio.create_task(_open(stream, at_s, order.address, prepared.authority, own))
+        for stream, at_s, own in zip(streams, opening, prepared.certificates, strict=True)
     ]
     while not ending.is_set():
         report(streams, counts)
-        if time.time() > order.end_s and (all(s.done for s in streams) or time.time() > order.end_s + order.drain_s):
+        if time.time() > end_s and (all(s.done for s in streams) or time.time() > end_s + order.drain_s):
             break
         try:
             async with asyncio.timeout(1.0):
@@ -120,10 +144,9 @@ async def generate(order: Order) -> None:
     await asyncio.wait(tasks, timeout=10)
 
 
-async def _open(stream: Stream, at_s: float, address: str, authority: Authority) -> None:
+async def _open(stream: Stream, at_s: float, address: str, authority: bytes, own: tuple[bytes, bytes]) -> None:
     await asyncio.sleep(max(0.0, at_s - time.time()))
-    key, certificate = authority.issue(stream.node, f"drover://agent/{stream.node}")
-    await stream.run(address, grpc.ssl_channel_credentials(authority.pem, key, certificate))
+    await stream.run(address, grpc.ssl_channel_credentials(authority, *own))
 
 
 def report(streams: list[Stream], counts: Counts) -> None:
@@ -134,5 +157,13 @@ def report(streams: list[Stream], counts: Counts) -> None:
     print(json.dumps(line), flush=True)
 
 
+def main(order: Order) -> None:
+    prepared = prepare(order)
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1_000)  # thousands of agents in one process: theirs are small
+    print(json.dumps({"ready": True}), flush=True)
+    asyncio.run(generate(order, prepared, float(sys.stdin.readline())))
+
+
 if __name__ == "__main__":
-    asyncio.run(generate(Order(**json.loads(sys.argv[1]))))
+    main(Order(**json.loads(sys.argv[1])))

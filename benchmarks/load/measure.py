@@ -16,7 +16,8 @@ from load.collector import Collector, Usage
 from load.fleet import Shape
 from load.generator import Generator, Order
 
-BUILD_S = 12.0  # until the generators have built what they send
+BUILD_S = 300.0  # within which the generators have built what they send
+LEAD_S = 4.0  # before the first stream opens: a look at what the collector takes without any
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +77,24 @@ def drive(
     Args:
         also: is told of each moment, in the same thread.
     """
-    begin_s = time.time() + BUILD_S + plan.open_s
     run = Run(plan)
     parts = np.array_split(np.arange(plan.shape.streams), min(plan.processes, plan.shape.streams))
     generators = [
         Generator(
             Order(
                 str(collector.folder), collector.address, int(part[0]), len(part), plan.shape.streams, plan.shape.gpus,
-                plan.open_s, plan.every_s, plan.ticks, begin_s, begin_s + plan.run_s, plan.drain_s,
+                plan.open_s, plan.every_s, plan.ticks, plan.run_s, plan.drain_s,
             )
         )
         for part in parts
     ]  # fmt: skip
     try:
+        for generator in generators:
+            if not generator.said.wait(BUILD_S) or not generator.newest:
+                raise RuntimeError(f"a generator was not ready within {BUILD_S:g} s")
+        begin_s = time.time() + LEAD_S + plan.open_s
+        for generator in generators:
+            generator.begin(begin_s)
         while time.time() < begin_s + plan.run_s:
             now_s = time.time()
             run.moments.append(moment := look(collector, generators, begin_s))

@@ -161,7 +161,7 @@ class Ingest:
         await self._writers.acks.piggyback(session)
         wait_s = session.account.take_message(size, rows, events)
         if wait_s:
-            await self._slow_down(session, min(wait_s, self._limits.hello_s))
+            await self._slow_down(session, min(wait_s, self._limits.pause_s))
         return True
 
     async def _slow_down(self, session: Session, wait_s: float) -> None:

@@ -81,7 +81,7 @@ class Hellos:
         session.account = self._accounts.open(hello.node)
         if wait_s := session.account.hellos.take(1):
             self._stats.slowed += 1
-            await asyncio.sleep(min(wait_s, self._limits.hello_s))
+            await asyncio.sleep(min(wait_s, self._limits.pause_s))
         dictionary = read_hello(hello)
         self._check_entities(session, dictionary.known_ids)
         self._things.leave(session)  # it may not have all that it had before
