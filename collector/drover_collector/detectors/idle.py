@@ -45,7 +45,8 @@ WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs that hold whole nodes: else
 @dataclass(slots=True)
 class State:
     idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # seen idle without a break, [G]
-    jobs: list[str | None] = field(default_factory=list)  # who held each GPU
+    jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # who held each GPU, of `job_names`; -1 nobody
+    job_names: tuple[str, ...] = ()
     scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> since when
     told_ms: int = 0
 
@@ -56,14 +57,13 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return [], s
     bucket = window.newest
     idle = _idle(window)
-    names = np.array([*bucket.job_names, None], dtype=object)[bucket.jobs]
     if len(s.idle_ms) != window.index.gpu_count:
-        s.idle_ms, s.jobs = np.zeros(window.index.gpu_count, np.int64), [None] * window.index.gpu_count
-    busy = idle == 0
-    fresh = (names != np.array(s.jobs, dtype=object)) | (bucket.jobs < 0) | busy
+        s.idle_ms = np.zeros(window.index.gpu_count, np.int64)
+        s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
+    fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0) | (idle == 0)
     # What was not heard counts neither as idle nor as work: a gap in the data is no use of a GPU.
     s.idle_ms = np.where(fresh, 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0))
-    s.jobs = names.tolist()
+    s.jobs, s.job_names = bucket.jobs, bucket.job_names
     scattered = dict(_scattered(window, s))
     for leaf in [leaf for leaf in s.scattered_ms if leaf not in scattered]:
         del s.scattered_ms[leaf]
@@ -73,6 +73,15 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     found += [f for leaf, f in scattered.items() if now_ms - s.scattered_ms[leaf] >= IDLE_MS]
     s.told_ms = now_ms if found else 0
     return found, s
+
+
+def _renumbered(s: State, names: tuple[str, ...]) -> Codes:
+    """Who held each GPU before, as numbers of `names`; -1 for nobody, and for a job that is gone."""
+    if names == s.job_names:
+        return s.jobs
+    numbers = {name: number for number, name in enumerate(names)}
+    table = np.array([*(numbers.get(name, -1) for name in s.job_names), -1], np.int32)
+    return np.asarray(table[s.jobs], np.int32)
 
 
 def could_not_judge(window: Window) -> list[str]:
