@@ -7,7 +7,7 @@ SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint format bench bench-probes proto clean
+.PHONY: help demo test lint format bench bench-detection bench-probes proto clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -45,6 +45,9 @@ format: $(VENV)/dev.stamp ## let ruff arrange the code
 
 bench: $(VENV)/dev.stamp ## every script of benchmarks/, one JSON line each
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's fleets, beside four baselines; one JSON line
+	@$(BIN)/python benchmarks/bench_detection.py
 
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py

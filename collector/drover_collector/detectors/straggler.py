@@ -34,6 +34,8 @@ MIN_PEERS = 4  # judged GPUs in a group: with fewer no outlier can be told
 SETTLE_BUCKETS = 3  # after a job took a GPU: it loads its data and compiles
 PERSIST = 2  # buckets with a cause that the GPU itself reports
 PERSIST_UNEXPLAINED = 3  # without one
+MISSED = 0.34  # what a bucket without it takes away: faults come and go, and two of four buckets are no chance either
+MOST_STREAK = 3.0  # before that
 LONG_BUCKET_MS = 60_000  # a bucket longer than this is a median over long enough by itself
 
 # Large effects are judged against the peers alone, within two or three buckets. Healthy GPUs of one SKU spread by 8 %
@@ -55,6 +57,7 @@ MEMORY_CLOCK_RATIO = 0.99  # a constant of the board
 UTIL_GAP = 0.03  # time without a kernel beyond the peers', which spin at full utilisation
 HOST_NODE_SHARE = 0.75  # of a node's GPUs with such gaps: its host is late, not a GPU
 HOST_CPU_RATIO = 1.5  # CPU of that node against the job's others
+HOST_CPU_HALF = 1.2  # in a job of two nodes, where the median lies in the middle between them
 WAITED_RATIO = 1.02  # SM duty over the peers'
 NIC_RATE_RATIO = 0.97
 # Small effects, where the sequential test speaks or the GPU reports a limit since before the job began.
@@ -76,7 +79,7 @@ BRAKE_BITS = 0x80
 class State:
     ages: JobAges = field(default_factory=JobAges)
     drifts: Drifts = field(default_factory=lambda: Drifts.of(0))
-    streaks: dict[str, Ints] = field(default_factory=dict)  # cause -> buckets in a row, [G]
+    streaks: dict[str, Floats] = field(default_factory=dict)  # cause -> buckets in a row, less MISSED for others, [G]
     free: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets since its power limit held it, [G]
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
     ports: list[tuple[int, LinkSpec]] = field(default_factory=list)  # (node, port), as buckets have them
@@ -91,7 +94,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     s = state if state is not None else State()
     count = window.index.gpu_count
     if s.drifts.score.shape[1] != count:
-        s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count, np.int64) for cause in CAUSES})
+        s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count) for cause in CAUSES})
         s.free = np.zeros(count, np.int64)
     if not window.fresh:
         return [], s
@@ -115,8 +118,9 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     large, small = _large(look, limits, s.drifts), _small(look, limits, s.drifts, s.free)
     for cause, flags in large.items():
         # A bucket that could not be judged neither adds to a streak nor ends it.
-        s.streaks[cause] = np.where(flags, s.streaks[cause] + 1, np.where(judged, 0, s.streaks[cause]))
-    found += _findings(look, s, small, now_ms)
+        less = np.maximum(np.minimum(s.streaks[cause], MOST_STREAK) - MISSED, 0)
+        s.streaks[cause] = np.where(flags, s.streaks[cause] + 1, np.where(judged, less, s.streaks[cause]))
+    found += _findings(look, s, large, small, now_ms)
     return found, s
 
 
@@ -251,27 +255,29 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False) -> Boo
     with np.errstate(invalid="ignore", divide="ignore"):
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
-    lone = look.share(flags) <= 0.5 - 1e-9
+    share = look.share(flags)
     cpu = window.newest.node.get("cpu_util_ratio")
     if cpu is None:
-        return flags & lone & (not of_cpu)
+        return flags & (share < 0.5) & (not of_cpu)
     of_gpu = cpu[index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
-        busy = of_gpu / look.grouping.spread(look.grouping.medians(of_gpu[None])[0][0]) >= HOST_CPU_RATIO
-    return np.asarray(flags & lone & (busy | (np.isnan(of_gpu) & (not of_cpu))))
+        ratio = of_gpu / look.grouping.spread(look.grouping.medians(of_gpu[None])[0][0])
+    busy = ratio >= np.where(share < 0.5, HOST_CPU_RATIO, HOST_CPU_HALF)
+    unread = np.isnan(of_gpu) & (share < 0.5) & (not of_cpu)
+    return np.asarray(flags & (share <= 0.5) & (busy | unread))
 
 
 _TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE}
 
 
-def _findings(look: Look, s: State, small: dict[str, Bools], now_ms: int) -> Iterator[Finding]:
+def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bools], now_ms: int) -> Iterator[Finding]:
     window = look.window
     standing: set[tuple[str, int]] = set()
     for cause in CAUSES:
         need = PERSIST_UNEXPLAINED if cause in ("clock", "host") else PERSIST
         if window.newest.length_ms > LONG_BUCKET_MS:
             need = 1
-        fast = (s.streaks[cause] >= need) & look.judged
+        fast = (s.streaks[cause] >= need) & look.judged & large[cause]
         flagged = np.flatnonzero(fast | small[cause] if cause in small else fast).tolist()
         for g in flagged:
             standing.add((cause, g))
