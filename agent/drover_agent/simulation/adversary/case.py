@@ -55,7 +55,7 @@ def write_into(
         columns = (tick.gpu, tick.node, tick.link)
         heard = (tick.gpu_heard, tick.node_heard, tick.link_heard)
         for file, skew, values, there in zip(files, of_row, columns, heard, strict=True):
-            file.add(tick.ts_ms + skew, there, values)
+            file.add(tick.ts_ms - interval_ms // 2 + skew, there, values)  # means over the interval, at its middle
         events += tick.events
         progress(number)
     for file in files:
