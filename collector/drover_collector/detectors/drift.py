@@ -90,7 +90,11 @@ def _groups(index: FleetIndex, told: Inventory, attribute: Attribute) -> Ints:
         keys.append(model[first] if index.gpu_count else np.zeros(index.node_count, np.int64))
         if attribute.key in told.nic_boards:
             keys.append(told.nic_boards[attribute.key].codes.astype(np.int64))
-    return np.asarray(np.unique(np.stack(keys), axis=1, return_inverse=True)[1].reshape(-1), np.int64)
+    group = np.zeros(len(keys[0]), np.int64)
+    for key in keys:  # one number for each different pair; few, so that the next product stays small
+        group = group * (int(key.max(initial=0)) + 2) + key + 1
+        group = np.unique(group, return_inverse=True)[1].reshape(-1)
+    return group
 
 
 def _deviations(index: FleetIndex, told: Inventory, attribute: Attribute, now_ms: int) -> Iterator[Deviation]:
