@@ -32,7 +32,7 @@ REASONS = {
     "confirm": "confirm a suspicion", "validate": "before it returns", "repaired": "after repair",
     "baseline": "new driver or firmware", "admit": "before it first serves", "idle": "routine", "person": "asked for",
 }  # fmt: skip
-WORST_PX, ORDERS_PX = 300, 330
+LIST_PX, LONG_PX = 320, 640  # beside the parts of a chosen node, and without one
 
 
 def number(value: float) -> str:
@@ -181,12 +181,12 @@ def node_rows(figures: Iterable[pb.ProbeFigure], slots: Sequence[int], who: view
         if figure.figure == PAIRS:
             continue
         by_slot = {v.gpu if v.HasField("gpu") else None: v for v in figure.values}
-        expected = next((v.expected for v in figure.values if v.HasField("expected")), None)
-        told = "exact" if figure.better == "exact" else "not known" if expected is None else number(expected)
+        centres = [v.expected for v in figure.values if v.HasField("expected")]
+        told = f"{number(centres[0])} {unit(figure.unit)}" if centres else "not known"
         newest_ms = max(v.ts_ms for v in figure.values)
         cells = [
             Cell(figure.figure, kind="strong"),
-            Cell(told if expected is None else f"{told} {unit(figure.unit)}", kind="faint"),
+            Cell("exact" if figure.better == "exact" else told, kind="faint"),
             *(_slot_cell(by_slot.get(slot), figure) for slot in slots),
             _slot_cell(by_slot[None], figure) if None in by_slot else Cell(""),
             Cell(f"{who.ago(newest_ms)} ago", kind="faint", title=who.clock(newest_ms)),
@@ -300,12 +300,14 @@ def _told(order: ProbeOrder, verdicts: Sequence[ProbeVerdict]) -> str:
     return verdicts[0].text if verdicts else order.detail
 
 
-def show_orders(key: str, answer: client.Answer[pb.ProbeOrderList], who: view.Viewer, empty: str) -> str | None:
+def show_orders(
+    key: str, answer: client.Answer[pb.ProbeOrderList], who: view.Viewer, empty: str, height: int
+) -> str | None:
     columns = (Column("Outcome"), Column("Node"), Column("Why, and what came of it", wrap=True), Column("Changed"))
     rows = order_rows(answer.value.orders, who) if answer.value is not None else []
     if answer.value is None:
         empty = "Orders are not known while the collector does not answer."
-    return table(key, columns, rows, empty=empty, link_column=-1, height=ORDERS_PX if len(rows) > 4 else None)
+    return table(key, columns, rows, empty=empty, link_column=-1, height=height if len(rows) > 4 else None)
 
 
 def worst_slot(figure: pb.ProbeFigure | None) -> int:

@@ -6,6 +6,7 @@ tests/collector; the table in docs/probes.md says where each is.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -123,13 +124,18 @@ def small() -> Iterator[Path]:
     made.rmdir()
 
 
-def test_a_probe_that_the_kernel_kills_for_memory_is_a_crash_that_says_so(small: Path, tmp_path: Path) -> None:
+def test_a_probe_that_the_kernel_kills_for_memory_says_so_and_speaks_against_no_gpu(
+    small: Path, tmp_path: Path
+) -> None:
     sessions: list[int] = []
     request = Request(("launch", "gemm_bf16"), scale=0.01, folder=str(tmp_path))
     report = Runner(request, lambda s: (sessions.append(s), "")[1], command=command("oom", small)).run()
-    assert (report.end, report.probe) == (End.CRASHED, "gemm_bf16")
+    assert (report.end, report.probe) == (End.MEMORY, "gemm_bf16")
     assert "was killed by SIGKILL during gemm_bf16" in report.detail
     assert "perhaps the kernel was out of memory" in report.detail
     assert nothing_is_left(report, sessions[0], tmp_path)
-    (oomed,) = judge([Measurement("n1", None, "gemm_bf16", None, end=JudgedEnd(report.end.value))]).verdicts
-    assert oomed.ok is None, "on no GPU named: the node's memory, and no proof against one"
+    ended = Measurement("n1", 3, "gemm_bf16", None, end=JudgedEnd(report.end.value), detail=report.detail)
+    (verdict,) = judge([ended]).verdicts
+    assert verdict.ok is None, "the host's memory: no word against a GPU that was named"
+    hung = dataclasses.replace(ended, end=JudgedEnd.HUNG)
+    assert judge([hung]).verdicts[0].ok is False

@@ -60,17 +60,22 @@ def test_a_start_that_hangs_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "text"),
+    ("part", "end", "text"),
     [
-        ("crash", "was killed by SIGSEGV during gemm_bf16, GPU 7: bf16 8192: RuntimeError: CUDA error"),
-        ("killed", "was killed by SIGKILL during gemm_bf16, GPU 7: bf16 8192; perhaps the kernel was out of memory"),
-        ("exit", "ended with code 3 during gemm_bf16, GPU 7: bf16 8192: no such device"),
+        ("crash", End.CRASHED, "was killed by SIGSEGV during gemm_bf16, GPU 7: bf16 8192: RuntimeError: CUDA error"),
+        ("killed", End.MEMORY, "was killed by SIGKILL during gemm_bf16, GPU 7: bf16 8192; perhaps the kernel was out"),
+        ("exit", End.CRASHED, "ended with code 3 during gemm_bf16, GPU 7: bf16 8192: no such device"),
     ],
 )
-def test_a_crash_tells_how_and_in_what(part: str, text: str) -> None:
+def test_a_crash_tells_how_and_in_what(part: str, end: End, text: str) -> None:
     report = run(part, gpus=TWO)
-    assert (report.end, report.probe, report.gpu) == (End.CRASHED, "gemm_bf16", 7)
+    assert (report.end, report.probe, report.gpu) == (end, "gemm_bf16", 7)
     assert text in report.detail
+
+
+def test_the_oom_killer_speaks_against_no_gpu() -> None:
+    assert not run("killed", gpus=TWO).end.bad
+    assert run("crash", gpus=TWO).end.bad
 
 
 def test_a_probe_that_fails_names_itself_and_the_others_go_on() -> None:
@@ -122,7 +127,7 @@ def test_what_a_killed_process_wrote_is_gone_and_what_a_killed_run_left_goes_wit
     others.mkdir()
     with scratch(str(tmp_path)) as busy:  # of a run that is at it
         report = run("litter", told, folder=str(tmp_path))
-        assert report.end is End.CRASHED
+        assert report.end is End.MEMORY, "killed"
         assert Path(told.read_text()).parent == tmp_path
         assert sorted(tmp_path.iterdir()) == sorted([told, others, busy])
     assert sorted(tmp_path.iterdir()) == sorted([told, others])

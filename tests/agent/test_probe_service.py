@@ -78,7 +78,7 @@ def test_several_are_worked_off_the_oldest_first(folder: Folder, play: Callable[
     ("part", "end", "text"),
     [
         ("crash", "crashed", "was killed by SIGSEGV during gemm_bf16"),
-        ("killed", "crashed", "perhaps the kernel was out of memory"),
+        ("killed", "memory", "perhaps the kernel was out of memory"),
     ],
 )
 def test_a_crash_of_the_probe_is_a_result(

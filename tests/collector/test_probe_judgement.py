@@ -103,6 +103,12 @@ def test_a_slow_gpu_is_told_with_figures_an_operator_can_check() -> None:
     assert verdict.worse == pytest.approx(1 - 712 / 789, abs=0.005)
 
 
+def test_a_gpu_five_percent_slow_fails_and_no_other() -> None:
+    found = judge(changed(fleet(64), 5, value=789.0 * 0.95))
+    assert [(v.measurement.node, v.measurement.gpu) for v in found.verdicts if v.ok is not True] == [("n0", 5)]
+    assert of(found, "n0", 5).worse == pytest.approx(0.05, abs=0.005)
+
+
 def test_slow_is_more_where_lower_is_better() -> None:
     found = judge(changed(fleet(64, 6.0, 0.02, "launch"), 3, value=9.0))
     assert [v.measurement.gpu for v in found.verdicts if v.ok is False] == [3]

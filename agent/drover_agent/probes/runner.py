@@ -60,7 +60,7 @@ class End(StrEnum):
     HUNG = "hung"
     CRASHED = "crashed"
     TIMEOUT = "timeout"
-    MEMORY = "memory"  # took more of the host's memory than it may
+    MEMORY = "memory"  # took more of the host's memory than it may, or the kernel had none left
     REFUSED = "refused"  # nothing can be run on this node as it is set up: says nothing of a device
 
     @property
@@ -301,7 +301,8 @@ class Runner:
             report.detail = f"probe hung: {self._doing}; its process closed its output and does not end"
             return
         last = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it printed nothing"]
-        report.end = End.CRASHED
+        # Nothing of a device's kills so: the OOM killer does, or a person. No word against what was under test.
+        report.end = End.MEMORY if code == -signal.SIGKILL else End.CRASHED
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         oom = "; perhaps the kernel was out of memory" if code == -signal.SIGKILL else ""
         report.detail = f"the probe's process {how} during {self._doing}{oom}: {last[0][:300]}"

@@ -70,7 +70,7 @@ def fleet(figure: str, node: str) -> None:
     columns = (Column("Verdict"), Column("Where"), Column("Value", "right"), Column("Why", wrap=True))
     total = sum(len(one.values) for one in found)
     empty = f"All {total:,} results are as their configuration gives."
-    height = probe_parts.WORST_PX if len(rows) > 4 else None
+    height = (probe_parts.LIST_PX if node else probe_parts.LONG_PX) if len(rows) > 4 else None
     go(table("worst", columns, rows, empty=empty, link_column=-1, height=height))
 
 
@@ -80,8 +80,10 @@ def beside(node: str) -> None:
     who = view.viewer()
     answer = client.fleet().probe_orders(node)
     of = f" of {node}" if node else ""
-    go(probe_parts.show_orders("orders", answer, who, f"No probe{of} was asked for in the last 90 days."))
-    st.caption("Ask for one with `drover probe NODE`; this console only reads.")
+    empty = f"No probe{of} was asked for in the last 90 days."
+    height = probe_parts.LIST_PX if node else probe_parts.LONG_PX
+    go(probe_parts.show_orders("orders", answer, who, empty, height))
+    st.caption("Ask for one with `drover probe NODE`.")
     told = client.fleet().probes(probe_parts.PAIRS, node) if node else None
     if told is not None and told.value is not None:
         probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
