@@ -99,3 +99,25 @@ def test_a_malformed_secret_is_refused_and_not_shown(tmp_path: Path, bad: str) -
     with pytest.raises(SettingsError, match="does not hold whsec_") as error:
         load_config(write(tmp_path, webhook('secret_env = "S"')), {"S": bad})
     assert bad not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[act]\nmode = "enforce"', 'act.mode: "enforce" needs an actuator'),
+        ('[act]\nmode = "always"', "act.mode: must be one of observe, approve, enforce"),
+        (
+            '[act]\nmode = "enforce"\n[act.slurm]\nenabled = true\nconf = "/nowhere"',
+            "act.slurm.conf: /nowhere: no such",
+        ),
+        ('[act.slurm]\nenabled = true\n[act.command]\nprogram = ["/x"]', "act.slurm.pools: say which pools it has"),
+        (
+            '[act.slurm]\nenabled = true\npools = ["a"]\n[act.command]\nprogram = ["/x"]\npools = ["a"]',
+            "'a' is slurm's already",
+        ),
+    ],
+)
+def test_acting_that_cannot_be(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_config(write(tmp_path, text))
+    assert says in str(error.value)

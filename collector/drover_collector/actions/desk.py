@@ -299,4 +299,4 @@ class ActionDesk:
         if not self.acting:
             raise ActError("this collector is not the active one; ask the one that is")
         if self.actuator_of(node) is None:
-            raise ActError(f"no actuator has {node}: see act.slurm, act.kubernetes and act.command in the settings")
+            raise ActError(f"no actuator has {node}: see act.slurm and act.command in the settings")

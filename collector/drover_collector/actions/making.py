@@ -10,26 +10,17 @@ from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.actions.slurm import SlurmActuator
 from drover_proto.fleet import FleetSpec
-from drover_proto.settings import SettingsError
 
 
 def actuators(config: ActConfig) -> list[Actuator]:
-    """Those that are switched on; none in observe mode. Nothing is asked of any scheduler yet.
-
-    Raises:
-        SettingsError: one that cannot be made.
-    """
+    """Those that are switched on; none in observe mode. Nothing is asked of any scheduler yet."""
     if config.mode == "observe":
         return []
     made: list[Actuator] = []
-    for name in used(config):
-        match name:
-            case "slurm":
-                made.append(SlurmActuator(Scontrol(config.slurm), config.slurm.advise_weight))
-            case "command":
-                made.append(CommandActuator(config.command))
-            case _:
-                raise SettingsError(f"act.{name}: this version has no such actuator")
+    if config.slurm.enabled:
+        made.append(SlurmActuator(Scontrol(config.slurm), config.slurm.advise_weight))
+    if config.command.program:
+        made.append(CommandActuator(config.command))
     return made
 
 

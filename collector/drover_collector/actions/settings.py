@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from drover_proto.settings import SettingsError, between, one_of, setting
 
 MODES = ("observe", "approve", "enforce")
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _POOLS = "pools whose nodes it has; none: all nodes"
-REST_VERSIONS = ("v0.0.38", "v0.0.39", "v0.0.40", "v0.0.41")
-
-
-def _rest(value: str) -> str | None:
-    parts = urlsplit(value)
-    if not value or (parts.scheme in ("http", "https") and parts.hostname) or (parts.scheme == "unix" and parts.path):
-        return None
-    return "must be http://HOST:PORT, https://HOST:PORT or unix:///PATH"
-
-
-def _https(value: str) -> str | None:
-    parts = urlsplit(value)
-    return None if not value or (parts.scheme in ("http", "https") and parts.hostname) else "must be https://HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +22,6 @@ class SlurmConfig:
         10_000,
         "weight of a node that jobs should rather not get: Slurm takes the lightest first",
         between(1, 2**32 - 2),
-    )
-    rest_url: str = setting("", "slurmrestd instead of scontrol: http(s)://HOST:PORT or unix:///PATH", _rest)
-    rest_version: str = setting("v0.0.38", "version of its interface", one_of(*REST_VERSIONS))
-    rest_user: str = setting("", "the user the token is for; empty: as the token says")
-    rest_token_file: str | None = setting(
-        None, "file with its JWT (scontrol token), read again for each request; not needed on a unix socket"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesConfig:
-    enabled: bool = setting(False, "nodes are Kubernetes', under the names of the fleet file")
-    pools: tuple[str, ...] = setting((), _POOLS)
-    url: str = setting(
-        "", "its API server, https://HOST:PORT; empty: as a pod finds it (KUBERNETES_SERVICE_HOST)", _https
-    )
-    token_file: str = setting(f"{SERVICE_ACCOUNT}/token", "token of the service account, read again when it changes")
-    ca_file: str = setting(f"{SERVICE_ACCOUNT}/ca.crt", "authority of the API server's certificate")
-    timeout_s: float = setting(10.0, "longest wait for one answer", between(1, 120))
-    grace_s: int = setting(
-        -1, "time that evicted pods get to end, in seconds; -1: what each of them says itself", between(-1, 86_400)
     )
 
 
@@ -87,11 +51,12 @@ class ActConfig:
     repair_command: tuple[str, ...] = setting(
         (), "program and its arguments that opens a ticket for a node in repair; gets JSON on stdin; none: off"
     )
-    reset_command: tuple[str, ...] = setting((), "likewise that resets a node's GPUs (drover reset); none: off")
-    reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node (drover reboot); none: off")
+    reset_command: tuple[str, ...] = setting(
+        (), "likewise that resets the GPUs of a node without jobs, asked for through the Fleet API; none: off"
+    )
+    reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node; none: off")
     command_timeout_s: float = setting(60.0, "these three are killed after this long", between(1, 3600))
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
 
 
@@ -99,7 +64,6 @@ def used(config: ActConfig) -> dict[str, tuple[str, ...]]:
     """The actuators that are switched on, and the pools of each."""
     every = {
         "slurm": (config.slurm.enabled, config.slurm.pools),
-        "kubernetes": (config.kubernetes.enabled, config.kubernetes.pools),
         "command": (bool(config.command.program), config.command.pools),
     }
     return {name: pools for name, (on, pools) in every.items() if on}
@@ -113,7 +77,7 @@ def validate_act(config: ActConfig) -> None:
     actuators = used(config)
     if config.mode != "observe" and not actuators:
         raise SettingsError(
-            f'act.mode: "{config.mode}" needs an actuator: set act.slurm.enabled, act.kubernetes.enabled or'
+            f'act.mode: "{config.mode}" needs an actuator: set act.slurm.enabled or'
             ' act.command.program, or act.mode = "observe"'
         )
     seen: dict[str, str] = {}
@@ -126,10 +90,5 @@ def validate_act(config: ActConfig) -> None:
             seen[pool] = name
     if config.mode == "observe":
         return
-    files = {"act.slurm.conf": config.slurm.conf, "act.slurm.rest_token_file": config.slurm.rest_token_file}
-    if config.kubernetes.enabled:
-        files["act.kubernetes.token_file"] = config.kubernetes.token_file
-        files["act.kubernetes.ca_file"] = config.kubernetes.ca_file
-    for key, path in files.items():
-        if path is not None and not Path(path).is_file():
-            raise SettingsError(f"{key}: {path}: no such file")
+    if config.slurm.conf is not None and not Path(config.slurm.conf).is_file():
+        raise SettingsError(f"act.slurm.conf: {config.slurm.conf}: no such file")
