@@ -49,6 +49,7 @@ SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
 DUTY_SHARE = 0.3  # of the duty that the lower clock must have brought: 1 / ratio - 1, less what is no compute
 NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: told once, of the node
 AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor throttle times are read
+PRESSED_SHARE = 0.05  # of a bucket's time at the power limit: with a clock up to 22 % lower in it, 1 % in the mean
 NEAR_LIMIT = 0.90  # likewise: the limit may hold it now and then
 SAME_WORK = 0.9  # of the peers' duty: a host that is late does not make the work less
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
@@ -157,7 +158,7 @@ def _limits(look: Look) -> _Limits:
         of_limit = column(window, "power_w") / look.values["power_limit_w"]
     bits, unread = has_bits(window, POWER_CAP_BITS), _unknown(column(window, "clock_event_reasons"), held)
     full_power = bits | (held >= THROTTLED_SHARE) | (unread & ~(of_limit < AT_LIMIT))
-    pressed = full_power | (held > 0) | (unread & ~(of_limit < NEAR_LIMIT))
+    pressed = full_power | (held >= PRESSED_SHARE) | (unread & ~(of_limit < NEAR_LIMIT))
     heat = look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE
     low = look.ratio("power_limit_w") <= LIMIT_RATIO
     if low.any():
