@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from drover_cli.case_inventory import read_inventories
 from drover_cli.case_lines import CaseError as CaseError
 from drover_cli.case_lines import read_jsonl as read_jsonl
+from drover_cli.case_probes import CaseProbes, read_probes
 from drover_cli.ports import with_ports
 from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
@@ -68,6 +69,7 @@ class Case:
     events: list[Event]
     interval_ms: int
     inventories: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # when, node, all that it told
+    probes: CaseProbes = field(default_factory=CaseProbes)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -174,7 +176,8 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
     events = _read_events(path / "events.jsonl", index, notes)
     interval = _interval_ms(gpu if gpu is not None else node, notes)
     inventories = read_inventories(path / "inventory.jsonl", index, notes)
-    return Case(path, spec, index, gpu, node, link, events, interval, inventories, notes)
+    probes = read_probes(path / "probes.jsonl", index, notes)
+    return Case(path, spec, index, gpu, node, link, events, interval, inventories, probes, notes)
 
 
 def _ports(index: FleetIndex) -> list[tuple[str, str]]:

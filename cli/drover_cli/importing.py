@@ -63,8 +63,11 @@ def load(
     holdings = holdings_of(case.spec)
     store.write_holdings(holdings)
     store.write_absences(absences)
+    probes = case.probes.write(store)
     case.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
-    return {"rows": done["rows"], "events": len(case.events), "holdings": len(holdings), "absences": len(absences)}
+    return {"rows": done["rows"], "events": len(case.events), "holdings": len(holdings), "absences": len(absences)} | (
+        {"probes": probes} if probes else {}
+    )
 
 
 def holdings_of(spec: FleetSpec) -> list[Holding]:

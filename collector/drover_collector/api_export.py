@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from drover_collector.api_facts import Facts, bad_argument
+from drover_collector.store import ProbeRow
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import Absence, Event, Holding, Incident
+from drover_proto.events import Absence, Event, Holding, Incident, ProbeOrder, ProbeVerdict
 from drover_proto.fleet import FleetSpec, JobSpec, dump_json
 from drover_proto.reports import event_report, incident_report
 from drover_proto.times import iso
@@ -43,6 +44,13 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, told_ms)))
     absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
+    mine = index.node_number
+    probes = _probes(
+        [r for r in store.probes_between(from_ms, told_ms) if r.result.node in mine],
+        [o for o in store.probe_orders_between(from_ms, told_ms) if o.node in mine],
+        [v for v in store.probe_verdicts(from_ms=from_ms, to_ms=told_ms) if v.node in mine],
+    )
+    yield from _text("probes.jsonl", _lines(probes))
     yield from _text(
         "incidents.jsonl",
         _lines(
@@ -128,6 +136,19 @@ def _events(facts: Facts, from_ms: int, to_ms: int) -> list[Event]:
         until = page[-1].ts_ms + 1  # the page may have ended amid events of one moment
     known = (e for e in found.values() if e.node in facts.index.node_number)
     return sorted(known, key=lambda e: (e.ts_ms, e.id))
+
+
+def _probes(
+    results: Iterable[ProbeRow], orders: Iterable[ProbeOrder], verdicts: Iterable[ProbeVerdict]
+) -> Iterator[dict[str, Any]]:
+    """Lines of probes.jsonl; a replay judges by the verdicts."""
+    for row in results:
+        made_of = {"key": asdict(row.key), "serial": row.serial, "uuid": row.uuid, "received_ms": row.received_ms}
+        yield {"result": asdict(row.result)} | made_of
+    for order in orders:
+        yield {"order": asdict(order)}
+    for verdict in verdicts:
+        yield {"verdict": asdict(verdict)}
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:

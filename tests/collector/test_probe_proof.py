@@ -14,6 +14,7 @@ from drover_collector.engine import LAG_MS, Engine, Outcome
 from drover_collector.incidents import CLEARED_MS
 from drover_collector.policy import PROOF, Policy
 from drover_collector.probes import proof
+from drover_collector.replay import Replay
 from drover_proto.events import (
     Event,
     EventKind,
@@ -230,3 +231,25 @@ def test_a_restart_gives_the_same_answers(passed: bool) -> None:
         return list(subject.incidents.values())
 
     assert run(restart=True) == run(restart=False)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_replay_with_the_verdicts_ends_as_the_live_run(passed: bool) -> None:
+    buckets = [training_bucket(INDEX, number) for number in range(8)]
+    event = Event(
+        "e", START_MS + 20_000, NODE, GPU, EventKind.XID, "13", "graphics exception", received_ms=START_MS + 20_000
+    )
+    told = [replace(v, ts_ms=at(2)) for v in (verdict(passed, "" if passed else "sdc"), verdict(passed, gpu=None))]
+    live = Engine(INDEX, POLICY, START_MS)
+    for number, bucket in enumerate(buckets):
+        if number == 1:
+            live.on_events([event], START_MS + 20_000)
+        live.on_bucket(bucket, bucket.end_ms + LAG_MS)
+        if number == 2:
+            live.on_verdicts(told, at(2))
+    run = Replay(INDEX, iter(buckets), [event], POLICY, [], told)
+    for _ in run:
+        pass
+    assert run.engine is not None
+    assert run.engine.incidents == live.incidents
+    assert any("probe" in i.detectors for i in live.incidents.values()) == (not passed)

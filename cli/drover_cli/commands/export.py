@@ -23,7 +23,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FILES = frozenset(
     {
         "fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "workload.parquet", "events.jsonl",
-        "absences.jsonl", "incidents.jsonl",
+        "absences.jsonl", "probes.jsonl", "incidents.jsonl",
     }
 )  # fmt: skip
 EXPORT_DEADLINE_S = 3600.0

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     started = time.monotonic()
     case = read_case(args.case)
-    replay = Replay(case.index, _watched(case), case.events, policy, case.inventories)
+    replay = Replay(case.index, _watched(case), case.events, policy, case.inventories, case.probes.verdicts)
     incidents: dict[str, Incident] = {}
     for outcome in replay:
         incidents.update((i.id, i) for i in outcome.incidents if i.scope != "fleet")  # the guard's: no detection

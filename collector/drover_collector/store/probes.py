@@ -179,7 +179,7 @@ class Probes(Writes):
     def probe_order(self, id_: str) -> list[ProbeOrder]:
         """All versions of one order, oldest first."""
         found = self._clients.rows(
-            "SELECT json FROM probe_orders WHERE id = {id:String} ORDER BY written_ns", {"id": id_}
+            "SELECT json FROM probe_orders WHERE id = {id:String} ORDER BY written_ns LIMIT 1 BY json", {"id": id_}
         )
         return [from_json(ProbeOrder, row["json"]) for row in found]
 
