@@ -20,8 +20,11 @@ class Shape:
     def total(self) -> int:
         return self.streams * self.gpus
 
+    def spec(self) -> FleetSpec:
+        return FleetSpec(tuple(self._node(n) for n in range(self.streams)), (), "benchmark")
+
     def toml(self) -> str:
-        return dump_toml(FleetSpec(tuple(self._node(n) for n in range(self.streams)), (), "benchmark"))
+        return dump_toml(self.spec())
 
     def _node(self, number: int) -> NodeSpec:
         rack = number * self.gpus // GPUS_PER_RACK

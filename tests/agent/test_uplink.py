@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from drover_agent import uplink
 from drover_agent.agent import Agent
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig, SpoolConfig, TlsConfig
@@ -493,3 +494,23 @@ def test_a_wrong_certificate_is_one_clear_line_and_nothing_is_lost(
     lines = [record.getMessage() for record in caplog.records if "no collector" in record.getMessage()]
     assert says.format(files.cert) in lines[0], lines
     assert "\n" not in lines[0]
+
+
+def test_a_handshake_may_take_as_long_as_the_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All agents come at once after a restart of the collector; one that gave up would cost it another handshake."""
+    monkeypatch.setattr(uplink, "ANSWER_LIMIT_S", 0.0)  # of other writes
+
+    class Slow:
+        """A call whose first write waits for its connection, as gRPC's do."""
+
+        async def write(self, _message: pb.AgentMessage) -> None:
+            await asyncio.sleep(0.01)
+
+        async def read(self) -> pb.CollectorMessage:
+            return pb.CollectorMessage(welcome=pb.Welcome(protocol=1, ts_ms=now_ms()))
+
+    async def scenario() -> None:
+        agent = Agent(settings(tmp_path, "127.0.0.1:1"), "n1")
+        assert (await agent._uplink._greet(Slow())).protocol == 1
+
+    asyncio.run(scenario())

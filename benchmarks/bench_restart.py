@@ -1,0 +1,130 @@
+"""How long a collector takes to begin again: its store opened, the last minutes read, the detectors' windows rebuilt.
+
+Writes a fleet's last minutes with all GPU and node metrics and their rollups, closes the store, and opens it as a start
+does: `Store.open`, then `Pipeline.start`. One sample a bucket: the start reads rollups, which do not depend on how many
+there were. Prints one JSON line; `profile` names the calls that took longest.
+
+    python benchmarks/bench_restart.py [--gpus 100000] [--minutes 10] [--incidents 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from load.fleet import Shape, name
+
+from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_collector.store.records import Ids, storage_dtype
+from drover_proto.catalog import Kind, Scope, of_scope
+from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+
+GPUS = 8  # of a node
+
+
+def fill(store: Store, index: FleetIndex, buckets: int, incidents: int, end_ms: int) -> None:
+    """The last `buckets` buckets before `end_ms`, and incidents that are open."""
+    rows = [EntityRow(entity_id(Scope.NODE, n.name), Scope.NODE, n.name, n.name, None) for n in index.nodes]
+    for node in index.nodes:
+        for slot in range(node.gpus):
+            key = f"SN-{node.name}-{slot}"
+            rows.append(EntityRow(entity_id(Scope.GPU, key), Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
+    store.write_entities(rows)
+    ids = {
+        scope: np.array([row.entity_id for row in rows if row.scope is scope], np.uint64)
+        for scope in (Scope.GPU, Scope.NODE)
+    }
+    for back in range(buckets, 0, -1):
+        start_ms = end_ms - back * BUCKET_MS
+        for scope, which in ids.items():
+            store.write_samples(_moment(scope, which, start_ms))
+        store.closing_bucket(index, start_ms)
+        store.roll_up()
+    store.write_incidents(
+        [
+            Incident(
+                f"i{n}", IncidentKind.STRAGGLER, "nic", "gpu", name(n), 0, ((name(n), 0),), end_ms - 60_000,
+                end_ms - 90_000, None, Severity.WARNING, 0.9, Wanted.PROBE, "slow", "Look.", (), (), ("straggler",),
+                updated_ms=end_ms - 60_000,
+            )
+            for n in range(min(incidents, index.node_count))
+        ]
+    )  # fmt: skip
+
+
+def _moment(scope: Scope, ids: Ids, ts_ms: int) -> SampleBatch:
+    every, columns = np.ones(len(ids), np.bool_), {}
+    for metric in of_scope(scope):
+        moves = metric.kind is Kind.GAUGE  # no errors and no limits: a healthy fleet, as most of one is
+        values = (np.arange(len(ids)) % 7 + ts_ms // 1000 % 13) * moves
+        columns[metric.name] = values.astype(storage_dtype(metric.name)), every
+    return SampleBatch(scope, ids, np.full(len(ids), ts_ms, np.int64), columns)
+
+
+async def restart(url: str, index: FleetIndex, now_ms: int) -> dict[str, Any]:
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    store = Store.open(url)
+    opened_s = time.monotonic()
+    try:
+        outbox = Outbox(store, [], "")
+        reading_s: list[float] = []
+        read = store.bucket
+
+        def timed(*args: Any) -> Bucket:
+            at_s = time.monotonic()
+            try:
+                return read(*args)
+            finally:
+                reading_s.append(time.monotonic() - at_s)
+
+        store.bucket = timed  # type: ignore[method-assign]  # to tell its part of a start
+        pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now_ms)
+        await pipeline.start()
+        ready_s = time.monotonic()
+        found = {
+            "opened_s": round(opened_s - began_s, 2),
+            "restored_s": round(ready_s - opened_s, 2),
+            "reading_s": round(sum(reading_s), 2),
+            "cpu_s": round(time.process_time() - cpu_s, 2),
+            "incidents": len(pipeline.incidents),
+        }
+        await pipeline.stop()
+    finally:
+        store.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of history; a start reads the last ten")
+    parser.add_argument("--incidents", type=int, default=200, help="open ones")
+    given = parser.parse_args()
+    index = FleetIndex(Shape(given.gpus // GPUS, GPUS).spec())
+    now_ms = time.time_ns() // 1_000_000 // BUCKET_MS * BUCKET_MS
+    buckets = round(given.minutes * 60_000) // BUCKET_MS
+    with tempfile.TemporaryDirectory(prefix="drover-bench-restart-") as folder:
+        url = f"chdb://{Path(folder)}/store"
+        store = Store.open(url)
+        try:
+            fill(store, index, buckets, given.incidents, now_ms)
+        finally:
+            store.close()
+        found = asyncio.run(restart(url, index, now_ms))
+    line = {"benchmark": "restart", "gpus": index.gpu_count, "buckets": buckets} | found
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
