@@ -78,3 +78,15 @@ def test_corrected_errors_matter_only_in_a_storm() -> None:
 
     told = run(change)
     assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "ecc_storm", Wanted.PROBE)}
+
+
+def test_rows_that_are_replaced_one_after_the_other_are_told_before_the_gpu_vanishes() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["remapped_rows_corrected"] = np.full(64, 30.0)  # since long ago
+        gpu["remapped_rows_corrected"][11] += number // 4  # 1.5 a minute
+        gpu["remapped_rows_corrected"][20] += number // 12  # 4 within this time
+        gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # heard late
+
+    told = run(change, 50)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "remaps_pile_up", Wanted.PROBE)}
+    assert told[0].severity is Severity.WARNING

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from drover_collector.api_risk import list_risk
 from drover_collector.detectors import risk
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
 from drover_collector.detectors.risk_model import DAY_MS, KEPT_MS, PER_NODE, Trouble, Troubles, chance_of, risk_ranking
 from drover_collector.detectors.window import Window
 from drover_collector.engine import Engine
 from drover_collector.policy import Policy
+from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Event, EventKind, Finding, Health, Incident, IncidentKind, Severity, Wanted
 
 INDEX = small_fleet(40, 8, 4)
@@ -121,3 +125,16 @@ def test_the_engine_learns_from_its_own_incidents_and_nobody_gets_suspect_by_a_r
     (seven,) = [r for r in engine.risks if r.node == "n07"]
     assert seven.in_trouble
     assert seven.chance > chance_of([])
+
+
+def test_the_api_tells_the_ranking_with_its_reasons() -> None:
+    engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
+    facts: Any = SimpleNamespace(pipeline=SimpleNamespace(engine=engine))
+    assert list_risk(facts, pb.RiskRequest()).total == 0
+    engine.remember([incident("a", "n03", since_ms=START_MS - DAY_MS)], START_MS)
+    engine.on_bucket(training_bucket(INDEX, 0), START_MS + 17_000)
+    reply = list_risk(facts, pb.RiskRequest(limit=2))
+    assert (len(reply.nodes), reply.total, reply.days) == (2, 40, 7)
+    assert reply.nodes[0].node == "n03"
+    assert reply.nodes[0].chance > reply.nodes[1].chance
+    assert "xid/xid_79" in reply.nodes[0].reasons[0]

@@ -28,6 +28,11 @@ GROWTH_HELD_MS = 3_600_000  # an uncorrected error is told for this long: counte
 STORM_PER_S = 33.0
 STORM_BUCKETS = 3
 
+# Rows replaced after corrected errors, within an hour or two: they can pile up without any XID until the GPU vanishes
+# (one had reached 254), and after more than 10 rows 83 % of nodes regress (SuperBench, ATC'24).
+PILE_ROWS = 10
+PILE_MS = 3_600_000
+
 COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
 STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected")
 
@@ -37,6 +42,8 @@ class State:
     last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
     grown_ms: dict[str, Floats] = field(default_factory=dict)  # when it last grew, [G], NaN never
     storm: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row, [G]
+    piles: dict[str, Floats] = field(default_factory=dict)  # rows of each GPU at the last two marks, and when told, [G]
+    marked_ms: int = 0
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # (state, GPU) -> when first seen so
 
 
@@ -56,6 +63,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
             since = s.since_ms.setdefault((metric, g), bucket.start_ms)
             found.append(_state_finding(window, g, metric, float(values[g]), since, now_ms))
     found += _storms(window, s, standing, now_ms)
+    found += _piles(window, s, standing, now_ms)
     for key in [key for key in s.since_ms if key not in standing]:
         del s.since_ms[key]
     for metric in COUNTERS:
@@ -132,6 +140,40 @@ def _storms(window: Window, s: State, standing: set[tuple[str, int]], now_ms: in
             NAME, IncidentKind.MEMORY, "ecc_storm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING,
             0.85, Wanted.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors a second.",
             "Its data are still right. Run a memory test when the node is free, and replace the GPU if it goes on.",
+            (evidence,), window.job_of(g),
+        )  # fmt: skip
+
+
+def _piles(window: Window, s: State, standing: set[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+    """GPUs whose HBM rows are replaced one after the other."""
+    rows = window.newest.gpu.get("remapped_rows_corrected")
+    if rows is None:
+        return
+    nothing = np.full(len(rows), np.nan)
+    if not s.piles:
+        s.piles = {"before": rows.copy(), "mark": rows.copy(), "grew_ms": nothing.copy()}
+        s.marked_ms = window.newest.end_ms
+    if window.newest.end_ms - s.marked_ms >= PILE_MS:
+        s.piles["before"], s.piles["mark"] = s.piles["mark"], rows.copy()
+        s.marked_ms = window.newest.end_ms
+    for name in ("before", "mark"):  # a GPU that was not heard then, or was exchanged since
+        low = np.isnan(s.piles[name]) | (rows < s.piles[name])
+        s.piles[name] = np.where(low, rows, s.piles[name])
+    s.piles["grew_ms"] = np.where(rows - s.piles["before"] >= PILE_ROWS, window.newest.end_ms, s.piles["grew_ms"])
+    for g in np.flatnonzero(window.newest.end_ms - s.piles["grew_ms"] <= PILE_MS).tolist():
+        node, gpu = window.index.member(g)
+        standing.add(("pile", g))
+        since = s.since_ms.setdefault(("pile", g), min(s.marked_ms, window.newest.start_ms))
+        count = float(rows[g] - s.piles["before"][g])
+        evidence = Evidence(
+            f"remapped_rows_corrected is {rows[g]:.0f}", "remapped_rows_corrected", float(rows[g]), from_ms=since,
+            to_ms=window.newest.end_ms,
+        )  # fmt: skip
+        yield Finding(
+            NAME, IncidentKind.MEMORY, "remaps_pile_up", "gpu", node, gpu, ((node, gpu),), now_ms, since,
+            Severity.WARNING, 0.8, Wanted.PROBE,
+            f"{place(node, gpu)} has replaced {max(count, 0):.0f} HBM rows within two hours after corrected errors.",
+            "Run a memory test when the node is free, and give it no long job until then: such GPUs can vanish.",
             (evidence,), window.job_of(g),
         )  # fmt: skip
 
