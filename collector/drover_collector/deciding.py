@@ -135,6 +135,11 @@ class Decider:
             self.pace.note_duty(duty)
         return new
 
+    def forget(self, incidents: Iterable[str]) -> None:
+        """These incidents are over."""
+        over = set(incidents)
+        self.standing = {key: d for key, d in self.standing.items() if key[0] not in over}
+
     def restore(self, decisions: Iterable[Decision], incidents: Sequence[Incident]) -> None:
         """After a restart: how all stood. `decisions`: of open incidents, and all of the last hour; in any order."""
         self.breaker.restore(incidents)

@@ -20,6 +20,7 @@ from drover_collector.detectors.inventory import Inventory
 from drover_collector.detectors.risk_model import Risk, Troubles
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.window import Buckets, Window
+from drover_collector.detectors.xid_state import State, back_in_service
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
@@ -150,13 +151,26 @@ class Engine:
         new = self.decider.take_duties(duties)
         changed: list[str] = []
         for duty in new:
-            if duty.stage is Health.HEALTHY:
-                acted = [
-                    key[0] for key, d in self.decider.standing.items() if key[1] == duty.node and d.outcome == "act"
-                ]
-                text = f"closed: {duty.node} is back in service: {duty.reason} (by {duty.by})"
-                changed += self._book.close([duty.incident_id, *acted], now_ms, text)
+            text = f"closed: {duty.node} is back in service: {duty.reason} (by {duty.by})"
+            changed += self._book.close(self._over(duty), now_ms, text)
+            state = self._states.get(xid.NAME)
+            if duty.stage is Health.HEALTHY and isinstance(state, State):
+                back_in_service(state, duty.node, now_ms, xid.BURST_GAP_MS)
+        self.decider.forget(changed)  # so that one that opens again is decided again
         return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
+
+    def _over(self, duty: Duty) -> list[str]:
+        """Open incidents that a return to service ends: those it went out for, and nothing decided since."""
+        if duty.stage is not Health.HEALTHY:
+            return []
+        decided = {id_: d for (id_, node), d in self.decider.standing.items() if node == duty.node}
+        ids = [duty.incident_id, *(id_ for id_, d in decided.items() if d.outcome == "act")]
+        open_ = {record.incident.id: record.incident for record in self._book.open()}
+        return [
+            id_
+            for id_ in dict.fromkeys(ids)
+            if id_ in open_ and (decided[id_].ts_ms if id_ in decided else open_[id_].opened_ms) <= duty.ts_ms
+        ]
 
     def on_approval(self, approval: Approval, now_ms: int) -> Outcome:
         """A person's answer to a decision that waits for one; nothing comes of one that waits no more."""
@@ -196,7 +210,6 @@ class Engine:
             duties: node -> its newest.
         """
         self.decider.restore(decisions, incidents)
-        self.decider.take_duties(duties or {})
         incidents = [incident for incident in incidents if not of_guard(incident)]
         self._states["xid"] = xid.restored(incidents)
         self._states["links"] = links.restored(incidents)
@@ -211,6 +224,8 @@ class Engine:
             else:
                 self._detect(self._window(False, (item,)), ts_ms)
         self._book.restore(incidents)
+        # A return whose incidents a stop left open is news still: `on_duties` with all of them ends those.
+        self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not self._over(duty)})
         self._fold = self._folded()
 
     def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:

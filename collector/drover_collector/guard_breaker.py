@@ -110,7 +110,7 @@ class Breaker:
             while recent and now_ms - recent[0][0] > limits.mass_window_s * 1000:
                 recent.popleft()
             nodes = dict.fromkeys(node for _, node in recent)
-            event = self._event(f"{key[0].value} {key[1]}", key[0])
+            event = self._event(key[1], key[0])
             if event is not None or (limits.mass_nodes and len(nodes) >= self._many(limits)):
                 changed += self._join(event, key[0], MASS, key[1], nodes, now_ms)
         for key in [k for k, recent in self._wishes.items() if not recent]:
@@ -176,7 +176,7 @@ class Breaker:
     def _opened(self, kind: IncidentKind, cause: str, about: str, nodes: list[str], now_ms: int) -> Incident:
         id_ = hashlib.blake2b(f"mass {kind} {cause} {about} {now_ms}".encode(), digest_size=8).hexdigest()
         members = tuple((node, None) for node in nodes)
-        what = f"fell silent: {about}" if cause == GAP else f"are to leave service for {kind.value} {about}"
+        what = f"fell silent: {about}" if cause == GAP else f"are to leave service for {about}"
         summary = f"{len(nodes)} of {self.index.node_count} nodes {what}, all at once: nothing more is taken out."
         advice = (
             "One cause is likelier than many faults: look for a job, a switch, a rollout or this collector's network."
@@ -184,7 +184,7 @@ class Breaker:
         )
         incident = Incident(
             id_, kind, cause, "fleet", None, None, members, now_ms, now_ms, None, Severity.CRITICAL, 1.0, Wanted.NONE,
-            summary, advice, (Evidence(f"{kind.value} {about}"),), (Note(now_ms, f"opened: {summary}"),), (GUARD,),
+            summary, advice, (Evidence(about),), (Note(now_ms, f"opened: {summary}"),), (GUARD,),
             updated_ms=now_ms,
         )  # fmt: skip
         self.events[id_] = incident

@@ -279,7 +279,7 @@ class Pipeline:
         self.engine.remember(self.store.incidents("all", now_ms - KEPT_MS), now_ms)
         self.engine.restore(
             found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged,
-            found.decisions, self.store.duties(),
+            found.decisions, found.duties,
         )  # fmt: skip
         self._arrivals.resume(found.unjudged)
         self._looks.know(found.unjudged)
@@ -288,6 +288,7 @@ class Pipeline:
             self.pauses.awake_ms = self.now_ms()  # not what this took
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
+        self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
         for approval in found.approvals:  # one whose decision still waits: a stop came in between
             self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))
         if self.desk is not None:

@@ -9,7 +9,7 @@ from drover_collector.arrivals import MAX_EVENTS
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.store import Store
-from drover_proto.events import Approval, Decision, Event, Incident
+from drover_proto.events import Approval, Decision, Duty, Event, Incident
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
@@ -18,13 +18,14 @@ RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines 
 @dataclass(frozen=True, slots=True)
 class History:
     """Incidents, open or closed lately; events that were judged, oldest first; events that nobody has judged; decisions
-    of these incidents; answers of the last hour."""
+    of these incidents; answers of the last hour; the newest duty of each node."""
 
     incidents: list[Incident]
     judged: list[Event]
     unjudged: list[Event]
     decisions: list[Decision] = field(default_factory=list)
     approvals: list[Approval] = field(default_factory=list)
+    duties: dict[str, Duty] = field(default_factory=dict)
 
 
 def history(store: Store, now_ms: int) -> History:
@@ -40,7 +41,8 @@ def history(store: Store, now_ms: int) -> History:
     events = [e for e in store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
     decisions = store.decisions_of([i.id for i in incidents if i.closed_ms is None], now_ms - RESTORED_MS)
     approvals = store.approvals(now_ms - RESTORED_MS)
-    return History(incidents, sorted(events, key=lambda e: e.ts_ms), unjudged, decisions, approvals)
+    judged = sorted(events, key=lambda e: e.ts_ms)
+    return History(incidents, judged, unjudged, decisions, approvals, store.duties())
 
 
 def recent(store: Store, index: FleetIndex, next_ms: int, newest: Callable[[Bucket], None]) -> Iterator[Bucket]:

@@ -16,9 +16,9 @@ def ask(waiting: Sequence[Decision]) -> None:
     if told:
         view.notice("answered", "remark", told)
     for decision in waiting:
-        what = f"{decision.wanted} {decision.node}" if decision.node else "go on with this mass event"
+        what = "" if decision.node else "Go on with this mass event? "
         with st.form(f"answer_{decision.id}", border=True):
-            view.notice(f"asks_{decision.id}", "remark", f"Waits for a person: {what}. {decision.reason}")
+            view.notice(f"asks_{decision.id}", "remark", f"Waits for a person: {what}{decision.reason}")
             left, right = st.columns([1, 2])
             who = left.text_input("Your name", key=f"who_{decision.id}", max_chars=80)
             why = right.text_input("Why", key=f"why_{decision.id}", max_chars=500)

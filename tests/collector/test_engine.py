@@ -15,7 +15,7 @@ from drover_collector.detectors.example import START_MS, small_fleet, training_b
 from drover_collector.engine import LAG_MS, Engine, Outcome
 from drover_collector.policy import Policy
 from drover_collector.replay import replay
-from drover_proto.events import Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
+from drover_proto.events import Duty, Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
 from drover_proto.times import from_iso
 from testbed.simulated_buckets import Recording, newest, record
 
@@ -211,3 +211,36 @@ def test_two_faults_on_one_node_are_two_incidents_and_a_silence_swallows_neither
     assert {(i.gpu, i.cause, i.closed_ms is None) for i in found} == {
         (5, "cooling", True), (3, "xid_79", True), (None, "silent", False),
     }  # fmt: skip
+
+
+def test_a_node_goes_out_and_comes_back_and_its_incident_ends_with_that() -> None:
+    enforcing = dataclasses.replace(POLICY, mode="enforce")
+    subject = Engine(INDEX, enforcing, START_MS, ceiling="enforce")
+    feed(subject, range(3))
+    outcome = subject.on_events([xid(79, at_ms=40_000)], START_MS + 40_010)
+    (decision,), (incident,) = outcome.decisions, outcome.incidents
+    assert decision.outcome == "act"
+
+    def duty(stage: Health, at_ms: int) -> dict[str, Duty]:
+        return {"n01": Duty("n01", stage, START_MS + at_ms, incident.id, f"now {stage}")}
+
+    moved = subject.on_duties(duty(Health.DRAINED, 50_000), START_MS + 50_000).health
+    assert (moved[0].node, moved[0].gpu, moved[0].health, moved[0].reason) == (
+        "n01",
+        None,
+        Health.DRAINED,
+        "now drained",
+    )
+    assert subject.on_duties(duty(Health.DRAINED, 50_000), START_MS + 51_000) == Outcome()
+
+    back = subject.on_duties(duty(Health.HEALTHY, 60_000), START_MS + 60_000)
+    assert [(i.id, i.closed_ms) for i in back.incidents] == [(incident.id, START_MS + 60_000)]
+    assert subject.health_of("n01")[0] is Health.HEALTHY
+    again = subject.on_events([xid(79, at_ms=70_000)], START_MS + 70_000)
+    assert [d.outcome for d in again.decisions] == ["held"]  # it came back just now
+    assert "came back" in again.decisions[0].reason
+
+    stopped = Engine(INDEX, enforcing, START_MS, ceiling="enforce")  # before the end of the incident was stored
+    stopped.restore([incident], [training_bucket(INDEX, 3)], [], [decision], duty(Health.HEALTHY, 60_000))
+    late = stopped.on_duties(duty(Health.HEALTHY, 60_000), START_MS + 65_000)
+    assert [i.closed_ms for i in late.incidents] == [START_MS + 65_000]

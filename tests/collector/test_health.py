@@ -6,7 +6,7 @@ import numpy as np
 
 from drover_collector.detectors.example import small_fleet
 from drover_collector.health import HEALTHS, Fold, changes, fold, reason_of, unknown
-from drover_proto.events import Health, Incident, IncidentKind, Severity, Wanted
+from drover_proto.events import Duty, Health, Incident, IncidentKind, Severity, Wanted
 
 INDEX = small_fleet(4)
 ALL_NODES, ALL_GPUS = np.ones(4, bool), np.ones(32, bool)
@@ -99,3 +99,19 @@ def test_changes_name_what_moved_once() -> None:
         (None, Health.HEALTHY, ""), (2, Health.HEALTHY, ""),
     ]  # fmt: skip
     assert changes(INDEX, well, well, 8) == []
+
+
+def test_of_a_node_out_of_service_its_duty_says_the_health() -> None:
+    dead = incident("xid", "xid_79", "gpu", "n01", 2, "critical")
+    duties = {
+        "n01": Duty("n01", Health.VALIDATING, 1, dead.id, "probes run"),
+        "n02": Duty("n02", Health.HEALTHY, 1, "", "back"),
+        "gone": Duty("gone", Health.DRAINED, 1, "", "no longer in the fleet file"),
+    }
+    folded = fold(INDEX, [dead], ALL_NODES, ALL_GPUS, duties)
+    assert reason_of(folded, 1, None) == (Health.VALIDATING, "probes run", dead.id)
+    assert of(folded, 1, 2) is Health.CONFIRMED  # the sick GPU stays in sight
+    assert of(folded, 1, 3) is Health.VALIDATING
+    assert of(folded, 2) is Health.HEALTHY
+    silent = fold(INDEX, [], ~ALL_NODES, ~ALL_GPUS, duties)
+    assert of(silent, 1) is Health.VALIDATING  # a node that reboots in repair is no riddle

@@ -45,3 +45,18 @@ class State:
     recent: list[Seen] = field(default_factory=list)
     pending: list[tuple[int, Event, str]] = field(default_factory=list)  # (due, event, job)
     crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
+
+
+def back_in_service(state: State, node: str, at_ms: int, gap_ms: int) -> None:
+    """A node has come back: a line from now on is a new burst, not the rest of the one that took the node out.
+
+    Bursts keep their count, by which repeats are told; their end moves so far back that they are over.
+
+    Args:
+        gap_ms: lines closer than this are one burst.
+    """
+    for (name, _, _), bursts in state.bursts.items():
+        if name == node and bursts:
+            first, last = bursts[-1]
+            end_ms = min(last, at_ms - gap_ms - 1)
+            bursts[-1] = [min(first, end_ms), end_ms]

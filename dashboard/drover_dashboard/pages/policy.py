@@ -34,7 +34,7 @@ def show() -> None:
         answering.ask(pending)
     _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.")
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
-    _decisions("held", "Held back by the guard", held[:SHOWN], who, "The guard holds nothing back.")
+    _held(held, who)
     left, right = st.columns(2, gap="medium")
     told: dict[str, Any] = json.loads(state.policy_json)
     with left:
@@ -76,6 +76,30 @@ def _decisions(key: str, title: str, found: Sequence[Decision], who: view.Viewer
         for d in found
     ]
     table(f"policy_{key}", (Column(title), Column(), Column("Why", wrap=True)), rows, empty=empty)
+
+
+def _held(held: Sequence[Decision], who: view.Viewer) -> None:
+    """What is held for the same reason in one row: a mass event holds hundreds."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for decision in held:
+        groups.setdefault((decision.wanted, decision.rule, decision.reason), []).append(decision)
+    rows = [
+        Row(
+            (
+                Cell(who.clock(found[0].ts_ms), kind="faint"),
+                Cell(f"{wanted} {_some([d.node for d in found])}", sub=rule),
+                Cell(who.told(reason)),
+            ),
+            href=view.href(view.INCIDENTS, id=found[0].incident_id, state="all"),
+        )
+        for (wanted, rule, reason), found in list(groups.items())[:SHOWN]
+    ]
+    columns = (Column("Held back by the guard"), Column(wrap=True), Column("Why", wrap=True))
+    table("policy_held", columns, rows, empty="The guard holds nothing back.")
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
 
 
 def _out(state: pb.PolicyState, who: view.Viewer) -> None:
