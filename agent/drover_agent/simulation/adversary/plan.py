@@ -179,6 +179,8 @@ class _Planner:
             nodes = np.arange(hw.nodes)
         if name == ("drift", "rollout"):  # those that are free for all of it: the others stay as they are
             held = {n for j in self._jobs if j.start_s < start_s + lasts and j.end_s > start_s - 60 for n in j.nodes}
+            begin, end = start_s - SETTLE_S, start_s + lasts + SETTLE_S
+            held |= {n for n, spans in self._busy.items() if any(begin < b and a < end for a, b in spans)}
             nodes = np.array([n for n in nodes if n not in held], np.int64)
         elif kind.scope in ("rack", "leaf") and len(nodes) * 2 > hw.nodes and hw.nodes > 2:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)  # not most of the fleet at once
@@ -193,7 +195,7 @@ class _Planner:
             until = max(at_s[job.id] + CRASH_PAUSE_S, t.start_s)
             for n in job.nodes:
                 booked[n] = (t.start_s, max(until, booked.get(n, (0.0, 0.0))[1]))
-        broad = kind.scope == "fleet" or t.name == ("drift", "rollout")
+        broad = kind.scope == "fleet"
         for n, (a, b) in booked.items():
             if not broad and any(a - SETTLE_S < d and c < b + SETTLE_S for c, d in self._busy.get(n, [])):
                 return False
@@ -202,7 +204,7 @@ class _Planner:
         if not (t.kind == "drift" or broad):
             for n, span in booked.items():
                 self._busy.setdefault(n, []).append(span)
-        elif t.cause in ("power_limit", "clock_limit"):
+        elif t.cause in ("power_limit", "clock_limit", "rollout"):
             for n in t.nodes.tolist():
                 self._busy.setdefault(n, []).append((t.start_s, t.end_s))
         out = dict.fromkeys(t.nodes.tolist(), t.end_s) if t.name != ("xid", "application") else {}
