@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import SlurmConfig
+from drover_proto import fleet_pb2 as pb
 from testbed.acting import acting
 from testbed.slurm import running as running_slurm
 from testbed.system_processes import running
@@ -52,7 +53,16 @@ def main() -> None:
                     before = time.monotonic()
                     with Path("/dev/kmsg").open("w") as log:
                         log.write(f"<4>NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=bench, test line {node}\n")
-                    wait_until(partial(drains, node), f"{node} drains")
+                    try:
+                        wait_until(partial(drains, node), f"{node} drains")
+                    except AssertionError as error:
+                        reply = collector.stub.ListIncidents(
+                            pb.ListIncidentsRequest(state="all", node=node), timeout=20
+                        )
+                        raise SystemExit(
+                            f"{error}\nincidents: {list(reply.incidents_json)}\nactions: {collector.actions(node)}\n"
+                            f"{collector.log.read_text()[-2000:]}"
+                        ) from None
                     delays.append(time.monotonic() - before)
     delays.sort()
     print(

@@ -24,7 +24,7 @@ from testbed.slurm import running as running_slurm
 from testbed.system_processes import running
 from testbed.waiting import wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]  # the first test pays for the start of all
 
 NODES = ("gpu01", "gpu02", "gpu03", "gpu04", "gpu05", "gpu06")
 SLOW_S = 60.0  # Slurm takes its time for a requeued job
