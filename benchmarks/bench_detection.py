@@ -161,10 +161,13 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# What the detectors find, and what they tell wrongly", "",
         "Made by `make bench-detection` (`benchmarks/bench_detection.py`), the bad numbers too; do not edit.",
-        f"Fleets of the adversary ([simulation](simulation.md)), scoring seeds {result['seeds'][0]} to {result['seeds'][1]}:",
-        f"{ours['gpu_days']:,} GPU-days at {result['interval_s']:g} s, {ours['faults']} faults, {ours['negatives']} hard negatives.",
+        f"Fleets of the adversary ([simulation](simulation.md)), scoring seeds {result['seeds'][0]} to "
+        f"{result['seeds'][1]}:",
+        f"{ours['gpu_days']:,} GPU-days at {result['interval_s']:g} s, {ours['faults']} faults, "
+        f"{ours['negatives']} hard negatives.",
         "Tuning used seeds from 1000 on. Intervals are of 95 %: Wilson's for shares, bootstrap over fleets for F1.", "",
-        "| Method | Precision | Recall | F1 | Delay median, p95 | False warnings | False drains | Precision in the field |",
+        "| Method | Precision | Recall | F1 | Delay median, p95 | False warnings | False drains "
+        "| Precision in the field |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for name, row in result["methods"].items():
@@ -175,9 +178,9 @@ def page(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "False warnings and drains are per 1,000 GPU-days of these fleets, which hold far more trouble than the field's;",
-        "where there was none, 3/N bounds the rate. The last column takes that rate (or bound) with the field's",
-        f"{FIELD_FAULTS} faults per 1,000 GPU-days (Llama 3). Baselines name no kind: theirs fits all kinds, and each alarm",
+        "False warnings and drains are per 1,000 GPU-days of these fleets, which hold far more trouble than the",
+        "field's; where there was none, 3/N bounds the rate. The last column takes that rate (or bound) with the",
+        f"field's {FIELD_FAULTS} faults per 1,000 GPU-days (Llama 3). Baselines name no kind: theirs fits all, each alarm",
         "counts as a drain, as Minder evicts the machine. Their thresholds were chosen on the tuning fleets by F1.",
         "",
         "Goals: " + ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in GOALS.items())
@@ -187,7 +190,8 @@ def page(result: dict[str, Any]) -> str:
         h = result["healthy"]
         lines += [
             "", "## Where nothing goes wrong", "",
-            f"{h['gpu_days']:,} GPU-days of fleets without a fault, at 60 s: {h['false']} warnings, {h['false_drains']} drains. "
+            f"{h['gpu_days']:,} GPU-days of fleets without a fault, at 60 s: {h['false']} warnings, "
+            f"{h['false_drains']} drains. "
             f"None in that time bounds a rate at {h['none_bounds_the_rate_at']:g} per 1,000 GPU-days (3/N, 95 %).",
         ]  # fmt: skip
         lines += ["", *(f"- {n} x {what}" for what, n in h["told_wrongly"].items())] if h["told_wrongly"] else []
