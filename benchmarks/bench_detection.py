@@ -178,9 +178,11 @@ def page(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "False warnings and drains are per 1,000 GPU-days of these fleets, which hold far more trouble than the",
-        "field's; where there was none, 3/N bounds the rate. The last column takes that rate (or bound) with the field's",
-        f"{FIELD_FAULTS} faults per 1,000 GPU-days (Llama 3). Baselines name no kind: theirs fits all. An alarm",
+        "False warnings and drains are per 1,000 GPU-days of these fleets, which hold far more trouble than "
+        "the field's;",
+        "where there was none, 3/N bounds the rate. The last column takes that rate (or bound) with the field's",
+        f"{FIELD_FAULTS} faults per 1,000 GPU-days (Llama 3). Baselines name no kind: theirs fits all kinds, and each "
+        "alarm",
         "counts as a drain, as Minder evicts the machine. Their thresholds were chosen on the tuning fleets by F1.",
         "",
         "Goals: " + ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in GOALS.items())
