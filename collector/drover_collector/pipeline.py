@@ -1,100 +1,30 @@
 """What happens with data once it is in: events and closed buckets are judged, what comes of it is stored and told.
 
-All calls into the engine and all writes of its outcomes happen in one thread, in order; reads of buckets in another,
-so that an event does not wait for a slow read. The gRPC servers run in the event loop and wait for neither.
+All calls into the engine happen in one thread, in order (`pipeline_judging.py`), all writes of its outcomes in another
+(`pipeline_saving.py`), and reads of buckets in others, so that an event does not wait for a slow read. The gRPC servers
+run in the event loop and wait for none of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.arrivals import Arrivals
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.detectors.risk_model import KEPT_MS
-from drover_collector.engine import Engine, Outcome
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.inventories import Inventories, Told
-from drover_collector.looks import HEARD_MS, Looks
-from drover_collector.notify import Outbox
-from drover_collector.pauses import Pauses
-from drover_collector.pipeline_history import RESTORED_MS, history, recent
-from drover_collector.pipeline_saving import Saving
-from drover_collector.policy import Policy
-from drover_collector.policy_reload import PolicyWatch
-from drover_collector.store import Store, StoreError
-from drover_collector.ticks import Rate, Ticks
-from drover_proto.events import Approval, Audit, Duty, Event, Incident
+from drover_collector.buckets import BUCKET_MS
+from drover_collector.pipeline_judging import Judging
+from drover_collector.store import StoreError
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
-ANSWER_S = 20.0  # for what comes of a person's answer: a tick that is under way goes first
 LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or was left out
 
 
-class Pipeline:
-    """Engine, store and outbox of one fleet. `start`, then `run` until cancelled, then `stop`."""
-
-    def __init__(
-        self,
-        index: FleetIndex,
-        store: Store,
-        policy: Policy,
-        outbox: Outbox,
-        *,
-        lag_ms: int,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        wake_s: float = 1.0,
-        ceiling: str = "observe",
-        watch: PolicyWatch | None = None,
-    ) -> None:
-        """
-        Args:
-            ceiling: the mode beyond which no policy goes, `[act] mode` of the settings.
-            watch: of the policy's file.
-        """
-        self.index = index
-        self.store = store
-        self.policy = policy
-        self.outbox = outbox
-        self.started_ms = now_ms()
-        self.ceiling = ceiling
-        self._watch = watch or PolicyWatch(None)
-        self.engine = self._engine(self.started_ms)
-        self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
-        self.role: Callable[[], str] = lambda: "active"
-        self.began_ms = self.started_ms  # to judge
-        self._looks = Looks(store, index, now_ms)
-        self.ticks = Ticks()
-        self.rate = Rate()  # of samples taken in
-        self.newest: Bucket | None = None
-        self.incidents: Mapping[str, Incident] = {}  # the engine's, as of its newest call: for other threads to read
-        self.now_ms = now_ms
-        self.lag_ms = store.lag_ms = lag_ms
-        store.settle_ms = LATE_SETTLE_MS
-        self._wake_s = wake_s
-        self._judge = ThreadPoolExecutor(1, "engine")
-        self._arrivals = Arrivals(self.ticks)
-        self.saving = Saving(store, outbox, self.ticks, now_ms)
-        self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
-        self._inventories = Inventories(store)
-        self._told: Sequence[Told] = ()  # of inventories, for the next bucket
-        self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
-        self.busy = False  # a bucket is being read or judged
-        self.pauses = Pauses(self.started_ms)
-        self._followed = False  # another collector detected before this one
+class Pipeline(Judging):
+    """What judges, and its tasks. `start`, then `run` until cancelled, then `stop`."""
 
     async def start(self) -> None:
         """Takes up the history: open incidents, the newest buckets and events, messages not yet delivered.
@@ -145,162 +75,6 @@ class Pipeline:
             await loop.run_in_executor(None, self.outbox.stop)
             self.leading = False
         self._judge.shutdown()
-
-    def act_by(self, desk: ActionDesk) -> None:
-        """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
-        self.desk = desk
-        desk.on_duties.append(self.take_duties)
-        self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
-
-    def take_events(self, events: Sequence[Event]) -> None:
-        """Events that ingest has stored. May be called from any thread; returns at once.
-
-        Of a store that other collectors write to as well they are all read from there, each once.
-        """
-        if self.store.shared:
-            if self._arrivals.loop is not None:
-                self._arrivals.loop.call_soon_threadsafe(self._looks.wake.set)
-            return
-        self._arrivals.put(events)
-
-    def take_unstored(self, events: Sequence[Event]) -> None:
-        """Events that the store keeps waiting: they are judged all the same, and not again when they are stored.
-        Otherwise like `take_events`."""
-        if self.leading:
-            self._looks.know(events)
-            self._arrivals.put(events)
-
-    @property
-    def waiting_events(self) -> int:
-        """Events that are not judged yet."""
-        return len(self._arrivals)
-
-    @property
-    def waiting_outcomes(self) -> int:
-        """Results that the store has not taken yet."""
-        return len(self.saving)
-
-    def troubles(self) -> list[str]:
-        """Troubles of Drover itself, each a sentence."""
-        acting = [] if self.desk is None else list(self.desk.troubles.values())
-        return [*list(self.ticks.troubles.values()), *self.outbox.troubles, *acting]
-
-    def answer(self, approval: Approval, audit: Audit) -> Outcome:
-        """A person's answer to a decision; returns when what follows from it is stored, or waits for the store.
-
-        From any thread but the one that judges.
-
-        Raises:
-            StoreError: the answer could not be stored, and nothing follows.
-            TimeoutError: detection is too busy.
-        """
-        self.store.write_approvals([approval])  # here: a store that hangs must not hold judging up
-        self.store.write_audit([audit])
-        return self._judge.submit(self._answer, approval).result(ANSWER_S)
-
-    def _answer(self, approval: Approval) -> Outcome:
-        outcomes: list[Outcome] = []
-
-        def take() -> Outcome:
-            outcomes.append(self.engine.on_approval(approval, self.now_ms()))
-            return outcomes[0]
-
-        self._guarded(take)
-        return outcomes[0] if outcomes else Outcome()
-
-    def of_engine(self, call: Callable[[Engine], T]) -> T:
-        """What `call` finds in the engine, asked in the thread that judges. From any other thread.
-
-        Raises:
-            TimeoutError: detection is too busy.
-        """
-        return self._judge.submit(call, self.engine).result(ANSWER_S)
-
-    def take_duties(self, duties: Mapping[str, Duty]) -> None:
-        """How far nodes are that were taken out of service. From any thread; returns at once."""
-        self._judge.submit(self._guarded, lambda: self.engine.on_duties(duties, self.now_ms()))
-
-    def judge_now(self, call: Callable[[Engine], Outcome]) -> bool:
-        """Whether what came of it is stored. Not from the event loop. Raises RuntimeError: this collector stops."""
-        self._judge.submit(self._guarded, lambda: call(self.engine)).result()
-        return not len(self.saving)
-
-    def _engine(self, started_ms: int) -> Engine:
-        return Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
-
-    def _poll_policy(self) -> None:
-        """A changed policy holds from here on; a bad file is told and changes nothing."""
-        policy = self._watch.poll()
-        if self._watch.trouble:
-            self.ticks.troubles["policy"] = self._watch.trouble
-        elif policy is not None:
-            self.ticks.troubles.pop("policy", None)
-            self.policy = policy
-            self.engine.set_policy(policy)
-            now_ms = self.now_ms()
-            line = Audit(f"policy {now_ms}", now_ms, "the policy's file", "policy", policy.name, "the file has changed")
-            try:
-                self.store.write_audit([line])
-            except StoreError as error:
-                self.ticks.store_failed(error)
-
-    def _follow(self) -> None:
-        now_ms = self.now_ms()
-        self.store.refresh_entities()
-        incidents = self.store.incidents("all", now_ms - RESTORED_MS)
-        self._followed = True
-        engine = self._engine(self.started_ms)
-        engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
-        self.engine, self.incidents = engine, engine.incidents
-        self.newest = None
-
-    def _forget(self) -> None:
-        self._arrivals.forget()
-        self.saving.forget()
-        self._looks.forget()
-        self.pauses.newest = None
-        self.ticks.troubles.clear()
-
-    def _restore(self) -> None:
-        now_ms = self.now_ms() if self.store.shared else self.started_ms
-        if self.store.shared:
-            self.store.catch_up()
-            self.store.refresh_entities()
-            self._forget()
-            self.engine = self._engine(now_ms)
-            self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
-            self.began_ms = now_ms
-            if self._followed:  # agents of the one that is gone need a while to come to others
-                self.pauses.newest = (now_ms, now_ms)
-        found = history(self.store, now_ms)
-        self.newest = None
-        for ts_ms, node, told_facts in self._inventories.restore(now_ms, self.index.node_count):
-            self.engine.on_inventory(node, told_facts, ts_ms)
-        self.engine.remember(self.store.incidents("all", now_ms - KEPT_MS), now_ms)
-        self.engine.restore(
-            found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged,
-            found.decisions, found.duties,
-        )  # fmt: skip
-        self._arrivals.resume(found.unjudged)
-        self._looks.know(found.unjudged)
-        self.incidents = self.engine.incidents
-        if self.store.shared:
-            self.pauses.awake_ms = self.now_ms()  # not what this took
-        self.outbox.start()
-        told = self.outbox.enqueue(found.incidents)
-        self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
-        for approval in found.approvals:  # one whose decision still waits: a stop came in between
-            self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))
-        if self.desk is not None:
-            self.desk.start()
-        if found.incidents or self.newest:
-            log.info(
-                "restored %d incidents and %d events; %d events and %d messages had been left over",
-                len(found.incidents), len(found.judged), len(found.unjudged), told,
-            )  # fmt: skip
-
-    def _is_newest(self, bucket: Bucket) -> None:
-        self.newest = bucket
 
     async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -382,41 +156,6 @@ class Pipeline:
             self.ticks.store_failed(error)
         finally:
             self.ticks.roll_seconds += time.perf_counter() - began
-
-    def judge_events(self) -> None:
-        events = self._arrivals.take()
-        for at_ms, group in groupby(events, self._event_due_ms):
-            self._judge_together(at_ms, list(group))
-        if events:
-            self.ticks.troubles.pop("events", None)
-
-    def _event_due_ms(self, event: Event) -> int:
-        """When an event is judged: at its receipt, as in a replay; what a crash left over, when judging began."""
-        return self.now_ms() if event.received_ms is None else max(event.received_ms, self.began_ms)
-
-    def _judge_together(self, at_ms: int, events: list[Event]) -> None:
-        self._guarded(lambda: self.engine.on_events(events, at_ms), events)
-
-    def judge_bucket(self, bucket: Bucket) -> None:
-        for ts_ms, node, facts in self._told:
-            self.engine.on_inventory(node, facts, ts_ms)
-        self._told = ()
-        self._poll_policy()
-        # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
-        self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
-        self.newest = bucket
-        self.ticks.newest_end_ms = bucket.end_ms
-        self.ticks.done += 1
-
-    def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = ()) -> None:
-        try:
-            outcome = call()
-        except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
-            self.ticks.failed(error, self.now_ms())
-            return
-        self.saving.put(outcome, events)
-        self.ticks.tell_detectors(self.engine.troubles)
-        self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 
     def _clock_went_back(self, now_ms: int) -> None:
         self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
