@@ -79,6 +79,19 @@ def test_a_load_that_falls_leaves_a_warm_core_that_is_no_fault() -> None:
     assert run(change, 12) == []
 
 
+@pytest.mark.parametrize("low", [4, 5])
+def test_power_read_at_a_few_low_moments_in_a_row_is_no_bad_cooling(low: int) -> None:
+    """Boards that show the power of one moment: a node's are read together, in the exchange at a step's end."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        node.clear()
+        heat(gpu, slice(16, 24), 1.05)
+        if 7 <= number < 7 + low:
+            gpu["power_w"][16:24] *= 0.72
+
+    assert run(change, 16) == []
+
+
 def test_resistance_that_grew_against_its_own_past() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         heat(gpu, slice(21, 22), 1.0 if number < 45 else 1.3)

@@ -32,7 +32,9 @@ LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
 LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
 BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly the sensors' noise
 BUSY_POWER_W = 250.0  # where no limit is read
-POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s:
+POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s; and no more below
+# the window's highest: a core keeps for a minute the heat of a load that fell, and some boards show the power of one
+# moment (of 25 in 100 ms: Yang et al. 2023, arXiv 2312.02741), so that a few low values in a row are no lower load.
 STEADY_BUCKETS = 3  # to compare with peers, which had the same load
 SETTLED_BUCKETS = 6  # to compare with its own past, which had another
 SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
@@ -124,6 +126,7 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools]:
     with np.errstate(invalid="ignore", divide="ignore"):
         resistance = (temp - inlet[window.index.gpu_node]) / power[-1]
         usable = (power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)) & ~np.isnan(resistance)
+        usable &= np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]
         steady, settled = (
             usable & (len(power) >= count) & (np.ptp(power[-count:], axis=0) <= POWER_STEADY * power[-1])
             for count in (STEADY_BUCKETS, SETTLED_BUCKETS)
