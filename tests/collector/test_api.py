@@ -454,7 +454,8 @@ def test_an_export_is_a_case(against: Against) -> None:
     async def check(fleet: Served) -> None:
         files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW))
         assert list(files) == [
-            "fleet.json", "gpu.parquet", "node.parquet", "events.jsonl", "absences.jsonl", "incidents.jsonl",
+            "fleet.json", "gpu.parquet", "node.parquet", "events.jsonl", "absences.jsonl", "probes.jsonl",
+            "incidents.jsonl",
         ]  # fmt: skip
         spec = json.loads(b"".join(files["fleet.json"]))
         assert [n["name"] for n in spec["nodes"]] == ["n0", "n1", "n2", "n3"]
