@@ -193,6 +193,27 @@ def test_backlog_and_live_lines_and_their_times(path: Path) -> None:
     assert (oom.code, oom.gpu) == ("oom", None)
 
 
+def test_a_line_that_comes_while_the_backlog_is_told_is_none_of_it(path: Path) -> None:
+    """To tell of old lines takes as long as the disk does: a GPU that falls off the bus meanwhile did so now."""
+    told: list[NodeEvent] = []
+
+    def deliver(events: list[NodeEvent]) -> None:
+        if not told:
+            add(path, xid_line(6, 79), xid_line(7, 48))
+        told.extend(events)
+
+    add(path, xid_line(5, 79))
+    reader = KmsgReader(path, "boot-1", None, lambda pci, _: SLOTS.get(pci), deliver)
+    thread = threading.Thread(target=reader.run)
+    thread.start()
+    try:
+        wait_until(lambda: len(told) == 3, "all lines")
+    finally:
+        reader.stop()
+        thread.join(10)
+    assert [(event.code, event.backlog) for event in told] == [("79", True), ("79", False), ("48", False)]
+
+
 def test_reading_goes_on_where_it_stopped_and_a_reboot_begins_anew(path: Path, tmp_path: Path) -> None:
     state = tmp_path / "kmsg.json"
     add(path, xid_line(1, 48))

@@ -6,6 +6,7 @@ as soon as the kernel has it. Only lines of the kernel's own facility count; use
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -92,6 +93,7 @@ class KmsgReader:
         self._saved: int | None = self._last
         self._save_at = 0.0
         self._backlog = True
+        self._first_new: int | None = None  # sequence of the first record written since `run` began, once there is one
         self._overran = False
         self._lost: int | None = None  # lines that were lost and not told yet; 0 when nobody knows how many
         self._tell_lost_at = 0.0
@@ -113,7 +115,9 @@ class KmsgReader:
             OSError: the log cannot be opened or read.
         """
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        end: int | None = None
         try:
+            end = self._open_end() if self._backlog else None
             if self._clock.unexplained:
                 self._explain(descriptor)
             waits = select.poll()
@@ -123,7 +127,7 @@ class KmsgReader:
                 waits.register(descriptor, select.POLLIN)
             prompt, told = False, False
             while not self._stopped.is_set():
-                if self._read_some(descriptor, prompt):
+                if self._read_some(descriptor, prompt, end):
                     prompt = False
                     continue
                 if not told and self._began_anew(descriptor):
@@ -142,6 +146,33 @@ class KmsgReader:
             self._save(float("inf"))
         finally:
             os.close(descriptor)
+            if end is not None:
+                os.close(end)
+
+    def _open_end(self) -> int | None:
+        """The log, to be read from its present end on; None of a pipe, of which nobody can tell what is old."""
+        end = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.lseek(end, 0, os.SEEK_END)
+        except OSError as error:
+            os.close(end)
+            if error.errno != errno.ESPIPE:
+                raise
+            return None
+        return end
+
+    def _look_for_new(self, end: int) -> None:
+        """Find the first record that is no backlog. To tell old ones takes as long as the disk does: what comes
+        meanwhile is a fault of now, and must not pass for an old one."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                data = os.read(end, RECORD_BYTES)
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    raise
+                data = os.read(end, RECORD_BYTES)  # overwritten already; this is the oldest that is left
+            found = (parse_record(line) for line in data.split(b"\n") if not line.startswith(b" "))
+            self._first_new = next((record.seq for record in found if record), None)
 
     def _began_anew(self, descriptor: int) -> bool:
         """Whether the whole log is older than the place that was kept: a virtual machine that was set back to an
@@ -185,7 +216,7 @@ class KmsgReader:
                     raise
                 self._overran = True  # the kernel overwrote what was not read yet; the next read goes on
 
-    def _read_some(self, descriptor: int, prompt: bool) -> bool:
+    def _read_some(self, descriptor: int, prompt: bool, end: int | None) -> bool:
         """Read up to BATCH records and tell their events; False when nothing is left to read. `prompt`: the first of
         them came while this waited."""
         records: list[KernelRecord] = []
@@ -194,6 +225,8 @@ class KmsgReader:
             data = self._read(descriptor)
             records += self._records(data)
             more = bool(data)
+        if self._backlog and self._first_new is None and end is not None:
+            self._look_for_new(end)  # after the records: what of them is new is to be found there as well
         self._clock.look((record.us, record.text) for record in records if record.facility == 0)
         if prompt and records:
             self._clock.came_now(records[0].us)
@@ -228,9 +261,8 @@ class KmsgReader:
         gpu = self._slot_of(line.pci, line.uuid) if line.pci or line.uuid else None
         forgeable = record.facility != 0 and not self._accept_user
         ts_ms = self._clock.wall_ms(record.us)
-        yield NodeEvent(
-            ts_ms, gpu, line.kind, line.code, line.message, "kmsg", self._backlog, 1, forgeable, where=line.where
-        )
+        backlog = self._backlog and (self._first_new is None or record.seq < self._first_new)
+        yield NodeEvent(ts_ms, gpu, line.kind, line.code, line.message, "kmsg", backlog, 1, forgeable, where=line.where)
 
     def _lost_lines(self) -> Iterator[NodeEvent]:
         """Word of lost lines: the first at once, then every LOST_EVERY_S."""
