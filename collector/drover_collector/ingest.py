@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ from google.protobuf.message import DecodeError
 
 from drover_collector.dictionary import Refusal
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.gate import when_ended
+from drover_collector.gate import caller, when_ended
+from drover_collector.identity import Identity
 from drover_collector.ingest_hello import Hellos
 from drover_collector.ingest_limits import Account, Limits, Room, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting
@@ -72,7 +74,8 @@ class Ingest:
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared
         )
         self._sessions: dict[Session, None] = {}
-        self._nameless: dict[Session, None] = {}  # those that have not said who they are, oldest first
+        self._nameless: dict[Session, Identity | None] = {}  # those that have not said who they are, oldest first
+        self._nameless_of: Counter[Identity] = Counter()
         self._gapped: dict[Session, None] = {}  # those of which something was left with the agent
         self._carer: asyncio.Task[None] | None = None
 
@@ -100,11 +103,12 @@ class Ingest:
         """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
         session = Session(context, Account(self._limits))
         when_ended(lambda why: session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, why)))
-        self._sessions[session] = self._nameless[session] = None
+        self._sessions[session] = None
         self.stats.connected = len(self._sessions)
         if self._carer is None:
             self._carer = asyncio.create_task(self._care())
         try:
+            self._begin(session)
             while await self._take(session, await context.read()):  # no name for it here: it would stay until the next
                 pass
             await self._last_words(session)
@@ -118,11 +122,33 @@ class Ingest:
             await session.abort(error)
         finally:
             del self._sessions[session]
-            self._nameless.pop(session, None)
+            self._named(session)
             self._gapped.pop(session, None)
             self.stats.connected = len(self._sessions)
             self._writers.acks.forget(session)
             self._hellos.leave(session)
+
+    def _begin(self, session: Session) -> None:
+        """
+        Raises:
+            EndError: too many streams of this peer say nothing; one that opens stream after stream would fill memory.
+        """
+        who = caller()
+        if who is not None and self._nameless_of[who] >= self._limits.nameless:
+            self._count(str(who), Refusal("no hello", f"{self._limits.nameless} streams of {who} say nothing"))
+            text = f"{self._limits.nameless} other streams of {who} have not begun with a Hello; use one stream a node"
+            raise EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._nameless[session] = who
+        if who is not None:
+            self._nameless_of[who] += 1
+
+    def _named(self, session: Session) -> None:
+        """It has said who it is, or has ended."""
+        who = self._nameless.pop(session, None)
+        if who is not None:
+            self._nameless_of[who] -= 1
+            if not self._nameless_of[who]:
+                del self._nameless_of[who]
 
     async def _last_words(self, session: Session) -> None:
         """The agent has said its last, and may wait for the Ack."""
@@ -150,6 +176,7 @@ class Ingest:
                 pass  # counted; and against its share, below
             case "hello":
                 await self._hellos.take(session, message.hello, size)
+                self._named(session)
             case "batch":
                 rows = min(sum([block.rows for block in message.batch.blocks]), size)
                 await self._batch(session, message.batch, size)
@@ -191,9 +218,9 @@ class Ingest:
         now = time.monotonic()
         again = round(self._limits.ends_per_s * self._limits.care_s) if not self._writers.storing.failing else 0
         for session in list(self._nameless):
-            if session.node:
-                del self._nameless[session]
-            elif now - session.opened_s > self._limits.hello_s:
+            if session.node:  # its Hello is being answered
+                continue
+            if now - session.opened_s > self._limits.hello_s:
                 text = f"no Hello came within {self._limits.hello_s:g} s"
                 session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
             else:

@@ -27,7 +27,7 @@ from drover_collector.pipeline_history import RESTORED_MS, history, recent
 from drover_collector.pipeline_saving import Saving
 from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
-from drover_collector.store import Store, StoreError
+from drover_collector.store import Store
 from drover_collector.ticks import Rate, Ticks
 from drover_proto.events import Approval, Audit, Duty, Event, Incident
 
@@ -210,7 +210,11 @@ class Judging:
 
     def _poll_policy(self) -> None:
         """A changed policy holds from here on; a bad file is told and changes nothing."""
-        policy = self._watch.poll()
+        try:
+            policy = self._watch.poll()
+        except Exception as error:  # noqa: BLE001  # nor may a defect cost the bucket that waits to be judged
+            self.ticks.failed(error, self.now_ms())
+            return
         if self._watch.trouble:
             self.ticks.troubles["policy"] = self._watch.trouble
         elif policy is not None:
@@ -219,10 +223,7 @@ class Judging:
             self.engine.set_policy(policy)
             now_ms = self.now_ms()
             line = Audit(f"policy {now_ms}", now_ms, "the policy's file", "policy", policy.name, "the file has changed")
-            try:
-                self.store.write_audit([line])
-            except StoreError as error:
-                self.ticks.store_failed(error)
+            self.saving.put(Outcome(), (), [line])  # not here: a store that hangs must not hold judging up
 
     def _follow(self) -> None:
         now_ms = self.now_ms()
@@ -268,11 +269,11 @@ class Judging:
             self.pauses.awake_ms = self.now_ms()  # not what this took
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
+        if self.desk is not None:  # before anything is decided below: it must take that
+            self.desk.start()
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
         for approval in found.approvals:  # one whose decision still waits: a stop came in between
             self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))
-        if self.desk is not None:
-            self.desk.start()
         if found.incidents or self.newest:
             log.info(
                 "restored %d incidents and %d events; %d events and %d messages had been left over",

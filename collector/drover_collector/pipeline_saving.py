@@ -7,6 +7,7 @@ thread that judges waits for it a moment: what is shown has then been stored, un
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from drover_collector.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.store import Store, StoreError
 from drover_collector.ticks import Ticks
-from drover_proto.events import Event
+from drover_proto.events import Audit, Event
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ STOP_S = 10.0  # for what is left at a stop
 class _Result:
     outcome: Outcome
     events: Sequence[Event]  # that were judged for it
+    audit: Sequence[Audit] = ()
     stored: bool = False
     refused: bool = False  # by a store that fails, for now; or for ever
 
@@ -53,14 +55,16 @@ class Saving:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, outcome: Outcome, events: Sequence[Event]) -> None:
+    def put(self, outcome: Outcome, events: Sequence[Event], audit: Sequence[Audit] = ()) -> None:
         """Returns when it is stored; or else, if the store fails or takes long, when it is told from memory.
 
         Args:
             events: were judged for it.
+            audit: lines about what led to it.
         """
-        result = _Result(outcome, events)
-        empty = not (events or outcome.findings or outcome.incidents or outcome.decisions or outcome.health)
+        result = _Result(outcome, events, audit)
+        told = events or audit or outcome.findings or outcome.incidents
+        empty = not (told or outcome.decisions or outcome.health)
         with self._changed:
             self._start()
             if not empty:
@@ -152,15 +156,33 @@ class Saving:
                 self._settle(first, stored=True)
 
     def _store_one(self, result: _Result) -> None:
-        outcome = result.outcome
-        self._store.write_findings(list(outcome.findings))
-        self._store.write_incidents(list(outcome.incidents))
-        self._store.write_decisions(list(outcome.decisions))
-        self._store.write_health([dataclasses.asdict(change) for change in outcome.health])
-        self._outbox.enqueue(outcome.incidents)
-        self._store.write_judged(result.events)
-        for take in self.takers:
+        outcome, store = result.outcome, self._store
+        steps: list[Callable[[], object]] = [
+            lambda: store.write_audit(list(result.audit)),
+            lambda: store.write_findings(list(outcome.findings)),
+            lambda: store.write_incidents(list(outcome.incidents)),
+            lambda: store.write_decisions(list(outcome.decisions)),
+            lambda: store.write_health([dataclasses.asdict(change) for change in outcome.health]),
+            lambda: self._outbox.enqueue(outcome.incidents),
+            lambda: store.write_judged(result.events),
+            *(functools.partial(self._hand, take, outcome) for take in self.takers),
+        ]
+        for step in steps:
+            if not self._first(result):  # forgotten while the store hung: who judges since then decides anew
+                return
+            step()
+
+    def _hand(self, take: Callable[[Outcome], None], outcome: Outcome) -> None:
+        try:
             take(outcome)
+        except StoreError:
+            raise  # all are told again
+        except Exception as error:  # noqa: BLE001  # a defect of one must not keep it from the others
+            self._ticks.failed(error, self._now_ms())
+
+    def _first(self, result: _Result) -> bool:
+        with self._changed:
+            return bool(self._waiting) and self._waiting[0] is result
 
     def _settle(self, result: _Result, stored: bool) -> None:
         with self._changed:

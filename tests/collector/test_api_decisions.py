@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from drover_collector import api_decisions, api_incidents
+from drover_collector import api_decisions, api_incidents, pipeline_saving
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.identity import Identity, Role
@@ -159,3 +160,40 @@ def test_a_changed_policy_holds_at_once_and_a_bad_one_changes_nothing(opened: St
     assert (watched.policy.name, watched.engine.policy.mode) == ("ours", "enforce")
     assert "policy" not in watched.ticks.troubles
     assert [line.subject for line in opened.audit() if line.what == "policy"] == ["ours"]
+
+
+def test_a_changed_policy_holds_though_the_store_hangs(
+    opened: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text('mode = "enforce"\n')
+    pipeline = Fleet(opened, PolicyWatch(path)).pipeline
+    monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
+    free, writers = threading.Event(), []
+    write_audit = opened.write_audit
+
+    def hanging(lines: list[Audit]) -> None:
+        writers.append(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():  # who judges must not be here at all
+            free.wait(20)
+        write_audit(lines)
+
+    monkeypatch.setattr(opened, "write_audit", hanging)
+    path.write_text('mode = "observe"  # something is wrong here, at 3 a.m.\n')
+    pipeline._poll_policy()
+    assert pipeline.engine.policy.mode == "observe"
+    free.set()
+    pipeline.saving.stop()
+    assert threading.main_thread() not in writers
+    assert pipeline.waiting_outcomes == 0
+
+
+def test_a_defect_in_reading_the_policy_costs_no_bucket(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Fleet(opened).pipeline
+
+    def wrong() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(pipeline._watch, "poll", wrong)
+    pipeline.judge_bucket(opened.bucket(pipeline.index, T0))
+    assert (pipeline.ticks.done, pipeline.ticks.failures) == (1, 1)

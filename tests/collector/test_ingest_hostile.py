@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
 import grpc
 import pytest
 
-from drover_collector import ingest_session
+from drover_collector import ingest, ingest_session
 from drover_collector.decode import MAX_BLOCKS
+from drover_collector.identity import Identity, Role
 from drover_collector.ingest import Limits
 from drover_collector.ingest_limits import Account
 from drover_collector.ingest_positions import SPOOLS
@@ -79,6 +81,27 @@ async def test_a_stream_without_a_hello_ends(store: Store) -> None:
         code, details = await agent.ended()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert details == "no Hello came within 0.05 s"
+
+
+@in_loop
+async def test_streams_of_one_certificate_that_say_nothing_are_bounded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "caller", lambda: Identity(Role.AGENT, "n0"))
+    async with Collector(store, Limits(nameless=2)) as collector, contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(collector.agent(hello()))  # one that has spoken does not count
+        mute = [await stack.enter_async_context(collector.agent()) for _ in range(2)]
+        await until(lambda: len(collector.ingest._nameless) == 2)
+        async with collector.agent() as third:
+            code, details = await third.ended()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert details.startswith("2 other streams of drover://agent/n0 have not begun with a Hello")
+        mute[0].call.cancel()
+        await until(lambda: len(collector.ingest._nameless) == 1)
+        await stack.enter_async_context(collector.agent(hello()))
+        mute[1].call.cancel()
+        await until(lambda: not collector.ingest._nameless)
+        assert not collector.ingest._nameless_of
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,25 @@ def test_a_message_that_was_never_written_is_written_at_the_next_start(
     until(lambda: receiver.types == ["incident.opened"], "told")
 
 
+def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
+    receiver: Receiver, outboxes: Callable[..., Outbox], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = outboxes(webhook(receiver.url))
+    other, asked = dataclasses.replace(INCIDENT, id="i2"), store.outbox_of
+
+    def hangs(incident: str) -> list[OutboxRow]:
+        if incident == "i2":  # the store keeps us waiting, until judging has lost its patience
+            outbox.enqueue_unstored([INCIDENT])
+            until(lambda: [row.state for row in asked("i1")] == ["delivered"], "delivered, and noted")
+        return asked(incident)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "outbox_of", hangs)
+        assert outbox.enqueue([INCIDENT, other]) == 1
+    until(lambda: len(receiver.got) == 2, "the other is told")
+    assert states(store) == [("delivered", 1)], "else it is sent again after a restart"
+
+
 def test_a_moment_without_the_lease_delays_a_message_and_no_more(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -19,7 +19,7 @@ from drover_collector.pipeline import MAX_BEHIND, Pipeline
 from drover_collector.policy import Policy
 from drover_collector.store import Store, StoreError
 from drover_proto.catalog import Scope
-from drover_proto.events import Event, EventKind, Health, Incident, Severity
+from drover_proto.events import Decision, Event, EventKind, Health, Incident, Severity, Wanted
 from testbed.collected import small_index, write_entities, write_ticks
 
 T0 = 1_800_000_000_000
@@ -169,6 +169,41 @@ def test_events_count_as_judged_only_when_their_outcome_is_stored(
             async with running(pipeline_of(store, index, Clock(T0 + 5000))) as pipeline:
                 await until(lambda: pipeline.ticks.store_failures > 0, "the store refuses")
         assert [e.id for e in store.unjudged_events(T0 + 5000, 10)] == [xid(1).id]
+
+    asyncio.run(scenario())
+
+
+class Desk:
+    """As much of the desk that acts as the pipeline asks for; what is given to it before its start is not taken."""
+
+    def __init__(self) -> None:
+        self.on_duties: list[object] = []
+        self.on_away: list[object] = []
+        self.troubles: dict[str, str] = {}
+        self.acting = False
+        self.taken: list[str] = []
+
+    def start(self) -> None:
+        self.acting = True
+
+    def stop(self) -> None:
+        self.acting = False
+
+    def take(self, decisions: Sequence[Decision], _incidents: object) -> None:
+        if self.acting:
+            self.taken += [d.id for d in decisions]
+
+
+def test_what_a_start_decides_is_acted_on(store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Decision("d1", "inc1", T0, "n1", Wanted.DRAIN, "enforce", "act", "xid", "out of service so far")
+
+    async def scenario() -> None:
+        pipeline, desk = pipeline_of(store, index, Clock()), Desk()
+        pipeline.act_by(desk)  # type: ignore[arg-type]  # as much of a desk as is asked for
+        monkeypatch.setattr(pipeline.engine, "on_duties", lambda *_: Outcome(decisions=(made,)))
+        await pipeline.start()
+        await pipeline.stop()
+        assert desk.taken == ["d1"]
 
     asyncio.run(scenario())
 

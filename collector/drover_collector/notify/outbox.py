@@ -127,7 +127,7 @@ class Outbox:
         Raises:
             StoreError: nothing is lost; call again with the same incidents.
         """
-        made = self._messages(incidents)
+        made = self._untold(self._messages(incidents))
         if made:
             self._store.write_outbox([each.row for each in made])
         self._clerk.look()
@@ -162,6 +162,19 @@ class Outbox:
                     after[key] = _after(told, kind, incident.severity, incident.action)
                     made.append(_Message(self._row(courier, kind, incident), incident, courier, kind))
         return made
+
+    def _untold(self, made: Iterable[_Message]) -> list[_Message]:
+        """Without what was told from memory while the store was asked: delivered, it would wait there again."""
+        kept: list[_Message] = []
+        after: dict[tuple[str, str], Told] = {}
+        with self._lock:
+            for each in made:
+                key = (each.incident.id, each.courier.webhook.name)
+                told = after.get(key) or self._told.get(key)
+                if key not in self._told or transition(each.incident, told, each.courier.webhook) == each.kind:
+                    after[key] = _after(told, each.kind, each.incident.severity, each.incident.action)
+                    kept.append(each)
+        return kept
 
     def _hand_over(self, made: Iterable[_Message]) -> int:
         """To those that deliver, but what was told from memory while the store kept us waiting."""

@@ -1,0 +1,127 @@
+"""What is found, on its way into the store: in order, once, and to those who act only when it is stored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from drover_collector import pipeline_saving
+from drover_collector.engine import Outcome
+from drover_collector.pipeline_saving import Saving
+from drover_collector.store import StoreError
+from drover_collector.ticks import Ticks
+from drover_proto.events import Audit, Decision, Wanted
+from testbed.waiting import wait_until
+
+T0 = 1_800_000_000_000
+FOUND = Outcome(decisions=(Decision("d1", "inc1", T0, "n1", Wanted.DRAIN, "enforce", "act", "xid", "the rule"),))
+LINE = Audit("policy 1", T0, "the policy's file", "policy", "ours", "the file has changed")
+
+
+class Noting:
+    """Stands for store and outbox: notes what is written, in order; hangs or fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.fails: set[str] = set()
+        self.hangs = ""
+        self.hanging, self.free = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(rows: Sequence[object]) -> None:
+            if name == self.hangs:
+                self.hanging.set()
+                self.free.wait(20)
+            if name in self.fails:
+                raise StoreError("no space left")
+            if rows:
+                self.done.append(name)
+
+        return call
+
+
+@pytest.fixture
+def store() -> Noting:
+    return Noting()
+
+
+@pytest.fixture
+def saving(store: Noting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Saving]:
+    monkeypatch.setattr(pipeline_saving, "RETRY_S", 0.01)
+    outbox: Any = store
+    made = Saving(outbox, outbox, Ticks(), lambda: T0)
+    yield made
+    store.free.set()
+    made.stop()
+
+
+def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, saving: Saving) -> None:
+    saving.takers.append(lambda outcome: store.done.append(f"taken {len(outcome.decisions)}"))
+    store.fails.add("write_decisions")
+    saving.put(FOUND, ())
+    assert store.done == []
+    store.fails.clear()
+    wait_until(lambda: len(saving) == 0, "stored")
+    assert store.done == ["write_decisions", "taken 1"]
+
+
+def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, saving: Saving) -> None:
+    told: list[Outcome] = []
+
+    def take(outcome: Outcome) -> None:
+        told.append(outcome)
+        if len(told) < 3:
+            raise StoreError("no space left")
+
+    saving.takers.append(take)
+    saving.put(FOUND, ())
+    wait_until(lambda: len(saving) == 0, "taken")
+    assert told == [FOUND] * 3
+
+
+def test_a_defect_of_one_who_acts_keeps_it_from_no_other(store: Noting, saving: Saving) -> None:
+    told: list[Outcome] = []
+
+    def wrong(_: Outcome) -> None:
+        raise KeyError("a bug")
+
+    saving.takers += [wrong, told.append]
+    saving.put(FOUND, ())
+    wait_until(lambda: len(saving) == 0, "stored")
+    assert told == [FOUND]
+    assert (saving._ticks.failures, saving._ticks.lost_outcomes) == (1, 0)
+
+
+def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
+    store: Noting, saving: Saving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease was lost meanwhile, and may be back: whoever judges since then has not heard of these decisions."""
+    monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
+    told: list[Outcome] = []
+    saving.takers.append(told.append)
+    store.hangs = "write_incidents"
+    saving.put(FOUND, ())
+    assert store.hanging.wait(20)
+    saving.forget()
+    store.free.set()
+    later = Outcome(decisions=(*FOUND.decisions, *FOUND.decisions))
+    saving.put(later, ())
+    wait_until(lambda: len(saving) == 0, "the next is stored")
+    assert store.done == ["write_decisions"]
+    assert told == [later]
+
+
+def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(
+    store: Noting, saving: Saving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
+    store.hangs = "write_audit"
+    saving.put(Outcome(), (), [LINE])
+    assert store.hanging.wait(20)
+    assert store.done == []
+    store.free.set()
+    wait_until(lambda: len(saving) == 0, "stored")
+    assert store.done == ["write_audit"]
