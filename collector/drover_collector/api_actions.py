@@ -5,17 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 import grpc
-import numpy as np
 
-from drover_collector import health
 from drover_collector.actions.base import ActError
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
 from drover_collector.engine import Engine
-from drover_collector.guard import Census, hold
+from drover_collector.guard import hold
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Act, Action, Audit, Duty, Health
+from drover_proto.events import Act, Action, Audit, Duty
 
 BY_HAND = (Act.DRAIN, Act.ISOLATE, Act.RESUME, Act.RESET, Act.REBOOT)
 WAIT_S = 8.0  # for the outcome, before the answer says that it is under way
@@ -77,17 +75,17 @@ def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, 
         if act in (Act.RESET, Act.REBOOT):
             if duty is None or duty.stage not in IDLE:
                 raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
-        elif why_not := facts.pipeline.of_engine(partial(_held, facts, request.node)):
+        elif why_not := facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)):
             raise ActError(f"the guard holds it back: {why_not}; --force does it all the same")
     return _told(desk.wait(desk.drain(request.node, act, why, by), WAIT_S))
 
 
-def _held(facts: Facts, node: str, engine: Engine) -> str | None:
+def _held(node: str, leaving: set[str], engine: Engine) -> str | None:
     """Why the caps of the guard would not let the node go; its pace and breaker are for what Drover does by itself."""
-    codes, _ = engine.health_codes
-    known = int(np.count_nonzero(codes != health.HEALTHS.index(Health.UNKNOWN)))
-    healthy = int(np.count_nonzero(codes == health.HEALTHS.index(Health.HEALTHY)))
-    return hold(node, None, {}, Census(facts.index, engine.decider.out(), healthy, known), engine.policy.guard)
+    census = engine.census()
+    for other in leaving - {node}:  # a scheduler that is away takes all that wait when it is back
+        census.take(other)
+    return hold(node, None, {}, census, engine.policy.guard)
 
 
 def _told(action: Action) -> pb.ActReply:

@@ -23,6 +23,7 @@ MOST = 10_000
 WHY_CHARS = 500
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
 NAMED = 5
+ITSELF = "drover"  # as whose what Drover does by itself is written down: no person is called so
 
 
 def may_answer(caller: Identity | None) -> bool:
@@ -33,7 +34,9 @@ def may_answer(caller: Identity | None) -> bool:
 def named(caller: Identity | None, who: str) -> str:
     """Who answers: the certificate's name, and before it what a person said of itself."""
     name = "a local user" if caller is None else caller.name
-    return f"{' '.join(who.split())[:80]} ({name})" if who.strip() else name
+    if who.strip():
+        return f"{' '.join(who.split())[:80]} ({name})"
+    return f"{name} (a certificate)" if name == ITSELF else name
 
 
 def list_decisions(facts: Facts, request: pb.DecisionsRequest, may: bool) -> pb.DecisionList:
@@ -76,7 +79,7 @@ def answer(facts: Facts, request: pb.Answer, approved: bool, by: str) -> pb.Answ
     id_ = hashlib.blake2b(f"{decision.id} {what} {by} {now_ms}".encode(), digest_size=8).hexdigest()
     line = Audit(id_, now_ms, by, what, decision.incident_id, why, f"{decision.wanted} {decision.node} ({decision.id})")
     outcome = facts.pipeline.answer(Approval(decision.id, now_ms, by, approved, why), line)
-    if not outcome.decisions:
+    if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION, f"decision {decision.id} waits no more; nothing was done"
         )

@@ -32,6 +32,7 @@ Key = tuple[str, str]  # (incident id, node)
 
 DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
+DEAD = frozenset({"silent", "driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
@@ -44,6 +45,7 @@ class Decider:
     Attributes:
         standing: (incident, node) -> its newest decision.
         duties: node -> how far it is that is or was out of service.
+        away: nodes that their scheduler gives no work, whoever closed them.
         breaker: the guard's memory of mass events.
     """
 
@@ -53,6 +55,7 @@ class Decider:
         self.ceiling = ceiling
         self.standing: dict[Key, Decision] = {}
         self.duties: dict[str, Duty] = {}
+        self.away: Set[str] = frozenset()
         self.breaker = Breaker(index)
         self.pace = Pace()
         self._approved: dict[Key, Decision] = {}
@@ -65,11 +68,12 @@ class Decider:
         verdict = self.policy.judge(incident, asked, place)
         return replace(verdict, mode=least_mode(verdict.mode, self.ceiling))
 
-    def out(self) -> set[str]:
-        """Nodes that are out of service by decisions and duties, or would be."""
+    def out(self, really: bool = False) -> set[str]:
+        """Nodes that are out of service by decisions and duties, or would be. `really`: without those that would."""
+        outcomes = ("act",) if really else ("act", "would_act")
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
         for (_, node), decision in self.standing.items():
-            if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act"):
+            if decision.wanted in DISRUPTIVE and decision.outcome in outcomes:
                 duty = self.duties.get(node)
                 if duty is None or duty.ts_ms < decision.ts_ms:  # else its duty says how it went
                     gone.add(node)
@@ -101,7 +105,7 @@ class Decider:
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
         if wanted:
-            census = self._census(fold)
+            census = self.census(fold, (i for i, _ in judged))
             for incident, verdict in wanted:
                 made += self._decide(incident, verdict, census, job_nodes, now_ms)
         return made, events
@@ -109,13 +113,18 @@ class Decider:
     def answer(
         self, approval: Approval, incidents: Mapping[str, Incident], fold: health.Fold, job_nodes: JobNodes, now_ms: int
     ) -> tuple[list[Decision], list[Incident]]:
-        """A person's answer: what follows from it. Nothing when that decision does not wait any more."""
+        """A person's answer: what follows from it. Nothing when that decision does not wait any more; `expired` alone
+        when the answer came too late."""
         found = next((d for d in self.standing.values() if d.id == approval.decision_id), None)
         if found is None or found.outcome != "pending_approval":
             return [], []
         yes = "approved" if approval.approved else "rejected"
         text = f"{yes} by {approval.by}: {approval.why}"
-        answered = self._keep(replace(found, ts_ms=max(now_ms, found.ts_ms + 1), outcome=yes, reason=text))
+        at_ms = max(approval.ts_ms, found.ts_ms + 1)  # of one that a stop left unanswered: when it was given
+        late = at_ms - found.ts_ms >= self.policy.approval_expires_s * 1000
+        if late and found.incident_id not in self.breaker.events:
+            return [self._keep(replace(found, ts_ms=at_ms, outcome="expired", reason=f"too late, {text}"))], []
+        answered = self._keep(replace(found, ts_ms=at_ms, outcome=yes, reason=text))
         made, events = [answered], []
         if event := self.breaker.events.get(found.incident_id):
             if not approval.approved:
@@ -123,8 +132,9 @@ class Decider:
             events.append(self.breaker.answer(event.id, now_ms, f"closed: {text}"))
             self.standing.pop((found.incident_id, found.node), None)
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
-            verdict = Verdict(found.wanted, found.rule, found.mode)
-            made += self._decide(incident, verdict, self._census(fold), job_nodes, answered.ts_ms)
+            verdict = Verdict(found.wanted, found.rule, least_mode(found.mode, self.ceiling))
+            census = self.census(fold, incidents.values())
+            made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
 
     def take_duties(self, duties: Mapping[str, Duty]) -> list[Duty]:
@@ -251,8 +261,12 @@ class Decider:
     ) -> str | None:
         """Why the guard holds it back; None when it does not, or when nothing leaves service."""
         node = incident.node or ""
-        if verdict.wanted not in DISRUPTIVE or node in census.out:
+        if verdict.wanted not in DISRUPTIVE:
             return None
+        if node in census.out:
+            if verdict.mode == "observe" or node in census.really:
+                return None
+            census.give_back(node)  # until now it would have been out: whoever goes in earnest passes the guard first
         limits = self.policy.guard
         return (
             self.breaker.hold(node, now_ms, limits)
@@ -260,10 +274,19 @@ class Decider:
             or self.pace.hold(node, now_ms, limits)
         )
 
-    def _census(self, fold: health.Fold) -> Census:
+    def census(self, fold: health.Fold, incidents: Iterable[Incident]) -> Census:
+        """Who is out of service, dead nodes and what others took out among them.
+
+        Args:
+            incidents: open ones.
+        """
+        dead = {node for i in incidents if i.cause in DEAD and i.closed_ms is None for node, _ in i.members}
+        away = {node for node in dead | self.away if node in self.index.node_number}
         codes = Counter(fold.node.tolist())
-        known = self.index.node_count - codes[health.HEALTHS.index(Health.UNKNOWN)]
-        return Census(self.index, self.out(), codes[health.HEALTHS.index(Health.HEALTHY)], known)
+        healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
+        theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
+        known = self.index.node_count - codes[unknown] + theirs[unknown]
+        return Census(self.index, self.out(), codes[healthy] - theirs[healthy], known, away, self.out(really=True))
 
     def _mode(self) -> str:
         return least_mode(self.policy.mode, self.ceiling)

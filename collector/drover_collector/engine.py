@@ -22,6 +22,7 @@ from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.detectors.xid_state import State, back_in_service
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.guard import Census
 from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
@@ -171,6 +172,14 @@ class Engine:
             for id_ in dict.fromkeys(ids)
             if id_ in open_ and (decided[id_].ts_ms if id_ in decided else open_[id_].opened_ms) <= duty.ts_ms
         ]
+
+    def on_away(self, nodes: Set[str]) -> None:
+        """Nodes that their scheduler gives no work, whoever closed them: for the guard's count."""
+        self.decider.away = frozenset(nodes)
+
+    def census(self) -> Census:
+        """Who is out of service, as the guard counts."""
+        return self.decider.census(self._fold, (record.incident for record in self._book.open()))
 
     def on_approval(self, approval: Approval, now_ms: int) -> Outcome:
         """A person's answer to a decision that waits for one; nothing comes of one that waits no more."""

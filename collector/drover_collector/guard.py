@@ -1,6 +1,7 @@
 """Blast-radius guard: how much of the fleet may be taken out of service. Pure; every disruptive decision passes it.
 
-    caps         by share and by count, of fleet, pool, rack, leaf and job (here)
+    caps         by share and by count, of fleet, pool, rack, leaf and job (here); what others took out and what is dead
+                 counts as well
     healthy      no more nodes go while too few of the known ones are healthy (here)
     pace         so many nodes an hour; a node that came back is left alone for a while (guard_pace)
     breaker      many nodes at once with one cause: a person is asked (guard_breaker)
@@ -73,35 +74,70 @@ class Census:
     Args:
         out: nodes that decisions and duties have taken out (or would have, in observe mode).
         healthy: nodes whose health is healthy; known: whose health is not unknown.
+        away: nodes that others took out, or that are dead: they are missing as well.
+        really: of `out` those that are out, and not only would be.
     """
 
-    def __init__(self, index: FleetIndex, out: Iterable[str], healthy: int, known: int) -> None:
+    def __init__(
+        self,
+        index: FleetIndex,
+        out: Iterable[str],
+        healthy: int,
+        known: int,
+        away: Iterable[str] = (),
+        really: Set[str] = frozenset(),
+    ) -> None:
         self.index, self.healthy, self.known = index, healthy, known
         self.out: set[str] = set()
+        self.really = really
+        self.away = {node for node in away if node in index.node_number}
         self._codes = {"pool": index.pool, "rack": index.rack, "leaf": index.leaf}
         self._names = {"pool": index.pools, "rack": index.racks, "leaf": index.leafs}
         self._sizes = {group: np.bincount(codes) for group, codes in self._codes.items() if len(codes)}
-        self._gone: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        self._ours: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        self._all: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        for node in self.away:
+            self._count(self._all, node, 1)
         for node in out:
             self.take(node)
 
     def take(self, node: str) -> None:
-        n = self.index.node_number.get(node)
-        if node in self.out or n is None:
+        if node in self.out or node not in self.index.node_number:
             return
         self.out.add(node)
-        for group in GROUPS:
-            self._gone[group][int(self._codes[group][n])] += 1
+        self._count(self._ours, node, 1)
+        if node not in self.away:
+            self._count(self._all, node, 1)
+
+    def give_back(self, node: str) -> None:
+        """It is not out after all."""
+        if node not in self.out:
+            return
+        self.out.remove(node)
+        self._count(self._ours, node, -1)
+        if node not in self.away:
+            self._count(self._all, node, -1)
+
+    def gone(self, node: str) -> set[str]:
+        """What counts for `node`: all that is missing. One that is missing itself takes nothing more away; for it what
+        Drover took out counts, so that nodes that only seem dead do not all go."""
+        return self.out if node in self.away else self.out | self.away
 
     def counts(self, node: str) -> list[tuple[str, str, int, int]]:
         """(group, its name, nodes out of it, nodes in it) of the fleet and of the groups that `node` is in."""
         n = self.index.node_number[node]
-        found = [("fleet", "", len(self.out), self.index.node_count)]
+        gone = self._ours if node in self.away else self._all
+        found = [("fleet", "", len(self.gone(node)), self.index.node_count)]
         for group in GROUPS:
             code = int(self._codes[group][n])
             if name := self._names[group][code]:  # a fleet file may leave rack, leaf or pool out: then there is none
-                found.append((group, name, self._gone[group][code], int(self._sizes[group][code])))
+                found.append((group, name, gone[group][code], int(self._sizes[group][code])))
         return found
+
+    def _count(self, groups: dict[str, Counter[int]], node: str, by: int) -> None:
+        n = self.index.node_number[node]
+        for group in GROUPS:
+            groups[group][int(self._codes[group][n])] += by
 
 
 def hold(
@@ -118,12 +154,16 @@ def hold(
         return f"{node} is not in the fleet file"
     groups = census.counts(node)
     if job is not None and (nodes := job_nodes.get(job)):
-        groups.append(("job", job, len(nodes & census.out), len(nodes)))
+        groups.append(("job", job, len(nodes & census.gone(node)), len(nodes)))
     for group, name, out, count in groups:
         most = limits.allowed(group, count)
         if out + 1 > most:
             of = "the fleet" if group == "fleet" else f"{group} {name}"
-            return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be)"
+            away = len(census.away - census.out)
+            others = (
+                f"; {away} nodes of the fleet are dead or out by others" if away and node not in census.away else ""
+            )
+            return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be{others})"
     unwell = census.known - census.healthy
     if unwell > 1 and census.healthy < limits.min_healthy_ratio * census.known:
         return (

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from drover_collector.deciding import PERSON_MS, Decider
+from drover_collector.guard import GuardLimits
 from drover_proto.events import Approval, Decision, Duty, Health, Incident, IncidentKind, Wanted
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
 
@@ -134,3 +135,75 @@ def test_after_a_restart_nothing_is_decided_again(mode: str) -> None:
     assert second.standing == first.standing
     assert second.out() == first.out()
     assert decide(second, open_, 2000) == decide(first, open_, 2000) == ([], [])
+
+
+def test_what_was_only_said_in_observe_mode_passes_the_guard_when_it_becomes_earnest() -> None:
+    """A node that would be out is not out: neither a stronger mode nor a second incident may slip by with it."""
+    limits = dataclasses.replace(OPEN, per_hour=2)
+    subject, open_ = decider("observe", guard=limits), []
+    for hour, node in enumerate(("n001", "n005", "n009", "n013")):
+        open_.append(incident(node, f"xid_{hour}"))
+        assert [d.outcome for d in decide(subject, open_, hour * HOUR_MS)[0]] == ["would_act"]
+    subject.policy = policy("enforce", limits)
+    made, _ = decide(subject, open_, 5 * HOUR_MS)
+    assert [d.outcome for d in made] == ["act", "act", "held", "held"]
+    assert subject.out() == {"n001", "n005"}
+
+
+def test_an_answer_that_comes_too_late_does_nothing() -> None:
+    """Nothing was judged meanwhile, so that the question still stood."""
+    subject, open_ = decider("approve", approval_expires_s=600.0), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 0)
+    made = answer(subject, asked, True, open_, 600_000)
+    assert [(d.outcome, d.id) for d in made] == [("expired", asked.id)]
+    assert "too late, approved by anna" in made[0].reason
+    assert decide(subject, open_, 601_000)[0] == []
+
+
+def test_an_approval_that_a_stop_left_counts_from_when_it_was_given() -> None:
+    subject, open_ = decider("approve", approval_expires_s=600.0), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 0)
+    given = Approval(asked.id, 1000, "anna", True, "yes")
+    made, _ = subject.answer(given, {i.id: i for i in open_}, folded(INDEX, open_), lambda _: {}, 700_000)
+    assert [d.outcome for d in made] == ["approved", "pending_approval"], "it is asked again"
+
+
+def test_an_answer_never_goes_beyond_the_settings() -> None:
+    subject, open_ = decider("approve"), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 1000)
+    subject.ceiling = "observe"  # as after a restart with other settings
+    assert [d.outcome for d in answer(subject, asked, True, open_, 2000)] == ["approved", "would_act"]
+
+
+def test_nodes_that_others_took_out_count() -> None:
+    """32 nodes, of which 3 may be out."""
+    subject = decider(guard=dataclasses.replace(OPEN, fleet_ratio=0.1))
+    subject.away = {"n000", "n001", "n002"}
+    (held,), _ = decide(subject, [incident("n008")], 1000)
+    assert held.outcome == "held"
+    assert "4 of 32 nodes of the fleet would be out (at most 3 may be; 3 nodes" in held.reason
+    theirs, _ = decide(subject, [incident("n001"), incident("n008")], 2000)
+    assert [(d.node, d.outcome) for d in theirs] == [("n001", "act")], "it takes nothing more away"
+    subject = decider(guard=dataclasses.replace(OPEN, fleet_ratio=0.1))
+    subject.away = {"n000"}
+    assert [d.outcome for d in decide(subject, [incident("n008")], 3000)[0]] == ["act"]
+
+
+def test_dead_nodes_count() -> None:
+    limits = dataclasses.replace(OPEN, rack_ratio=0.5)
+    dead = [incident(n, "silent", kind=IncidentKind.LIVENESS, wanted=Wanted.WATCH) for n in ("n000", "n001")]
+    (held,), _ = decide(decider(guard=limits), [*dead, incident("n002")], 1000)
+    assert (held.node, held.outcome) == ("n002", "held")
+    assert "3 of 4 nodes of rack r0" in held.reason
+    few = dataclasses.replace(OPEN, min_healthy_ratio=0.9)
+    subject = decider(guard=few)
+    subject.away = {f"n{n:03d}" for n in range(10, 14)}
+    (held,), _ = decide(subject, [incident("n002")], 1000)
+    assert "only 27 of 32 known nodes are healthy" in held.reason
+
+
+@pytest.mark.parametrize(("count", "outcomes"), [(1, ["act"]), (2, ["held", "held"])])
+def test_a_fleet_of_one_node_may_lose_it_and_one_of_two_sick_nodes_asks(count: int, outcomes: list[str]) -> None:
+    subject = Decider(fleet(count), policy("enforce", GuardLimits()), "enforce")
+    open_ = [incident(f"n{n:03d}") for n in range(count)]
+    assert [d.outcome for d in decide(subject, open_, 10 * HOUR_MS)[0]] == outcomes
