@@ -12,7 +12,7 @@ import grpc
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.slurm import Slurm
-from testbed.system_processes import free_port, running
+from testbed.system_processes import SOON, free_port, running
 from testbed.waiting import wait_until
 
 CALL_S = 20.0  # an act is answered within 8 s
@@ -81,8 +81,8 @@ def acting(folder: Path, slurm: Slurm, store: str = "", settings: str = "") -> I
     module = "drover_collector.main"
     with (
         running(folder, module, "run", "--config", str(folder / "collector.toml")) as log,
-        grpc.insecure_channel(api) as channel,
+        grpc.insecure_channel(api, SOON) as channel,
     ):
         made = Acting(agents, log, FleetStub(channel))
-        wait_until(made.role, "the collector answers", 60)
+        wait_until(made.role, "the collector answers", 120)
         yield made
