@@ -272,6 +272,28 @@ def test_what_most_gpus_of_a_node_show_is_told_once_of_the_node() -> None:
     assert len(told) == 2 * 6 + 2, "two GPUs until the others follow, then one finding a bucket"
 
 
+@pytest.mark.parametrize(("nodes", "broken"), [(1, 1), (1, 2), (2, 2), (4, 8)])
+def test_a_small_fleet_is_not_blind_for_its_gpus(nodes: int, broken: int) -> None:
+    """Two of a node, or the whole of one node of several, which counts errors."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["pcie_width"][:broken] = 4.0
+        gpu["nvlink_crc_errors"] = np.zeros(8 * nodes)
+        gpu["nvlink_crc_errors"][:broken] = 1500.0 * number
+
+    told = run(gpu=change, nodes=nodes)
+    assert {f.cause for f in told} == {"nvlink_errors"} | ({"pcie_narrow"} if broken <= 2 else set())
+    assert {f.node for f in told} == {"n00"}
+
+
+@pytest.mark.parametrize("broken", [3, 4, 8])
+def test_what_many_of_a_lone_node_show_is_its_design(broken: int) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_active_links"][:broken] = 12.0
+
+    assert run(gpu=change, nodes=1) == []
+
+
 def test_a_few_errors_within_seconds_are_no_rate() -> None:
     """Of counters whose limit is some a minute."""
 

@@ -69,6 +69,22 @@ def test_a_clock_that_follows_its_work_at_the_power_limit_is_not_told() -> None:
     assert run(change) == []
 
 
+def test_a_fast_chip_that_loses_its_lead_when_the_power_limit_lets_go_of_all_is_not_told() -> None:
+    """Another one slows the job: the rest draws less, and all clocks rise to the same highest."""
+    fast = [3, 13, 24, 40]
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        limited = number < FROM
+        gpu["clock_event_reasons"][:] = 0x4 * limited
+        gpu["throttle_power_us"] = min(number, FROM) * np.full(64, 0.9e7)
+        if limited:
+            slower(gpu, -0.05, np.array(fast))
+        else:
+            gpu["sm_clock_mhz"][:] = 1980.0
+
+    assert run(change, 90) == []
+
+
 def test_work_that_wanders_is_not_told() -> None:
     rng = np.random.default_rng(1)
     wander = np.zeros(64)

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from drover_collector.buckets import Floats
-from drover_collector.detectors.robust import Bools, Peers, peers, share
+from drover_collector.detectors.robust import Bools, Peers, peers
 from drover_collector.detectors.steady import IDLE_UTIL, Ints, boards, column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -19,6 +19,8 @@ NAME = "links"
 
 MIN_PEERS = 4
 FEW_SHARE = 0.1  # of the boards of one kind: more of them differ by design
+FEW_OF_NODES = 4  # nodes with boards of one kind: errors of all GPUs of one of them are that node's
+FEW_BOARDS = 2  # of 2 * MIN_PEERS and more, however few that is: two broken GPUs of a node that is the whole fleet
 PERSIST = 3  # buckets: links train anew after a reset
 NVLINK_RATES = {  # per second, over the window (DCGM 4.6: CRC from 100 a second fails; replays and recoveries at all)
     "nvlink_crc_errors": 100.0,
@@ -100,14 +102,21 @@ class _Look:
     def _below(self, metric: str) -> Bools:
         """Fewer than the boards of the same kind have, where enough of them are known."""
         usual = self.usual[metric]
-        return self._few((self.values[metric] < usual.median) & (usual.count >= MIN_PEERS))
+        return self._few((self.values[metric] < usual.median) & (usual.count >= MIN_PEERS), errors=False)
 
-    def _few(self, flags: Bools) -> Bools:
-        """Those that are few among the boards of their kind, or one."""
-        everyone = np.ones(len(flags), bool)
-        size = np.bincount(self._kinds, minlength=int(self._kinds.max(initial=0)) + 1)[self._kinds]
-        limit = np.maximum(FEW_SHARE, 1.0 / np.maximum(size, 1))
-        return flags & (np.nan_to_num(share(flags, everyone, self._kinds)) <= limit)
+    def _few(self, flags: Bools, errors: bool = True) -> Bools:
+        """Those that are few among the boards of their kind; errors, which nobody builds in, also all of one node."""
+        if not flags.any():
+            return flags
+        nodes, result = self.window.index.gpu_node, np.zeros(len(flags), bool)
+        for kind in np.unique(self._kinds[flags]).tolist():
+            inside = self._kinds == kind
+            mine, size = flags & inside, int(inside.sum())
+            some = FEW_BOARDS if size >= 2 * MIN_PEERS else 1
+            one_node = errors and len(np.unique(nodes[mine])) == 1 and len(np.unique(nodes[inside])) >= FEW_OF_NODES
+            if one_node or mine.sum() <= max(some, FEW_SHARE * size):
+                result |= mine
+        return result
 
 
 def _rate(window: Window, metric: str, limit: float) -> Floats:
