@@ -182,6 +182,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
                 made,
                 by_pool(config.act, made, spec),
                 incidents=lambda: pipeline.incidents,
+                nodes=[node.name for node in spec.nodes],
                 now_ms=pipeline.now_ms,
             )
         )

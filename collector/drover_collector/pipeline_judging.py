@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -95,6 +96,7 @@ class Judging:
         """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
         self.desk = desk
         desk.on_duties.append(self.take_duties)
+        desk.on_away.append(self.take_away)
         self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
 
     def take_events(self, events: Sequence[Event]) -> None:
@@ -141,7 +143,10 @@ class Judging:
         """
         self.store.write_approvals([approval])  # here: a store that hangs must not hold judging up
         self.store.write_audit([audit])
-        return self._judge.submit(self._answer, approval).result(ANSWER_S)
+        outcome = self._judge.submit(self._answer, approval).result(ANSWER_S)
+        if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):  # the same line, mended
+            self.store.write_audit([replace(audit, what=f"{audit.what} (too late)")])
+        return outcome
 
     def _answer(self, approval: Approval) -> Outcome:
         outcomes: list[Outcome] = []
@@ -164,6 +169,10 @@ class Judging:
     def take_duties(self, duties: Mapping[str, Duty]) -> None:
         """How far nodes are that were taken out of service. From any thread; returns at once."""
         self._judge.submit(self._guarded, lambda: self.engine.on_duties(duties, self.now_ms()))
+
+    def take_away(self, nodes: Set[str]) -> None:
+        """Nodes that their scheduler gives no work. From any thread; returns at once."""
+        self._judge.submit(lambda: self.engine.on_away(nodes))
 
     def judge_now(self, call: Callable[[Engine], Outcome]) -> bool:
         """Whether what came of it is stored. Not from the event loop. Raises RuntimeError: this collector stops."""

@@ -275,6 +275,42 @@ def test_advice_is_taken_back_with_the_weight_that_was(scene: Scene) -> None:
     assert scene.stage() is None, "it was never out"
 
 
+def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight_that_was(scene: Scene) -> None:
+    scene.slurm.held["n1"] = replace(scene.slurm.held["n1"], weight=7)
+    scene.incidents["inc2"] = incident("inc2")
+    second = replace(decision(Wanted.ADVISE, id_="d2"), incident_id="inc2")
+    with scene.desk() as desk:
+        desk.take([decision(Wanted.ADVISE)])
+        scene.wait(Act.ADVISE)
+        desk.take([second])
+        wait_until(lambda: len(desk.advices) == 2)
+    scene.incidents["inc2"] = incident("inc2", closed_ms=T0 + 1)
+    with scene.desk() as desk:
+        wait_until(lambda: len(desk.advices) == 2)
+        desk._workers["slurm"]._look_at_advices()
+        assert not [a for a in scene.store.actions(node="n1") if a.action is Act.UNADVISE], "the first is still open"
+        scene.incidents["inc1"] = incident(closed_ms=T0 + 2)
+        done = scene.wait(Act.UNADVISE)
+        assert (done.state, done.detail) == (ActionState.DONE, "weight 7 again")
+    assert scene.slurm.held["n1"].weight == 7
+
+
+def test_nodes_that_others_took_out_are_told(scene: Scene) -> None:
+    told: list[frozenset[str]] = []
+    actuator = SlurmActuator(scene.slurm, 10_000)
+    scene.slurm.drain_by("n2", "root", "memory swap")
+    desk = ActionDesk(
+        scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02
+    )
+    desk.on_away.append(lambda nodes: told.append(frozenset(nodes)))
+    for _ in range(2):  # a second start tells it to a new engine again
+        desk.start()
+        wait_until(lambda: told)
+        desk.stop()
+        assert told.pop() == {"n2"}
+        assert not told
+
+
 def test_a_scheduler_that_is_away_gets_it_when_it_is_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     scene.slurm.away = True

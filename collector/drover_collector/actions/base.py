@@ -20,6 +20,7 @@ from typing import Protocol
 from drover_proto.events import Act
 
 HAND = "hand"
+ONE_QUESTION = frozenset({"slurm"})  # actuators whose observe_all asks once, however many nodes
 REASON_CHARS = 200  # of what schedulers show in a column
 _MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
 

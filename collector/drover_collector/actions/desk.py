@@ -13,7 +13,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Protocol
 
@@ -59,11 +59,13 @@ class ActionDesk:
     Args:
         actuator_of: who has a node; None: nobody, so that nothing can be done to it.
         incidents: open ones and those that have just closed, by id.
+        nodes: of the fleet, to be looked at whoever closed them.
         step: called between the steps of an action with their names; for tests of crashes.
     Attributes:
         duties: node -> its newest; replaced, never changed.
-        advices: node -> the advice that stands.
+        advices: (node, incident) -> the advice that stands.
         on_duties: each is called with `duties` when one has changed, in a worker's thread.
+        on_away: each is called with the nodes that schedulers give no work, when these have changed; likewise.
         troubles: what goes wrong, each a sentence.
     """
 
@@ -75,6 +77,7 @@ class ActionDesk:
         actuator_of: Callable[[str], Actuator | None],
         *,
         incidents: Callable[[], Mapping[str, Incident]] = dict,
+        nodes: Sequence[str] = (),
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         look_s: float = 5.0,
         step: Callable[[str], None] = lambda _: None,
@@ -83,9 +86,12 @@ class ActionDesk:
         self.incidents, self.actuator_of = incidents, actuator_of
         self.validator: Validator | None = None
         self.duties: Mapping[str, Duty] = {}
-        self.advices: dict[str, Action] = {}
+        self.advices: dict[tuple[str, str], Action] = {}
         self.on_duties: list[Callable[[Mapping[str, Duty]], None]] = []
+        self.on_away: list[Callable[[Set[str]], None]] = []
         self.troubles: dict[str, str] = {}
+        self.nodes = tuple(nodes)
+        self._away: dict[str, Set[str]] = {}  # by actuator
         self._lock = threading.RLock()
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
@@ -106,6 +112,7 @@ class ActionDesk:
             return
         self.duties = self.store.duties()
         self.advices.clear()
+        self._away.clear()  # who judges does not know it yet
         for action in self.store.actions(acts=ADVICES):
             self._note_advice(action)
         workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, self._commands)}
@@ -257,6 +264,19 @@ class ActionDesk:
         for told in self.on_duties:
             told(self.duties)
 
+    def set_away(self, actuator: str, nodes: Set[str]) -> None:
+        """Nodes of an actuator that its scheduler gives no work."""
+        with self._lock:
+            news = self._away.get(actuator, frozenset()) != nodes
+            self._away[actuator] = nodes
+            away = frozenset[str]().union(*self._away.values())
+        for told in self.on_away if news else ():
+            told(away)
+
+    def before_advice(self, node: str) -> str:
+        """What the first advice of those that stand on a node has replaced: a later one finds the advice itself."""
+        return next((a.before for a in list(self.advices.values()) if a.node == node and a.before), "")
+
     def end(self, action: Action) -> None:
         """Its outcome is stored: who waits for it is told."""
         self._note_advice(action)
@@ -277,9 +297,10 @@ class ActionDesk:
 
     def _note_advice(self, action: Action) -> None:
         if action.action is Act.ADVISE and action.state is ActionState.DONE:
-            self.advices[action.node] = action
+            self.advices[action.node, action.incident_id] = action
         elif action.action is Act.UNADVISE and action.state is not ActionState.INTENDED:
-            self.advices.pop(action.node, None)
+            for key in [key for key in self.advices if key[0] == action.node]:
+                del self.advices[key]
 
     def _worker_of(self, node: str, act: Act) -> Worker | None:
         actuator = self._commands if self._commands.knows(act) else self.actuator_of(node)

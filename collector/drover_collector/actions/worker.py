@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from drover_collector.actions.base import HAND, ActError, Actuator, AwayError, LaterError, NodeState, Order, mark_of
+from drover_collector.actions.base import (
+    HAND,
+    ONE_QUESTION,
+    ActError,
+    Actuator,
+    AwayError,
+    LaterError,
+    NodeState,
+    Order,
+    Service,
+    mark_of,
+)
 from drover_collector.actions.duties import is_out, seen, taken_out
 from drover_collector.store import StoreError
 from drover_proto.events import Act, Action, ActionState, Duty, Health
@@ -21,6 +32,8 @@ log = logging.getLogger(__name__)
 
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
 STORE_WAIT_S = 1.0
+ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that others took out
+AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 KiB
 BEGUN = "its command runs"
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
 
@@ -44,6 +57,7 @@ class Worker:
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
+        self._all_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
     def start(self) -> None:
@@ -151,8 +165,7 @@ class Worker:
     def _before(self, action: Action) -> str:
         if action.action is Act.ADVISE:
             return self.actuator.before(action.node)
-        advice = self._desk.advices.get(action.node)
-        return "" if advice is None else advice.before
+        return self._desk.before_advice(action.node)
 
     def _finish(self, job: Job, state: ActionState, detail: str) -> None:
         """The duty first: a stop in between leaves the intent, which is then found done."""
@@ -230,6 +243,7 @@ class Worker:
                 for duty in mine:
                     self._look_at(duty, states)
             self._look_at_advices()
+            self._look_at_all()
         except StoreError as error:
             log.debug("no look: %s", error)
         except AwayError as error:
@@ -258,14 +272,32 @@ class Worker:
         changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
         self._desk.store.write_actions(changed)
 
+    def _look_at_all(self) -> None:
+        if self.actuator.name not in ONE_QUESTION or time.monotonic() < self._all_at:
+            return
+        self._all_at = time.monotonic() + ALL_S
+        desk = self._desk
+        names = [name for name in desk.nodes if desk.actuator_of(name) is self.actuator]
+        away: set[str] = set()
+        for begin in range(0, len(names), AT_ONCE):
+            states = self.actuator.observe_all(names[begin : begin + AT_ONCE])
+            away |= {name for name, state in states.items() if state.service is not Service.IN}
+        desk.set_away(self.actuator.name, away)
+
     def _look_at_advices(self) -> None:
-        """An advice ends with its incident."""
+        """An advice ends with its incident, and with all others that have advised the same of that node."""
         if Act.UNADVISE not in self.actuator.acts:
             return
         desk = self._desk
-        for advice in list(desk.advices.values()):
-            incident = desk.incidents().get(advice.incident_id)
-            if advice.incident_id and incident is not None and incident.closed_ms is None:
+        newest = {advice.node: advice for advice in list(desk.advices.values())}
+        known = desk.incidents()
+        wanted = {
+            node
+            for node, incident in list(desk.advices)
+            if (found := known.get(incident)) is not None and found.closed_ms is None
+        }
+        for advice in newest.values():
+            if advice.node in wanted:
                 continue
             if advice.incident_id and desk.actuator_of(advice.node) is self.actuator:
                 desk.intend(
