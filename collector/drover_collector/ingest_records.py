@@ -175,13 +175,14 @@ class Records:
 
     def _write(self, work: Sequence[Waiting]) -> None:
         taken = [waiting.record for waiting in work if waiting.record is not None]
-        self._store.write_events([t.event for t in taken if t.event is not None])
         self._store.write_absences([t.absence for t in taken if t.absence is not None])
         self._store.write_holdings([t.holding for t in taken if t.holding is not None])
         if probes := [t.probe for t in taken if t.probe is not None]:
             made_of = {node: self._store.inventory(node) for node in {result.node for result in probes}}
             now_ms = self._now_ms()
             self._store.write_probes([row_of(result, made_of[result.node], now_ms) for result in probes])
+        # Last: at a start the newest event that is stored tells how far its lane is, and what came before it with it.
+        self._store.write_events([t.event for t in taken if t.event is not None])
 
     def _hand_on(self, work: Sequence[Waiting]) -> None:
         """These are stored: those that were not judged before are."""

@@ -139,6 +139,32 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
 
 
 @in_loop
+async def test_no_event_is_stored_before_what_its_agent_said_before_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, the collector would tell the agent that it holds both: events tell how far their lane is."""
+
+    def full(_: object) -> None:
+        raise StoreError("no space left on device")
+
+    held = pb.Holding(gpu=0, job="train-7", from_ms=T0)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write_holdings", full)
+        async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
+            await agent.send(record=pb.Record(seq=1, holding=held))
+            await agent.send(record=event(2))
+            await until(lambda: collector.events, "the event is judged")
+            await until(lambda: collector.ingest.stats.store_failures > 2, "tried again")
+    assert store.read_lane_seqs() == {}
+    async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
+        assert agent.held[EVENTS] == 0
+        await agent.send(record=pb.Record(seq=1, holding=held))
+        await agent.send(record=event(2))
+        await agent.until_held(EVENTS, 2)
+        assert [(h.gpu, h.job) for h in store.holdings(T0, T0 + 1)] == [(0, "train-7")]
+
+
+@in_loop
 async def test_a_store_that_hangs_keeps_no_alarm_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(store, monkeypatch)
     async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
