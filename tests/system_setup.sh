@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler, openssl, Chromium,
-# ZooKeeper, Prometheus and its Alertmanager, systemd's own checks of units.
+# ZooKeeper, Prometheus and its Alertmanager, systemd's own checks of units, Slurm, etcd. Builds a Kubernetes API server.
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "make test SYSTEM=1 needs root on Debian or Ubuntu; plain \`make test\` does not" >&2
@@ -16,8 +16,10 @@ command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
 command -v slurmctld >/dev/null || missing+=(slurmctld slurmd slurm-client munge)
 command -v ip >/dev/null || missing+=(iproute2)
+command -v etcd >/dev/null || missing+=(etcd-server)
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing ${missing[*]} ..."
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
+"$(dirname "$0")/kubernetes_setup.sh"

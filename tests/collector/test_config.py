@@ -115,6 +115,15 @@ def test_a_malformed_secret_is_refused_and_not_shown(tmp_path: Path, bad: str) -
             '[act.slurm]\nenabled = true\npools = ["a"]\n[act.command]\nprogram = ["/x"]\npools = ["a"]',
             "'a' is slurm's already",
         ),
+        ('[act]\nmode = "enforce"\n[act.kubernetes]\nenabled = true', "act.kubernetes.server: this is no pod"),
+        (
+            '[act]\nmode = "enforce"\n[act.kubernetes]\nenabled = true\nserver = "http://k8s:6443"',
+            "act.kubernetes.server: http://k8s:6443: must begin with https://",
+        ),
+        (
+            '[act]\nmode = "enforce"\n[act.kubernetes]\nenabled = true\nserver = "https://k8s"\ntoken_file = "/nowhere"',
+            "act.kubernetes.token_file: /nowhere: no such file",
+        ),
     ],
 )
 def test_acting_that_cannot_be(tmp_path: Path, text: str, says: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.command import CommandActuator
+from drover_collector.actions.kubernetes import KubernetesActuator
+from drover_collector.actions.kubernetes_api import KubernetesApi
 from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.actions.slurm import SlurmActuator
@@ -19,6 +21,8 @@ def actuators(config: ActConfig) -> list[Actuator]:
     made: list[Actuator] = []
     if config.slurm.enabled:
         made.append(SlurmActuator(Scontrol(config.slurm), config.slurm.advise_weight))
+    if config.kubernetes.enabled:
+        made.append(KubernetesActuator(KubernetesApi(config.kubernetes), config.kubernetes.gpu_resources))
     if config.command.program:
         made.append(CommandActuator(config.command))
     return made

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from drover_proto.settings import SettingsError, between, one_of, setting
 
 MODES = ("observe", "approve", "enforce")
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds it
 _POOLS = "pools whose nodes it has; none: all nodes"
 
 
@@ -22,6 +25,19 @@ class SlurmConfig:
         10_000,
         "weight of a node that jobs should rather not get: Slurm takes the lightest first",
         between(1, 2**32 - 2),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    enabled: bool = setting(False, "nodes are Kubernetes', under the names of the fleet file")
+    pools: tuple[str, ...] = setting((), _POOLS)
+    server: str | None = setting(None, "https:// address of the API server; none: that of the cluster it runs in")
+    token_file: str = setting(f"{_ACCOUNT}/token", "bearer token of the service account; read again when it is refused")
+    ca_file: str = setting(f"{_ACCOUNT}/ca.crt", "certificate authority of the API server")
+    timeout_s: float = setting(10.0, "longest wait for one answer of the API server", between(1, 120))
+    gpu_resources: tuple[str, ...] = setting(
+        ("nvidia.com/", "amd.com/gpu"), "a pod that asks for a resource that begins so is a job"
     )
 
 
@@ -57,6 +73,7 @@ class ActConfig:
     reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node; none: off")
     command_timeout_s: float = setting(60.0, "these three are killed after this long", between(1, 3600))
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
 
 
@@ -64,6 +81,7 @@ def used(config: ActConfig) -> dict[str, tuple[str, ...]]:
     """The actuators that are switched on, and the pools of each."""
     every = {
         "slurm": (config.slurm.enabled, config.slurm.pools),
+        "kubernetes": (config.kubernetes.enabled, config.kubernetes.pools),
         "command": (bool(config.command.program), config.command.pools),
     }
     return {name: pools for name, (on, pools) in every.items() if on}
@@ -77,8 +95,8 @@ def validate_act(config: ActConfig) -> None:
     actuators = used(config)
     if config.mode != "observe" and not actuators:
         raise SettingsError(
-            f'act.mode: "{config.mode}" needs an actuator: set act.slurm.enabled or'
-            ' act.command.program, or act.mode = "observe"'
+            f'act.mode: "{config.mode}" needs an actuator: set act.slurm.enabled,'
+            ' act.kubernetes.enabled or act.command.program, or act.mode = "observe"'
         )
     seen: dict[str, str] = {}
     for name, pools in actuators.items():
@@ -92,3 +110,17 @@ def validate_act(config: ActConfig) -> None:
         return
     if config.slurm.conf is not None and not Path(config.slurm.conf).is_file():
         raise SettingsError(f"act.slurm.conf: {config.slurm.conf}: no such file")
+    if config.kubernetes.enabled:
+        _validate_kubernetes(config.kubernetes)
+
+
+def _validate_kubernetes(config: KubernetesConfig) -> None:
+    if find_spec("kubernetes") is None:
+        raise SettingsError("act.kubernetes: the client is not installed: pip install 'drover[kubernetes]'")
+    if config.server is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        raise SettingsError("act.kubernetes.server: this is no pod of a cluster; say where the API server is")
+    if config.server is not None and not config.server.startswith("https://"):
+        raise SettingsError(f"act.kubernetes.server: {config.server}: must begin with https://, the token goes there")
+    for key in ("token_file", "ca_file"):
+        if not Path(getattr(config, key)).is_file():
+            raise SettingsError(f"act.kubernetes.{key}: {getattr(config, key)}: no such file")

@@ -1,0 +1,178 @@
+"""The few calls of the Kubernetes API that Drover makes, through the official client; each with a timeout.
+
+The client's models are left aside: a node has fields of other tools' that must come back as they were, and answers of
+servers older or newer than the client must be read too. Rights that these calls need: docs/kubernetes/rbac.yaml.
+
+Answers are those of pkg/registry/core/pod/storage/eviction.go and of the API conventions ("Response Status Kind").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drover_collector.actions.base import ActError, AwayError, LaterError
+from drover_collector.actions.settings import KubernetesConfig
+
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+RIGHTS = "docs/kubernetes/rbac.yaml has the rights it needs"
+MANAGER = "drover"
+
+
+class ConflictError(LaterError):
+    """Somebody has changed it since it was read."""
+
+
+class HeldError(LaterError):
+    """A disruption budget does not let the pod go now."""
+
+
+class KubernetesApi:
+    """Not for several threads at once. Nothing is asked before the first call.
+
+    All calls raise AwayError (no answer, or the token is refused), LaterError (try again) or ActError.
+    """
+
+    def __init__(self, config: KubernetesConfig) -> None:
+        self._config = config
+        self._core: Any = None
+
+    def node(self, name: str) -> dict[str, Any] | None:
+        """None: there is none of this name."""
+        status, body = self._ask("read_node", name=name)
+        return None if status == 404 else _good(status, body, f"read node {name}")
+
+    def patch_node(self, name: str, patch: Mapping[str, Any]) -> None:
+        """A merge patch with the node's resourceVersion. Raises ConflictError: it is not the newest."""
+        status, body = self._ask(
+            "patch_node", name=name, body=dict(patch), field_manager=MANAGER, _content_type=MERGE
+        )  # fmt: skip
+        _good(status, body, f"change node {name}")
+
+    def patch_conditions(self, name: str, condition: Mapping[str, str]) -> None:
+        """Set one condition; others' stay, as the list is merged by their types."""
+        patch = {"status": {"conditions": [dict(condition)]}}
+        status, body = self._ask(
+            "patch_node_status", name=name, body=patch, field_manager=MANAGER, _content_type=STRATEGIC
+        )
+        _good(status, body, f"set condition {condition['type']} of node {name}")
+
+    def pods(self, node: str) -> list[dict[str, Any]]:
+        """Of a node, those that have not ended."""
+        selector = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
+        status, body = self._ask("list_pod_for_all_namespaces", field_selector=selector)
+        return list(_good(status, body, f"list the pods of node {node}").get("items") or ())
+
+    def eviction_version(self) -> str:
+        """policy/v1 (from 1.22 on) or policy/v1beta1, whichever this server says it takes."""
+        status, body = self._ask("get_api_resources")
+        found = _good(status, body, "list what the server knows").get("resources") or ()
+        for resource in found:
+            if resource.get("name") == "pods/eviction":
+                return f"{resource.get('group') or 'policy'}/{resource.get('version') or 'v1beta1'}"
+        raise ActError("this API server has no evictions; delete the pods by hand")
+
+    def evict(self, pod: Mapping[str, Any], version: str) -> bool:
+        """Ask this very pod, not a successor of its name, to end. False: it is gone. Raises HeldError."""
+        meta = pod["metadata"]
+        namespace, name = meta["namespace"], meta["name"]
+        eviction = {
+            "apiVersion": version, "kind": "Eviction", "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": meta["uid"]}},
+        }  # fmt: skip
+        status, body = self._ask("create_namespaced_pod_eviction", name=name, namespace=namespace, body=eviction)
+        if status in (404, 409):  # 409: the precondition; another pod has its name
+            return False
+        if status == 429 or (status == 500 and "PodDisruptionBudget" in str(body.get("message"))):
+            causes = [c["message"] for c in (body.get("details") or {}).get("causes") or () if c.get("message")]
+            raise HeldError("; ".join(map(str, causes or [body.get("message") or "it does not say which"])))
+        _good(status, body, f"evict pod {namespace}/{name}")
+        return True
+
+    # ---- one call
+
+    def _ask(self, call: str, **arguments: Any) -> tuple[int, dict[str, Any]]:
+        """Status and body. A token that is refused is read from its file again, once: it may have been renewed."""
+        status, body = self._send(call, arguments)
+        if status == 401:
+            self._read_token()
+            status, body = self._send(call, arguments)
+        if status == 401:
+            raise AwayError(
+                f"Kubernetes refuses the token in {self._config.token_file} (401): it has expired or is not of this"
+                " cluster; renew the file, it is read again by itself"
+            )
+        return status, body
+
+    def _send(self, call: str, arguments: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        import urllib3
+
+        if self._core is None:
+            self._connect()
+        limit = self._config.timeout_s
+        try:
+            answer = getattr(self._core, call)(**arguments, _preload_content=False, _request_timeout=(limit, limit))
+            status, text = int(answer.status), answer.data
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise AwayError(f"Kubernetes does not answer at {self._url()}: {_first(error)}") from None
+        except self._refused as error:
+            if not error.status:  # TLS has failed
+                raise AwayError(f"Kubernetes at {self._url()}: {_first(error.reason)}") from None
+            status, text = int(error.status), (error.body or str(error.reason)).encode()
+        try:
+            body = json.loads(text or b"{}")
+        except ValueError:
+            body = {"message": text[:200].decode(errors="replace")}
+        return status, body if isinstance(body, dict) else {}
+
+    def _connect(self) -> None:
+        try:
+            from kubernetes import client
+        except ImportError:
+            raise ActError("the Kubernetes client is not installed: pip install 'drover[kubernetes]'") from None
+        made = client.Configuration(host=self._url(), retries=False)  # the worker tries again, and says so
+        made.ssl_ca_cert = self._config.ca_file
+        self._settings, self._refused = made, client.ApiException
+        self._read_token()
+        self._core = client.CoreV1Api(client.ApiClient(made))
+
+    def _read_token(self) -> None:
+        try:
+            token = Path(self._config.token_file).read_text("ascii").strip()
+        except (OSError, ValueError) as error:
+            raise AwayError(f"the token file {self._config.token_file} cannot be read: {_first(error)}") from None
+        self._settings.api_key = {"authorization": f"Bearer {token}"}
+
+    def _url(self) -> str:
+        return self._config.server or in_cluster(os.environ)
+
+
+def in_cluster(environment: Mapping[str, str]) -> str:
+    """The API server as a pod is told of it; "" outside of a cluster."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return ""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _good(status: int, body: dict[str, Any], what: str) -> dict[str, Any]:
+    """The body of a success. Raises the error that the status stands for."""
+    if 200 <= status < 300:
+        return body
+    said = f"cannot {what}: {body.get('message') or 'no reason given'} ({status})"
+    if status == 403:
+        raise ActError(f"{said}; {RIGHTS}")
+    if status == 409:
+        raise ConflictError(said)
+    if status in (502, 503, 504):
+        raise AwayError(said)
+    if status == 429 or status >= 500:
+        raise LaterError(said)
+    raise ActError(said)
+
+
+def _first(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
