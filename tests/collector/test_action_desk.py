@@ -380,8 +380,11 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
     with scene.desk(step=lose) as desk:
         desk.take([decision()])
         assert asked.wait(20)
+        wait_until(lambda: not holds.is_set())
+        desk.take([decision(node="n2", id_="d2")])
+        wait_until(lambda: "drain n2 first: this collector is not" in desk.troubles.get("intents", ""))
         with pytest.raises(StoreError):
-            desk.take([decision(node="n2", id_="d2")])
+            desk.drain("n3", Act.DRAIN, "why", "ann")
         worker = desk._workers["slurm"]
         wait_until(lambda: any(job.due for job in worker._jobs.values()), "it was tried, and waits")
         assert scene.slurm.effects == []

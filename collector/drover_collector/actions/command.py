@@ -48,7 +48,7 @@ class CommandActuator:
         order.may()
         said = _detail(self._call(payload(act, order)))
         after = self.observe(order.node)
-        if after.out == wanted_in or (after.out and after.mark is None):
+        if not (after.service is Service.IN if wanted_in else after.out and after.mark is not None):
             raise LaterError(f"the command said {said!r}, and the node is {after.service} ({after.reason!r})")
         return Result(said)
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Result
+from drover_collector.actions.base import ActError, AwayError, LaterError, NodeState, Order, Result
 from drover_collector.actions.programs import Ran, run
 from drover_collector.actions.settings import ActConfig
 from drover_proto.events import Act
@@ -58,7 +58,10 @@ class Commands:
         if program is None:
             raise ActError(f"no command for it: set act.{act}_command in the collector's settings")
         order.may()
-        ran = run(program, self._timeout_s, stdin=json.dumps(payload(act, order)))
+        try:
+            ran = run(program, self._timeout_s, stdin=json.dumps(payload(act, order)))
+        except AwayError as error:  # to run it again might be a second ticket, or a second reboot
+            raise ActError(f"{error}; it was killed: nobody knows whether it was done") from None
         return Result(ended(program, ran))
 
     def before(self, node: str) -> str:  # noqa: ARG002  # these change nothing that could be put back

@@ -4,7 +4,8 @@ Every effect asks the store's fence first, so that a collector that is not the a
 any two steps leaves an intent, which the next start takes up: acts are idempotent and look before they do anything, so
 each is done once; one that is not wanted any more, or that cannot be told (a command that was running), is reported.
 
-Each actuator has a thread of its own (`worker.py`); a slow scheduler delays neither detection nor another one.
+Each actuator has a thread of its own (`worker.py`); a slow scheduler delays neither detection nor another one. Intents
+are stored in a thread of the desk's, so that a store that hangs does not hold judging up.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import hashlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
-from drover_collector.actions.duties import NOT_TOLD, is_out, judged, mark_of_duty
+from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.worker import Worker
-from drover_collector.store import Store
+from drover_collector.actions.worker import STORE_WAIT_S, Worker
+from drover_collector.guard import may_resume
+from drover_collector.store import Store, StoreError
 from drover_proto.events import (
     Act,
     Action,
@@ -39,10 +42,23 @@ from drover_proto.events import (
 log = logging.getLogger(__name__)
 
 ACT_OF = {Wanted.ADVISE: Act.ADVISE, Wanted.DRAIN: Act.DRAIN, Wanted.ISOLATE: Act.ISOLATE}
+INTENTS = "intents"  # among the troubles
 ADVICES = (Act.ADVISE, Act.UNADVISE)
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
 UNBEGUN_MS = 3_600_000  # how far back decisions are looked for that a stop left without an intent
 STOP_S = 15.0  # for an effect under way
+MAX_WISHES = 10_000  # decisions that wait for their intents to be stored
+
+
+class _Wish(NamedTuple):
+    """What `intend` gets for a decision."""
+
+    node: str
+    act: Act
+    seed: str
+    incident: str
+    why: str
+    by: str
 
 
 class Validator(Protocol):
@@ -98,6 +114,9 @@ class ActionDesk:
         self._actuators, self._look_s = tuple(actuators), look_s
         self._commands = Commands(config)
         self._workers: dict[str, Worker] = {}
+        self._wishes: deque[_Wish] = deque()
+        self._wished = threading.Condition()
+        self._beginner: threading.Thread | None = None
 
     # ---- life
 
@@ -127,13 +146,21 @@ class ActionDesk:
             log.info("%d actions and %d decisions had been left over", len(left), len(unbegun))
         for worker in workers.values():
             worker.start()
+        self._beginner = threading.Thread(target=self._begin, args=(workers,), name="act-intents", daemon=True)
+        self._beginner.start()
 
     def stop(self) -> None:
-        """Ends after the effect under way; what is not done stays intended in the store."""
-        with self._lock:
-            workers, self._workers = list(self._workers.values()), {}
+        """Ends after the effect under way; what is not done stays intended, or decided, in the store."""
+        gone, self._workers = self._workers, {}  # without the lock: a store that hangs may hold it
+        workers = list(gone.values())
         for worker in workers:
             worker.ask_to_stop()
+        with self._wished:
+            self._wishes.clear()
+            self._wished.notify_all()
+        if self._beginner is not None:
+            self._beginner.join(STOP_S)
+            self._beginner = None
         for worker in workers:
             worker.join(STOP_S)
 
@@ -141,27 +168,61 @@ class ActionDesk:
     def acting(self) -> bool:
         return bool(self._workers)
 
+    @property
+    def leaving(self) -> set[str]:
+        """Nodes that are to be taken out, and are not yet: a scheduler may be slow, or away."""
+        return {a.node for w in self._workers.values() for a in w.waiting() if a.action in (Act.DRAIN, Act.ISOLATE)}
+
     # ---- what is to be done
 
     def take(self, decisions: Iterable[Decision], incidents: Iterable[Incident] = ()) -> None:
-        """Store an intent for each decision to act; safe to call again with the same ones.
+        """Begin each decision to act, soon; returns at once. Safe to call again with the same ones.
 
         Args:
+            decisions: stored already, so that the next start finds those that a stop left without an intent.
             incidents: that have just changed, in their newest version.
 
         Raises:
-            StoreError: nothing is lost; call again with the same decisions.
+            StoreError: too many wait; call again with the same decisions.
         """
         if not self.acting:
             return
-        fresh = {i.id: i for i in incidents}
+        fresh, wishes = {i.id: i for i in incidents}, []
         for decision in decisions:
             act = ACT_OF.get(decision.wanted)
             if decision.outcome != "act" or act is None:
                 continue
             incident = fresh.get(decision.incident_id) or self.incidents().get(decision.incident_id)
             why = decision.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
-            self.intend(decision.node, act, decision.id, decision.incident_id, why, "drover")
+            wishes.append(_Wish(decision.node, act, decision.id, decision.incident_id, why, "drover"))
+        with self._wished:
+            if wishes and len(self._wishes) + len(wishes) > MAX_WISHES:
+                raise StoreError(f"{len(self._wishes)} decisions wait for the store already")
+            self._wishes.extend(wishes)
+            self._wished.notify_all()
+
+    def _begin(self, workers: Mapping[str, Worker]) -> None:
+        """Stores the intents of decisions, in order, until these workers are stopped."""
+        while True:
+            with self._wished:
+                self._wished.wait_for(lambda: self._wishes or self._workers is not workers)
+                if self._workers is not workers:
+                    return
+                wish = self._wishes[0]
+            try:
+                self.intend(*wish)
+                self.troubles.pop(INTENTS, None)
+            except StoreError as error:
+                self.troubles[INTENTS] = f"Decisions wait to be begun, {wish.act} {wish.node} first: {error}."
+                with self._wished:
+                    self._wished.wait_for(lambda: self._workers is not workers, STORE_WAIT_S)
+                continue
+            except Exception as error:  # a defect must neither end the thread nor go unseen
+                log.exception("%s %s: a defect", wish.act, wish.node)
+                self.troubles[INTENTS] = f"{wish.act} {wish.node} was not begun: {type(error).__name__}: {error}."
+            with self._wished:
+                if self._wishes and self._wishes[0] is wish:
+                    self._wishes.popleft()
 
     def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action:
         """The action of this `seed` (a decision's id, or what else makes it one); it is begun if it is new.
@@ -171,7 +232,10 @@ class ActionDesk:
         """
         id_ = hashlib.blake2b(f"{seed} {node} {act}".encode(), digest_size=8).hexdigest()
         with self._lock:
-            worker = self._worker_of(node, act)
+            workers = self._workers
+            if not workers:  # else it would be stored as one that nobody can do, and never be done
+                raise StoreError("this collector does not act any more")
+            worker = self._worker_of(node, act, workers)
             if found := next(iter(self.store.action_history(id_)[-1:]), None):
                 return found
             same = next((a for a in (worker.waiting() if worker else ()) if (a.node, a.action) == (node, act)), None)
@@ -208,9 +272,9 @@ class ActionDesk:
             ActError: Drover did not take it out. StoreError.
         """
         self._must_act(node)
-        duty = self.duties.get(node)
-        if duty is None or not is_out(duty):
-            raise ActError(f"{node} was not taken out by Drover; whoever drained it puts it back")
+        if why_not := may_resume(node, self.duties.get(node)):
+            raise ActError(why_not)
+        duty = self.duties[node]
         if force or self.validator is None or not self.config.validate:
             made = self.intend(node, Act.RESUME, f"{by} {self.now_ms()}", duty.incident_id, why, by)
             return made, "put back without validation"
@@ -302,12 +366,12 @@ class ActionDesk:
             for key in [key for key in self.advices if key[0] == action.node]:
                 del self.advices[key]
 
-    def _worker_of(self, node: str, act: Act) -> Worker | None:
+    def _worker_of(self, node: str, act: Act, workers: Mapping[str, Worker]) -> Worker | None:
         actuator = self._commands if self._commands.knows(act) else self.actuator_of(node)
-        return None if actuator is None else self._workers.get(actuator.name)
+        return None if actuator is None else workers.get(actuator.name)
 
     def _queue(self, action: Action) -> None:
-        worker = self._worker_of(action.node, action.action)
+        worker = self._worker_of(action.node, action.action, self._workers)
         if worker is not None:
             worker.add(action)
             return
@@ -320,4 +384,4 @@ class ActionDesk:
         if not self.acting:
             raise ActError("this collector is not the active one; ask the one that is")
         if self.actuator_of(node) is None:
-            raise ActError(f"no actuator has {node}: see act.slurm and act.command in the settings")
+            raise ActError(f"no actuator has {node}: see act.slurm, act.kubernetes and act.command in the settings")

@@ -21,7 +21,7 @@ from drover_collector.actions.base import (
     Service,
     mark_of,
 )
-from drover_collector.actions.duties import is_out, seen, taken_out
+from drover_collector.actions.duties import NOT_TOLD, is_out, seen, taken_out
 from drover_collector.store import StoreError
 from drover_proto.events import Act, Action, ActionState, Duty, Health
 
@@ -173,6 +173,8 @@ class Worker:
         if state is ActionState.DONE:
             self._move(action)
             desk.step("moved")
+        elif action.action is Act.RESUME:
+            self._not_back(action, detail)
         ended = replace(action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1)
         desk.store.write_actions([ended])
         with self._changed:
@@ -191,10 +193,17 @@ class Worker:
         elif action.action is Act.RESUME and duty is not None and is_out(duty):
             desk.set_duty(replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=action.why, by=action.by))
 
+    def _not_back(self, action: Action, why: str) -> None:
+        """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
+        duty = self._desk.duties.get(action.node)
+        if duty is not None and duty.stage is Health.VALIDATING:
+            text = f"{NOT_TOLD}it could not be put back: {why}"
+            self._desk.set_duty(replace(duty, stage=Health.DRAINED, ts_ms=self._desk.now_ms(), reason=text))
+
     def _later(self, job: Job, why: str) -> None:
         desk, action = self._desk, job.action
         job.tries += 1
-        if desk.now_ms() - action.ts_ms > desk.config.give_up_s * 1000:
+        if job.detail is None and desk.now_ms() - action.ts_ms > desk.config.give_up_s * 1000:
             self._fail(job, f"given up after {job.tries} tries: {why}")
             return
         job.due = time.monotonic() + WAITS_S[min(job.tries, len(WAITS_S)) - 1]
