@@ -121,7 +121,7 @@ def test_a_malformed_secret_is_refused_and_not_shown(tmp_path: Path, bad: str) -
             "act.kubernetes.server: http://k8s:6443: must begin with https://",
         ),
         (
-            '[act]\nmode = "enforce"\n[act.kubernetes]\nenabled = true\nserver = "https://k8s"\ntoken_file = "/nowhere"',
+            '[act]\nmode = "enforce"\n[act.kubernetes]\nenabled = true\nserver = "https://k"\ntoken_file = "/nowhere"',
             "act.kubernetes.token_file: /nowhere: no such file",
         ),
     ],
