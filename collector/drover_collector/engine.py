@@ -32,6 +32,7 @@ from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
+RESTORED_TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
 UNHEARD_BUCKETS = 3  # without a row: the health is unknown
 
 __all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome"]
@@ -225,17 +226,28 @@ class Engine:
         self._states["hang"] = hang.restored(incidents)
         told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in events), key=lambda entry: entry[0])
         seen = ((b.end_ms + LAG_MS, 1, b) for b in buckets)
+        together: list[tuple[int, Event]] = []
         timed: Iterator[tuple[int, int, Bucket | Event]] = heapq.merge(told, seen, key=lambda entry: entry[:2])
         for ts_ms, _, item in timed:
-            if isinstance(item, Bucket):
-                self._hear(item)
-                self._detect(self._window(True), ts_ms)
-            else:
-                self._detect(self._window(False, (item,)), ts_ms)
+            if isinstance(item, Event):
+                if together and ts_ms - together[0][0] > RESTORED_TOGETHER_MS:
+                    self._detect_again(together)
+                together.append((ts_ms, item))
+                continue
+            self._detect_again(together)
+            self._hear(item)
+            self._detect(self._window(True), ts_ms)
+        self._detect_again(together)
         self._book.restore(incidents)
         # A return whose incidents a stop left open is news still: `on_duties` with all of them ends those.
         self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not self._over(duty)})
         self._fold = self._folded()
+
+    def _detect_again(self, together: list[tuple[int, Event]]) -> None:
+        """Events that came together, as they do live; none is left in the list."""
+        if together:
+            self._detect(self._window(False, tuple(event for _, event in together)), together[-1][0])
+            together.clear()
 
     def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
         """The picture of one that does not judge: incidents that another found, and who reports."""

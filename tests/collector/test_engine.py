@@ -244,3 +244,17 @@ def test_a_node_goes_out_and_comes_back_and_its_incident_ends_with_that() -> Non
     stopped.restore([incident], [training_bucket(INDEX, 3)], [], [decision], duty(Health.HEALTHY, 60_000))
     late = stopped.on_duties(duty(Health.HEALTHY, 60_000), START_MS + 65_000)
     assert [i.closed_ms for i in late.incidents] == [START_MS + 65_000]
+
+
+def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of a job's crash, each looked at beside all others, took minutes."""
+    subject, calls = engine(), []
+    look = subject._detect
+    monkeypatch.setattr(
+        subject, "_detect", lambda window, now_ms: calls.append(len(window.events)) or look(window, now_ms)
+    )
+    crash = [
+        Event(f"e{n}", START_MS + 21_000 + n, f"n{n % 8:02d}", n % 8, EventKind.XID, "31", "") for n in range(1000)
+    ]
+    subject.restore([], [training_bucket(INDEX, number) for number in range(4)], [*crash, xid(79, at_ms=39_000)])
+    assert calls == [0, 1000, 0, 0, 1, 0]

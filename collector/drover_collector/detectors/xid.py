@@ -56,9 +56,10 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if state is not None and not window.events and not window.fresh:
         return [], state
     s = state if state is not None else State()
-    s.recent = [
+    s.recent = [seen for seen in s.recent if now_ms - seen.ts_ms <= CRASH_WINDOW_MS]
+    s.causes = [
         seen
-        for seen in s.recent
+        for seen in s.causes
         if now_ms - seen.ts_ms <= (JOB_ATTRIBUTE_MS if seen.severity is Severity.CRITICAL else CRASH_WINDOW_MS)
     ]
     found: list[Finding] = []
@@ -124,13 +125,13 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
         held.last_ms, held.back_ms = max(held.last_ms, ts_ms), None
         held.proven.clear()
     if same_burst and not verdict.app and held is not None and _rank(held.severity) >= _rank(verdict.severity):
-        s.recent.append(Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
+        _note(s, Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
         return []  # a burst is one observation; its worst line has been told
     if verdict.severity is not Severity.CRITICAL or verdict.code in (74, 119, 120):
         cause = _cause_of(s, event, verdict, job, ts_ms)
         if cause is not None:
             return [_follows(event, verdict, cause, ts_ms, job)]
-    s.recent.append(Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
+    _note(s, Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
     if verdict.app and job is not None:
         if not same_burst or (job, verdict.code) in s.crashes:
             s.pending.append((now_ms + HOLD_MS, event, job))
@@ -140,6 +141,10 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
     return [_hardware_fault(s, event, verdict, ts_ms, job)]
 
 
+def _note(s: State, seen: Seen) -> None:
+    (s.recent if seen.severity is Severity.INFO else s.causes).append(seen)
+
+
 def _cause_of(s: State, event: Event, verdict: Verdict, job: str | None, ts_ms: int) -> Seen | None:
     """The worst recent line that may have caused this one: on the same GPU, for some codes its node or its job."""
     causes = SYMPATHETIC.get(verdict.code, frozenset())
@@ -147,9 +152,7 @@ def _cause_of(s: State, event: Event, verdict: Verdict, job: str | None, ts_ms: 
     if named is not None:
         causes |= {named}
     found: list[Seen] = []
-    for seen in s.recent:
-        if seen.severity is Severity.INFO:
-            continue
+    for seen in s.causes:
         close = seen.code in causes and abs(ts_ms - seen.ts_ms) <= ATTRIBUTE_MS
         same_gpu = close and (seen.node, seen.gpu) == (event.node, event.gpu)
         same_node = close and seen.node == event.node and verdict.code in (74, 145)
@@ -220,7 +223,7 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
     """Jobs whose programs failed alike on many nodes: one finding each, and nothing for the nodes."""
     together: dict[tuple[str, int], list[Seen]] = {}
     for seen in s.recent:
-        if seen.job is not None and seen.severity is Severity.INFO:
+        if seen.job is not None:
             together.setdefault((seen.job, seen.code), []).append(seen)
     found = []
     for (job, code), lines in together.items():

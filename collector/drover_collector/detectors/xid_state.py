@@ -27,7 +27,7 @@ class Open:
 
 @dataclass(slots=True)
 class Seen:
-    """One line of the last minute."""
+    """One line of the last minutes."""
 
     ts_ms: int
     node: str
@@ -42,7 +42,8 @@ class State:
     bursts: dict[Key, list[list[int]]] = field(default_factory=dict)  # [first, last] of each, oldest first
     app_faults: dict[Key, list[int]] = field(default_factory=dict)  # those that were no crash of a whole job
     open: dict[Where, Open] = field(default_factory=dict)
-    recent: list[Seen] = field(default_factory=list)
+    recent: list[Seen] = field(default_factory=list)  # programs' faults: thousands when a large job crashes
+    causes: list[Seen] = field(default_factory=list)  # worse ones, to which others are put down
     pending: list[tuple[int, Event, str]] = field(default_factory=list)  # (due, event, job)
     crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
 
