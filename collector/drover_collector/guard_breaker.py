@@ -160,7 +160,7 @@ class Breaker:
         return max(limits.mass_nodes, math.ceil(limits.mass_ratio * self.index.node_count))
 
     def _event(self, cause: str, kind: IncidentKind) -> Incident | None:
-        found = (i for i in self.events.values() if i.closed_ms is None and i.kind is kind and _about(i) == cause)
+        found = (i for i in self.events.values() if i.closed_ms is None and i.kind is kind and about(i) == cause)
         return next(found, None)
 
     def _join(
@@ -176,8 +176,7 @@ class Breaker:
     def _opened(self, kind: IncidentKind, cause: str, about: str, nodes: list[str], now_ms: int) -> Incident:
         id_ = hashlib.blake2b(f"mass {kind} {cause} {about} {now_ms}".encode(), digest_size=8).hexdigest()
         members = tuple((node, None) for node in nodes)
-        what = f"fell silent: {about}" if cause == GAP else f"are to leave service for {about}"
-        summary = f"{len(nodes)} of {self.index.node_count} nodes {what}, all at once: nothing more is taken out."
+        summary = self._summary(cause, about, len(nodes))
         advice = (
             "One cause is likelier than many faults: look for a job, a switch, a rollout or this collector's network."
             f" Then: drover approve {id_} --why ... to go on, or drover reject {id_} --why ... to leave them alone."
@@ -192,6 +191,10 @@ class Breaker:
         self._joined_ms[id_] = now_ms
         return incident
 
+    def _summary(self, cause: str, about: str, count: int) -> str:
+        what = f"fell silent: {about}" if cause == GAP else f"are to leave service for {about}"
+        return f"{count} of {self.index.node_count} nodes {what}, all at once: nothing more is taken out."
+
     def _flush(self, now_ms: int) -> list[Incident]:
         changed = []
         for id_, incident in list(self.events.items()):
@@ -201,7 +204,8 @@ class Breaker:
             known = {node for node, _ in incident.members}
             members = (*incident.members, *((node, None) for node in sorted(self._nodes[id_] - known)))
             text = f"{new} more nodes: {len(members)} now"
-            changed.append(self._changed(replace(incident, members=members), now_ms, text))
+            summary = self._summary(incident.cause, about(incident), len(members))
+            changed.append(self._changed(replace(incident, members=members, summary=summary), now_ms, text))
         return changed
 
     def _changed(self, incident: Incident, now_ms: int, text: str, closes: bool = False) -> Incident:
@@ -215,9 +219,10 @@ class Breaker:
         return changed
 
 
-def _about(incident: Incident) -> str:
+def about(incident: Incident) -> str:
+    """The cause that a mass event's nodes have in common."""
     return incident.evidence[0].text if incident.evidence else ""
 
 
 def _words(incident: Incident) -> str:
-    return f"{len(incident.members)} nodes, {_about(incident)}"
+    return f"{len(incident.members)} nodes, {about(incident)}"

@@ -117,6 +117,7 @@ def over(run: Run, guard: GuardLimits) -> list[str]:
 def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, plan: list[tuple[str, int, str, int]],
                                                           mode: str) -> None:  # fmt: skip
     run = Run(Decider(INDEX, policy(mode, guard), "enforce"))
+    left: list[tuple[int, str]] = []  # when which node went; what is decided of one that is out counts no more
     for step in plan:
         before, out = len(run.made), gone(run)
         run.step(*step)
@@ -125,10 +126,11 @@ def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, pl
         for decision in [d for d in fresh if d.outcome in ("act", "would_act") and d.node not in out]:
             duty = run.duties.get(decision.node)
             assert duty is None or run.now_ms - duty.ts_ms >= guard.cooldown_s * 1000
+            left.append((decision.ts_ms, decision.node))
             if mode == "approve":
                 assert "approved by anna" in decision.reason
         if guard.per_hour:
-            hour = {d.node for d in run.made if d.outcome in ("act", "would_act") and run.now_ms - d.ts_ms < 3_600_000}
+            hour = {node for at_ms, node in left if run.now_ms - at_ms < 3_600_000}
             assert len(hour) <= guard.per_hour
         for id_, found in run.open.items():
             assert run.subject.standing[(id_, str(found.node))].reason

@@ -15,11 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from drover_collector.guard_breaker import Breaker
 from drover_collector.notify import Outbox, Webhook, tell
 from drover_collector.notify.outbox import DELAYS_S, Told, transition
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 from drover_proto.times import iso
+from testbed.deciding import OPEN, fleet
+from testbed.deciding import incident as fault
 
 KEY = bytes(range(32))
 
@@ -312,3 +315,48 @@ def test_receivers_get_from_their_severity_on(
     assert outbox.enqueue([INCIDENT]) == 0
     assert outbox.enqueue([version(2, severity=Severity.CRITICAL)]) == 1
     until(lambda: receiver.types == ["incident.opened"], "told when it became critical")
+
+
+def mass(count: int, number: int = 1, closed_ms: int | None = None) -> Incident:
+    """The guard's event of so many nodes with one cause, as the breaker makes it."""
+    breaker = Breaker(fleet(600))
+    nodes = [node.name for node in breaker.index.nodes[:count]]
+    faults = [fault(node, "xid_79") for node in nodes]
+    (event,) = breaker.note(faults, 1000, dataclasses.replace(OPEN, mass_nodes=5))
+    return dataclasses.replace(event, id="mass", version=number, closed_ms=closed_ms)
+
+
+def test_a_mass_event_is_one_page_for_all_that_it_holds(
+    receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
+) -> None:
+    """500 nodes: one page, also after a restart, and when they end; what else happens is told as always."""
+    held = [fault(f"n{n:03d}", "xid_79") for n in range(500)]
+    other = fault("n599", "remap_failed")
+    outbox = outboxes(webhook(receiver.url))
+    outbox.enqueue([*held, other, mass(500)])
+    until(lambda: len(receiver.got) == 2, "the event and the other")
+    outbox.stop()
+    again = outboxes(webhook(receiver.url))
+    again.enqueue([mass(500), *(dataclasses.replace(i, version=2) for i in held)])
+    over = [dataclasses.replace(i, version=3, closed_ms=5000) for i in held]
+    again.enqueue([*over[:499], mass(500, 2, closed_ms=5000)])
+    until(lambda: len(receiver.got) == 3, "the end of the event")
+    told = [json.loads(body) for _, _, body in receiver.got]
+    assert [(t["type"], t["data"]["id"]) for t in told if t["data"]["id"] != other.id] == [
+        ("incident.opened", "mass"), ("incident.closed", "mass"),
+    ]  # fmt: skip
+    (line,) = [tell(row) for row in store.outbox_of(held[499].id)]
+    assert line == "webhook ops: incident.opened not sent: mass event mass was told instead"
+    worse = dataclasses.replace(held[499], version=4, action=Wanted.ISOLATE)
+    assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"
+    until(lambda: len(receiver.got) == 4, "told, for the first time")
+    assert receiver.types[-1] == "incident.opened"
+
+
+def test_a_mass_event_is_told_again_when_it_has_doubled(receiver: Receiver, outboxes: Callable[..., Outbox]) -> None:
+    outbox = outboxes(webhook(receiver.url))
+    for number, count in enumerate((5, 9, 10, 19, 20), 1):
+        outbox.enqueue([mass(count, number)])
+    until(lambda: len(receiver.got) == 3, "5, 10 and 20")
+    assert [len(json.loads(body)["data"]["members"]) for _, _, body in receiver.got] == [5, 10, 20]
+    assert "20 of 600 nodes" in json.loads(receiver.got[-1][2])["data"]["summary"]

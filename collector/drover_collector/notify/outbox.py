@@ -2,7 +2,8 @@
 
 A restart loses none and sends none anew: what was told of an incident is read back from the outbox itself. Each
 receiver has a thread of its own, so that a slow one delays nobody else; and what becomes of messages is stored by
-another, so that a store that hangs delays none.
+another, so that a store that hangs delays none. What a mass event's message stands for (`grouping.py`) is stored as
+grouped, and not sent; such a message is sent again each time that its nodes have doubled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.courier import MAX_PENDING, Clerk, Courier
+from drover_collector.notify.grouping import Grouping
 from drover_collector.notify.webhook import Webhook, message
 from drover_collector.store import OutboxRow, Store
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Incident, Severity, Wanted, stronger, worse
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 
 # Waits between tries: eight tries over 56 minutes, which outlasts a restart or a failover of a receiver.
 DELAYS_S: tuple[float, ...] = (5, 15, 60, 180, 420, 900, 1800)
+GROUPED = "grouped"  # state of a message that is not sent
 REMEMBERED = 20_000  # (incident, receiver) pairs whose last message is kept in memory; others are read from the store
 
 
@@ -36,6 +40,8 @@ class Told:
     severity: Severity
     action: Wanted
     closed: bool
+    members: int = 0
+    grouped: bool = False  # its opening was not sent: a mass event's message stands for it
 
 
 def transition(incident: Incident, told: Told | None, webhook: Webhook) -> str | None:
@@ -47,7 +53,10 @@ def transition(incident: Incident, told: Told | None, webhook: Webhook) -> str |
     raised = SEVERITY_ORDER.index(incident.severity) > SEVERITY_ORDER.index(told.severity) or WANTED_ORDER.index(
         incident.action
     ) > WANTED_ORDER.index(told.action)
-    return "incident.changed" if raised else None
+    grown = of_guard(incident) and len(incident.members) >= 2 * max(1, told.members)
+    if not raised and not grown:
+        return None
+    return "incident.opened" if told.grouped else "incident.changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,10 @@ class _Message:
     incident: Incident
     courier: Courier
     kind: str
+
+    def after(self, told: Told | None) -> Told:
+        one = self.incident
+        return _after(told, self.kind, one.severity, one.action, len(one.members), self.row.state == GROUPED)
 
 
 def tell(row: OutboxRow) -> str:
@@ -88,6 +101,7 @@ class Outbox:
         self._couriers = self._fresh()
         self._lock = threading.Lock()  # of what was told; held for moments
         self._told: OrderedDict[tuple[str, str], Told | None] = OrderedDict()
+        self._groups = Grouping()
 
     def start(self) -> None:
         """Takes up what a previous run left, and begins to deliver; also after a stop.
@@ -100,6 +114,7 @@ class Outbox:
         self._couriers = self._fresh()
         with self._lock:
             self._told.clear()
+            self._groups = Grouping()
         for row in self._store.pending_outbox():
             courier = self._couriers.get(row.notifier)
             if courier is None:
@@ -153,14 +168,18 @@ class Outbox:
         """
         made: list[_Message] = []
         after: dict[tuple[str, str], Told] = {}
-        for incident in incidents:
+        incidents = list(incidents)
+        with self._lock:
+            self._groups.take(incidents)
+            events = [self._groups.of(incident) for incident in incidents]
+        for incident, event in zip(incidents, events, strict=True):
             for name, courier in self._couriers.items():
                 key = (incident.id, name)
                 told = after.get(key) or self._recall(key, blind)
                 kind = transition(incident, told, courier.webhook)
                 if kind is not None:
-                    after[key] = _after(told, kind, incident.severity, incident.action)
-                    made.append(_Message(self._row(courier, kind, incident), incident, courier, kind))
+                    made.append(_Message(self._row(courier, kind, incident, event, told), incident, courier, kind))
+                    after[key] = made[-1].after(told)
         return made
 
     def _untold(self, made: Iterable[_Message]) -> list[_Message]:
@@ -172,7 +191,7 @@ class Outbox:
                 key = (each.incident.id, each.courier.webhook.name)
                 told = after.get(key) or self._told.get(key)
                 if key not in self._told or transition(each.incident, told, each.courier.webhook) == each.kind:
-                    after[key] = _after(told, each.kind, each.incident.severity, each.incident.action)
+                    after[key] = each.after(told)
                     kept.append(each)
         return kept
 
@@ -186,7 +205,7 @@ class Outbox:
                 told = self._told.get(key)
                 if transition(incident, told, courier.webhook) != each.kind:
                     continue
-                self._remember(key, _after(told, each.kind, incident.severity, incident.action))
+                self._remember(key, each.after(told))
             count += 1
             if each.row.state == "pending":
                 courier.add(each.row)
@@ -195,18 +214,31 @@ class Outbox:
     def _fresh(self) -> dict[str, Courier]:
         return {w.name: Courier(self._store, w, self._delays_s, self._now_ms, self._clerk) for w in self._webhooks}
 
-    def _row(self, courier: Courier, kind: str, incident: Incident) -> OutboxRow:
+    def _row(
+        self, courier: Courier, kind: str, incident: Incident, event: Incident | None, told: Told | None
+    ) -> OutboxRow:
+        """
+        Args:
+            event: the mass event that stands for it.
+        """
         now_ms = self._now_ms()
-        full = f"given up: {MAX_PENDING} older messages wait for this webhook" if courier.full else ""
+        closes = kind == "incident.closed"
+        state, detail = "pending", ""
+        if closes and told is not None and told.grouped:
+            state, detail = GROUPED, "not sent, as its opening was not"
+        elif event is not None and not closes:
+            state, detail = GROUPED, f"not sent: mass event {event.id} was told instead"
+        elif courier.full:
+            state, detail = "failed", f"given up: {MAX_PENDING} older messages wait for this webhook"
         return OutboxRow(
             id=f"msg_{incident.id}_{incident.version}_{courier.webhook.name}",
             incident_id=incident.id,
             notifier=courier.webhook.name,
             payload_json=message(kind, incident, now_ms, self._console_url),
             created_ms=now_ms,
-            state="failed" if full else "pending",
+            state=state,
             next_ms=now_ms,
-            detail=full,
+            detail=detail,
         )
 
     @property
@@ -250,7 +282,10 @@ class Outbox:
             if row.notifier == key[1]:
                 body = json.loads(row.payload_json)
                 data = body["data"]
-                told = _after(told, body["type"], Severity(data["severity"]), Wanted(data["action"]))
+                told = _after(
+                    told, body["type"], Severity(data["severity"]), Wanted(data["action"]), len(data["members"]),
+                    row.state == GROUPED,
+                )  # fmt: skip
         with self._lock:
             if key not in self._told:  # else it was told of meanwhile
                 self._remember(key, told)
@@ -263,7 +298,8 @@ class Outbox:
             self._told.popitem(last=False)
 
 
-def _after(told: Told | None, kind: str, severity: Severity, action: Wanted) -> Told:
+def _after(told: Told | None, kind: str, severity: Severity, action: Wanted, members: int, grouped: bool) -> Told:
     if told is None or kind == "incident.opened":
-        return Told(severity, action, kind == "incident.closed")
-    return Told(worse(told.severity, severity), stronger(told.action, action), kind == "incident.closed")
+        return Told(severity, action, kind == "incident.closed", members, grouped)
+    worst, most = worse(told.severity, severity), stronger(told.action, action)
+    return Told(worst, most, kind == "incident.closed", max(told.members, members), told.grouped)

@@ -1,0 +1,41 @@
+"""One page for many faults: while a mass event of the guard's is open, its own message stands for those of the
+incidents that it holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from drover_collector.guard_breaker import GAP, about, of_guard
+from drover_collector.health import UNHEARD_CAUSES
+from drover_proto.events import Incident, Wanted
+
+KEPT = 100  # events that are over
+
+
+class Grouping:
+    """The mass events that are known, in their newest version."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, Incident] = {}
+
+    def take(self, incidents: Iterable[Incident]) -> None:
+        for incident in incidents:
+            known = self._events.get(incident.id)
+            if of_guard(incident) and (known is None or known.version <= incident.version):
+                self._events[incident.id] = incident
+        over = [id_ for id_, event in self._events.items() if event.closed_ms is not None]
+        for id_ in over[:-KEPT]:
+            del self._events[id_]
+
+    def of(self, incident: Incident) -> Incident | None:
+        """The open event that stands for `incident`; None: it stands for itself."""
+        if of_guard(incident):
+            return None
+        return next((e for e in self._events.values() if e.closed_ms is None and _holds(e, incident)), None)
+
+
+def _holds(event: Incident, incident: Incident) -> bool:
+    if event.cause == GAP:
+        return incident.cause in UNHEARD_CAUSES
+    leaves = incident.action in (Wanted.DRAIN, Wanted.ISOLATE)
+    return leaves and incident.kind is event.kind and incident.cause == about(event)
