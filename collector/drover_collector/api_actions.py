@@ -104,7 +104,8 @@ def _duty(facts: Facts, duty: Duty) -> pb.DutyLine:
     place = facts.index.spec.by_name.get(duty.node)
     lost = 0.0
     if place is not None:
-        lost = gpu_hours_lost(facts.store.duty_history(duty.node, now_ms - LOST_DAYS * DAY_MS), place.gpus, now_ms)
+        history = facts.store.duty_history(duty.node, now_ms - LOST_DAYS * DAY_MS) or [duty]
+        lost = gpu_hours_lost(history, place.gpus, now_ms)
     return pb.DutyLine(
         node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
         by=duty.by, returns=duty.returns, gpu_hours_lost=lost,

@@ -76,6 +76,6 @@ def gpu_hours_lost(history: Sequence[Duty], gpus: int, now_ms: int) -> float:
     Args:
         history: the node's duties, oldest first; gpus: how many it has.
     """
-    ends = [duty.ts_ms for duty in history[1:]] + [now_ms]
+    ends = [*(duty.ts_ms for duty in history[1:]), now_ms][: len(history)]
     out_ms = sum(max(0, end - d.ts_ms) for d, end in zip(history, ends, strict=True) if d.stage in IDLE)
     return out_ms / HOUR_MS * gpus

@@ -1,0 +1,162 @@
+"""`drover drain`, `isolate` and `resume` over real gRPC: through the guard's caps, done, refused, and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from drover_cli.main import main
+from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.api import FleetApi
+from drover_collector.api_facts import Facts
+from drover_collector.config import CollectorConfig
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import Pipeline
+from drover_collector.store import Store
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Duty, Health
+from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from testbed.deciding import OPEN, fleet, policy
+from testbed.slurm_stand_in import SlurmStandIn
+from testbed.waiting import wait_until
+
+T0 = 1_800_000_000_000
+DAY_MS = 86_400_000
+INDEX = fleet(8)
+NODES = [node.name for node in INDEX.nodes]
+
+
+@dataclass
+class Scene:
+    address: str
+    slurm: SlurmStandIn
+    desk: ActionDesk
+    store: Store
+    pipeline: Pipeline
+
+    def in_engine(self, node: str, stage: Health) -> bool:
+        duty = self.pipeline.engine.duties.get(node)
+        return duty is not None and duty.stage is stage
+
+
+@pytest.fixture(scope="module")
+def scene(store_root: Path) -> Iterator[Scene]:
+    """A collector in enforce mode, of which one node of each rack of four may be out; it answers in its own loop."""
+    store = Store.open(f"chdb://{store_root}?database=cli_acting")
+    slurm = SlurmStandIn(*NODES)
+    outbox = Outbox(store, [], "http://console", now_ms=lambda: T0)
+    pipeline = Pipeline(
+        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25)), outbox, lag_ms=7000, now_ms=lambda: T0,
+        ceiling="enforce",
+    )  # fmt: skip
+    actuator = SlurmActuator(slurm, 10_000)
+    config = ActConfig(mode="enforce", validate=False)
+    desk = ActionDesk(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
+    pipeline.act_by(desk)
+    pipeline.leading = True
+    desk.start()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def serve() -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server()
+        add_FleetServicer_to_server(FleetApi(Facts(pipeline, IngestStats(), CollectorConfig())), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, port
+
+    server, port = asyncio.run_coroutine_threadsafe(serve(), loop).result(60)
+    yield Scene(f"127.0.0.1:{port}", slurm, desk, store, pipeline)
+    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    desk.stop()
+    store.close()
+
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(scene: Scene, capsys: pytest.CaptureFixture[str]) -> Say:
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main([*words, "--collector", scene.address])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_a_node_goes_out_through_the_guards_caps_and_comes_back(scene: Scene, say: Say) -> None:
+    code, out, _ = say("drain", "n000", "--why", "fan  replaced")
+    assert (code, out) == (0, "drain n000: done: no new jobs; none runs\n")
+    assert scene.slurm.held["n000"].reason == "drover:hand: fan replaced"
+    wait_until(lambda: scene.in_engine("n000", Health.DRAINED), "the guard knows of it")
+    code, out, err = say("drain", "n001", "--why", "likewise")
+    assert code == 2
+    assert "the guard holds it back: 2 of 4 nodes of rack r0 would be out (at most 1 may be)" in err
+    assert "--force does it all the same" in err
+    assert "DRAIN" not in scene.slurm.held["n001"].states
+    assert say("drain", "n004", "--why", "another rack")[0] == 0
+    code, out, _ = say("drain", "n001", "--why", "I know", "--force", "--json")
+    told = json.loads(out)
+    assert (code, told["node"], told["act"], told["state"]) == (0, "n001", "drain", "done")
+    for node in ("n000", "n001", "n004"):
+        assert say("resume", node, "--why", "done") == (0, f"resume {node}: done: gets jobs again\n", "")
+    assert scene.store.duties()["n000"].stage is Health.HEALTHY
+    audit = [(line.what, line.subject, line.why) for line in scene.store.audit()]
+    assert ("drain", "n001", "I know") in audit
+    assert ("resume", "n000", "done") in audit
+
+
+def test_isolate_requeues(scene: Scene, say: Say) -> None:
+    scene.slurm.start("n002", "17")
+    assert say("isolate", "n002", "--why", "corrupts")[:2] == (0, "isolate n002: done: closed; requeued: 17\n")
+    assert say("resume", "n002", "--why", "was not it", "--force")[0] == 0
+
+
+def test_a_drain_of_somebody_else_is_undone_by_no_force(scene: Scene, say: Say) -> None:
+    scene.slurm.drain_by("n003", "ann", "new cables")
+    code, out, _ = say("drain", "n003", "--why", "slow", "--force")
+    assert (code, out) == (1, "drain n003: failed: it is drained by ann (new cables): left as it is\n")
+    code, _, err = say("resume", "n003", "--why", "fast again", "--force")
+    assert code == 2
+    assert "n003 was not taken out by Drover: whoever did it puts it back" in err
+    assert scene.slurm.held["n003"].reason == "new cables"
+
+
+def test_a_node_that_is_out_for_months_is_listed_with_what_it_costs(scene: Scene) -> None:
+    scene.store.write_duties([Duty("n007", Health.REPAIR, T0 - 100 * DAY_MS, "i1", "no spare part", "drover", 0)])
+    with grpc.insecure_channel(scene.address) as channel:
+        (duty,) = FleetStub(channel).ListActions(pb.ActionsRequest(node="n007"), timeout=20).duties
+    assert (duty.stage, duty.gpu_hours_lost) == ("repair", 2400.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("drain", "zz", "--why", "x"), "no node 'zz' in the fleet file"),
+        (("drain", "n005", "--why", "  "), "say why"),
+        (("isolate", "n005"), "--why"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    say: Say, words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code, _, err = say(*words)
+    except SystemExit as error:  # argparse
+        code, err = error.code, capsys.readouterr().err  # type: ignore[assignment]  # a number
+    assert code == 2
+    assert text in err
