@@ -132,13 +132,22 @@ def test_slow_hbm_at_its_usual_clock() -> None:
     assert {(f.gpu, f.cause) for f in run(change)} == {(5, "hbm")}
 
 
+def test_a_lead_in_traffic_that_ends_when_the_job_waits_is_no_slow_hbm() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["dram_active_ratio"][:] = 0.4 if number < FROM else 0.2  # all alike, and then
+        if number < FROM:
+            gpu["dram_active_ratio"][[13, 24, 40]] *= 1.05
+
+    assert run(change) == []
+
+
 def test_less_work_is_no_slow_hbm() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= FROM:
             for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
                 gpu[metric][SLOW] *= 0.95
 
-    assert run(change) == []
+    assert run(change, 240) == [], "nor when the offset of its duty has been learnt anew"
 
 
 def test_a_late_host_in_a_job_of_two_nodes() -> None:

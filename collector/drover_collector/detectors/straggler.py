@@ -67,7 +67,7 @@ REPORTED_CLOCK = -0.015  # log ratio to the peers, smoothed, with a limit that t
 REPORTED_DUTY = 0.005
 LIGHTER = 0.25  # of what HBM traffic fell by: with as much less duty the work became less, not the HBM slower
 SMALL_CLOCK = -0.015  # log ratio to its own offset: less is not told of a clock that nothing explains
-SLOWER_CLOCK = -0.006  # log ratio to its peers, smoothed: a clock that only lost its lead holds nobody up
+SLOWER = -0.006  # log ratio to its peers, smoothed: what only lost its lead over them holds nobody up
 FREE_BUCKETS = 3  # since its power limit last held it: from then on its clock does not follow its work
 SMALL_GAP = 0.012  # of time, a node's mean
 
@@ -229,10 +229,10 @@ def _small(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str,
     if steady.any():
         clear = (drifts.moved(CLOCK) <= SMALL_CLOCK) & (drifts.last[CLOCK] <= SMALL_CLOCK) & (free >= FREE_BUCKETS)
         # Where another one slows the job the power limit lets go of all, and those that were faster are no more.
-        clear &= drifts.recent[CLOCK] <= SLOWER_CLOCK
+        clear &= drifts.recent[CLOCK] <= SLOWER
         result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & waited & clear)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
-    less = drifts.told(DRAM) & ~slow_clock & ~steady & look.has_duty
+    less = drifts.told(DRAM) & (drifts.recent[DRAM] <= SLOWER) & ~slow_clock & ~steady & look.has_duty
     if less.any():  # less traffic and no less work: the HBM gives less
         less = look.lone(less & (drifts.moved(DUTY) >= LIGHTER * drifts.moved(DRAM)))
     late = drifts.told(LATE) & (drifts.moved(LATE) >= SMALL_GAP) & ~(np.fmax(look.tensor, look.sm) < SAME_WORK)

@@ -106,7 +106,9 @@ class Drifts:
         first = known & (self.count == 0)
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
         self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
-        rate = np.where(known & (self.score < self.h / 4), np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
+        calm = self.score < self.h / 4
+        calm[DUTY] &= calm[DRAM]  # both offsets are of one time: whether the work became less is seen by both
+        rate = np.where(known & calm, np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
         self.var = self.var + rate * ((1 - rate) * rest * rest - self.var)
         self.alike = self.alike + rate * ((1 - rate) * rest * self.last - self.alike)
