@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
+from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.kubernetes import KubernetesActuator
 from drover_collector.actions.kubernetes_api import KubernetesApi, in_cluster
-from drover_collector.actions.settings import KubernetesConfig
-from drover_proto.events import Act
+from drover_collector.actions.settings import ActConfig, KubernetesConfig
+from drover_collector.store import Store
+from drover_proto.events import Act, ActionState, Health
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.kubernetes_stand_in import StandIn, stand_in
 from testbed.waiting import wait_until
@@ -408,6 +410,33 @@ def test_other_answers(
     with pytest.raises(ActError, match=told) as raised:
         actuator.do(Act.DRAIN, order("gpu01"))
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(("says", "state"), [("budget", ActionState.INTENDED), ("forbidden", ActionState.FAILED)])
+def test_a_node_that_is_closed_is_out_though_its_pods_stay(
+    current: tuple[StandIn, KubernetesActuator], store: Store, says: str, state: ActionState
+) -> None:
+    """The desk looks after it, a person can put it back, and then nothing closes it again."""
+    server, actuator = current
+    server.says["a"] = says
+    desk = ActionDesk(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600)
+    desk.start()
+    try:
+        asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
+        wait_until(lambda: store.action_history(asked.id)[-1].detail, "the first try is over")
+        assert desk.duties["gpu01"].stage is Health.DRAINING
+        tried = store.action_history(asked.id)[-1]
+        assert tried.state is state
+        assert "default/a" in tried.detail
+
+        back, _ = desk.resume("gpu01", "wrong node", "ann", force=True)
+        assert back is not None
+        assert desk.wait(back, 20).state is ActionState.DONE
+        wait_until(lambda: store.action_history(asked.id)[-1].state is ActionState.FAILED, "the isolation is dropped")
+        assert desk.duties["gpu01"].stage is Health.HEALTHY
+        assert actuator.observe("gpu01").service is Service.IN
+    finally:
+        desk.stop()
 
 
 def test_what_counts_as_a_job(current: tuple[StandIn, KubernetesActuator]) -> None:

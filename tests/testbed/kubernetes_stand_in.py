@@ -28,7 +28,7 @@ ANSWERS: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {
     "two": (500, {"kind": "Status", "message": TWO}, {}),
     "gone": (404, {"kind": "Status", "reason": "NotFound", "message": "pods not found"}, {}),
     "successor": (409, {"kind": "Status", "reason": "Conflict", "message": "the UID in the precondition"}, {}),
-    "busy": (429, {"kind": "Status", "message": "too many requests, please try again later"}, {"Retry-After": "1"}),
+    "forbidden": (403, {"kind": "Status", "message": "cannot create resource pods/eviction"}, {}),
 }
 
 

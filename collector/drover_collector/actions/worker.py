@@ -35,6 +35,7 @@ STORE_WAIT_S = 1.0
 ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that others took out
 AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 KiB
 BEGUN = "its command runs"
+CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
 
 
@@ -127,8 +128,10 @@ class Worker:
         except LaterError as error:
             if isinstance(error, AwayError):
                 self._gone_away(str(error))
+            self._closed_so_far(job.action)
             self._later(job, str(error))
         except ActError as error:
+            self._closed_so_far(job.action)
             self._fail(job, str(error))
 
     def _act(self, job: Job) -> str:
@@ -173,6 +176,8 @@ class Worker:
         if state is ActionState.DONE:
             self._move(action)
             desk.step("moved")
+            if action.action is Act.RESUME:
+                self._drop_closings(action)  # before it is stored as done: a stop in between does both again
         elif action.action is Act.RESUME:
             self._not_back(action, detail)
         ended = replace(action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1)
@@ -182,11 +187,30 @@ class Worker:
         desk.step("ended")
         desk.end(ended)
 
+    def _drop_closings(self, resume: Action) -> None:
+        """What still waited to be done to a node before it was put back would close it again."""
+        with self._changed:
+            jobs = [j for j in self._jobs.values() if j.action.node == resume.node and j.action.action in CLOSINGS]
+        for job in jobs:
+            if job.action.ts_ms <= resume.ts_ms:
+                self._fail(job, f"not done to its end: {resume.by} has put the node back")
+
+    def _closed_so_far(self, action: Action) -> None:
+        """An isolation that waits for its last pod, or fails there, has closed the node: that is out."""
+        if action.action not in CLOSINGS or is_out(self._desk.duties.get(action.node)):
+            return
+        try:
+            state = self.actuator.observe_all([action.node]).get(action.node)
+            if state is not None and state.mark == _mark(action):
+                self._move(action)
+        except (ActError, StoreError) as error:
+            log.debug("%s: not known whether it is closed: %s", action.node, error)
+
     def _move(self, action: Action) -> None:
         """The node's duty after an act that is done."""
         desk, now_ms = self._desk, self._desk.now_ms()
         duty = desk.duties.get(action.node)
-        if action.action in (Act.DRAIN, Act.ISOLATE) and not is_out(duty):
+        if action.action in CLOSINGS and not is_out(duty):
             state = self.actuator.observe_all([action.node]).get(action.node)
             mark = (None if state is None else mark_of(state.reason)) or _mark(action)
             desk.set_duty(taken_out(action.node, mark, action.why, action.by, duty, now_ms, desk.config.return_days))
