@@ -134,6 +134,8 @@ class Policy:
                 )
             path = Path(str(resources.files("drover_collector") / "policies" / f"{preset}.toml"))
         file = settings.load(PolicyFile, path)
+        if not path.read_text("utf-8").strip():
+            raise SettingsError(f"{path}: is empty; a full disk or a copy that broke off leaves such files")
         return Policy(
             file.name or path.stem, file.mode, file.guard, file.rules, file.overrides, file.approval_expires_s,
             file.approval_again_s,

@@ -1,4 +1,4 @@
-"""The policy's file while the collector runs: what is written there holds from the next tick on."""
+"""The policy's file while the collector runs: what is written there holds from the next tick or two on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from drover_proto.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
+Stamp = tuple[int, int, int] | None
+
 
 class PolicyWatch:
-    """
+    """A file is taken when two looks find it the same: one that is being written is never read by half.
+
     Args:
         path: the file; None: a preset, which does not change.
 
@@ -22,14 +25,17 @@ class PolicyWatch:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._stamp = self._look()
+        self._taken = self._seen = self._look()
         self.trouble = ""
 
     def poll(self) -> Policy | None:
         """The policy when its file has changed, and is good; else None."""
-        if self._path is None or (stamp := self._look()) == self._stamp:
+        if self._path is None:
             return None
-        self._stamp = stamp
+        before, self._seen = self._seen, self._look()
+        if self._seen == self._taken or self._seen != before:
+            return None
+        self._taken = self._seen
         try:
             policy = Policy.load(self._path)
         except SettingsError as error:
@@ -40,7 +46,7 @@ class PolicyWatch:
         log.info("policy %s read again from %s", policy.name, self._path)
         return policy
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _look(self) -> Stamp:
         if self._path is None:
             return None
         try:

@@ -119,6 +119,20 @@ def test_who_may_answer() -> None:
     callers = [None, ANNA, Identity(Role.VIEWER, "tv")]
     assert [api_decisions.may_answer(caller) for caller in callers] == [True, True, False]
     assert [api_decisions.named(c, "") for c in callers] == ["a local user", "anna", "tv"]
+    assert api_decisions.named(Identity(Role.OPERATOR, "drover"), "") != "drover", "as which Drover itself is told"
+
+
+def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two people answer at the same moment: the second passed the first look, as the first had."""
+    asked = subject.fault("n001", 1)
+    monkeypatch.setattr(api_decisions, "pending", lambda _: [asked])
+    subject.answer(asked.id, "gone for good")
+    subject.now_ms += 1
+    with pytest.raises(RefusalError, match="waits no more; nothing was done"):
+        subject.answer(asked.id, "leave it", yes=False)
+    assert [(line.what, line.why) for line in subject.store.audit()] == [
+        ("reject (too late)", "leave it"), ("approve", "gone for good"),
+    ]  # fmt: skip
 
 
 def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: Store) -> None:
@@ -145,21 +159,47 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     assert (list(state.out), state.mode, state.ceiling, state.taken_in_hour) == (["n001"], "approve", "enforce", 1)
 
 
-def test_a_changed_policy_holds_at_once_and_a_bad_one_changes_nothing(opened: Store, tmp_path: Path) -> None:
+def poll(pipeline: Pipeline) -> None:
+    """Two looks: what is being written is not read."""
+    pipeline._poll_policy()
+    pipeline._poll_policy()
+
+
+def test_a_changed_policy_holds_from_the_second_look_on_and_a_bad_one_changes_nothing(
+    opened: Store, tmp_path: Path
+) -> None:
     path = tmp_path / "ours.toml"
     path.write_text('mode = "observe"\n')
     watched = Fleet(opened, PolicyWatch(path)).pipeline
     watched._poll_policy()
     assert watched.policy.name == "test"
     path.write_text('mode = "enforced"\n')
-    watched._poll_policy()
+    poll(watched)
     assert watched.policy.name == "test"
     assert "ours.toml:1: mode: must be one of" in watched.ticks.troubles["policy"]
     path.write_text('mode = "enforce"\n')
-    watched._poll_policy()
+    poll(watched)
     assert (watched.policy.name, watched.engine.policy.mode) == ("ours", "enforce")
     assert "policy" not in watched.ticks.troubles
     assert [line.subject for line in opened.audit() if line.what == "policy"] == ["ours"]
+
+
+def test_a_policy_that_is_being_written_is_not_read_by_half(tmp_path: Path) -> None:
+    path, whole = tmp_path / "ours.toml", 'mode = "enforce"\n[guard]\nfleet_nodes = 3\n'
+    path.write_text('mode = "observe"\n')
+    watch = PolicyWatch(path)
+    for part in (whole[:17], whole[:25], whole):  # the first is a good policy, without its limit
+        path.write_text(part)
+        assert (watch.poll(), watch.trouble) == (None, "")
+    found = watch.poll()
+    assert found is not None
+    assert (found.mode, found.guard.fleet_nodes) == ("enforce", 3)
+    path.write_text("")  # as a full disk leaves it: no policy at all, and not one without rules
+    assert (watch.poll(), watch.poll()) == (None, None)
+    assert "is empty" in watch.trouble
+    path.unlink()
+    assert (watch.poll(), watch.poll()) == (None, None)
+    assert "No such file" in watch.trouble
 
 
 def test_a_changed_policy_holds_though_the_store_hangs(
@@ -180,7 +220,7 @@ def test_a_changed_policy_holds_though_the_store_hangs(
 
     monkeypatch.setattr(opened, "write_audit", hanging)
     path.write_text('mode = "observe"  # something is wrong here, at 3 a.m.\n')
-    pipeline._poll_policy()
+    poll(pipeline)
     assert pipeline.engine.policy.mode == "observe"
     free.set()
     pipeline.saving.stop()
