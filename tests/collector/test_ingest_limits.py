@@ -212,8 +212,8 @@ def test_recent_forgets_the_oldest() -> None:
 
 @in_loop
 async def test_statistics_of_invented_names_are_bounded(store: Store) -> None:
-    async with Collector(store, Limits(unknown_nodes=5)) as collector:
-        for number in range(40):
+    async with Collector(store, Limits(unknown_nodes=5, flush_s=0.01)) as collector:
+        for number in range(20):
             message = hello()
             message.node = f"x{number}"
             del message.entities[:]
