@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from drover_collector.guard import GuardLimits
 from drover_proto.events import Duty, Health
@@ -26,6 +27,8 @@ class Pace:
             self.returned[duty.node] = duty
 
     def within_hour(self, now_ms: int) -> int:
+        if any(at_ms > now_ms for at_ms, _ in self.taken):  # the clock went back: as if it were now, or it would stay
+            self.taken = deque((min(at_ms, now_ms), node) for at_ms, node in self.taken)
         while self.taken and now_ms - self.taken[0][0] >= HOUR_MS:
             self.taken.popleft()
         return len({node for _, node in self.taken})
@@ -35,6 +38,8 @@ class Pace:
         if limits.per_hour and (count := self.within_hour(now_ms)) >= limits.per_hour:
             return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
         duty = self.returned.get(node)
+        if duty is not None and duty.ts_ms > now_ms:  # likewise
+            duty = self.returned[node] = replace(duty, ts_ms=now_ms)
         if duty is not None and now_ms - duty.ts_ms < limits.cooldown_s * 1000:
             minutes = max(0, now_ms - duty.ts_ms) // 60_000
             return f"{node} came back {minutes} min ago: it is left alone for {limits.cooldown_s / 60:.0f} min"

@@ -101,6 +101,17 @@ def test_a_node_that_came_back_is_left_alone_for_a_while() -> None:
     assert pace.hold("n2", 1000, limits) is None
 
 
+def test_a_clock_that_goes_back_holds_nothing_for_longer_than_its_time() -> None:
+    year_ms = 365 * 86_400_000
+    pace, limits = Pace(), dataclasses.replace(LIMITS, per_hour=1, cooldown_s=600)
+    pace.note_taken("n00", year_ms)
+    pace.note_duty(Duty("n01", Health.HEALTHY, year_ms, "", "passed"))
+    assert "1 nodes went out within the last hour" in str(pace.hold("n02", 1000, limits))
+    assert pace.hold("n02", 1000 + 3_600_000, limits) is None
+    assert "n01 came back 0 min ago" in str(pace.hold("n01", 1000 + 3_600_000, limits))
+    assert pace.hold("n01", 1000 + 3_600_000 + 600_000, limits) is None
+
+
 def test_only_what_drover_took_out_is_put_back() -> None:
     assert "not taken out by Drover" in str(may_resume("n1", None))
     assert may_resume("n1", Duty("n1", Health.DRAINED, 0, "i1", "")) is None
