@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from drover_collector.pipeline import Pipeline
-from drover_collector.probes.asking import Asking
+from drover_collector.probes.asking import Asking, held_nodes
 from drover_collector.probes.desk import ProbeDesk, Stream
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import StoreError
@@ -21,10 +21,11 @@ class Probing:
         self.desk = ProbeDesk(
             pipeline.store, pipeline.index, config, stream=lambda node: self.stream(node),
             leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
+            held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()),
         )  # fmt: skip
         self.asking = Asking(
             pipeline.store, pipeline.index, config, self.desk, lambda: pipeline.leading, lambda: pipeline.incidents,
-            pipeline.now_ms,
+            pipeline.now_ms, lambda: {risk.node: risk.chance for risk in pipeline.engine.risks},
         )  # fmt: skip
         self.desk.on_verdicts.append(self._judge)
         pipeline.saving.takers.append(self.asking.take)

@@ -32,12 +32,13 @@ class Bench:
     config: ProbesConfig
     verdicts: list[ProbeVerdict] = field(default_factory=list)
     leading: bool = True
+    held: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.store = self.collector.store
         self.desk = ProbeDesk(
             self.store, index_of(), self.config, stream=self.collector.ingest.stream, leading=lambda: self.leading,
-            now_ms=lambda: self.collector.now_ms, poll_s=0.02,
+            now_ms=lambda: self.collector.now_ms, poll_s=0.02, held=lambda: self.held,
         )  # fmt: skip
         self.collector.on_probes = self.desk.take_results
         self.desk.on_verdicts.append(self.verdicts.extend)
@@ -215,6 +216,31 @@ async def test_no_more_than_the_bound_are_under_way(store: Store) -> None:
         assert at.state(second) == "asked"
         await Answers(agent)(closing(first, "refused"))
         assert (await requested(agent)).id == second
+
+
+@in_loop
+async def test_drover_sends_nothing_of_its_own_to_a_node_that_a_job_has_come_to(store: Store) -> None:
+    async with bench(store) as at, at.collector.agent(hello()) as agent:
+        at.held = {"n0"}
+        end = await at.ended(await ask(at))
+        assert (end.state, end.detail) == ("failed", "given up: a job runs on n0 by now")
+        assert [(v.gpu, v.passed) for v in at.verdicts] == [(None, None)]
+        asked = await ask(at, why=ProbeReason.PERSON)
+        assert (await requested(agent)).id == asked  # the first that is sent
+
+
+@in_loop
+async def test_results_that_lay_about_for_hours_prove_nothing(store: Store) -> None:
+    async with bench(store) as at, at.collector.agent(hello()) as agent:
+        order = await ask(at, gpus=[0])
+        await requested(agent)
+        at.leading = False  # nobody judges meanwhile
+        await Answers(agent)(figure(order, 1, "sdc", 0, 1e6, ok=False), closing(order))
+        await until(lambda: len(at.collector.probes) == 2)
+        at.collector.now_ms += 6 * 3_600_000
+        at.leading = True
+        assert (await at.ended(order)).state == "failed"
+        assert [(v.gpu, v.passed) for v in at.verdicts] == [(None, None)]
 
 
 @in_loop

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.probes.plan import AGAIN_MS, Standing, confirmations, fabric_rounds, risk_of, upkeep
+from drover_collector.probes.plan import AGAIN_MS, Standing, confirmations, fabric_rounds, upkeep
 from drover_collector.probes.settings import ProbesConfig
 from drover_proto.events import (
     Decision,
@@ -20,7 +20,6 @@ from drover_proto.events import (
 from drover_proto.fleet import FleetSpec, NodeSpec
 
 NOW = 1_800_000_000_000
-ALL = frozenset(range(8))
 HOUR = 3_600_000
 
 
@@ -36,8 +35,8 @@ def decision(outcome: str = "act", wanted: Wanted = Wanted.PROBE) -> Decision:
     return Decision("d1", "i1", NOW, "n1", wanted, "approve", outcome, "rule", "")
 
 
-def standing(node: str = "n1", idle_ms: int | None = HOUR, free: frozenset[int] = ALL, **more: object) -> Standing:
-    return Standing(node, free, idle_ms, **more)
+def standing(node: str = "n1", idle_ms: int | None = HOUR, **more: object) -> Standing:
+    return Standing(node, idle_ms, **more)
 
 
 def order(state: str = "failed", ts_ms: int = NOW, incident_id: str = "i1") -> ProbeOrder:
@@ -46,8 +45,7 @@ def order(state: str = "failed", ts_ms: int = NOW, incident_id: str = "i1") -> P
 
 SUSPICIONS = {
     "free": (decision(), incident(), standing(), [], True),
-    "only its GPU is free": (decision(), incident(), standing(idle_ms=None, free=frozenset({3})), [], True),
-    "a job holds the GPU": (decision(), incident(), standing(idle_ms=None, free=frozenset({2})), [], False),
+    "a job runs on that GPU or another": (decision(), incident(), standing(idle_ms=None), [], False),
     "of a node, and a job runs": (decision(), incident(gpu=None), standing(idle_ms=None), [], False),
     "observe mode": (decision("would_act"), incident(), standing(), [], False),
     "a drain is wanted": (decision(wanted=Wanted.DRAIN), incident(), standing(), [], False),
@@ -107,11 +105,6 @@ def test_the_budget_goes_to_the_highest_risk_and_the_oldest_result() -> None:
     assert wished(config, *nodes, asked=3) == []
     assert wished(config, *nodes, room=2) == [("n7", "idle"), ("n19", "idle")]
     assert wished(ProbesConfig(idle_share_per_day=0.01), *nodes) == [("n7", "idle")]
-
-
-def test_risk_out_of_incidents() -> None:
-    found = risk_of([incident(), incident("i2", severity=Severity.CRITICAL), incident("i3", "n2")])
-    assert found == {"n1": 4.0, "n2": 1.0}
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (3, 5, 2), (8,), (1, 1), (7, 7, 7)], ids=str)

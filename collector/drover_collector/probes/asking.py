@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from drover_collector.engine import Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.probes.desk import ProbeDesk
-from drover_collector.probes.plan import DAY_MS, Standing, Wish, confirmations, risk_of, upkeep
+from drover_collector.probes.plan import DAY_MS, Standing, Wish, confirmations, upkeep
 from drover_collector.probes.rows import firmware
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store, StoreError
@@ -22,7 +24,6 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
 UPKEEP_S = 300.0
-RISK_DAYS = 30
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Asking:
     """`run` in the event loop while this collector lives; `take` in the thread that stores outcomes.
 
     Args:
-        incidents: as they are now, by id. risk: node -> how likely a fault is; None: by its incidents.
+        incidents: as they are now, by id. risk: node -> how likely a fault is.
     """
 
     store: Store
@@ -40,7 +41,7 @@ class Asking:
     leading: Callable[[], bool]
     incidents: Callable[[], Mapping[str, Incident]]
     now_ms: Callable[[], int]
-    risk: Callable[[], Mapping[str, float]] | None = None
+    risk: Callable[[], Mapping[str, float]] = dict
     every_s: float = EVERY_S
     _decisions: dict[str, Decision] = field(default_factory=dict)  # incident -> the newest that wants a probe
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -86,22 +87,22 @@ class Asking:
         active = self.config.baseline or self.config.admit or self.config.idle_share_per_day > 0
         if not decisions and not active:
             return []
-        free = self._free(now_ms)
+        self._look(now_ms)
         wishes: list[Wish] = []
         if decisions:
-            plain = {node: Standing(node, slots, self._idle(node, now_ms)) for node, slots in free.items()}
+            plain = {n.name: Standing(n.name, self._idle(n.name, now_ms)) for n in self.index.nodes}
             orders = self.store.probe_orders(since_ms=now_ms - DAY_MS, limit=5000)
             wishes += confirmations(decisions, known, plain, orders, self.config, now_ms)
         if active and time.monotonic() - self._upkeep_s >= UPKEEP_S:
             self._upkeep_s = time.monotonic()
-            wishes += self._upkeep(free, now_ms)
+            wishes += self._upkeep(now_ms)
         return [
             self.desk.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
             for w in wishes
         ]
 
-    def _upkeep(self, free: Mapping[str, frozenset[int]], now_ms: int) -> list[Wish]:
-        risk = self.risk() if self.risk is not None else risk_of(self._late_incidents(now_ms))
+    def _upkeep(self, now_ms: int) -> list[Wish]:
+        risk = self.risk()
         probed = self.store.last_probed()
         nodes = []
         for spec in self.index.nodes:
@@ -113,7 +114,7 @@ class Asking:
                 then = firmware(self.store.inventory_at(spec.name, probed[spec.name]))
             nodes.append(
                 Standing(
-                    spec.name, free[spec.name], self._idle(spec.name, now_ms), probed.get(spec.name, 0), now, then,
+                    spec.name, self._idle(spec.name, now_ms), probed.get(spec.name, 0), now, then,
                     risk.get(spec.name, 0.0),
                 )
             )  # fmt: skip
@@ -122,22 +123,14 @@ class Asking:
         open_ = {o.node for o in self.desk.open_orders()}
         return upkeep(nodes, open_, asked, self.config, self.config.most_at_once - len(open_))
 
-    def _late_incidents(self, now_ms: int) -> list[Incident]:
-        return self.store.incidents("all", now_ms - RISK_DAYS * DAY_MS)
-
-    def _free(self, now_ms: int) -> dict[str, frozenset[int]]:
-        """Node -> slots that no job holds; also notes since when nothing has run on a node."""
-        jobs, _ = self.store.jobs_at(self.index, now_ms)
-        found = {}
-        for n, spec in enumerate(self.index.nodes):
-            first = int(self.index.first_gpu[n])
-            slots = frozenset(slot for slot in range(spec.gpus) if jobs[first + slot] < 0)
-            found[spec.name] = slots
-            if len(slots) == spec.gpus:
-                self._idle_since.setdefault(spec.name, now_ms)
-            else:
+    def _look(self, now_ms: int) -> None:
+        """Notes since when nothing has run on a node."""
+        held = held_nodes(self.store, self.index, now_ms)
+        for spec in self.index.nodes:
+            if spec.name in held:
                 self._idle_since.pop(spec.name, None)
-        return found
+            else:
+                self._idle_since.setdefault(spec.name, now_ms)
 
     def _idle(self, node: str, now_ms: int) -> int | None:
         since_ms = self._idle_since.get(node)
@@ -158,3 +151,9 @@ class Asking:
                 self._decisions[decision.incident_id] = decision
             else:
                 self._decisions.pop(decision.incident_id, None)
+
+
+def held_nodes(store: Store, index: FleetIndex, now_ms: int) -> frozenset[str]:
+    """Nodes on which a job holds a GPU. Raises StoreError."""
+    jobs, _ = store.jobs_at(index, now_ms)
+    return frozenset(index.nodes[n].name for n in np.unique(index.gpu_node[jobs >= 0]).tolist())

@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -32,6 +32,9 @@ POLL_S = 2.0  # how often open orders are looked at, when nothing wakes us
 OVERDUE_S = 600.0  # beyond waiting and running on the node, for the closing result to come
 WAIT_TURN_S = 86_400.0  # for the bounds on what is under way at once
 MAX_OPEN = 10_000  # orders
+LATE_MS = 3_600_000  # results that are judged so long after they were due may be those of another board
+# Asked for by Drover itself, where nothing ran at that time.
+OF_ITSELF = frozenset({ProbeReason.CONFIRM, ProbeReason.BASELINE, ProbeReason.ADMIT, ProbeReason.IDLE})
 INLET_MS = 300_000  # the inlet's temperature that goes with a request is not older
 
 
@@ -49,6 +52,7 @@ class ProbeDesk:
 
     Args:
         stream: the node's stream here; None: this collector does not hold it. leading: whether this is the active one.
+        held: nodes that a job runs on now; none of Drover's own orders is sent to them.
     Attributes:
         on_verdicts: each is called with the verdicts of an order that has ended, in a thread, before the order's end is
             stored: after a crash between the two it is called again.
@@ -64,6 +68,7 @@ class ProbeDesk:
         stream: Callable[[str], Stream | None],
         leading: Callable[[], bool],
         now_ms: Callable[[], int],
+        held: Callable[[], Collection[str]] = tuple,
         troubles: dict[str, str] | None = None,
         poll_s: float = POLL_S,
     ) -> None:
@@ -71,7 +76,7 @@ class ProbeDesk:
         self.troubles = {} if troubles is None else troubles
         self._store, self._index, self._config = store, index, config
         self._stream, self._leading, self._now_ms = stream, leading, now_ms
-        self._poll_s = poll_s
+        self._held, self._poll_s = held, poll_s
         self._lock = threading.Lock()
         self._open: dict[str, OpenOrder] | None = None  # None: not read yet
         self._ended: dict[str, None] = {}  # requests whose closing result is stored
@@ -204,13 +209,18 @@ class ProbeDesk:
                 return ""
             why = "others came first" if here else f"{order.node} has no stream"
             return f"expired: not sent within {limit_s:.0f} s, {why}"
-        limit_s = 2 * LEVELS[order.level] + OVERDUE_S  # it waits for so long at most on the node, and then runs
-        return f"expired: no answer within {limit_s:.0f} s" if now_ms - held.sent_ms >= limit_s * 1000 else ""
+        limit_ms = self._due_ms(order)
+        return f"expired: no answer within {limit_ms / 1000:.0f} s" if now_ms - held.sent_ms >= limit_ms else ""
+
+    def _due_ms(self, order: ProbeOrder) -> float:
+        """After it was sent: it waits for so long at most on the node, and then runs."""
+        return (2 * LEVELS[order.level] + OVERDUE_S) * 1000
 
     async def _send(self, held: Sequence[OpenOrder]) -> None:
         racks = {node.name: node.rack for node in self._index.nodes}
         under_way = [one.order for one in held if one.sent_ms is not None]
         fleet, in_rack = len(under_way), Counter(racks.get(order.node, "") for order in under_way)
+        busy: Collection[str] | None = None
         for one in held:
             order, rack = one.order, racks.get(one.order.node, "")
             stream = self._stream(order.node)
@@ -219,11 +229,22 @@ class ProbeDesk:
             if one.sent_ms is None:
                 if fleet >= self._config.most_at_once or (rack and in_rack[rack] >= self._config.most_per_rack):
                     continue
+                if order.why in OF_ITSELF:
+                    busy = await asyncio.to_thread(self._held) if busy is None else busy
+                    if order.node in busy:
+                        await self._give_way(one)
+                        continue
                 fleet, in_rack[rack] = fleet + 1, in_rack[rack] + 1
                 await asyncio.to_thread(self._note_sent, one)
             request = await asyncio.to_thread(self._request, order)
             self._told[order.id] = stream
             await stream.send(pb.CollectorMessage(probe_request=request))
+
+    async def _give_way(self, held: OpenOrder) -> None:
+        if self._leading():
+            why = f"given up: a job runs on {held.order.node} by now"
+            verdict = failed(held.order, why, self._now_ms())
+            await asyncio.to_thread(self._end, held, [verdict], "failed", why)
 
     def _note_sent(self, held: OpenOrder) -> None:
         """Before it leaves: one that is sent and not noted would not be waited for."""
@@ -247,6 +268,10 @@ class ProbeDesk:
 
     def _finish(self, held: OpenOrder) -> None:
         order = held.order
+        if held.sent_ms is not None and self._now_ms() - held.sent_ms >= self._due_ms(order) + LATE_MS:
+            why = "its results were judged by nobody in time: the boards may be others by now"
+            self._end(held, [failed(order, why, self._now_ms())], "failed", why)
+            return
         verdicts, end = judge_order(self._store, order, self._now_ms())
         state = "done" if end.end == DONE else "failed"
         what = f" in {end.probe}" if end.probe else ""

@@ -118,7 +118,9 @@ def by_few(
             text = f"like {around}" if ok else f"{off(m.probe, away)} {around}: the driver, or the board; not judged"
         else:
             text = f"{few}, and nothing published of it: not judged"
-        out.append(Verdict(m, ok, head + text, basis, worse, told, peers, suspicious=ok is None and far > reach))
+        low = published is not None and log < floor and len(group) == 1
+        suspicious = ok is None and (far > reach or low)
+        out.append(Verdict(m, ok, head + text, basis, worse, told, peers, suspicious=suspicious))
     return out
 
 
@@ -128,8 +130,10 @@ def _against_published(
     usual_text = f"{number(published.expected)} that healthy boards reach ({published.source})"
     away = f"{share(abs(1 - (m.value or 0) / published.expected))} "
     if (m.value or 0) < published.floor:
-        if alone or any_above:
+        if any_above:
             return f"{away}below the {usual_text}", False
+        if alone:  # its driver, libraries, clocks or host may give no more: nobody is there who shows that they do
+            return f"{away}below the {usual_text}, and the only one of its configuration: not judged", None
         return f"{away}below the {usual_text}, as all others of its configuration: not judged", None
     if last:
         return f"above the floor of the {usual_text}, yet far below the best of its configuration: not judged", None

@@ -7,7 +7,6 @@ what can.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,12 +26,14 @@ from drover_collector.probes.measurements import (
     Verdict,
 )
 from drover_collector.probes.references import reference
+from drover_collector.probes.shared import by_slot, by_software, doubted
 from drover_collector.probes.texts import number, share
 from drover_proto.probes import FIGURES, Better
 
 BUDGET = 1.0  # false fails per 1,000 GPUs validated
 MOST_BAD = 1 / 3  # of a group: more of them are another kind of board, or a batch; the fit holds up to here
 MOST_FASTER = 0.1  # likewise: a few fast boards are chance or a slip, many are another kind
+TWO_KINDS = "its configuration is of two kinds"
 
 Timed = dict[tuple[str, Key], list[Measurement]]
 
@@ -63,7 +64,7 @@ def judge(measurements: Iterable[Measurement], budget: float = BUDGET) -> Judgem
         verdicts += judged
         notes += noted
         groups.append(seen)
-    return Judgement(tuple(sorted(verdicts, key=_place)), tuple(notes), tuple(groups))
+    return Judgement(tuple(sorted(by_software(verdicts), key=_place)), tuple(notes), tuple(groups))
 
 
 def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -129,7 +130,7 @@ def _judge_group(
     if len(group) < LEAST or scale.coarse:
         verdicts = by_few(group, logs, scale, published, _pool(probe, key, timed, alpha))
         return _most_slow(verdicts) if len(group) >= LEAST else verdicts, notes, seen
-    verdicts = by_fleet(group, logs, scale, low)
+    verdicts = by_slot(by_fleet(group, logs, scale, low))
     slower = [v for v in verdicts if v.ok is False]
     reach = float(scale.reach())
     fast = (logs > scale.fit.centre + reach).tolist()
@@ -144,7 +145,7 @@ def _judge_group(
         )
         notes.append(Note(NoteKind.TWO_CLUSTERS, probe, key, text, len(many)))
     if len(faster) > MOST_BAD * len(group):
-        return [v if is_fast else _doubted(v) for v, is_fast in zip(verdicts, fast, strict=True)], notes, seen
+        return [v if is_fast else doubted(v, TWO_KINDS) for v, is_fast in zip(verdicts, fast, strict=True)], notes, seen
     return _most_slow(verdicts), notes, seen
 
 
@@ -152,12 +153,7 @@ def _most_slow(verdicts: list[Verdict]) -> list[Verdict]:
     """More slow ones than single faults can be are no verdicts on single boards."""
     if sum(v.ok is False for v in verdicts) <= MOST_BAD * len(verdicts):
         return verdicts
-    return [_doubted(v) if v.ok is False else v for v in verdicts]
-
-
-def _doubted(verdict: Verdict) -> Verdict:
-    text = f"{verdict.text}; but its configuration is of two kinds: not judged"
-    return dataclasses.replace(verdict, ok=None, text=text, suspicious=True)
+    return [doubted(v, TWO_KINDS) if v.ok is False else v for v in verdicts]
 
 
 def _pool(probe: str, key: Key, timed: Timed, alpha: float) -> Scale | None:

@@ -13,7 +13,9 @@ from drover_collector.store import ProbeRow, Store
 from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_proto.probes import FIGURES, Better
 
-NODES = 512  # of the same board, those probed last: more of them tell little more, and are read for each order
+# Of the same board, those probed last. A group's spread is known no better with more (groups.MOST_FREEDOM), and each
+# order's end reads and judges all of them: of 64 nodes 8,000 figures, pairs among them.
+NODES = 64
 
 
 def judge_order(store: Store, order: ProbeOrder, now_ms: int) -> tuple[list[ProbeVerdict], ProbeResult]:
@@ -29,16 +31,16 @@ def judge_order(store: Store, order: ProbeOrder, now_ms: int) -> tuple[list[Prob
     own = [m for row in rows if (m := measurement(row)) is not None]
     figures = {m.probe for m in own}
     skus = {m.key.sku for m in own}
+    mine = {_place(m) for m in own}  # measured by this order: these count, whatever the clocks said
     fleet: list[Measurement] = []
     for sku in sorted(skus):
         told = store.newest_probes(sorted(figures), sku=sku, node=order.node, nodes=NODES, now_ms=now_ms)
-        fleet += [m for row in told if (m := measurement(row)) is not None and not _replaced(m, own)]
+        fleet += [m for row in told if (m := measurement(row)) is not None and _place(m) not in mine]
     return verdicts(order, rows, judge([*fleet, *own]), _drifts(store, rows), now_ms), end
 
 
-def _replaced(m: Measurement, own: list[Measurement]) -> bool:
-    """This order measured the same place: its figures count, whatever the clocks said."""
-    return any((m.node, m.gpu, m.peer, m.probe) == (o.node, o.gpu, o.peer, o.probe) for o in own)
+def _place(m: Measurement) -> tuple[str, int | None, int | None, str]:
+    return m.node, m.gpu, m.peer, m.probe
 
 
 def _drifts(store: Store, rows: list[ProbeRow]) -> dict[int, list[Drift]]:
@@ -54,9 +56,11 @@ def _drifts(store: Store, rows: list[ProbeRow]) -> dict[int, list[Drift]]:
         if r.value is not None and r.probe in FIGURES and FIGURES[r.probe].better in (Better.HIGHER, Better.LOWER)
     ]
     found: dict[int, list[Drift]] = defaultdict(list)
+    if not judged:
+        return found
+    told = store.probe_histories(judged[0].node, sorted({r.probe for r in judged}))
     for result in judged:
         assert result.gpu is not None
-        told = store.probe_history(result.node, result.gpu, result.probe)
-        history = [m for row in told if (m := measurement(row)) is not None]
+        history = [m for row in told.get((result.gpu, result.probe), ()) if (m := measurement(row)) is not None]
         found[result.gpu].append(drift(history, BUDGET / len(judged)))
     return found

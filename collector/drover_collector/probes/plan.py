@@ -24,13 +24,12 @@ class Standing:
     """What is known of a node with GPUs.
 
     Attributes:
-        free: slots that no job holds. idle_ms: for how long nothing has run there; None: something does.
+        idle_ms: for how long nothing has run there; None: something does.
         probed_ms: when it was probed last, 0 for never. firmware: driver and VBIOS now; probed_firmware: then; "" for
             not known. risk: of a fault; higher is probed first.
     """
 
     node: str
-    free: frozenset[int]
     idle_ms: int | None
     probed_ms: int = 0
     firmware: str = ""
@@ -56,9 +55,10 @@ def confirmations(
     config: ProbesConfig,
     now_ms: int,
 ) -> list[Wish]:
-    """Suspicions that a probe can settle now: it is wanted, and no job holds the GPU any more.
+    """Suspicions that a probe can settle now: it is wanted, and no job runs on the node any more.
 
-    All free GPUs of the node are measured: the suspect's neighbours are what it is held against.
+    All GPUs of the node are measured: the suspect's neighbours are what it is held against. A job on other GPUs would
+    be slowed (links, the host's memory, heat), and would make figures slow that are not.
 
     Args:
         decisions: the newest of each incident. orders: the newest version of each of the last hours.
@@ -70,8 +70,7 @@ def confirmations(
         mode = decision.outcome == "act" or (config.confirm and decision.outcome == "would_act")
         if decision.wanted is not Wanted.PROBE or not mode or incident is None or incident.closed_ms is not None:
             continue
-        slots = tuple(sorted({gpu for node, gpu in incident.members if node == decision.node and gpu is not None}))
-        free = standing is not None and (set(slots) <= standing.free if slots else standing.idle_ms is not None)
+        free = standing is not None and standing.idle_ms is not None
         if not free or now_ms - tried.get(incident.id, -AGAIN_MS) < AGAIN_MS:
             continue
         probes = _MORE.get(incident.cause, ())
@@ -108,16 +107,6 @@ def upkeep(
         budget = 1 - asked_of_idle  # a small fleet is probed one node a day
     found += [Wish(n.node, ProbeReason.IDLE) for n in rest[: max(budget, 0)]]
     return found[: max(room, 0)]
-
-
-def risk_of(incidents: Iterable[Incident]) -> dict[str, float]:
-    """Node -> how often something was wrong there, where nothing better is known: incidents, the graver the more."""
-    weight = {"info": 0.1, "warning": 1.0, "critical": 3.0}
-    found: dict[str, float] = {}
-    for incident in incidents:
-        for node in {node for node, _ in incident.members}:
-            found[node] = found.get(node, 0.0) + weight[incident.severity]
-    return found
 
 
 Pairs = tuple[tuple[str, str], ...]

@@ -18,6 +18,7 @@ CPU = "cpu"  # ProbeResult.device where there was no NVIDIA driver
 # name. The others (gave way, refused, ...) must not hide an earlier figure.
 _TELLS = "probe != '' AND device != 'cpu' AND end IN ('', 'hung', 'crashed', 'timeout')"
 _PLACE = "node, gpu, peer, probe"
+_ENDED = "state NOT IN ('asked', 'sent')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,27 @@ class Probes(Writes):
         rows = self._probes(where, "ts DESC, id DESC", limit, node=node)
         return [row for row in rows if row.serial == rows[0].serial]
 
+    def probe_histories(
+        self, node: str, probes: Iterable[str], limit: int = 64
+    ) -> dict[tuple[int, str], list[ProbeRow]]:
+        """(slot, figure) -> as `probe_history` of each GPU of a node, all by one question; none of pairs."""
+        if not (listed := list(probes)):
+            return {}
+        found = self._rows(
+            "SELECT key, serial, uuid, received, json FROM (SELECT * FROM probes WHERE node = {node:String}"
+            f" AND gpu >= 0 AND peer = -1 AND probe IN ({', '.join(word(name) for name in listed)})"
+            " AND end = '' AND device != 'cpu'"
+            f" ORDER BY ts DESC, id DESC LIMIT 1 BY id) ORDER BY ts DESC, id DESC LIMIT {int(limit)} BY gpu, probe",
+            node=node,
+        )
+        histories: dict[tuple[int, str], list[ProbeRow]] = {}
+        for row in found:
+            if row.result.gpu is not None:
+                told = histories.setdefault((row.result.gpu, row.result.probe), [])
+                if not told or row.serial == told[0].serial:
+                    told.append(row)
+        return histories
+
     def probes_of(self, node: str, since_ms: int = 0, limit: int = 1000) -> list[ProbeRow]:
         """All results of a node, newest first."""
         return self._probes(
@@ -179,7 +201,8 @@ class Probes(Writes):
     def probe_order(self, id_: str) -> list[ProbeOrder]:
         """All versions of one order, oldest first."""
         found = self._clients.rows(
-            "SELECT json FROM probe_orders WHERE id = {id:String} ORDER BY written_ns LIMIT 1 BY json", {"id": id_}
+            f"SELECT json FROM probe_orders WHERE id = {{id:String}} ORDER BY {_ENDED}, written_ns LIMIT 1 BY json",
+            {"id": id_},
         )
         return [from_json(ProbeOrder, row["json"]) for row in found]
 
@@ -189,19 +212,22 @@ class Probes(Writes):
         if node is not None:
             where, parameters = "node = {node:String}", {"node": node}
         found = self._clients.rows(
-            f"SELECT argMax(json, written_ns) AS newest FROM probe_orders WHERE {where} GROUP BY id"
+            f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders WHERE {where} GROUP BY id"
             f" HAVING max(ts) >= {moment(since_ms)} ORDER BY min(written_ns) DESC LIMIT {int(limit)}",
             parameters,
         )
         return [from_json(ProbeOrder, row["newest"]) for row in found]
 
     def open_probe_orders(self) -> list[OpenOrder]:
-        """Those that have not ended, in the order they were asked for."""
+        """Those that have not ended, in the order they were asked for.
+
+        One that has ended is never open again, whatever another collector noted of it with a later clock.
+        """
         sent = "state = 'sent'"
         found = self._clients.rows(
             "SELECT argMax(json, written_ns) AS newest, toUnixTimestamp64Milli(min(ts)) AS asked_ms,"
             f" if(countIf({sent}) > 0, toUnixTimestamp64Milli(minIf(ts, {sent})), NULL) AS sent_ms FROM probe_orders"
-            " GROUP BY id HAVING argMax(state, written_ns) IN ('asked', 'sent') ORDER BY min(written_ns)"
+            f" GROUP BY id HAVING countIf({_ENDED}) = 0 ORDER BY min(written_ns)"
         )
         return [OpenOrder(from_json(ProbeOrder, r["newest"]), r["asked_ms"], r["sent_ms"]) for r in found]
 
