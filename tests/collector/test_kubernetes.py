@@ -395,6 +395,7 @@ def test_a_pod_that_has_gone_meanwhile_is_not_claimed(current: tuple[StandIn, Ku
 @pytest.mark.parametrize(
     ("broken", "error", "told"),
     [
+        ((200, b"<html>please log in"), AwayError, "no JSON"),
         ((503, b"<html>no upstream"), AwayError, "no upstream"),
         ((500, b'{"message": "etcdserver: leader changed"}'), LaterError, "leader changed"),
         ((429, b'{"message": "too many requests"}'), LaterError, "too many requests"),
@@ -437,6 +438,25 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
         assert actuator.observe("gpu01").service is Service.IN
     finally:
         desk.stop()
+
+
+@pytest.mark.parametrize("text", ["", "secret1\nsecret2", "secret1 secret2"])
+def test_a_token_file_with_something_else_in_it(
+    current: tuple[StandIn, KubernetesActuator], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "token").write_text(text)
+    with pytest.raises(AwayError, match="must hold one token") as raised:
+        current[1].observe("gpu01")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_server_that_is_not_of_this_authority(current: tuple[StandIn, KubernetesActuator], tmp_path: Path) -> None:
+    """Nor one that speaks no TLS: the token does not go there."""
+    server, _ = current
+    url = server.url.replace("http:", "https:")
+    api = KubernetesApi(KubernetesConfig(server=url, token_file=str(tmp_path / "token"), ca_file="", timeout_s=5))
+    with pytest.raises(AwayError, match="Kubernetes"):
+        api.node("gpu01")
 
 
 def test_what_counts_as_a_job(current: tuple[StandIn, KubernetesActuator]) -> None:

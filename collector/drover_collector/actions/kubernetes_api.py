@@ -125,6 +125,8 @@ class KubernetesApi:
         try:
             body = json.loads(text or b"{}")
         except ValueError:
+            if status < 300:
+                raise AwayError(f"what answers at {self._url()} is no API server: no JSON came") from None
             body = {"message": text[:200].decode(errors="replace")}
         return status, body if isinstance(body, dict) else {}
 
@@ -144,6 +146,8 @@ class KubernetesApi:
             token = Path(self._config.token_file).read_text("ascii").strip()
         except (OSError, ValueError) as error:
             raise AwayError(f"the token file {self._config.token_file} cannot be read: {_first(error)}") from None
+        if not token or any(c.isspace() for c in token):  # nor may it get into an error's text
+            raise AwayError(f"the token file {self._config.token_file} must hold one token and nothing else")
         self._settings.api_key = {"authorization": f"Bearer {token}"}
 
     def _url(self) -> str:
