@@ -27,6 +27,7 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
+from drover_proto.probes import FIGURES
 
 INDEX = small_fleet(12)
 POLICY = Policy.load()
@@ -168,6 +169,8 @@ FAILS = {
     "memory": (verdict(False, "memory_pattern", end="wrong"), IncidentKind.MEMORY, "memory_pattern", Wanted.DRAIN),
     "nvlink": (verdict(False, "p2p"), IncidentKind.LINK, "nvlink", Wanted.DRAIN),
     "cooling": (verdict(False, "soak"), IncidentKind.THERMAL, "cooling", Wanted.DRAIN),
+    "slow doubles": (verdict(False, "gemm_fp64"), IncidentKind.STRAGGLER, "clock", Wanted.DRAIN),
+    "slow calls": (verdict(False, "launch"), IncidentKind.STRAGGLER, "host", Wanted.DRAIN),
     "slow": (verdict(False, "gemm_bf16"), IncidentKind.STRAGGLER, "clock", Wanted.DRAIN),
     "hung": (verdict(False, "gemm_bf16", value=None, end="hung"), IncidentKind.HANG, "probe_hung", Wanted.DRAIN),
     "disk": (verdict(False, "disk_read", gpu=None), IncidentKind.STRAGGLER, "disk", Wanted.ADVISE),
@@ -185,7 +188,10 @@ def test_a_failure_without_a_suspicion_is_an_incident_until_a_probe_passes(case:
     incident = the_incident(subject)
     assert (incident.kind, incident.cause, incident.action) == (kind, cause, action)
     feed(subject, range(3, 30))
-    passed = ("gemm_bf16", "hbm_copy", "sdc", "memory_pattern", "p2p", "soak", "disk_read")
+    other = replace(failed, passed=True, probe="", good=tuple(FIGURES.keys() - {failed.probe}), end="", text="all well")
+    subject.on_verdicts([other], at(29))
+    assert the_incident(subject).closed_ms is None  # what it failed was not run again
+    passed = (failed.probe, "gemm_bf16", "sdc")
     subject.on_verdicts([replace(failed, passed=True, probe="", good=passed, end="")], at(29))
     assert the_incident(subject).closed_ms == at(29)
 

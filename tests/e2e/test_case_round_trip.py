@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from drover_proto import fleet_pb2 as pb
 from testbed.system_processes import Collector, collector
@@ -60,6 +61,7 @@ def site_of(folder: Path, case: Path) -> Path:
     return folder
 
 
+@pytest.mark.timeout(300)  # a dozen processes one after the other: 35 s alone, two minutes on a busy machine
 def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     given = tmp_path / "given"
     drover("simulate", "--out", given, "--nodes", 3, "--hours", 0.1, "--seed", 3)

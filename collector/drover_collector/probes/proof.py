@@ -22,6 +22,7 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
+from drover_proto.probes import FIGURES
 
 NAME = "probe"  # as a detector; `policy.PROOF` looks for it
 DRIFT = "probe_drift"
@@ -106,9 +107,21 @@ def refutable(incident: Incident) -> bool:
 
 
 def refutes(verdict: ProbeVerdict, incident: Incident) -> bool:
-    """Whether a passed verdict has the figures in which this incident's cause would show."""
+    """Whether a passed verdict has the figures in which this incident's cause would show, and those that failed."""
+    failed = _failed(incident)
+    if not failed <= set(verdict.good):
+        return False
+    if failed and set(incident.detectors) <= {NAME, DRIFT}:
+        return True
     groups = _SHOWS.get((incident.kind, incident.cause), _OTHERWISE)
     return all(set(group) & set(verdict.good) for group in groups)
+
+
+def _failed(incident: Incident) -> set[str]:
+    """Figures that probes have proved it by, as its evidence names them ("GPU 3 of n1: gemm_fp64 31 TFLOP/s, ...")."""
+    if NAME not in incident.detectors:
+        return set()
+    return {figure for figure in FIGURES for fact in incident.evidence if f": {figure} " in fact.text}
 
 
 def _meant(verdict: ProbeVerdict, open_: Iterable[Incident]) -> list[Incident]:
