@@ -9,6 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 key=/usr/share/keyrings/debian-archive-keyring.gpg
+test -f "$key" || { echo "the Kubernetes API server of the tests is built on Debian bookworm only" >&2; exit 2; }
 echo "deb-src [signed-by=$key] http://deb.debian.org/debian bookworm main" >sources.list
 mkdir -p lists/partial
 sources=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists" -o APT::Sandbox::User=root)
