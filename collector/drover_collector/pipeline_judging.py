@@ -266,7 +266,7 @@ class Judging:
         self.newest = None
         for ts_ms, node, told_facts in self._inventories.restore(now_ms, self.index.node_count):
             self.engine.on_inventory(node, told_facts, ts_ms)
-        self.engine.remember(self.store.incidents("all", now_ms - KEPT_MS), now_ms)
+        self.engine.remember(self.store.troubles(now_ms - KEPT_MS), now_ms)
         self.engine.restore(
             found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged,
             found.decisions, found.duties,

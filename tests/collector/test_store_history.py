@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from drover_collector.detectors.risk_model import Troubles
 from drover_collector.store import OutboxRow, Store
 from drover_proto.events import (
     Absence,
@@ -135,3 +136,22 @@ def test_the_newest_row_of_a_notification_is_its_state(store: Store) -> None:
     store.write_outbox(replace(tried, state="delivered", attempts=2))
     assert [r.id for r in store.pending_outbox()] == ["m2"]
     assert store.outbox_of("i1") == [replace(tried, state="delivered", attempts=2)]
+
+
+def test_troubles_are_what_risk_remembers_of_incidents(store: Store) -> None:
+    told = [
+        incident(),
+        incident(version=2, updated_ms=T0 + 5, members=(("n2", 0),)),
+        incident(id="i2", opened_ms=T0 + 10, closed_ms=T0 + 20, severity=Severity.CRITICAL),
+        incident(id="i3", severity=Severity.INFO),
+        incident(id="i4", closed_ms=T0 - 99),
+    ]
+    store.write_incidents(told)
+    whole, brief = Troubles(), Troubles()
+    whole.take(store.incidents("all", T0), T0 + 30)
+    found = store.troubles(T0)
+    brief.take(found, T0 + 30)
+    assert [i.id for i in found] == ["i2", "i1"]
+    assert brief == whole
+    assert set(brief) == {"n0", "n1", "n2"}
+    assert [i.id for i in store.troubles(T0, most=1)] == ["i2"]

@@ -9,7 +9,19 @@ from typing import Any
 from drover_collector.store.base import Base, during, moment, word
 from drover_collector.store.records import OutboxRow
 from drover_collector.store.schema import UNJUDGED_DAYS
-from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, from_dict, from_json
+from drover_proto.events import (
+    Absence,
+    Decision,
+    Event,
+    Finding,
+    Holding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+    from_dict,
+    from_json,
+)
 
 
 def _ms(column: str) -> str:
@@ -112,6 +124,32 @@ class History(Base):
             f" (SELECT id, last.1, last.2 FROM ({chosen})) ORDER BY opened DESC, id LIMIT 1 BY id"
         )
         return [from_json(Incident, row["json"]) for row in found]
+
+    def troubles(self, since_ms: int, most: int = 100_000) -> list[Incident]:
+        """What `risk` remembers of the newest incidents, open or closed after `since_ms`: their members and times
+        without evidence, timeline and words, of which 100,000 would take half a minute; nothing of severity info.
+        """
+        newest = "(version, updated)"
+        chosen = (
+            f"SELECT id, max({newest}) AS last FROM incidents GROUP BY id"
+            f" HAVING argMax(ifNull(closed, now64(3)), {newest}) >= {moment(since_ms)}"
+        )
+        text = ", ".join(f"JSONExtractString(json, '{key}') AS {key}" for key in ("kind", "cause", "scope", "severity"))
+        found = self._clients.rows(
+            f"SELECT id, {text}, JSONExtractInt(json, 'opened_ms') AS opened_ms,"
+            " JSONExtractInt(json, 'since_ms') AS since_ms, JSONExtractRaw(json, 'members') AS members,"
+            " JSONExtract(json, 'closed_ms', 'Nullable(Int64)') AS closed_ms"
+            f" FROM incidents WHERE (id, version, updated) IN (SELECT id, last.1, last.2 FROM ({chosen}))"
+            f" AND severity != 'info' ORDER BY opened DESC, id LIMIT 1 BY id LIMIT {int(most)}"
+        )
+        return [
+            Incident(
+                row["id"], IncidentKind(row["kind"]), row["cause"], row["scope"], None, None,
+                tuple((str(node), gpu) for node, gpu in json.loads(row["members"])), row["opened_ms"], row["since_ms"],
+                row["closed_ms"], Severity(row["severity"]), 0.0, Wanted.NONE, "", "",
+            )
+            for row in found
+        ]  # fmt: skip
 
     def incident_history(self, incident: str) -> list[Incident]:
         """All versions of one incident, oldest first."""
