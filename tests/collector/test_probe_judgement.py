@@ -227,13 +227,15 @@ def test_a_board_that_is_unsteady_is_measured_again_not_passed() -> None:
 def test_one_board_is_held_against_what_is_published() -> None:
     assert judge(fleet(1, 780)).verdicts[0].ok is True
     low = judge(fleet(1, 500)).verdicts[0]
-    assert (low.ok, low.basis) == (False, Basis.REFERENCE)
+    assert (low.ok, low.suspicious, low.basis) == (None, True, Basis.REFERENCE)  # nobody shows that they give more
     assert "790 that healthy boards reach (NVIDIA H200 datasheet" in low.text
 
 
-def test_a_lone_board_whose_link_came_up_narrow_reads_less_than_its_slot_gives() -> None:
+def test_a_lone_board_whose_link_came_up_narrow_is_a_doubt_and_beside_another_a_fault() -> None:
     assert judge(fleet(1, 55, probe="pcie_h2d")).verdicts[0].ok is True
-    assert judge(fleet(1, 27.6, probe="pcie_h2d")).verdicts[0].ok is False
+    alone = judge(fleet(1, 27.6, probe="pcie_h2d")).verdicts[0]
+    assert (alone.ok, alone.suspicious) == (None, True)
+    assert of(judge(changed(fleet(2, 55, probe="pcie_h2d"), 1, value=27.6)), "n0", 1, "pcie_h2d").ok is False
     assert judge(fleet(1, 27.6, probe="pcie_h2d", key=dataclasses.replace(H200, pcie_width=8))).verdicts[0].ok is True
 
 
@@ -293,6 +295,31 @@ def test_a_wrong_answer_is_a_fault_whatever_the_fleet_gives() -> None:
     assert [v.ok for v in found.verdicts] == [True] * 4 + [False]
     assert "GPU 3 of n1" in found.verdicts[-1].text
     assert "1 of 1000000 products differs" in found.verdicts[-1].text
+
+
+def test_what_most_gpus_of_a_node_or_many_nodes_break_in_is_software() -> None:
+    good = [Measurement(f"n{n}", gpu, "sdc", 1e6, H200, ok=True) for n in range(20) for gpu in range(4)]
+
+    def broken(*places: tuple[int, int], **how: object) -> set[bool | None]:
+        bad = [Measurement(f"n{n}", gpu, "sdc", None, H200, **how) for n, gpu in places]  # type: ignore[arg-type]  # fields of several types
+        kept = [m for m in good if (m.node, m.gpu) not in {(b.node, b.gpu) for b in bad}]
+        return {of(judge([*kept, *bad]), b.node, b.gpu, "sdc").ok for b in bad}
+
+    for how in ({"end": End.CRASHED}, {"end": End.HUNG}, {"ok": False}):
+        assert broken((3, 0), (3, 2), **how) == {False}  # half of a node: each by itself
+        assert broken((3, 0), (3, 1), (3, 2), **how) == {None}
+        assert broken((1, 0), (2, 0), **how) == {False}  # two nodes of twenty
+        assert broken((1, 0), (2, 0), (3, 0), **how) == {None}
+
+
+def test_a_slot_that_is_slower_by_design_condemns_nobody() -> None:
+    """A quarter of each node's GPUs behind a longer way: fewer than a third, which single faults might be."""
+    boards = fleet(64, 55, probe="pcie_h2d")
+    design = [dataclasses.replace(m, value=m.value * 0.9) if m.gpu in (6, 7) and m.value else m for m in boards]
+    assert {v.ok for v in judge(design).verdicts if v.measurement.gpu in (6, 7)} == {None}
+    sick = [dataclasses.replace(m, value=40.0) if (m.node, m.gpu) == ("n3", 2) else m for m in design]
+    found = judge(sick)
+    assert [(v.measurement.node, v.measurement.gpu) for v in found.verdicts if v.ok is False] == [("n3", 2)]
 
 
 def test_a_wrong_copy_fails_though_it_was_fast() -> None:

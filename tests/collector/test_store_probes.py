@@ -69,6 +69,13 @@ def test_a_history_is_that_of_one_board(store: Store) -> None:
     store.write_probes([row(1, serial="old"), row(2), row(3, value=3900.0), row(4, gpu=1), row(5, end="hung")])
     assert [r.result.value for r in store.probe_history("n0", 0, "hbm_copy")] == [3900.0, 4000.0]
     assert store.probe_history("n0", 3, "hbm_copy") == []
+    together = store.probe_histories("n0", ["hbm_copy", "sdc", "p2p"])
+    assert together.keys() >= {(0, "hbm_copy")}
+    for (gpu, probe), rows in together.items():
+        assert rows == store.probe_history("n0", gpu, probe) != []
+    assert [len(rows) for rows in store.probe_histories("n0", ["hbm_copy"], limit=1).values()] == [1] * len(
+        {gpu for gpu, probe in together if probe == "hbm_copy"}
+    )
 
 
 def test_the_newest_version_of_an_order_counts(store: Store) -> None:
@@ -95,3 +102,12 @@ def test_verdicts_of_an_order_that_was_judged_again(store: Store) -> None:
     assert store.probe_verdicts() == [whole, replace(told, ts_ms=T0 + 5)]
     assert store.probe_verdicts("n1") == []
     assert store.probe_verdicts(request="r1", from_ms=T0 + 1) == [replace(told, ts_ms=T0 + 5)]
+
+
+def test_an_order_that_has_ended_is_not_opened_by_a_later_note_of_another(store: Store) -> None:
+    done = order(state="failed", ts_ms=T0 + 2)
+    store.write_probe_orders([order(), done])
+    store.write_probe_orders([order(state="sent", ts_ms=T0 + 1)])  # a collector that held the stream, a moment late
+    assert store.open_probe_orders() == []
+    assert store.probe_orders() == [done]
+    assert store.probe_order("r1")[-1] == done
