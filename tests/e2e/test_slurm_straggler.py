@@ -1,0 +1,170 @@
+"""A straggler from suspicion to return with a real Slurm: probed over its agent's stream, confirmed, drained,
+validated, repaired, resumed; and an innocent one, which is cleared and stays in service. Needs root and Slurm.
+
+As in test_probe_path.py only the clock of telemetry is not real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.simulation.fault import Fault
+from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_agent.simulation.probing import Prober
+from drover_agent.simulation.readings import inventory
+from drover_agent.simulation.run import NodeAgent
+from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.scontrol import Scontrol, SlurmNode
+from drover_collector.actions.settings import ActConfig, SlurmConfig
+from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import Pipeline
+from drover_collector.probes.settings import ProbesConfig
+from drover_collector.probing import Probing
+from drover_collector.store import Store
+from drover_proto.events import Act, ActionState, Health, Incident, IncidentKind, ProbeReason, Severity, Wanted
+from drover_proto.fleet import JobSpec
+from testbed.deciding import policy
+from testbed.ingest import Collector
+from testbed.loop import in_loop
+from testbed.simulated_buckets import START_MS, Recording, record
+from testbed.slurm import running as running_slurm
+from testbed.waiting import until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+NODE, GPU = "r01n02", 5
+MINUTES = 6.0
+SLOW_S = 40.0  # Slurm's commands, on a machine that has other work
+
+
+@pytest.fixture(scope="module")
+def ran() -> tuple[SimulatedFleet, Recording]:
+    """A job on four nodes with one GPU whose memory is slow; it has just ended."""
+    spec = build_fleet(4, 1001)
+    members = tuple((node.name, gpu) for node in spec.nodes for gpu in range(node.gpus))
+    job = JobSpec("train", START_MS, START_MS + round(MINUTES * 60_000) - 1000, members)
+    fleet = SimulatedFleet(spec, 1001, [Fault("straggler", "hbm", NODE, GPU, 120.0, None, 0.6)], START_MS, [job])
+    return fleet, record(1001, MINUTES, made=fleet)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scontrol]:
+    folder = tmp_path_factory.mktemp("slurm")
+    with running_slurm(folder, [NODE]):
+        yield Scontrol(SlurmConfig(conf=f"{folder}/slurm.conf"))
+
+
+class Site:
+    """A collector in enforce mode that has judged the recording, and the agent of the suspected node."""
+
+    def __init__(self, collector: Collector, recording: Recording, slurm: Scontrol, agent: NodeAgent) -> None:
+        self.slurm, self.agent = slurm, agent
+        self.collector, self.recording, self.store = collector, recording, collector.store
+        self.pipeline = Pipeline(
+            recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
+            lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
+        )  # fmt: skip
+        actuator = SlurmActuator(slurm, 10_000)
+        self.desk = ActionDesk(
+            self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
+            incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
+        )  # fmt: skip
+        self.pipeline.act_by(self.desk)
+        self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4))
+        self.probing.stream = collector.ingest.stream
+        self.probing.desk._poll_s = 0.05
+        collector.on_probes = self.probing.desk.take_results
+
+    async def judged(self) -> Incident:
+        await self.pipeline.start()
+        for bucket in self.recording.buckets:
+            self.collector.now_ms = bucket.end_ms + 7000
+            await asyncio.to_thread(self.pipeline.judge_bucket, bucket)
+        suspect = self.incident()
+        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", Wanted.PROBE)
+        return suspect
+
+    def incident(self) -> Incident:
+        (found,) = [i for i in self.pipeline.incidents.values() if (i.node, i.gpu) == (NODE, GPU)]
+        return found
+
+    def node(self) -> SlurmNode:
+        return self.slurm.nodes([NODE])[NODE]
+
+    async def stage(self, stage: Health) -> None:
+        await until(lambda: NODE in self.desk.duties and self.desk.duties[NODE].stage is stage, f"{stage}", SLOW_S)
+
+
+@contextlib.asynccontextmanager
+async def site(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Scontrol, folder: Path, prober: Prober
+) -> AsyncIterator[Site]:
+    fleet, recording = ran
+    async with Collector(store, now_ms=START_MS, index=recording.index) as collector:
+        config = AgentConfig(
+            node=NODE, collectors=(f"127.0.0.1:{collector.port}",), hardware="simulated", kmsg_enabled=False,
+            spool=SpoolConfig(dir=str(folder / "spool")),
+        )  # fmt: skip
+        agent = NodeAgent(config, NODE, inventory(fleet.hardware, fleet.hardware.number[NODE]))
+        agent.prober = prober
+        made = Site(collector, recording, slurm, agent)
+        running = [asyncio.create_task(made.probing.desk.run()), asyncio.create_task(agent.run())]
+        try:
+            await until(lambda: collector.ingest.stream(NODE), "the agent's stream")
+            yield made
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+            await made.pipeline.stop()
+
+
+@in_loop
+async def test_an_innocent_node_is_cleared_and_stays_in_service(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Scontrol, tmp_path: Path
+) -> None:
+    healthy = SimulatedFleet(ran[0].spec, 1001, [], START_MS, [])
+    async with site(store, ran, slurm, tmp_path, Prober(healthy, 1001)) as at:
+        suspect = await at.judged()
+        (order,) = await asyncio.to_thread(at.probing.asking.step)
+        await until(lambda: store.probe_order(order)[-1].state == "done", "the order's end")
+        await until(lambda: at.incident().closed_ms is not None, "it is cleared")
+        assert at.incident().id == suspect.id
+        assert at.incident().timeline[-1].text.startswith(f"cleared by a probe: GPU {GPU} of {NODE}: ")
+    assert store.actions() == []
+    assert "DRAIN" not in at.node().states
+
+
+@in_loop
+async def test_a_straggler_is_confirmed_drained_repaired_validated_and_resumed(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Scontrol, tmp_path: Path
+) -> None:
+    async with site(store, ran, slurm, tmp_path, Prober(ran[0], 1001)) as at:
+        suspect = await at.judged()
+        assert "DRAIN" not in at.node().states, "a suspicion drains nothing"
+        (order,) = await asyncio.to_thread(at.probing.asking.step)
+        assert store.probe_order(order)[0].why is ProbeReason.CONFIRM
+        await at.stage(Health.REPAIR)  # drained, and validated while the GPU is still slow
+        proved = at.incident()
+        assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, Wanted.DRAIN)
+        assert "DRAIN" in at.node().states
+        assert at.node().reason.startswith(f"drover:{suspect.id}: ")
+        assert f"GPU {GPU} of {NODE}" in at.desk.duties[NODE].reason
+        stages = [duty.stage for duty in store.duty_history(NODE)]
+        assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR]
+        at.agent.prober = Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001)
+        await asyncio.to_thread(at.desk.resume, NODE, "GPU replaced", "ann", False)
+        await at.stage(Health.HEALTHY)
+        assert "DRAIN" not in at.node().states
+        assert at.desk.duties[NODE].reason.startswith("passed its validation: ")
+        await until(lambda: at.incident().closed_ms is not None, "its incident is over")
+    assert [(a.action, a.state) for a in store.actions(node=NODE)] == [
+        (Act.DRAIN, ActionState.DONE), (Act.RESUME, ActionState.DONE),
+    ]  # fmt: skip
