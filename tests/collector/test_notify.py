@@ -329,25 +329,25 @@ def mass(count: int, number: int = 1, closed_ms: int | None = None) -> Incident:
 def test_a_mass_event_is_one_page_for_all_that_it_holds(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:
-    """500 nodes: one page, also after a restart, and when they end; what else happens is told as always."""
-    held = [fault(f"n{n:03d}", "xid_79") for n in range(500)]
+    """60 nodes: one page, also after a restart, and when they end; what else happens is told as always."""
+    held = [fault(f"n{n:03d}", "xid_79") for n in range(60)]
     other = fault("n599", "remap_failed")
     outbox = outboxes(webhook(receiver.url))
-    outbox.enqueue([*held, other, mass(500)])
+    outbox.enqueue([*held, other, mass(60)])
     until(lambda: len(receiver.got) == 2, "the event and the other")
     outbox.stop()
     again = outboxes(webhook(receiver.url))
-    again.enqueue([mass(500), *(dataclasses.replace(i, version=2) for i in held)])
+    again.enqueue([mass(60), *(dataclasses.replace(i, version=2) for i in held)])
     over = [dataclasses.replace(i, version=3, closed_ms=5000) for i in held]
-    again.enqueue([*over[:499], mass(500, 2, closed_ms=5000)])
+    again.enqueue([*over[:59], mass(60, 2, closed_ms=5000)])
     until(lambda: len(receiver.got) == 3, "the end of the event")
     told = [json.loads(body) for _, _, body in receiver.got]
     assert [(t["type"], t["data"]["id"]) for t in told if t["data"]["id"] != other.id] == [
         ("incident.opened", "mass"), ("incident.closed", "mass"),
     ]  # fmt: skip
-    (line,) = [tell(row) for row in store.outbox_of(held[499].id)]
+    (line,) = [tell(row) for row in store.outbox_of(held[59].id)]
     assert line == "webhook ops: incident.opened not sent: mass event mass was told instead"
-    worse = dataclasses.replace(held[499], version=4, action=Wanted.ISOLATE)
+    worse = dataclasses.replace(held[59], version=4, action=Wanted.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"
     until(lambda: len(receiver.got) == 4, "told, for the first time")
     assert receiver.types[-1] == "incident.opened"
