@@ -120,7 +120,11 @@ class IncidentBook:
 
     def note(self, notes: Mapping[str, str], now_ms: int) -> list[str]:
         """A line each for the timelines of incidents, by id. Returns ids of those that changed."""
-        changed = [id_ for id_ in notes if id_ in self.records]
+        changed = [
+            id_
+            for id_, text in notes.items()
+            if id_ in self.records and [line.text for line in self.records[id_].incident.timeline[-1:]] != [text]
+        ]  # the same verdicts are told again until what came of them is stored
         for id_ in changed:
             record = self.records[id_]
             told = replace(record.incident, timeline=noted(record.incident, Note(now_ms, notes[id_])))

@@ -182,6 +182,9 @@ class ProbeDesk:
         """One look at all that is open."""
         held = await asyncio.to_thread(self._snapshot)
         self._told = {one.order.id: self._told[one.order.id] for one in held if one.order.id in self._told}
+        known = {one.order.id for one in held}
+        for request in [request for request in list(self._ended) if request not in known]:
+            self._ended.pop(request, None)  # sent again after its order had ended, or nobody's
         answered = {one.order.id for one in held if one.order.id in self._ended}
         over = set(answered)
         if self._leading():
