@@ -22,7 +22,7 @@ def ask(waiting: Sequence[Decision]) -> None:
             left, right = st.columns([1, 2])
             who = left.text_input("Your name", key=f"who_{decision.id}", max_chars=80)
             why = right.text_input("Why", key=f"why_{decision.id}", max_chars=500)
-            yes, no, _ = st.columns([1, 1, 3])
+            yes = no = st.container(horizontal=True)  # columns cut the words where the form is narrow
             approved = yes.form_submit_button("Approve", type="primary", key=f"yes_{decision.id}")
             rejected = no.form_submit_button("Reject", key=f"no_{decision.id}")
         if approved or rejected:

@@ -46,7 +46,7 @@ OUTCOMES: dict[str, str] = {
 
 MODES: dict[str, str] = {
     "observe": "observe: Drover only watches, nothing is drained",
-    "approve": "approve: actions wait for a person",
+    "approve": "approve: actions wait for a person, probes do not",
     "enforce": "enforce: Drover acts by its policy",
 }
 

@@ -46,6 +46,7 @@ class Chosen(FleetServicer):
         self.calls: list[str] = []
         self.quiet_ms = 0
         self.may_answer = False
+        self.ceiling = "enforce"
         self.decision: Decision | None = None
         self.answers: list[tuple[str, str, str, str]] = []
 
@@ -120,7 +121,7 @@ class Chosen(FleetServicer):
         override = {"pool": ["lab"], "sku": [], "mode": "observe", "at_most": "probe"}
         guard = {"fleet_ratio": 0.1, "per_hour": 10, "quiet_s": 0.0, "cooldown_s": 600.0, "fleet_nodes": 0}
         return pb.PolicyState(
-            name="ours", mode="approve", ceiling="enforce", may_answer=self.may_answer, out=["n2"], taken_in_hour=1,
+            name="ours", mode="approve", ceiling=self.ceiling, may_answer=self.may_answer, out=["n2"], taken_in_hour=1,
             policy_json=json.dumps({"guard": guard, "rules": [rule], "overrides": [override]}),
             breaker_json=[to_json(incident())], held_json=[to_json(held)], duties_json=[to_json(duty)],
             pending_json=[to_json(self.decision)] if self.decision else [], trouble="ours.toml:3: guard.x: unknown key",

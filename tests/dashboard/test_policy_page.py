@@ -32,6 +32,15 @@ def test_it_tells_of_the_breaker_and_a_bad_file_and_hostile_text_stays_text(shar
     assert not any("script" in element.value for element in (*app.markdown, *app.caption, *app.title, *app.header))
 
 
+@pytest.mark.parametrize(("ceiling", "lowered"), [("observe", True), ("approve", False), ("enforce", False)])
+def test_a_mode_beyond_the_settings_is_told_as_what_it_is(
+    shared: FleetClient, chosen, ceiling: str, lowered: bool
+) -> None:
+    chosen.ceiling = ceiling
+    texts = " ".join(text.value for text in opened("policy").text)
+    assert ("no more than observe is done" in texts) is lowered
+
+
 @pytest.mark.parametrize(("page", "query"), [("policy", {}), ("incidents", {"id": "i1"})])
 def test_who_may_not_answer_is_not_asked(shared: FleetClient, chosen, page: str, query: dict[str, str]) -> None:
     chosen.decision = WAITS

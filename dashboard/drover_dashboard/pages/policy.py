@@ -52,6 +52,11 @@ def _breaker(event: Incident, who: view.Viewer) -> None:
 
 def _head(state: pb.PolicyState) -> None:
     ceiling = Cell(fmt.MODES.get(state.ceiling, state.ceiling), sub="act.mode of the settings")
+    modes = list(fmt.MODES)  # the more is done, the later
+    if state.ceiling in modes and state.mode in modes[modes.index(state.ceiling) + 1 :]:
+        most = state.ceiling
+        said = f"The policy says {state.mode}, the settings (act.mode) {most}: no more than {most} is done."
+        view.notice("lowered", "remark", said)
     facts = {
         "Policy": Cell(state.name, kind="strong"),
         "Mode": Cell(fmt.MODES.get(state.mode, state.mode)),
