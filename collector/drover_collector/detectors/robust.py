@@ -125,15 +125,3 @@ def peer_medians(values: Floats, groups: Groups) -> Floats:
     if not count:
         return np.full(len(values), np.nan)
     return np.where(groups >= 0, group_medians(values, groups, count)[0][groups], np.nan)
-
-
-def share(flags: Bools, judged: Bools, groups: Groups) -> Floats:
-    """Per entity: how much of its group's judged entities carry the flag; NaN where none was judged."""
-    count = int(groups.max(initial=-1)) + 1
-    if not count:
-        return np.full(len(groups), np.nan)
-    inside = groups >= 0
-    total = np.bincount(groups[inside & judged], minlength=count).astype(float)
-    flagged = np.bincount(groups[inside & judged & flags], minlength=count)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(inside, (flagged / total)[groups], np.nan)
