@@ -279,7 +279,7 @@ class Judging:
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
         if self.desk is not None:  # before anything is decided below: it must take that
-            self.desk.start()
+            self.desk.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
         for approval in found.approvals:  # one whose decision still waits: a stop came in between
             self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))

@@ -80,7 +80,12 @@ class Scene:
 
     @contextmanager
     def desk(
-        self, config: ActConfig = CONFIG, step: Callable[[str], None] = lambda _: None, *, look_s: float = 0.02
+        self,
+        config: ActConfig = CONFIG,
+        step: Callable[[str], None] = lambda _: None,
+        *,
+        look_s: float = 0.02,
+        mode: str = "enforce",
     ) -> Iterator[ActionDesk]:
         actuator = SlurmActuator(self.slurm, 10_000)
         made = ActionDesk(
@@ -88,7 +93,7 @@ class Scene:
             incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
         )  # fmt: skip
         made.validator = self.probes
-        made.start()
+        made.start(mode)
         try:
             yield made
         finally:
@@ -490,6 +495,16 @@ def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene:
         done = scene.wait(Act.DRAIN)
     assert (done.state, done.detail) == (ActionState.FAILED, "not done: its incident ended before it could be")
     assert scene.slurm.effects == []
+
+
+@pytest.mark.parametrize("mode", ["observe", "approve"])
+def test_a_decision_that_nothing_was_begun_of_ends_with_its_mode(scene: Scene, mode: str) -> None:
+    """The operator stopped the collector, lowered the policy's mode and started it again."""
+    scene.store.write_decisions([decision()])
+    with scene.desk(mode=mode) as desk:
+        desk.take([decision(id_="later", node="n2")])
+        scene.wait(Act.DRAIN, "n2")
+    assert scene.store.actions(node="n1") == []
 
 
 def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:

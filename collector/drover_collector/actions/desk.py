@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
-from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.settings import MODES, ActConfig
 from drover_collector.actions.worker import STORE_WAIT_S, Worker
 from drover_collector.guard import may_resume
 from drover_collector.store import Store, StoreError
@@ -120,8 +120,11 @@ class ActionDesk:
 
     # ---- life
 
-    def start(self) -> None:
+    def start(self, mode: str = "enforce") -> None:
         """Takes up what a stop left, and begins to act.
+
+        Args:
+            mode: the policy's strongest now. A decision of a stronger one that nothing was begun of is let go.
 
         Raises:
             StoreError: the store cannot be read.
@@ -136,7 +139,14 @@ class ActionDesk:
             self._note_advice(action)
         workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, self._commands)}
         left = self.store.intended_actions()
-        unbegun = self.store.unbegun_decisions(self.now_ms() - UNBEGUN_MS)
+        most = min(MODES.index(mode), MODES.index(self.config.mode))
+        found = self.store.unbegun_decisions(self.now_ms() - UNBEGUN_MS)
+        unbegun = [decision for decision in found if MODES.index(decision.mode) <= most]
+        if len(unbegun) < len(found):
+            log.warning(
+                "%d decisions of a stronger mode than %s are let go: the mode was lowered before anything was done",
+                len(found) - len(unbegun), MODES[most],
+            )  # fmt: skip
         with self._lock:
             self._workers = workers
             for action in left:
