@@ -22,9 +22,7 @@ mkdir -p tree/.go/src/k8s.io
 ln -s "$work/tree" tree/.go/src/k8s.io/kubernetes
 cd tree/.go/src/k8s.io/kubernetes
 export PATH=/usr/lib/go-1.19/bin:$PATH GOPATH=$work/tree/.go GOCACHE=$work/cache CGO_ENABLED=0 GOPROXY=off GOFLAGS= GO111MODULE=off
-for program in kube-apiserver kube-controller-manager; do
-  make "WHAT=cmd/$program" >"$work/$program.log" 2>&1 || { tail -20 "$work/$program.log" >&2; exit 1; }
-done
+make WHAT="cmd/kube-apiserver cmd/kube-controller-manager" >"$work/make.log" 2>&1 || { tail -20 "$work/make.log" >&2; exit 1; }
 mkdir -p "$into"
 for program in kube-apiserver kube-controller-manager; do
   install -m 755 "_output/local/go/bin/$program" "$into/$program"
