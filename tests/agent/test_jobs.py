@@ -555,13 +555,15 @@ def test_a_real_slurm_job_is_seen_to_come_and_go(tmp_path: Path, user: int | Non
 
     with slurm.running(tmp_path) as cluster:
         assert read() == (dict.fromkeys(range(8)), {})
-        cluster.submit("sleep 600", "--gres=gpu:3")
+        other = cluster.submit("sleep 600", "--gres=gpu:3")
+        cluster.wait_for(other, "RUNNING")
+        wait_until(lambda: sleeper(other), "the other job's process", 20)
         job = cluster.submit("sleep 600", "--gres=gpu:2")
         cluster.wait_for(job, "RUNNING")
         wait_until(lambda: sleeper(job), "the job's process", 20)
         holdings, inventory = read(g3=(sleeper(job),))
         if user is None:  # its environment says that it was given GPU 4 too, and which the other job has
-            assert (holdings, inventory) == ({0: "1", 1: "1", 2: "1", 3: job, 4: job}, {})
+            assert (holdings, inventory) == ({0: other, 1: other, 2: other, 3: job, 4: job}, {})
         else:
             assert (holdings, inventory) == ({3: job}, {TROUBLE: NO_ENVIRONMENT})
         cluster.command("scancel", job)

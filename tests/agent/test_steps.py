@@ -505,6 +505,7 @@ def test_a_socket_that_fails_is_made_anew_and_what_stood_still_is_told(listening
     source = listening.source
     listening.after(lambda: listening.send())
     source._drop()
+    wait_until(lambda: all(thread.name != "steps" for thread in threading.enumerate()), "its thread has ended")
     broken: Any = Broken()
     source._socket, source._next_try_s = broken, listening.ticks.now_s + 10 * STALE_S
     source._receive(broken)

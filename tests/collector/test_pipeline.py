@@ -183,7 +183,7 @@ class Desk:
         self.acting = False
         self.taken: list[str] = []
 
-    def start(self) -> None:
+    def start(self, _mode: str) -> None:
         self.acting = True
 
     def stop(self) -> None:
@@ -329,8 +329,8 @@ def test_what_the_store_refuses_is_written_at_the_next_tick(store: Store, index:
             assert pipeline.troubles() == ["The store fails: disk full."]
             assert store.incidents() == []
             await advance(pipeline, clock, T0 + BUCKET_MS + LAG_MS)
-            assert len(store.incidents()) == 1
-            assert pipeline.troubles() == []
+            await until(lambda: len(store.incidents()) == 1, "written")
+            await until(lambda: pipeline.troubles() == [], "and nothing is wrong any more")
 
     asyncio.run(scenario())
 
