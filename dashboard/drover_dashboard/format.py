@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -163,3 +163,15 @@ def deviation(number_: float, median: float) -> float | None:
     if not math.isfinite(number_) or not math.isfinite(median) or abs(median) < 1e-9:
         return None
     return (number_ - median) / abs(median)
+
+
+def out_of_service(out: Collection[str], with_duty: Collection[str]) -> str:
+    """Nodes that are out, and apart from them those that only a decision speaks of: all of them in observe mode.
+
+    Args:
+        out: nodes that are out of service, or would be.
+        with_duty: those of them for which something was done.
+    """
+    only_decided = sum(node not in with_duty for node in out)
+    said = f"nodes: {len(out) - only_decided}"
+    return f"{said}; only by a decision, with nothing done: {only_decided}" if only_decided else said

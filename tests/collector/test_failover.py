@@ -83,10 +83,20 @@ class Collector:
         return any("incident.opened delivered" in line for line in detail.notifications)
 
     def send_xid(self, node: str) -> None:
-        """A GPU of this node falls off the bus; returns when that is acknowledged."""
+        """A GPU of this node is broken, of n5 and on in another way: five alike would be one mass event, told as one.
+
+        Returns when that is acknowledged.
+        """
         done = threading.Event()
         hello = wire.Hello(node=node, spool_id="s1", boot_id="b1", protocol=1, ts_ms=1, agent_version="0")
-        event = wire.Event(ts_ms=1_700_000_000_000, gpu=1, kind="xid", code="79", message="fell off", source="nvml")
+        event = wire.Event(
+            ts_ms=1_700_000_000_000,
+            gpu=1,
+            kind="xid",
+            code="79" if node < "n5" else "95",
+            message="it broke",
+            source="nvml",
+        )
 
         def up() -> Iterator[wire.AgentMessage]:
             yield wire.AgentMessage(hello=hello)

@@ -85,3 +85,9 @@ def test_marks_only_where_a_gpu_differs_from_its_peers() -> None:
     assert view.deviation_mark(70, 66, "°C") is None
     assert view.deviation_mark(3, 0, "W") is None, "no share of a median of 0"
     assert view.deviation_mark(float("nan"), 5, "W") is None
+
+
+def test_what_would_be_out_is_not_told_as_out() -> None:
+    assert fmt.out_of_service([], []) == "nodes: 0"
+    assert fmt.out_of_service(["n1", "n2"], {"n2": 1}) == "nodes: 1; only by a decision, with nothing done: 1"
+    assert fmt.out_of_service(["n2"], ["n2", "n3"]) == "nodes: 1"

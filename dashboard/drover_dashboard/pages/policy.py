@@ -61,7 +61,9 @@ def _head(state: pb.PolicyState) -> None:
         "Policy": Cell(state.name, kind="strong"),
         "Mode": Cell(fmt.MODES.get(state.mode, state.mode)),
         "At most": ceiling,
-        "Out of service": Cell(f"{len(state.out)} nodes; {state.taken_in_hour} went within the last hour"),
+        "Out of service": Cell(
+            fmt.out_of_service(state.out, _duties(state)), sub=f"decided within the last hour: {state.taken_in_hour}"
+        ),
         "Breaker": Cell("open: nothing more is taken out" if state.breaker_json else "closed"),
     }
     rows = [Row((Cell(name, kind="faint"), cell)) for name, cell in facts.items()]
@@ -107,8 +109,12 @@ def _some(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
 
 
+def _duties(state: pb.PolicyState) -> dict[str, Duty]:
+    return {duty.node: duty for duty in (from_json(Duty, text) for text in state.duties_json)}
+
+
 def _out(state: pb.PolicyState, who: view.Viewer) -> None:
-    duties = {duty.node: duty for duty in (from_json(Duty, text) for text in state.duties_json)}
+    duties = _duties(state)
     rows = []
     for node in state.out[:SHOWN]:
         duty = duties.get(node)
