@@ -603,9 +603,8 @@ def test_acknowledgement_of_what_was_never_sent(tmp_path: Path) -> None:
         one = node(tmp_path, await server.start())
         one.second()
         async with one.running():
-            await until(lambda: server.streams > 0)
+            await until(lambda: server.streams > 1, limit_s=60)
             server.after_welcome = []
-            await until(lambda: server.streams > 1)
             one.second()
             await one.delivered(server)
 
