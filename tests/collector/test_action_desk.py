@@ -184,6 +184,17 @@ def test_what_fails_its_validation_goes_to_repair_with_a_ticket_and_back(scene: 
         assert duty.returns == 1, "it failed again soon"
 
 
+def test_probes_of_another_incident_put_nothing_back(scene: Scene) -> None:
+    """It was put back by hand while they ran, and drained anew."""
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        desk.on_verdicts([replace(verdict(True), incident_id="inc0")])
+        assert (scene.outcome(Act.RESUME), scene.stage()) == (None, Health.VALIDATING)
+        desk.on_verdicts([verdict(True)])
+        assert scene.wait(Act.RESUME).state is ActionState.DONE
+
+
 def test_what_probes_cannot_tell_stays_out_and_is_not_asked_again(scene: Scene) -> None:
     with scene.desk() as desk:
         desk.take([decision()])

@@ -313,10 +313,14 @@ class ActionDesk:
         if not self.acting:
             return
         for node in dict.fromkeys(v.node for v in verdicts if v.why in VALIDATIONS):
-            mine = [v for v in verdicts if v.node == node and v.why in VALIDATIONS]
             with self._lock:
                 duty = self.duties.get(node)
                 if duty is None or duty.stage not in (Health.VALIDATING, Health.DRAINED, Health.REPAIR):
+                    continue
+                # What was asked for another time that it was out proves nothing of this one.
+                mine = [v for v in verdicts if v.node == node and v.incident_id == duty.incident_id]
+                mine = [v for v in mine if v.why in VALIDATIONS]
+                if not mine:
                     continue
                 after = judged(duty, mine, self.now_ms())
                 if after is None:
