@@ -9,23 +9,15 @@ import base64
 import hashlib
 import hmac
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
 
+from drover_collector.notify.base import Delivery
 from drover_proto.events import SEVERITY_ORDER, Incident, Severity
 from drover_proto.reports import incident_report
 from drover_proto.times import iso
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Outcome of one try; `detail` says why it failed."""
-
-    delivered: bool
-    detail: str = ""
 
 
 def sign(secret: bytes, message_id: str, timestamp_s: int, body: bytes) -> str:
@@ -44,6 +36,9 @@ def message(kind: str, incident: Incident, ts_ms: int, console_url: str) -> str:
 
 class Webhook:
     """A receiver. `deliver` blocks for at most about twice `timeout_s`; not for use by two threads at once."""
+
+    kind = "webhook"
+    repeat_s: float | None = None
 
     def __init__(self, name: str, url: str, secret: bytes, min_severity: Severity, timeout_s: float) -> None:
         self.name = name
