@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from load.certificates import Authority
 from load.collector import Collector, running
 from load.fleet import Shape
-from load.measure import BUILD_S, Moment, Plan, drive
+from load.measure import Moment, Plan, drive
 
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, from_json
@@ -95,15 +95,20 @@ class EndedError(Exception):
     """The load has done its work."""
 
 
-def load(collector: Collector, plan: Plan, ending: threading.Event) -> None:
-    """Until its plan ends, or all lines are told."""
+def load(collector: Collector, plan: Plan, settled: threading.Event, ending: threading.Event) -> None:
+    """Until its plan ends, or all lines are told; `settled` once it has run for SETTLE_S, or has failed."""
 
-    def stop(_: Moment) -> None:
+    def look(moment: Moment) -> None:
+        if moment.at_s >= SETTLE_S:
+            settled.set()
         if ending.is_set():
             raise EndedError
 
-    with contextlib.suppress(EndedError):
-        drive(collector, plan, 5.0, stop)
+    try:
+        with contextlib.suppress(EndedError):
+            drive(collector, plan, 5.0, look)
+    finally:
+        settled.set()
 
 
 def at(sorted_values: Sequence[float], share: float) -> float:
@@ -120,12 +125,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     stored = 0.0
     with tempfile.TemporaryDirectory() as name, running(Path(name), fleet) as collector:
         loading: threading.Thread | None = None
-        ending = threading.Event()
+        settled, ending = threading.Event(), threading.Event()
         if fleet.streams:
             plan = Plan(fleet, 1, OPEN_S, EVERY_S, round(EVERY_S), SETTLE_S + PER_LINE_S * args.lines, 5.0)
-            loading = threading.Thread(target=load, args=(collector, plan, ending), daemon=True)
+            loading = threading.Thread(target=load, args=(collector, plan, settled, ending), daemon=True)
             loading.start()
-            time.sleep(BUILD_S + OPEN_S + SETTLE_S)
+            settled.wait()
         before, began = collector.status().samples_stored, time.monotonic()
         found = delays(collector, fleet.real)
         stored = (collector.status().samples_stored - before) / (time.monotonic() - began)
