@@ -97,6 +97,11 @@ class Engine:
         return {id_: record.incident for id_, record in self._book.records.items()} | self.decider.breaker.events
 
     @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The newest ones, oldest first. Other threads may read them."""
+        return self._buckets.all()
+
+    @property
     def policy(self) -> Policy:
         return self.decider.policy
 

@@ -134,19 +134,41 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools]:
     return resistance, steady, settled
 
 
-def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
-    index = window.index
-    inlets = _inlets(window, s)
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """How each GPU is cooled in the newest bucket, arrays [G].
+
+    Attributes:
+        resistance, expected: degC/W; that of GPUs in the same place, NaN where it is not known.
+        count: how many these are, the GPU itself among them.
+        steady, settled: its load was steady for STEADY_BUCKETS, for SETTLED_BUCKETS.
+    """
+
+    resistance: Floats
+    expected: Floats
+    count: Floats
+    steady: Bools
+    settled: Bools
+
+
+def cooling(window: Window, inlets: Floats) -> Cooling:
+    """`inlets`: degC of each node, float64 [N], NaN where unknown."""
     resistance, steady, settled = _resistance(window, inlets)
     board, place_of = _places(window, inlets)
     alike = np.unique(board * (int(place_of.max(initial=0)) + 1) + place_of, return_inverse=True)[1].astype(np.int64)
     # Peers sit in the same slot: boards behind others get warmer air by design.
-    slots = np.where(steady, alike * 256 + index.gpu_slot, -1)
+    slots = np.where(steady, alike * 256 + window.index.gpu_slot, -1)
     usual = peers(np.where(steady, resistance, np.nan), slots)
     whole = peers(np.where(steady, resistance, np.nan), np.where(steady, alike, -1))
     few = usual.count < 4
-    expected = np.where(few, whole.median, usual.median)
-    count = np.where(few, whole.count, usual.count)
+    expected, count = np.where(few, whole.median, usual.median), np.where(few, whole.count, usual.count)
+    return Cooling(resistance, expected, count, steady, settled)
+
+
+def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
+    index = window.index
+    now = cooling(window, _inlets(window, s))
+    resistance, expected, count, steady, settled = now.resistance, now.expected, now.count, now.steady, now.settled
     with np.errstate(invalid="ignore", divide="ignore"):
         over_peers = np.where(count >= 4, resistance / expected, np.nan)
         over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
