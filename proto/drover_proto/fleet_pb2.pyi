@@ -1607,11 +1607,14 @@ class ProbeAsk(_message.Message):
     LEVEL_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     level: _builtins.str
     """empty: quick"""
     why: _builtins.str
     """a person's words, for the record"""
+    who: _builtins.str
+    """as in Answer"""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: all that no process holds"""
@@ -1628,10 +1631,11 @@ class ProbeAsk(_message.Message):
         level: _builtins.str = ...,
         probes: _abc.Iterable[_builtins.str] | None = ...,
         why: _builtins.str = ...,
+        who: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "level", b"level", "node", b"node", "probes", b"probes", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "level", b"level", "node", b"node", "probes", b"probes", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1750,6 +1754,7 @@ class ActRequest(_message.Message):
     ACT_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     act: _builtins.str
     """drain, isolate, resume, reset, reboot"""
@@ -1757,6 +1762,8 @@ class ActRequest(_message.Message):
     """for the record, and for the scheduler's reason"""
     force: _builtins.bool
     """drain: past the guard; resume: without validation"""
+    who: _builtins.str
+    """as in Answer"""
     def __init__(
         self,
         *,
@@ -1764,10 +1771,11 @@ class ActRequest(_message.Message):
         act: _builtins.str = ...,
         why: _builtins.str = ...,
         force: _builtins.bool = ...,
+        who: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "force", b"force", "node", b"node", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "force", b"force", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2189,3 +2197,2080 @@ class PolicyState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PolicyState: _TypeAlias = PolicyState  # noqa: Y015
+
+@_typing.final
+class ListJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    CONTAINS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """those that ended in the last 24 h too"""
+    contains: _builtins.str
+    """part of a job's name"""
+    limit: _builtins.int
+    """0: 200"""
+    def __init__(
+        self,
+        *,
+        ended: _builtins.bool = ...,
+        contains: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contains", b"contains", "ended", b"ended", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
+
+@_typing.final
+class JobList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRow]:
+        """hurt ones first, then the largest; ended ones last, the newest first"""
+
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___JobRow] | None = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobList: _TypeAlias = JobList  # noqa: Y015
+
+@_typing.final
+class JobRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    ENDED_MS_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    HURT_FIELD_NUMBER: _builtins.int
+    WAITING_SHARE_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_WAITED_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_LOST_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    SKUS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_S_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    MFU_RATIO_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    gpus: _builtins.int
+    nodes: _builtins.int
+    since_ms: _builtins.int
+    ended_ms: _builtins.int
+    """absent: it runs"""
+    severity: _builtins.str
+    """of the worst of them; empty: not hurt"""
+    hurt: _builtins.str
+    """its summary"""
+    waiting_share: _builtins.float
+    """0..1: mean share of its GPUs' time that peers waited, since its open incidents began"""
+    gpu_hours_waited: _builtins.float
+    """by incidents of the last 7 days that name it; absent: not told"""
+    gpu_hours_lost: _builtins.float
+    step_time_s: _builtins.float
+    """of the loop that reports on its nodes; absent: none reports"""
+    tokens_per_s: _builtins.float
+    mfu_ratio: _builtins.float
+    @_builtins.property
+    def incidents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """open ones that name it, the worst first"""
+
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def skus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        nodes: _builtins.int = ...,
+        since_ms: _builtins.int = ...,
+        ended_ms: _builtins.int | None = ...,
+        incidents: _abc.Iterable[_builtins.str] | None = ...,
+        severity: _builtins.str = ...,
+        hurt: _builtins.str = ...,
+        waiting_share: _builtins.float | None = ...,
+        gpu_hours_waited: _builtins.float | None = ...,
+        gpu_hours_lost: _builtins.float | None = ...,
+        pools: _abc.Iterable[_builtins.str] | None = ...,
+        skus: _abc.Iterable[_builtins.str] | None = ...,
+        step_time_s: _builtins.float | None = ...,
+        tokens_per_s: _builtins.float | None = ...,
+        mfu_ratio: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "mfu_ratio", b"mfu_ratio", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus", b"gpus", "hurt", b"hurt", "incidents", b"incidents", "job", b"job", "mfu_ratio", b"mfu_ratio", "nodes", b"nodes", "pools", b"pools", "severity", b"severity", "since_ms", b"since_ms", "skus", b"skus", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ended_ms: _TypeAlias = _typing.Literal["ended_ms"]  # noqa: Y015
+    _WhichOneofArgType__ended_ms: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_hours_lost: _TypeAlias = _typing.Literal["gpu_hours_lost"]  # noqa: Y015
+    _WhichOneofArgType__gpu_hours_lost: _TypeAlias = _typing.Literal["_gpu_hours_lost", b"_gpu_hours_lost"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_hours_waited: _TypeAlias = _typing.Literal["gpu_hours_waited"]  # noqa: Y015
+    _WhichOneofArgType__gpu_hours_waited: _TypeAlias = _typing.Literal["_gpu_hours_waited", b"_gpu_hours_waited"]  # noqa: Y015
+    _WhichOneofReturnType__mfu_ratio: _TypeAlias = _typing.Literal["mfu_ratio"]  # noqa: Y015
+    _WhichOneofArgType__mfu_ratio: _TypeAlias = _typing.Literal["_mfu_ratio", b"_mfu_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__step_time_s: _TypeAlias = _typing.Literal["step_time_s"]  # noqa: Y015
+    _WhichOneofArgType__step_time_s: _TypeAlias = _typing.Literal["_step_time_s", b"_step_time_s"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_s: _TypeAlias = _typing.Literal["tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_s: _TypeAlias = _typing.Literal["_tokens_per_s", b"_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__waiting_share: _TypeAlias = _typing.Literal["waiting_share"]  # noqa: Y015
+    _WhichOneofArgType__waiting_share: _TypeAlias = _typing.Literal["_waiting_share", b"_waiting_share"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_ms) -> _WhichOneofReturnType__ended_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_hours_lost) -> _WhichOneofReturnType__gpu_hours_lost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_hours_waited) -> _WhichOneofReturnType__gpu_hours_waited | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mfu_ratio) -> _WhichOneofReturnType__mfu_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_time_s) -> _WhichOneofReturnType__step_time_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_s) -> _WhichOneofReturnType__tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_share) -> _WhichOneofReturnType__waiting_share | None: ...
+
+Global___JobRow: _TypeAlias = JobRow  # noqa: Y015
+
+@_typing.final
+class JobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobRequest: _TypeAlias = JobRequest  # noqa: Y015
+
+@_typing.final
+class JobDetail(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    INCIDENTS_JSON_FIELD_NUMBER: _builtins.int
+    WORKLOADS_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    PORTS_TOTAL_FIELD_NUMBER: _builtins.int
+    SATURATION_MEDIAN_FIELD_NUMBER: _builtins.int
+    SATURATION_MAX_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    ts_ms: _builtins.int
+    """end of the 10 s that the values are of; 0: there are none"""
+    ports_total: _builtins.int
+    saturation_median: _builtins.float
+    """0..1, over all of them"""
+    saturation_max: _builtins.float
+    @_builtins.property
+    def row(self) -> Global___JobRow: ...
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobGpu]:
+        """at most 512: those that incidents name, the farthest from the median, then others evenly"""
+
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMetric]:
+        """those that a GPU of it has"""
+
+    @_builtins.property
+    def incidents_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that name it or what it holds, since it began; the worst open ones first"""
+
+    @_builtins.property
+    def workloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobWorkload]: ...
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PortRow]:
+        """that serve its GPUs: those in trouble, then the busiest, at most 32"""
+
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not known, and what would tell it; a sentence each"""
+
+    def __init__(
+        self,
+        *,
+        row: Global___JobRow | None = ...,
+        ts_ms: _builtins.int = ...,
+        gpus: _abc.Iterable[Global___JobGpu] | None = ...,
+        metrics: _abc.Iterable[Global___JobMetric] | None = ...,
+        incidents_json: _abc.Iterable[_builtins.str] | None = ...,
+        workloads: _abc.Iterable[Global___JobWorkload] | None = ...,
+        ports: _abc.Iterable[Global___PortRow] | None = ...,
+        ports_total: _builtins.int = ...,
+        saturation_median: _builtins.float | None = ...,
+        saturation_max: _builtins.float | None = ...,
+        absent: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "metrics", b"metrics", "ports", b"ports", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__saturation_max: _TypeAlias = _typing.Literal["saturation_max"]  # noqa: Y015
+    _WhichOneofArgType__saturation_max: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max"]  # noqa: Y015
+    _WhichOneofReturnType__saturation_median: _TypeAlias = _typing.Literal["saturation_median"]  # noqa: Y015
+    _WhichOneofArgType__saturation_median: _TypeAlias = _typing.Literal["_saturation_median", b"_saturation_median"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__saturation_max) -> _WhichOneofReturnType__saturation_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__saturation_median) -> _WhichOneofReturnType__saturation_median | None: ...
+
+Global___JobDetail: _TypeAlias = JobDetail  # noqa: Y015
+
+@_typing.final
+class JobGpu(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    gpu: _builtins.int
+    health: _builtins.str
+    incident: _builtins.str
+    """the worst open one that names it or its node; empty: none"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        gpu: _builtins.int = ...,
+        health: _builtins.str = ...,
+        incident: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "health", b"health", "incident", b"incident", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobGpu: _TypeAlias = JobGpu  # noqa: Y015
+
+@_typing.final
+class JobMetric(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    P10_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    P90_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    """of the catalog"""
+    values: _builtins.bytes
+    """float32 little-endian per GPU of `gpus`, NaN unknown"""
+    p10: _builtins.float
+    """over all GPUs of the job"""
+    median: _builtins.float
+    p90: _builtins.float
+    known: _builtins.int
+    """GPUs of the job that have a value"""
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str = ...,
+        values: _builtins.bytes = ...,
+        p10: _builtins.float | None = ...,
+        median: _builtins.float | None = ...,
+        p90: _builtins.float | None = ...,
+        known: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_median", b"_median", "_p10", b"_p10", "_p90", b"_p90", "median", b"median", "p10", b"p10", "p90", b"p90"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_median", b"_median", "_p10", b"_p10", "_p90", b"_p90", "known", b"known", "median", b"median", "metric", b"metric", "p10", b"p10", "p90", b"p90", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__median: _TypeAlias = _typing.Literal["median"]  # noqa: Y015
+    _WhichOneofArgType__median: _TypeAlias = _typing.Literal["_median", b"_median"]  # noqa: Y015
+    _WhichOneofReturnType__p10: _TypeAlias = _typing.Literal["p10"]  # noqa: Y015
+    _WhichOneofArgType__p10: _TypeAlias = _typing.Literal["_p10", b"_p10"]  # noqa: Y015
+    _WhichOneofReturnType__p90: _TypeAlias = _typing.Literal["p90"]  # noqa: Y015
+    _WhichOneofArgType__p90: _TypeAlias = _typing.Literal["_p90", b"_p90"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__median) -> _WhichOneofReturnType__median | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p10) -> _WhichOneofReturnType__p10 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p90) -> _WhichOneofReturnType__p90 | None: ...
+
+Global___JobMetric: _TypeAlias = JobMetric  # noqa: Y015
+
+@_typing.final
+class JobWorkload(_message.Message):
+    """A training loop or inference server that reports on nodes of the job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_S_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    MFU_RATIO_FIELD_NUMBER: _builtins.int
+    TTFT_P95_S_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    nodes: _builtins.int
+    """on which it reports"""
+    ts_ms: _builtins.int
+    """newest report"""
+    step_time_s: _builtins.float
+    """median over its nodes"""
+    tokens_per_s: _builtins.float
+    mfu_ratio: _builtins.float
+    ttft_p95_s: _builtins.float
+    """worst of its servers"""
+    node: _builtins.str
+    """the first of them, for QuerySeries"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+        ts_ms: _builtins.int = ...,
+        step_time_s: _builtins.float | None = ...,
+        tokens_per_s: _builtins.float | None = ...,
+        mfu_ratio: _builtins.float | None = ...,
+        ttft_p95_s: _builtins.float | None = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_ttft_p95_s", b"_ttft_p95_s", "mfu_ratio", b"mfu_ratio", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "ttft_p95_s", b"ttft_p95_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_ttft_p95_s", b"_ttft_p95_s", "mfu_ratio", b"mfu_ratio", "name", b"name", "node", b"node", "nodes", b"nodes", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "ts_ms", b"ts_ms", "ttft_p95_s", b"ttft_p95_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__mfu_ratio: _TypeAlias = _typing.Literal["mfu_ratio"]  # noqa: Y015
+    _WhichOneofArgType__mfu_ratio: _TypeAlias = _typing.Literal["_mfu_ratio", b"_mfu_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__step_time_s: _TypeAlias = _typing.Literal["step_time_s"]  # noqa: Y015
+    _WhichOneofArgType__step_time_s: _TypeAlias = _typing.Literal["_step_time_s", b"_step_time_s"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_s: _TypeAlias = _typing.Literal["tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_s: _TypeAlias = _typing.Literal["_tokens_per_s", b"_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_p95_s: _TypeAlias = _typing.Literal["ttft_p95_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_p95_s: _TypeAlias = _typing.Literal["_ttft_p95_s", b"_ttft_p95_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mfu_ratio) -> _WhichOneofReturnType__mfu_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_time_s) -> _WhichOneofReturnType__step_time_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_s) -> _WhichOneofReturnType__tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p95_s) -> _WhichOneofReturnType__ttft_p95_s | None: ...
+
+Global___JobWorkload: _TypeAlias = JobWorkload  # noqa: Y015
+
+@_typing.final
+class PortRow(_message.Message):
+    """The busier direction over the port's rate is its saturation. Counted: since `counted_from_ms`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RATE_GBPS_FIELD_NUMBER: _builtins.int
+    RX_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    TX_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SATURATION_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    DOWNS_FIELD_NUMBER: _builtins.int
+    DISCARDS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    link: _builtins.str
+    leaf: _builtins.str
+    gpu: _builtins.int
+    """that it serves"""
+    state: _builtins.str
+    """up, down, unused (down, and nothing ever went through), unknown"""
+    rate_gbps: _builtins.float
+    rx_bytes_per_s: _builtins.float
+    tx_bytes_per_s: _builtins.float
+    saturation: _builtins.float
+    """0..1"""
+    errors: _builtins.float
+    """symbol, receive, integrity, overrun; recoveries; counted"""
+    downs: _builtins.float
+    """counted"""
+    discards: _builtins.float
+    """counted"""
+    trouble: _builtins.str
+    """what is wrong with it; empty: nothing"""
+    incident: _builtins.str
+    """the worst open one of its node's links"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        link: _builtins.str = ...,
+        leaf: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
+        state: _builtins.str = ...,
+        rate_gbps: _builtins.float | None = ...,
+        rx_bytes_per_s: _builtins.float | None = ...,
+        tx_bytes_per_s: _builtins.float | None = ...,
+        saturation: _builtins.float | None = ...,
+        errors: _builtins.float | None = ...,
+        downs: _builtins.float | None = ...,
+        discards: _builtins.float | None = ...,
+        trouble: _builtins.str = ...,
+        incident: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_discards", b"_discards", "_downs", b"_downs", "_errors", b"_errors", "_gpu", b"_gpu", "_rate_gbps", b"_rate_gbps", "_rx_bytes_per_s", b"_rx_bytes_per_s", "_saturation", b"_saturation", "_tx_bytes_per_s", b"_tx_bytes_per_s", "discards", b"discards", "downs", b"downs", "errors", b"errors", "gpu", b"gpu", "rate_gbps", b"rate_gbps", "rx_bytes_per_s", b"rx_bytes_per_s", "saturation", b"saturation", "tx_bytes_per_s", b"tx_bytes_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discards", b"_discards", "_downs", b"_downs", "_errors", b"_errors", "_gpu", b"_gpu", "_rate_gbps", b"_rate_gbps", "_rx_bytes_per_s", b"_rx_bytes_per_s", "_saturation", b"_saturation", "_tx_bytes_per_s", b"_tx_bytes_per_s", "discards", b"discards", "downs", b"downs", "errors", b"errors", "gpu", b"gpu", "incident", b"incident", "leaf", b"leaf", "link", b"link", "node", b"node", "rate_gbps", b"rate_gbps", "rx_bytes_per_s", b"rx_bytes_per_s", "saturation", b"saturation", "state", b"state", "trouble", b"trouble", "tx_bytes_per_s", b"tx_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__discards: _TypeAlias = _typing.Literal["discards"]  # noqa: Y015
+    _WhichOneofArgType__discards: _TypeAlias = _typing.Literal["_discards", b"_discards"]  # noqa: Y015
+    _WhichOneofReturnType__downs: _TypeAlias = _typing.Literal["downs"]  # noqa: Y015
+    _WhichOneofArgType__downs: _TypeAlias = _typing.Literal["_downs", b"_downs"]  # noqa: Y015
+    _WhichOneofReturnType__errors: _TypeAlias = _typing.Literal["errors"]  # noqa: Y015
+    _WhichOneofArgType__errors: _TypeAlias = _typing.Literal["_errors", b"_errors"]  # noqa: Y015
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    _WhichOneofReturnType__rate_gbps: _TypeAlias = _typing.Literal["rate_gbps"]  # noqa: Y015
+    _WhichOneofArgType__rate_gbps: _TypeAlias = _typing.Literal["_rate_gbps", b"_rate_gbps"]  # noqa: Y015
+    _WhichOneofReturnType__rx_bytes_per_s: _TypeAlias = _typing.Literal["rx_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rx_bytes_per_s: _TypeAlias = _typing.Literal["_rx_bytes_per_s", b"_rx_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__saturation: _TypeAlias = _typing.Literal["saturation"]  # noqa: Y015
+    _WhichOneofArgType__saturation: _TypeAlias = _typing.Literal["_saturation", b"_saturation"]  # noqa: Y015
+    _WhichOneofReturnType__tx_bytes_per_s: _TypeAlias = _typing.Literal["tx_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__tx_bytes_per_s: _TypeAlias = _typing.Literal["_tx_bytes_per_s", b"_tx_bytes_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__discards) -> _WhichOneofReturnType__discards | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__downs) -> _WhichOneofReturnType__downs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__errors) -> _WhichOneofReturnType__errors | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_gbps) -> _WhichOneofReturnType__rate_gbps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rx_bytes_per_s) -> _WhichOneofReturnType__rx_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__saturation) -> _WhichOneofReturnType__saturation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tx_bytes_per_s) -> _WhichOneofReturnType__tx_bytes_per_s | None: ...
+
+Global___PortRow: _TypeAlias = PortRow  # noqa: Y015
+
+@_typing.final
+class FabricRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEAF_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    leaf: _builtins.str
+    """with its ports"""
+    node: _builtins.str
+    """with its ports and NVLinks"""
+    limit: _builtins.int
+    """leafs; 0: 200"""
+    def __init__(
+        self,
+        *,
+        leaf: _builtins.str = ...,
+        node: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaf", b"leaf", "limit", b"limit", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FabricRequest: _TypeAlias = FabricRequest  # noqa: Y015
+
+@_typing.final
+class Fabric(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_MS_FIELD_NUMBER: _builtins.int
+    COUNTED_FROM_MS_FIELD_NUMBER: _builtins.int
+    LEAFS_FIELD_NUMBER: _builtins.int
+    LEAFS_TOTAL_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    PORTS_TOTAL_FIELD_NUMBER: _builtins.int
+    NVLINKS_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    ts_ms: _builtins.int
+    """end of the 10 s that the values are of; 0: there are none"""
+    counted_from_ms: _builtins.int
+    """0: nothing was counted"""
+    leafs_total: _builtins.int
+    ports_total: _builtins.int
+    @_builtins.property
+    def leafs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafRow]:
+        """the worst first"""
+
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PortRow]:
+        """of the leaf or node asked for, the worst first, at most 1000"""
+
+    @_builtins.property
+    def nvlinks(self) -> _containers.RepeatedCompositeFieldContainer[Global___NvlinkRow]:
+        """of the node asked for"""
+
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not known, and what would tell it; a sentence each"""
+
+    def __init__(
+        self,
+        *,
+        ts_ms: _builtins.int = ...,
+        counted_from_ms: _builtins.int = ...,
+        leafs: _abc.Iterable[Global___LeafRow] | None = ...,
+        leafs_total: _builtins.int = ...,
+        ports: _abc.Iterable[Global___PortRow] | None = ...,
+        ports_total: _builtins.int = ...,
+        nvlinks: _abc.Iterable[Global___NvlinkRow] | None = ...,
+        absent: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "counted_from_ms", b"counted_from_ms", "leafs", b"leafs", "leafs_total", b"leafs_total", "nvlinks", b"nvlinks", "ports", b"ports", "ports_total", b"ports_total", "ts_ms", b"ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fabric: _TypeAlias = Fabric  # noqa: Y015
+
+@_typing.final
+class LeafRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    NODES_TROUBLED_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    PORTS_DOWN_FIELD_NUMBER: _builtins.int
+    PORTS_UNUSED_FIELD_NUMBER: _builtins.int
+    PORTS_UNKNOWN_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    DOWNS_FIELD_NUMBER: _builtins.int
+    SATURATION_MEDIAN_FIELD_NUMBER: _builtins.int
+    SATURATION_MAX_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    SWITCH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    nodes_troubled: _builtins.int
+    ports: _builtins.int
+    ports_down: _builtins.int
+    ports_unused: _builtins.int
+    ports_unknown: _builtins.int
+    errors: _builtins.float
+    """counted, over its ports"""
+    downs: _builtins.float
+    saturation_median: _builtins.float
+    saturation_max: _builtins.float
+    incident: _builtins.str
+    """the worst open one of its links; of the switch before those of its nodes"""
+    severity: _builtins.str
+    verdict: _builtins.str
+    """a sentence: the switch, or which node; empty: nothing is wrong"""
+    switch: _builtins.bool
+    """an incident says that it is the switch"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafNode]:
+        """in the order of the fleet file"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        nodes: _abc.Iterable[Global___LeafNode] | None = ...,
+        nodes_troubled: _builtins.int = ...,
+        ports: _builtins.int = ...,
+        ports_down: _builtins.int = ...,
+        ports_unused: _builtins.int = ...,
+        ports_unknown: _builtins.int = ...,
+        errors: _builtins.float | None = ...,
+        downs: _builtins.float | None = ...,
+        saturation_median: _builtins.float | None = ...,
+        saturation_max: _builtins.float | None = ...,
+        incident: _builtins.str = ...,
+        severity: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        switch: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_downs", b"_downs", "_errors", b"_errors", "_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "downs", b"downs", "errors", b"errors", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_downs", b"_downs", "_errors", b"_errors", "_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "downs", b"downs", "errors", b"errors", "incident", b"incident", "name", b"name", "nodes", b"nodes", "nodes_troubled", b"nodes_troubled", "ports", b"ports", "ports_down", b"ports_down", "ports_unknown", b"ports_unknown", "ports_unused", b"ports_unused", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "severity", b"severity", "switch", b"switch", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__downs: _TypeAlias = _typing.Literal["downs"]  # noqa: Y015
+    _WhichOneofArgType__downs: _TypeAlias = _typing.Literal["_downs", b"_downs"]  # noqa: Y015
+    _WhichOneofReturnType__errors: _TypeAlias = _typing.Literal["errors"]  # noqa: Y015
+    _WhichOneofArgType__errors: _TypeAlias = _typing.Literal["_errors", b"_errors"]  # noqa: Y015
+    _WhichOneofReturnType__saturation_max: _TypeAlias = _typing.Literal["saturation_max"]  # noqa: Y015
+    _WhichOneofArgType__saturation_max: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max"]  # noqa: Y015
+    _WhichOneofReturnType__saturation_median: _TypeAlias = _typing.Literal["saturation_median"]  # noqa: Y015
+    _WhichOneofArgType__saturation_median: _TypeAlias = _typing.Literal["_saturation_median", b"_saturation_median"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__downs) -> _WhichOneofReturnType__downs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__errors) -> _WhichOneofReturnType__errors | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__saturation_max) -> _WhichOneofReturnType__saturation_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__saturation_median) -> _WhichOneofReturnType__saturation_median | None: ...
+
+Global___LeafRow: _TypeAlias = LeafRow  # noqa: Y015
+
+@_typing.final
+class LeafNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    state: _builtins.str
+    """ok, trouble, unknown"""
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        state: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "state", b"state", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafNode: _TypeAlias = LeafNode  # noqa: Y015
+
+@_typing.final
+class NvlinkRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    LINKS_UP_FIELD_NUMBER: _builtins.int
+    LINKS_USUAL_FIELD_NUMBER: _builtins.int
+    CRC_ERRORS_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
+    RX_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    TX_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.int
+    links_up: _builtins.float
+    links_usual: _builtins.float
+    """median of the boards of its kind"""
+    crc_errors: _builtins.float
+    """counted"""
+    replays: _builtins.float
+    recoveries: _builtins.float
+    rx_bytes_per_s: _builtins.float
+    tx_bytes_per_s: _builtins.float
+    incident: _builtins.str
+    """the worst open one of its NVLinks"""
+    absent: _builtins.str
+    """why there are no values"""
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.int = ...,
+        links_up: _builtins.float | None = ...,
+        links_usual: _builtins.float | None = ...,
+        crc_errors: _builtins.float | None = ...,
+        replays: _builtins.float | None = ...,
+        recoveries: _builtins.float | None = ...,
+        rx_bytes_per_s: _builtins.float | None = ...,
+        tx_bytes_per_s: _builtins.float | None = ...,
+        incident: _builtins.str = ...,
+        absent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc_errors", b"_crc_errors", "_links_up", b"_links_up", "_links_usual", b"_links_usual", "_recoveries", b"_recoveries", "_replays", b"_replays", "_rx_bytes_per_s", b"_rx_bytes_per_s", "_tx_bytes_per_s", b"_tx_bytes_per_s", "crc_errors", b"crc_errors", "links_up", b"links_up", "links_usual", b"links_usual", "recoveries", b"recoveries", "replays", b"replays", "rx_bytes_per_s", b"rx_bytes_per_s", "tx_bytes_per_s", b"tx_bytes_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc_errors", b"_crc_errors", "_links_up", b"_links_up", "_links_usual", b"_links_usual", "_recoveries", b"_recoveries", "_replays", b"_replays", "_rx_bytes_per_s", b"_rx_bytes_per_s", "_tx_bytes_per_s", b"_tx_bytes_per_s", "absent", b"absent", "crc_errors", b"crc_errors", "gpu", b"gpu", "incident", b"incident", "links_up", b"links_up", "links_usual", b"links_usual", "recoveries", b"recoveries", "replays", b"replays", "rx_bytes_per_s", b"rx_bytes_per_s", "tx_bytes_per_s", b"tx_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc_errors: _TypeAlias = _typing.Literal["crc_errors"]  # noqa: Y015
+    _WhichOneofArgType__crc_errors: _TypeAlias = _typing.Literal["_crc_errors", b"_crc_errors"]  # noqa: Y015
+    _WhichOneofReturnType__links_up: _TypeAlias = _typing.Literal["links_up"]  # noqa: Y015
+    _WhichOneofArgType__links_up: _TypeAlias = _typing.Literal["_links_up", b"_links_up"]  # noqa: Y015
+    _WhichOneofReturnType__links_usual: _TypeAlias = _typing.Literal["links_usual"]  # noqa: Y015
+    _WhichOneofArgType__links_usual: _TypeAlias = _typing.Literal["_links_usual", b"_links_usual"]  # noqa: Y015
+    _WhichOneofReturnType__recoveries: _TypeAlias = _typing.Literal["recoveries"]  # noqa: Y015
+    _WhichOneofArgType__recoveries: _TypeAlias = _typing.Literal["_recoveries", b"_recoveries"]  # noqa: Y015
+    _WhichOneofReturnType__replays: _TypeAlias = _typing.Literal["replays"]  # noqa: Y015
+    _WhichOneofArgType__replays: _TypeAlias = _typing.Literal["_replays", b"_replays"]  # noqa: Y015
+    _WhichOneofReturnType__rx_bytes_per_s: _TypeAlias = _typing.Literal["rx_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rx_bytes_per_s: _TypeAlias = _typing.Literal["_rx_bytes_per_s", b"_rx_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__tx_bytes_per_s: _TypeAlias = _typing.Literal["tx_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__tx_bytes_per_s: _TypeAlias = _typing.Literal["_tx_bytes_per_s", b"_tx_bytes_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc_errors) -> _WhichOneofReturnType__crc_errors | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__links_up) -> _WhichOneofReturnType__links_up | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__links_usual) -> _WhichOneofReturnType__links_usual | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recoveries) -> _WhichOneofReturnType__recoveries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replays) -> _WhichOneofReturnType__replays | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rx_bytes_per_s) -> _WhichOneofReturnType__rx_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tx_bytes_per_s) -> _WhichOneofReturnType__tx_bytes_per_s | None: ...
+
+Global___NvlinkRow: _TypeAlias = NvlinkRow  # noqa: Y015
+
+@_typing.final
+class ThermalsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RACK_FIELD_NUMBER: _builtins.int
+    rack: _builtins.str
+    """with its nodes"""
+    def __init__(
+        self,
+        *,
+        rack: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rack", b"rack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThermalsRequest: _TypeAlias = ThermalsRequest  # noqa: Y015
+
+@_typing.final
+class Thermals(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_MS_FIELD_NUMBER: _builtins.int
+    RACKS_FIELD_NUMBER: _builtins.int
+    HOT_FIELD_NUMBER: _builtins.int
+    HOT_TOTAL_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    ts_ms: _builtins.int
+    """end of the 10 s that the values are of; 0: there are none"""
+    hot_total: _builtins.int
+    @_builtins.property
+    def racks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RackHeat]:
+        """in the order of the fleet file"""
+
+    @_builtins.property
+    def hot(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotGpu]:
+        """held down by heat or poorly cooled, the worst first, at most 100"""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeHeat]:
+        """of the rack asked for"""
+
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not known, and what would tell it; a sentence each"""
+
+    def __init__(
+        self,
+        *,
+        ts_ms: _builtins.int = ...,
+        racks: _abc.Iterable[Global___RackHeat] | None = ...,
+        hot: _abc.Iterable[Global___HotGpu] | None = ...,
+        hot_total: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___NodeHeat] | None = ...,
+        absent: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "hot", b"hot", "hot_total", b"hot_total", "nodes", b"nodes", "racks", b"racks", "ts_ms", b"ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Thermals: _TypeAlias = Thermals  # noqa: Y015
+
+@_typing.final
+class RackHeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    INLET_C_FIELD_NUMBER: _builtins.int
+    INLET_MAX_C_FIELD_NUMBER: _builtins.int
+    GPU_MEDIAN_C_FIELD_NUMBER: _builtins.int
+    GPU_MAX_C_FIELD_NUMBER: _builtins.int
+    GPU_MAX_AT_FIELD_NUMBER: _builtins.int
+    MARGIN_MIN_C_FIELD_NUMBER: _builtins.int
+    POWER_W_FIELD_NUMBER: _builtins.int
+    POWER_KNOWN_FIELD_NUMBER: _builtins.int
+    LIMIT_W_FIELD_NUMBER: _builtins.int
+    BUDGET_W_FIELD_NUMBER: _builtins.int
+    THROTTLED_FIELD_NUMBER: _builtins.int
+    POOR_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    row: _builtins.str
+    """of the room; empty: the fleet file does not say"""
+    nodes: _builtins.int
+    gpus: _builtins.int
+    inlet_c: _builtins.float
+    """median over its nodes"""
+    inlet_max_c: _builtins.float
+    gpu_median_c: _builtins.float
+    gpu_max_c: _builtins.float
+    gpu_max_at: _builtins.str
+    """"r03n06 GPU 2" """
+    margin_min_c: _builtins.float
+    """least left to slowdown"""
+    power_w: _builtins.float
+    """of its GPUs that tell it"""
+    power_known: _builtins.int
+    """how many these are"""
+    limit_w: _builtins.float
+    """sum of those GPUs' power limits"""
+    budget_w: _builtins.float
+    """of the rack, by the fleet file"""
+    throttled: _builtins.int
+    """GPUs held down by heat now"""
+    poor: _builtins.int
+    """GPUs or nodes with an open incident of their cooling"""
+    incident: _builtins.str
+    """the worst open thermal one"""
+    severity: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        row: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        inlet_c: _builtins.float | None = ...,
+        inlet_max_c: _builtins.float | None = ...,
+        gpu_median_c: _builtins.float | None = ...,
+        gpu_max_c: _builtins.float | None = ...,
+        gpu_max_at: _builtins.str = ...,
+        margin_min_c: _builtins.float | None = ...,
+        power_w: _builtins.float | None = ...,
+        power_known: _builtins.int = ...,
+        limit_w: _builtins.float | None = ...,
+        budget_w: _builtins.float | None = ...,
+        throttled: _builtins.int = ...,
+        poor: _builtins.int = ...,
+        incident: _builtins.str = ...,
+        severity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_inlet_max_c", b"_inlet_max_c", "_limit_w", b"_limit_w", "_margin_min_c", b"_margin_min_c", "_power_w", b"_power_w", "budget_w", b"budget_w", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "inlet_c", b"inlet_c", "inlet_max_c", b"inlet_max_c", "limit_w", b"limit_w", "margin_min_c", b"margin_min_c", "power_w", b"power_w"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_inlet_max_c", b"_inlet_max_c", "_limit_w", b"_limit_w", "_margin_min_c", b"_margin_min_c", "_power_w", b"_power_w", "budget_w", b"budget_w", "gpu_max_at", b"gpu_max_at", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "gpus", b"gpus", "incident", b"incident", "inlet_c", b"inlet_c", "inlet_max_c", b"inlet_max_c", "limit_w", b"limit_w", "margin_min_c", b"margin_min_c", "name", b"name", "nodes", b"nodes", "poor", b"poor", "power_known", b"power_known", "power_w", b"power_w", "row", b"row", "severity", b"severity", "throttled", b"throttled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__budget_w: _TypeAlias = _typing.Literal["budget_w"]  # noqa: Y015
+    _WhichOneofArgType__budget_w: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_max_c: _TypeAlias = _typing.Literal["gpu_max_c"]  # noqa: Y015
+    _WhichOneofArgType__gpu_max_c: _TypeAlias = _typing.Literal["_gpu_max_c", b"_gpu_max_c"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_median_c: _TypeAlias = _typing.Literal["gpu_median_c"]  # noqa: Y015
+    _WhichOneofArgType__gpu_median_c: _TypeAlias = _typing.Literal["_gpu_median_c", b"_gpu_median_c"]  # noqa: Y015
+    _WhichOneofReturnType__inlet_c: _TypeAlias = _typing.Literal["inlet_c"]  # noqa: Y015
+    _WhichOneofArgType__inlet_c: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c"]  # noqa: Y015
+    _WhichOneofReturnType__inlet_max_c: _TypeAlias = _typing.Literal["inlet_max_c"]  # noqa: Y015
+    _WhichOneofArgType__inlet_max_c: _TypeAlias = _typing.Literal["_inlet_max_c", b"_inlet_max_c"]  # noqa: Y015
+    _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
+    _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__margin_min_c: _TypeAlias = _typing.Literal["margin_min_c"]  # noqa: Y015
+    _WhichOneofArgType__margin_min_c: _TypeAlias = _typing.Literal["_margin_min_c", b"_margin_min_c"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_w) -> _WhichOneofReturnType__budget_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_max_c) -> _WhichOneofReturnType__gpu_max_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_median_c) -> _WhichOneofReturnType__gpu_median_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inlet_c) -> _WhichOneofReturnType__inlet_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inlet_max_c) -> _WhichOneofReturnType__inlet_max_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_min_c) -> _WhichOneofReturnType__margin_min_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
+
+Global___RackHeat: _TypeAlias = RackHeat  # noqa: Y015
+
+@_typing.final
+class NodeHeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    INLET_C_FIELD_NUMBER: _builtins.int
+    GPU_MEDIAN_C_FIELD_NUMBER: _builtins.int
+    GPU_MAX_C_FIELD_NUMBER: _builtins.int
+    POWER_W_FIELD_NUMBER: _builtins.int
+    THROTTLED_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    FAN_MIN_RPM_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    inlet_c: _builtins.float
+    gpu_median_c: _builtins.float
+    gpu_max_c: _builtins.float
+    power_w: _builtins.float
+    throttled: _builtins.int
+    incident: _builtins.str
+    fan_min_rpm: _builtins.float
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        inlet_c: _builtins.float | None = ...,
+        gpu_median_c: _builtins.float | None = ...,
+        gpu_max_c: _builtins.float | None = ...,
+        power_w: _builtins.float | None = ...,
+        throttled: _builtins.int = ...,
+        incident: _builtins.str = ...,
+        fan_min_rpm: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fan_min_rpm", b"_fan_min_rpm", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_power_w", b"_power_w", "fan_min_rpm", b"fan_min_rpm", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "inlet_c", b"inlet_c", "power_w", b"power_w"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fan_min_rpm", b"_fan_min_rpm", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_power_w", b"_power_w", "fan_min_rpm", b"fan_min_rpm", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "incident", b"incident", "inlet_c", b"inlet_c", "node", b"node", "power_w", b"power_w", "throttled", b"throttled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fan_min_rpm: _TypeAlias = _typing.Literal["fan_min_rpm"]  # noqa: Y015
+    _WhichOneofArgType__fan_min_rpm: _TypeAlias = _typing.Literal["_fan_min_rpm", b"_fan_min_rpm"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_max_c: _TypeAlias = _typing.Literal["gpu_max_c"]  # noqa: Y015
+    _WhichOneofArgType__gpu_max_c: _TypeAlias = _typing.Literal["_gpu_max_c", b"_gpu_max_c"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_median_c: _TypeAlias = _typing.Literal["gpu_median_c"]  # noqa: Y015
+    _WhichOneofArgType__gpu_median_c: _TypeAlias = _typing.Literal["_gpu_median_c", b"_gpu_median_c"]  # noqa: Y015
+    _WhichOneofReturnType__inlet_c: _TypeAlias = _typing.Literal["inlet_c"]  # noqa: Y015
+    _WhichOneofArgType__inlet_c: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fan_min_rpm) -> _WhichOneofReturnType__fan_min_rpm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_max_c) -> _WhichOneofReturnType__gpu_max_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_median_c) -> _WhichOneofReturnType__gpu_median_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inlet_c) -> _WhichOneofReturnType__inlet_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
+
+Global___NodeHeat: _TypeAlias = NodeHeat  # noqa: Y015
+
+@_typing.final
+class HotGpu(_message.Message):
+    """Resistance: (core - inlet) / power, degC/W, while the load is steady."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    TEMP_C_FIELD_NUMBER: _builtins.int
+    POWER_W_FIELD_NUMBER: _builtins.int
+    MARGIN_C_FIELD_NUMBER: _builtins.int
+    HELD_SHARE_FIELD_NUMBER: _builtins.int
+    RESISTANCE_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    gpu: _builtins.int
+    rack: _builtins.str
+    temp_c: _builtins.float
+    power_w: _builtins.float
+    margin_c: _builtins.float
+    held_share: _builtins.float
+    """0..1 of the time held down by heat"""
+    resistance: _builtins.float
+    expected: _builtins.float
+    """median of GPUs in the same place"""
+    incident: _builtins.str
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        gpu: _builtins.int = ...,
+        rack: _builtins.str = ...,
+        temp_c: _builtins.float | None = ...,
+        power_w: _builtins.float | None = ...,
+        margin_c: _builtins.float | None = ...,
+        held_share: _builtins.float | None = ...,
+        resistance: _builtins.float | None = ...,
+        expected: _builtins.float | None = ...,
+        incident: _builtins.str = ...,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected", b"_expected", "_held_share", b"_held_share", "_margin_c", b"_margin_c", "_power_w", b"_power_w", "_resistance", b"_resistance", "_temp_c", b"_temp_c", "expected", b"expected", "held_share", b"held_share", "margin_c", b"margin_c", "power_w", b"power_w", "resistance", b"resistance", "temp_c", b"temp_c"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected", b"_expected", "_held_share", b"_held_share", "_margin_c", b"_margin_c", "_power_w", b"_power_w", "_resistance", b"_resistance", "_temp_c", b"_temp_c", "expected", b"expected", "gpu", b"gpu", "held_share", b"held_share", "incident", b"incident", "job", b"job", "margin_c", b"margin_c", "node", b"node", "power_w", b"power_w", "rack", b"rack", "resistance", b"resistance", "temp_c", b"temp_c"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected: _TypeAlias = _typing.Literal["expected"]  # noqa: Y015
+    _WhichOneofArgType__expected: _TypeAlias = _typing.Literal["_expected", b"_expected"]  # noqa: Y015
+    _WhichOneofReturnType__held_share: _TypeAlias = _typing.Literal["held_share"]  # noqa: Y015
+    _WhichOneofArgType__held_share: _TypeAlias = _typing.Literal["_held_share", b"_held_share"]  # noqa: Y015
+    _WhichOneofReturnType__margin_c: _TypeAlias = _typing.Literal["margin_c"]  # noqa: Y015
+    _WhichOneofArgType__margin_c: _TypeAlias = _typing.Literal["_margin_c", b"_margin_c"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    _WhichOneofReturnType__resistance: _TypeAlias = _typing.Literal["resistance"]  # noqa: Y015
+    _WhichOneofArgType__resistance: _TypeAlias = _typing.Literal["_resistance", b"_resistance"]  # noqa: Y015
+    _WhichOneofReturnType__temp_c: _TypeAlias = _typing.Literal["temp_c"]  # noqa: Y015
+    _WhichOneofArgType__temp_c: _TypeAlias = _typing.Literal["_temp_c", b"_temp_c"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected) -> _WhichOneofReturnType__expected | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_share) -> _WhichOneofReturnType__held_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_c) -> _WhichOneofReturnType__margin_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resistance) -> _WhichOneofReturnType__resistance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temp_c) -> _WhichOneofReturnType__temp_c | None: ...
+
+Global___HotGpu: _TypeAlias = HotGpu  # noqa: Y015
+
+@_typing.final
+class SystemRequest(_message.Message):
+    """Drover itself: agents, ingest, detection, store, notifiers. Asks no store that may hang."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SystemRequest: _TypeAlias = SystemRequest  # noqa: Y015
+
+@_typing.final
+class System(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
+    INGEST_FIELD_NUMBER: _builtins.int
+    DETECTION_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    NOTIFIERS_FIELD_NUMBER: _builtins.int
+    TROUBLES_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_ENDS_MS_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    CPU_CORES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    ts_ms: _builtins.int
+    started_ms: _builtins.int
+    certificate_ends_ms: _builtins.int
+    """of this collector; 0: no TLS"""
+    resident_bytes: _builtins.int
+    """memory of this collector"""
+    cpu_cores: _builtins.float
+    """over the last seconds; 0: not known yet"""
+    @_builtins.property
+    def agents(self) -> Global___AgentsState: ...
+    @_builtins.property
+    def ingest(self) -> Global___IngestState: ...
+    @_builtins.property
+    def detection(self) -> Global___DetectionState: ...
+    @_builtins.property
+    def store(self) -> Global___StoreState: ...
+    @_builtins.property
+    def notifiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotifierState]: ...
+    @_builtins.property
+    def troubles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in Status"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        ts_ms: _builtins.int = ...,
+        started_ms: _builtins.int = ...,
+        agents: Global___AgentsState | None = ...,
+        ingest: Global___IngestState | None = ...,
+        detection: Global___DetectionState | None = ...,
+        store: Global___StoreState | None = ...,
+        notifiers: _abc.Iterable[Global___NotifierState] | None = ...,
+        troubles: _abc.Iterable[_builtins.str] | None = ...,
+        certificate_ends_ms: _builtins.int = ...,
+        resident_bytes: _builtins.int = ...,
+        cpu_cores: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "store", b"store"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___System: _TypeAlias = System  # noqa: Y015
+
+@_typing.final
+class AgentsState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TroubleCountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    REPORTING_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    TROUBLES_FIELD_NUMBER: _builtins.int
+    TROUBLE_COUNTS_FIELD_NUMBER: _builtins.int
+    LAG_MEDIAN_S_FIELD_NUMBER: _builtins.int
+    LAG_MAX_S_FIELD_NUMBER: _builtins.int
+    CLOCK_WORST_S_FIELD_NUMBER: _builtins.int
+    expected: _builtins.int
+    """nodes of the fleet file"""
+    reporting: _builtins.int
+    connected: _builtins.int
+    """open streams"""
+    lag_median_s: _builtins.float
+    """age of the newest stored sample of nodes that report"""
+    lag_max_s: _builtins.float
+    clock_worst_s: _builtins.float
+    """largest offset of a node's clock from the collector's, with its sign"""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentVersion]:
+        """most nodes first"""
+
+    @_builtins.property
+    def troubles(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentTrouble]:
+        """the worst of each kind first; at most 200"""
+
+    @_builtins.property
+    def trouble_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by kind, of all"""
+
+    def __init__(
+        self,
+        *,
+        expected: _builtins.int = ...,
+        reporting: _builtins.int = ...,
+        connected: _builtins.int = ...,
+        versions: _abc.Iterable[Global___AgentVersion] | None = ...,
+        troubles: _abc.Iterable[Global___AgentTrouble] | None = ...,
+        trouble_counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        lag_median_s: _builtins.float | None = ...,
+        lag_max_s: _builtins.float | None = ...,
+        clock_worst_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_worst_s", b"_clock_worst_s", "_lag_max_s", b"_lag_max_s", "_lag_median_s", b"_lag_median_s", "clock_worst_s", b"clock_worst_s", "lag_max_s", b"lag_max_s", "lag_median_s", b"lag_median_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_worst_s", b"_clock_worst_s", "_lag_max_s", b"_lag_max_s", "_lag_median_s", b"_lag_median_s", "clock_worst_s", b"clock_worst_s", "connected", b"connected", "expected", b"expected", "lag_max_s", b"lag_max_s", "lag_median_s", b"lag_median_s", "reporting", b"reporting", "trouble_counts", b"trouble_counts", "troubles", b"troubles", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__clock_worst_s: _TypeAlias = _typing.Literal["clock_worst_s"]  # noqa: Y015
+    _WhichOneofArgType__clock_worst_s: _TypeAlias = _typing.Literal["_clock_worst_s", b"_clock_worst_s"]  # noqa: Y015
+    _WhichOneofReturnType__lag_max_s: _TypeAlias = _typing.Literal["lag_max_s"]  # noqa: Y015
+    _WhichOneofArgType__lag_max_s: _TypeAlias = _typing.Literal["_lag_max_s", b"_lag_max_s"]  # noqa: Y015
+    _WhichOneofReturnType__lag_median_s: _TypeAlias = _typing.Literal["lag_median_s"]  # noqa: Y015
+    _WhichOneofArgType__lag_median_s: _TypeAlias = _typing.Literal["_lag_median_s", b"_lag_median_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_worst_s) -> _WhichOneofReturnType__clock_worst_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_max_s) -> _WhichOneofReturnType__lag_max_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_median_s) -> _WhichOneofReturnType__lag_median_s | None: ...
+
+Global___AgentsState: _TypeAlias = AgentsState  # noqa: Y015
+
+@_typing.final
+class AgentVersion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """empty: not told"""
+    nodes: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentVersion: _TypeAlias = AgentVersion  # noqa: Y015
+
+@_typing.final
+class AgentTrouble(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    kind: _builtins.str
+    """silent, never, refused, rival, clock, lag, spool, unknown"""
+    text: _builtins.str
+    since_ms: _builtins.int
+    """0: not known"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "node", b"node", "since_ms", b"since_ms", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentTrouble: _TypeAlias = AgentTrouble  # noqa: Y015
+
+@_typing.final
+class IngestState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RejectedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class OutOfRangeEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class CallsRefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
+    BATCHES_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RECORDS_PER_S_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    OUT_OF_RANGE_FIELD_NUMBER: _builtins.int
+    LEFT_WITH_AGENTS_FIELD_NUMBER: _builtins.int
+    BACKOFFS_FIELD_NUMBER: _builtins.int
+    SLOWED_FIELD_NUMBER: _builtins.int
+    STORE_FAILURES_FIELD_NUMBER: _builtins.int
+    WAITING_BYTES_FIELD_NUMBER: _builtins.int
+    WAITING_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    UNSTORED_EVENTS_FIELD_NUMBER: _builtins.int
+    CALLS_REFUSED_FIELD_NUMBER: _builtins.int
+    samples_per_s: _builtins.float
+    batches_per_s: _builtins.float
+    bytes_per_s: _builtins.float
+    records_per_s: _builtins.float
+    samples: _builtins.int
+    """since the start; likewise those below"""
+    left_with_agents: _builtins.int
+    """messages, as the store failed"""
+    backoffs: _builtins.int
+    slowed: _builtins.int
+    store_failures: _builtins.int
+    waiting_bytes: _builtins.int
+    """now"""
+    waiting_limit_bytes: _builtins.int
+    unstored_events: _builtins.int
+    """now"""
+    @_builtins.property
+    def rejected(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by reason"""
+
+    @_builtins.property
+    def out_of_range(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """values stored as absent, by metric"""
+
+    @_builtins.property
+    def calls_refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by the gate, by reason"""
+
+    def __init__(
+        self,
+        *,
+        samples_per_s: _builtins.float = ...,
+        batches_per_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+        records_per_s: _builtins.float = ...,
+        samples: _builtins.int = ...,
+        rejected: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        out_of_range: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        left_with_agents: _builtins.int = ...,
+        backoffs: _builtins.int = ...,
+        slowed: _builtins.int = ...,
+        store_failures: _builtins.int = ...,
+        waiting_bytes: _builtins.int = ...,
+        waiting_limit_bytes: _builtins.int = ...,
+        unstored_events: _builtins.int = ...,
+        calls_refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backoffs", b"backoffs", "batches_per_s", b"batches_per_s", "bytes_per_s", b"bytes_per_s", "calls_refused", b"calls_refused", "left_with_agents", b"left_with_agents", "out_of_range", b"out_of_range", "records_per_s", b"records_per_s", "rejected", b"rejected", "samples", b"samples", "samples_per_s", b"samples_per_s", "slowed", b"slowed", "store_failures", b"store_failures", "unstored_events", b"unstored_events", "waiting_bytes", b"waiting_bytes", "waiting_limit_bytes", b"waiting_limit_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IngestState: _TypeAlias = IngestState  # noqa: Y015
+
+@_typing.final
+class DetectionState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    LEASE_LEFT_S_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    NEWEST_TICK_MS_FIELD_NUMBER: _builtins.int
+    TICK_S_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    READ_S_FIELD_NUMBER: _builtins.int
+    JUDGE_S_FIELD_NUMBER: _builtins.int
+    ROLLUP_S_FIELD_NUMBER: _builtins.int
+    TICKS_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    DETECTORS_FIELD_NUMBER: _builtins.int
+    EVENTS_WAITING_FIELD_NUMBER: _builtins.int
+    OUTCOMES_WAITING_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    holder: _builtins.str
+    """this collector, as the lease names it"""
+    lease_left_s: _builtins.float
+    """of the active one"""
+    lease_s: _builtins.float
+    """how long it lasts; 0: the lock on an embedded store's folder"""
+    newest_tick_ms: _builtins.int
+    tick_s: _builtins.float
+    """the newest: read and judge"""
+    interval_s: _builtins.float
+    """between two"""
+    read_s: _builtins.float
+    """mean of all ticks since the start"""
+    judge_s: _builtins.float
+    rollup_s: _builtins.float
+    ticks: _builtins.int
+    skipped: _builtins.int
+    failures: _builtins.int
+    events_waiting: _builtins.int
+    outcomes_waiting: _builtins.int
+    @_builtins.property
+    def detectors(self) -> _containers.RepeatedCompositeFieldContainer[Global___DetectorState]:
+        """the slowest first"""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        holder: _builtins.str = ...,
+        lease_left_s: _builtins.float | None = ...,
+        lease_s: _builtins.float = ...,
+        newest_tick_ms: _builtins.int = ...,
+        tick_s: _builtins.float = ...,
+        interval_s: _builtins.float = ...,
+        read_s: _builtins.float = ...,
+        judge_s: _builtins.float = ...,
+        rollup_s: _builtins.float = ...,
+        ticks: _builtins.int = ...,
+        skipped: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        detectors: _abc.Iterable[Global___DetectorState] | None = ...,
+        events_waiting: _builtins.int = ...,
+        outcomes_waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_left_s", b"_lease_left_s", "lease_left_s", b"lease_left_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_left_s", b"_lease_left_s", "detectors", b"detectors", "events_waiting", b"events_waiting", "failures", b"failures", "holder", b"holder", "interval_s", b"interval_s", "judge_s", b"judge_s", "lease_left_s", b"lease_left_s", "lease_s", b"lease_s", "newest_tick_ms", b"newest_tick_ms", "outcomes_waiting", b"outcomes_waiting", "read_s", b"read_s", "role", b"role", "rollup_s", b"rollup_s", "skipped", b"skipped", "tick_s", b"tick_s", "ticks", b"ticks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lease_left_s: _TypeAlias = _typing.Literal["lease_left_s"]  # noqa: Y015
+    _WhichOneofArgType__lease_left_s: _TypeAlias = _typing.Literal["_lease_left_s", b"_lease_left_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_left_s) -> _WhichOneofReturnType__lease_left_s | None: ...
+
+Global___DetectionState: _TypeAlias = DetectionState  # noqa: Y015
+
+@_typing.final
+class DetectorState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    NEWEST_FAILURE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    seconds: _builtins.float
+    """mean of a tick since the start"""
+    failures: _builtins.int
+    newest_failure: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        failures: _builtins.int = ...,
+        newest_failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "name", b"name", "newest_failure", b"newest_failure", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetectorState: _TypeAlias = DetectorState  # noqa: Y015
+
+@_typing.final
+class StoreState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    RETENTION_DAYS_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DAYS_LEFT_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    DROPPED_BYTES_FIELD_NUMBER: _builtins.int
+    ROLLUP_MARKS_FIELD_NUMBER: _builtins.int
+    ROLLUP_OLDEST_S_FIELD_NUMBER: _builtins.int
+    WRITE_S_FIELD_NUMBER: _builtins.int
+    DAMAGED_PARTS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    answers: _builtins.bool
+    """false: sizes are not known now"""
+    bytes: _builtins.int
+    retention_days: _builtins.int
+    free_bytes: _builtins.int
+    disk_bytes: _builtins.int
+    days_left: _builtins.float
+    held_s: _builtins.float
+    """from the oldest raw sample to the newest"""
+    dropped_bytes: _builtins.int
+    """for room, in the last 24 h"""
+    rollup_marks: _builtins.int
+    rollup_oldest_s: _builtins.float
+    write_s: _builtins.float
+    """the newest write"""
+    damaged_parts: _builtins.int
+    kind: _builtins.str
+    """embedded, server, cluster"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSize]: ...
+    def __init__(
+        self,
+        *,
+        answers: _builtins.bool = ...,
+        tables: _abc.Iterable[Global___TableSize] | None = ...,
+        bytes: _builtins.int = ...,
+        retention_days: _builtins.int = ...,
+        free_bytes: _builtins.int | None = ...,
+        disk_bytes: _builtins.int | None = ...,
+        days_left: _builtins.float | None = ...,
+        held_s: _builtins.float | None = ...,
+        dropped_bytes: _builtins.int | None = ...,
+        rollup_marks: _builtins.int = ...,
+        rollup_oldest_s: _builtins.float = ...,
+        write_s: _builtins.float = ...,
+        damaged_parts: _builtins.int = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_days_left", b"_days_left", "_disk_bytes", b"_disk_bytes", "_dropped_bytes", b"_dropped_bytes", "_free_bytes", b"_free_bytes", "_held_s", b"_held_s", "days_left", b"days_left", "disk_bytes", b"disk_bytes", "dropped_bytes", b"dropped_bytes", "free_bytes", b"free_bytes", "held_s", b"held_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_days_left", b"_days_left", "_disk_bytes", b"_disk_bytes", "_dropped_bytes", b"_dropped_bytes", "_free_bytes", b"_free_bytes", "_held_s", b"_held_s", "answers", b"answers", "bytes", b"bytes", "damaged_parts", b"damaged_parts", "days_left", b"days_left", "disk_bytes", b"disk_bytes", "dropped_bytes", b"dropped_bytes", "free_bytes", b"free_bytes", "held_s", b"held_s", "kind", b"kind", "retention_days", b"retention_days", "rollup_marks", b"rollup_marks", "rollup_oldest_s", b"rollup_oldest_s", "tables", b"tables", "write_s", b"write_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__days_left: _TypeAlias = _typing.Literal["days_left"]  # noqa: Y015
+    _WhichOneofArgType__days_left: _TypeAlias = _typing.Literal["_days_left", b"_days_left"]  # noqa: Y015
+    _WhichOneofReturnType__disk_bytes: _TypeAlias = _typing.Literal["disk_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__dropped_bytes: _TypeAlias = _typing.Literal["dropped_bytes"]  # noqa: Y015
+    _WhichOneofArgType__dropped_bytes: _TypeAlias = _typing.Literal["_dropped_bytes", b"_dropped_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__free_bytes: _TypeAlias = _typing.Literal["free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__free_bytes: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__held_s: _TypeAlias = _typing.Literal["held_s"]  # noqa: Y015
+    _WhichOneofArgType__held_s: _TypeAlias = _typing.Literal["_held_s", b"_held_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__days_left) -> _WhichOneofReturnType__days_left | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes) -> _WhichOneofReturnType__disk_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dropped_bytes) -> _WhichOneofReturnType__dropped_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_bytes) -> _WhichOneofReturnType__free_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_s) -> _WhichOneofReturnType__held_s | None: ...
+
+Global___StoreState: _TypeAlias = StoreState  # noqa: Y015
+
+@_typing.final
+class NotifierState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    OLDEST_S_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
+    TRIES_FAILED_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: _builtins.str
+    """webhook, slack, ..."""
+    pending: _builtins.int
+    oldest_s: _builtins.float
+    delivered: _builtins.int
+    tries_failed: _builtins.int
+    given_up: _builtins.int
+    trouble: _builtins.str
+    """why it does not take messages now"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        pending: _builtins.int = ...,
+        oldest_s: _builtins.float = ...,
+        delivered: _builtins.int = ...,
+        tries_failed: _builtins.int = ...,
+        given_up: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "given_up", b"given_up", "kind", b"kind", "name", b"name", "oldest_s", b"oldest_s", "pending", b"pending", "tries_failed", b"tries_failed", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotifierState: _TypeAlias = NotifierState  # noqa: Y015
+
+@_typing.final
+class CapacityRequest(_message.Message):
+    """What there is, who holds it, what lies idle, and what faults cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    """of what faults cost; 0: 7 days before `to_ms`"""
+    to_ms: _builtins.int
+    """0: now"""
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CapacityRequest: _TypeAlias = CapacityRequest  # noqa: Y015
+
+@_typing.final
+class Capacity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    JUDGED_MS_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    LEAFS_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    SERVICES_FIELD_NUMBER: _builtins.int
+    CURRENCY_FIELD_NUMBER: _builtins.int
+    IDLE_AFTER_S_FIELD_NUMBER: _builtins.int
+    UNTOLD_FIELD_NUMBER: _builtins.int
+    SERVICES_TROUBLE_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    judged_ms: _builtins.int
+    """end of the bucket that idle and silent are told from; 0: none of the last minute"""
+    currency: _builtins.str
+    """of prices; empty: no price is set"""
+    idle_after_s: _builtins.float
+    """from when on a held GPU counts as idle"""
+    untold: _builtins.int
+    """incidents of this time whose cost cannot be told"""
+    services_trouble: _builtins.str
+    """why services are not known"""
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolCapacity]: ...
+    @_builtins.property
+    def leafs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafCapacity]:
+        """most free whole nodes first"""
+
+    @_builtins.property
+    def idle(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdleHolder]:
+        """most GPU-hours first"""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostHours]:
+        """most GPU-hours first"""
+
+    @_builtins.property
+    def services(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceSpeed]: ...
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        judged_ms: _builtins.int = ...,
+        pools: _abc.Iterable[Global___PoolCapacity] | None = ...,
+        leafs: _abc.Iterable[Global___LeafCapacity] | None = ...,
+        idle: _abc.Iterable[Global___IdleHolder] | None = ...,
+        lost: _abc.Iterable[Global___LostHours] | None = ...,
+        services: _abc.Iterable[Global___ServiceSpeed] | None = ...,
+        currency: _builtins.str = ...,
+        idle_after_s: _builtins.float = ...,
+        untold: _builtins.int = ...,
+        services_trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["currency", b"currency", "from_ms", b"from_ms", "idle", b"idle", "idle_after_s", b"idle_after_s", "judged_ms", b"judged_ms", "leafs", b"leafs", "lost", b"lost", "pools", b"pools", "services", b"services", "services_trouble", b"services_trouble", "to_ms", b"to_ms", "untold", b"untold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
+
+@_typing.final
+class PoolCapacity(_message.Message):
+    """Each GPU is in one of held, unknown, out, free."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    OUT_FIELD_NUMBER: _builtins.int
+    FREE_FIELD_NUMBER: _builtins.int
+    FREE_NODES_FIELD_NUMBER: _builtins.int
+    PRICE_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_LOST_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_WAITED_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_OUT_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    nodes: _builtins.int
+    gpus: _builtins.int
+    held: _builtins.int
+    """by a job"""
+    idle: _builtins.int
+    """of those: idle for `idle_after_s` or longer; absent: cannot be told"""
+    unknown: _builtins.int
+    """nothing heard"""
+    out: _builtins.int
+    """out of service"""
+    free: _builtins.int
+    free_nodes: _builtins.int
+    """as a whole"""
+    price: _builtins.float
+    """of a GPU-hour"""
+    gpu_hours_lost: _builtins.float
+    gpu_hours_waited: _builtins.float
+    gpu_hours_out: _builtins.float
+    """of nodes out of service, from when their jobs were gone"""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        held: _builtins.int = ...,
+        idle: _builtins.int | None = ...,
+        unknown: _builtins.int = ...,
+        out: _builtins.int = ...,
+        free: _builtins.int = ...,
+        free_nodes: _builtins.int = ...,
+        price: _builtins.float | None = ...,
+        gpu_hours_lost: _builtins.float = ...,
+        gpu_hours_waited: _builtins.float = ...,
+        gpu_hours_out: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle", b"_idle", "_price", b"_price", "idle", b"idle", "price", b"price"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle", b"_idle", "_price", b"_price", "free", b"free", "free_nodes", b"free_nodes", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_out", b"gpu_hours_out", "gpu_hours_waited", b"gpu_hours_waited", "gpus", b"gpus", "held", b"held", "idle", b"idle", "nodes", b"nodes", "out", b"out", "pool", b"pool", "price", b"price", "unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__idle: _TypeAlias = _typing.Literal["idle"]  # noqa: Y015
+    _WhichOneofArgType__idle: _TypeAlias = _typing.Literal["_idle", b"_idle"]  # noqa: Y015
+    _WhichOneofReturnType__price: _TypeAlias = _typing.Literal["price"]  # noqa: Y015
+    _WhichOneofArgType__price: _TypeAlias = _typing.Literal["_price", b"_price"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle) -> _WhichOneofReturnType__idle | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__price) -> _WhichOneofReturnType__price | None: ...
+
+Global___PoolCapacity: _TypeAlias = PoolCapacity  # noqa: Y015
+
+@_typing.final
+class LeafCapacity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEAF_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    FREE_FIELD_NUMBER: _builtins.int
+    FREE_NODES_FIELD_NUMBER: _builtins.int
+    SCATTERED_FIELD_NUMBER: _builtins.int
+    OUT_NODES_FIELD_NUMBER: _builtins.int
+    leaf: _builtins.str
+    nodes: _builtins.int
+    gpus: _builtins.int
+    free: _builtins.int
+    free_nodes: _builtins.int
+    scattered: _builtins.int
+    """free GPUs on nodes that others use: no job of whole nodes gets them"""
+    out_nodes: _builtins.int
+    def __init__(
+        self,
+        *,
+        leaf: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        free: _builtins.int = ...,
+        free_nodes: _builtins.int = ...,
+        scattered: _builtins.int = ...,
+        out_nodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "free_nodes", b"free_nodes", "gpus", b"gpus", "leaf", b"leaf", "nodes", b"nodes", "out_nodes", b"out_nodes", "scattered", b"scattered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafCapacity: _TypeAlias = LeafCapacity  # noqa: Y015
+
+@_typing.final
+class IdleHolder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    gpus: _builtins.int
+    """of it"""
+    idle: _builtins.int
+    since_ms: _builtins.int
+    """the longest idle of them"""
+    gpu_hours: _builtins.float
+    """so far"""
+    pool: _builtins.str
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        idle: _builtins.int = ...,
+        since_ms: _builtins.int = ...,
+        gpu_hours: _builtins.float = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_hours", b"gpu_hours", "gpus", b"gpus", "idle", b"idle", "job", b"job", "nodes", b"nodes", "pool", b"pool", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleHolder: _TypeAlias = IdleHolder  # noqa: Y015
+
+@_typing.final
+class LostHours(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    WAITED_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    WORST_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """of incidents; service: nodes out of service"""
+    cause: _builtins.str
+    incidents: _builtins.int
+    lost: _builtins.float
+    waited: _builtins.float
+    cost: _builtins.float
+    """of both; absent: a pool among them has no price"""
+    worst: _builtins.str
+    """incident that cost most"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        incidents: _builtins.int = ...,
+        lost: _builtins.float = ...,
+        waited: _builtins.float = ...,
+        cost: _builtins.float | None = ...,
+        worst: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cost", b"cost"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cause", b"cause", "cost", b"cost", "incidents", b"incidents", "kind", b"kind", "lost", b"lost", "waited", b"waited", "worst", b"worst"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+
+Global___LostHours: _TypeAlias = LostHours  # noqa: Y015
+
+@_typing.final
+class ServiceSpeed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    TTFT_P50_S_FIELD_NUMBER: _builtins.int
+    TTFT_P95_S_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    service: _builtins.str
+    servers: _builtins.int
+    ttft_p50_s: _builtins.float
+    """median of its servers"""
+    ttft_p95_s: _builtins.float
+    """of its worst server"""
+    tokens_per_s: _builtins.float
+    """all together"""
+    running: _builtins.float
+    waiting: _builtins.float
+    ts_ms: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        service: _builtins.str = ...,
+        servers: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        ttft_p50_s: _builtins.float | None = ...,
+        ttft_p95_s: _builtins.float | None = ...,
+        tokens_per_s: _builtins.float | None = ...,
+        running: _builtins.float | None = ...,
+        waiting: _builtins.float | None = ...,
+        ts_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_running", b"_running", "_tokens_per_s", b"_tokens_per_s", "_ttft_p50_s", b"_ttft_p50_s", "_ttft_p95_s", b"_ttft_p95_s", "_waiting", b"_waiting", "running", b"running", "tokens_per_s", b"tokens_per_s", "ttft_p50_s", b"ttft_p50_s", "ttft_p95_s", b"ttft_p95_s", "waiting", b"waiting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_running", b"_running", "_tokens_per_s", b"_tokens_per_s", "_ttft_p50_s", b"_ttft_p50_s", "_ttft_p95_s", b"_ttft_p95_s", "_waiting", b"_waiting", "nodes", b"nodes", "running", b"running", "servers", b"servers", "service", b"service", "tokens_per_s", b"tokens_per_s", "ts_ms", b"ts_ms", "ttft_p50_s", b"ttft_p50_s", "ttft_p95_s", b"ttft_p95_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__running: _TypeAlias = _typing.Literal["running"]  # noqa: Y015
+    _WhichOneofArgType__running: _TypeAlias = _typing.Literal["_running", b"_running"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_s: _TypeAlias = _typing.Literal["tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_s: _TypeAlias = _typing.Literal["_tokens_per_s", b"_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_p50_s: _TypeAlias = _typing.Literal["ttft_p50_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_p50_s: _TypeAlias = _typing.Literal["_ttft_p50_s", b"_ttft_p50_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_p95_s: _TypeAlias = _typing.Literal["ttft_p95_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_p95_s: _TypeAlias = _typing.Literal["_ttft_p95_s", b"_ttft_p95_s"]  # noqa: Y015
+    _WhichOneofReturnType__waiting: _TypeAlias = _typing.Literal["waiting"]  # noqa: Y015
+    _WhichOneofArgType__waiting: _TypeAlias = _typing.Literal["_waiting", b"_waiting"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__running) -> _WhichOneofReturnType__running | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_s) -> _WhichOneofReturnType__tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p50_s) -> _WhichOneofReturnType__ttft_p50_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p95_s) -> _WhichOneofReturnType__ttft_p95_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting) -> _WhichOneofReturnType__waiting | None: ...
+
+Global___ServiceSpeed: _TypeAlias = ServiceSpeed  # noqa: Y015
+
+@_typing.final
+class ActPreview(_message.Message):
+    """What an act would meet; nothing is done. `why` and `force` are not looked at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAY_ACT_FIELD_NUMBER: _builtins.int
+    HINDRANCE_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    may_act: _builtins.bool
+    """whoever asks is an operator"""
+    hindrance: _builtins.str
+    """why it cannot be done at all; force does not help"""
+    guard: _builtins.str
+    """what the guard says against it; force passes it"""
+    stage: _builtins.str
+    """its duty: draining, drained...; empty: in service"""
+    mode: _builtins.str
+    """[act] mode of the settings"""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobThere]:
+        """on the node"""
+
+    def __init__(
+        self,
+        *,
+        may_act: _builtins.bool = ...,
+        hindrance: _builtins.str = ...,
+        guard: _builtins.str = ...,
+        jobs: _abc.Iterable[Global___JobThere] | None = ...,
+        stage: _builtins.str = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "may_act", b"may_act", "mode", b"mode", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActPreview: _TypeAlias = ActPreview  # noqa: Y015
+
+@_typing.final
+class JobThere(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GPUS_HERE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    gpus_here: _builtins.int
+    gpus: _builtins.int
+    nodes: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        gpus_here: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        nodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "gpus_here", b"gpus_here", "job", b"job", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobThere: _TypeAlias = JobThere  # noqa: Y015

@@ -149,6 +149,41 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.PolicyRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.PolicyState.FromString,
                 _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListJobs',
+                request_serializer=drover__proto_dot_fleet__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.JobList.FromString,
+                _registered_method=True)
+        self.GetJob = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetJob',
+                request_serializer=drover__proto_dot_fleet__pb2.JobRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.JobDetail.FromString,
+                _registered_method=True)
+        self.GetFabric = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetFabric',
+                request_serializer=drover__proto_dot_fleet__pb2.FabricRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Fabric.FromString,
+                _registered_method=True)
+        self.GetThermals = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetThermals',
+                request_serializer=drover__proto_dot_fleet__pb2.ThermalsRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Thermals.FromString,
+                _registered_method=True)
+        self.GetSystem = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetSystem',
+                request_serializer=drover__proto_dot_fleet__pb2.SystemRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.System.FromString,
+                _registered_method=True)
+        self.GetCapacity = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetCapacity',
+                request_serializer=drover__proto_dot_fleet__pb2.CapacityRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Capacity.FromString,
+                _registered_method=True)
+        self.PreviewAct = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/PreviewAct',
+                request_serializer=drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ActPreview.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -297,6 +332,48 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFabric(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetThermals(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSystem(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCapacity(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewAct(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -414,6 +491,41 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetPolicy,
                     request_deserializer=drover__proto_dot_fleet__pb2.PolicyRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.PolicyState.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ListJobsRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.JobList.SerializeToString,
+            ),
+            'GetJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJob,
+                    request_deserializer=drover__proto_dot_fleet__pb2.JobRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.JobDetail.SerializeToString,
+            ),
+            'GetFabric': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFabric,
+                    request_deserializer=drover__proto_dot_fleet__pb2.FabricRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Fabric.SerializeToString,
+            ),
+            'GetThermals': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetThermals,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ThermalsRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Thermals.SerializeToString,
+            ),
+            'GetSystem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSystem,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SystemRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.System.SerializeToString,
+            ),
+            'GetCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCapacity,
+                    request_deserializer=drover__proto_dot_fleet__pb2.CapacityRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Capacity.SerializeToString,
+            ),
+            'PreviewAct': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewAct,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ActRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ActPreview.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1037,6 +1149,195 @@ class Fleet:
             '/drover.fleet.v1.Fleet/GetPolicy',
             drover__proto_dot_fleet__pb2.PolicyRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.PolicyState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListJobs',
+            drover__proto_dot_fleet__pb2.ListJobsRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.JobList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetJob',
+            drover__proto_dot_fleet__pb2.JobRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.JobDetail.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFabric(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetFabric',
+            drover__proto_dot_fleet__pb2.FabricRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.Fabric.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetThermals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetThermals',
+            drover__proto_dot_fleet__pb2.ThermalsRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.Thermals.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSystem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetSystem',
+            drover__proto_dot_fleet__pb2.SystemRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.System.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetCapacity',
+            drover__proto_dot_fleet__pb2.CapacityRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.Capacity.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewAct(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/PreviewAct',
+            drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ActPreview.FromString,
             options,
             channel_credentials,
             insecure,

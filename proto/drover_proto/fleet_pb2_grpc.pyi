@@ -59,6 +59,13 @@ class FleetStub:
     """operators only"""
     ListAudit: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AuditRequest, _fleet_pb2.AuditList]
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PolicyRequest, _fleet_pb2.PolicyState]
+    ListJobs: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListJobsRequest, _fleet_pb2.JobList]
+    GetJob: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.JobRequest, _fleet_pb2.JobDetail]
+    GetFabric: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.FabricRequest, _fleet_pb2.Fabric]
+    GetThermals: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ThermalsRequest, _fleet_pb2.Thermals]
+    GetSystem: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SystemRequest, _fleet_pb2.System]
+    GetCapacity: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CapacityRequest, _fleet_pb2.Capacity]
+    PreviewAct: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActPreview]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -91,6 +98,13 @@ class FleetAsyncStub(FleetStub):
     """operators only"""
     ListAudit: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AuditRequest, _fleet_pb2.AuditList]  # type: ignore[assignment]
     GetPolicy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PolicyRequest, _fleet_pb2.PolicyState]  # type: ignore[assignment]
+    ListJobs: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListJobsRequest, _fleet_pb2.JobList]  # type: ignore[assignment]
+    GetJob: _aio.UnaryUnaryMultiCallable[_fleet_pb2.JobRequest, _fleet_pb2.JobDetail]  # type: ignore[assignment]
+    GetFabric: _aio.UnaryUnaryMultiCallable[_fleet_pb2.FabricRequest, _fleet_pb2.Fabric]  # type: ignore[assignment]
+    GetThermals: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ThermalsRequest, _fleet_pb2.Thermals]  # type: ignore[assignment]
+    GetSystem: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SystemRequest, _fleet_pb2.System]  # type: ignore[assignment]
+    GetCapacity: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CapacityRequest, _fleet_pb2.Capacity]  # type: ignore[assignment]
+    PreviewAct: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActPreview]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -258,5 +272,54 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.PolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.PolicyState, _abc.Awaitable[_fleet_pb2.PolicyState]]: ...
+
+    @_abc_1.abstractmethod
+    def ListJobs(
+        self,
+        request: _fleet_pb2.ListJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.JobList, _abc.Awaitable[_fleet_pb2.JobList]]: ...
+
+    @_abc_1.abstractmethod
+    def GetJob(
+        self,
+        request: _fleet_pb2.JobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.JobDetail, _abc.Awaitable[_fleet_pb2.JobDetail]]: ...
+
+    @_abc_1.abstractmethod
+    def GetFabric(
+        self,
+        request: _fleet_pb2.FabricRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Fabric, _abc.Awaitable[_fleet_pb2.Fabric]]: ...
+
+    @_abc_1.abstractmethod
+    def GetThermals(
+        self,
+        request: _fleet_pb2.ThermalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Thermals, _abc.Awaitable[_fleet_pb2.Thermals]]: ...
+
+    @_abc_1.abstractmethod
+    def GetSystem(
+        self,
+        request: _fleet_pb2.SystemRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.System, _abc.Awaitable[_fleet_pb2.System]]: ...
+
+    @_abc_1.abstractmethod
+    def GetCapacity(
+        self,
+        request: _fleet_pb2.CapacityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Capacity, _abc.Awaitable[_fleet_pb2.Capacity]]: ...
+
+    @_abc_1.abstractmethod
+    def PreviewAct(
+        self,
+        request: _fleet_pb2.ActRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ActPreview, _abc.Awaitable[_fleet_pb2.ActPreview]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
