@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import ipaddress
 import os
-import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from drover_collector.actions.settings import ActConfig, validate_act
+from drover_collector.cost import CostConfig
 from drover_collector.identity import Denied, DeniedError
+from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
 from drover_collector.policy import PRESETS
 from drover_collector.probes.settings import ProbesConfig
-from drover_proto.settings import SettingsError, between, load, one_of, required, setting
-
-SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
+from drover_proto.settings import SettingsError, between, load, one_of, placed, setting
 
 LEAST_BYTES = 1_000_000_000  # of a store with a limit
 
@@ -35,15 +31,6 @@ def _address(value: str) -> str | None:
 def _no_slip(value: int) -> str | None:
     """So few bytes are a slip, such as a number of gigabytes: nearly all that is held would be deleted at once."""
     return None if value == 0 or LEAST_BYTES <= value <= 2**60 else f"must be 0 or at least {LEAST_BYTES} (bytes)"
-
-
-def _word(value: str) -> str | None:
-    return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be a word of letters, digits, - and _"
-
-
-def _url(value: str) -> str | None:
-    parts = urlsplit(value)
-    return None if parts.scheme in ("http", "https") and parts.hostname else "must be an http:// or https:// address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +104,7 @@ class MetricsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleConfig:
-    url: str = setting("http://127.0.0.1:8501", "where people reach the console; webhooks link to it", _url)
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookConfig:
-    # Part of the ids of messages, which stand in a header and are signed, parted by dots.
-    name: str = required("a word for it, shown in an incident's notifications", _word)
-    url: str = required("where incidents are posted to", _url)
-    secret_file: str | None = setting(None, "file with the signing secret, whsec_BASE64, not readable by everyone")
-    secret_env: str | None = setting(None, "or the environment variable that holds it")
-    min_severity: str = setting("warning", "from which severity on", one_of("info", "warning", "critical"))
-    timeout_s: float = setting(10.0, "how long to wait for an answer", between(0.1, 60))
+    url: str = setting("http://127.0.0.1:8501", "where people reach the console; messages link to it", http_url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +120,9 @@ class CollectorConfig:
     probes: ProbesConfig = field(default_factory=ProbesConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
-    webhooks: tuple[WebhookConfig, ...] = setting((), "Signed webhooks (standardwebhooks.com), one table each.")
+    cost: CostConfig = field(default_factory=CostConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    webhooks: tuple[WebhookConfig, ...] = setting((), "The older form of [[notify.webhook]], with the same keys.")
 
 
 def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> CollectorConfig:
@@ -154,7 +132,10 @@ def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
         SettingsError: one line, what is wrong and what to do.
     """
     config = load(CollectorConfig, path)
-    validate(config, environment)
+    try:
+        validate(config, environment)
+    except SettingsError as error:
+        raise placed(str(error), path) from None
     return config
 
 
@@ -169,11 +150,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     store_password(config.store, environment)
     if config.policy.path is not None and not Path(config.policy.path).is_file():
         raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")
-    names = [webhook.name for webhook in config.webhooks]
-    for number, webhook in enumerate(config.webhooks):
-        if names.count(webhook.name) > 1:
-            raise SettingsError(f"webhooks[{number}].name: {webhook.name!r} is there twice; names tell them apart")
-        webhook_secret(webhook, environment)
+    validate_notify(config.notify, config.webhooks, environment)
 
 
 def split_address(value: str) -> tuple[str, int]:
@@ -199,40 +176,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name other than localhost may be anything
-
-
-def webhook_secret(webhook: WebhookConfig, environment: Mapping[str, str] = os.environ) -> bytes:
-    """The signing key of a webhook. It never appears in a message.
-
-    Raises:
-        SettingsError: not given, unreadable, readable by everyone, or not of the form whsec_BASE64.
-    """
-    where = f"webhook {webhook.name!r}"
-    if (webhook.secret_file is None) == (webhook.secret_env is None):
-        raise SettingsError(f"{where}: give either secret_file or secret_env; every message is signed")
-    if webhook.secret_file is not None:
-        source = webhook.secret_file
-        path = Path(webhook.secret_file)
-        try:
-            if stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXO:
-                raise SettingsError(f"{where}: {source} is open to every user; chmod o= {source}")
-            text = path.read_text("ascii").strip()
-        except OSError as error:
-            raise SettingsError(f"{where}: {source}: {error.strerror}; check secret_file") from None
-        except UnicodeDecodeError:
-            text = ""
-    else:
-        source = f"environment variable {webhook.secret_env}"
-        text = environment.get(webhook.secret_env or "", "").strip()
-        if not text:
-            raise SettingsError(f"{where}: {source} is not set; put the secret there")
-    try:
-        key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if not text.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:  # lengths that Standard Webhooks asks for
-        raise SettingsError(f"{where}: {source} does not hold {SECRET_PREFIX} and the base64 of 24 to 64 bytes")
-    return key
 
 
 def store_password(store: StoreConfig, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -32,7 +32,6 @@ from drover_collector.config import (
     load_config,
     split_address,
     store_password,
-    webhook_secret,
 )
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import Gate
@@ -40,7 +39,8 @@ from drover_collector.identity import Denied
 from drover_collector.ingest import Ingest
 from drover_collector.maintenance import Maintenance
 from drover_collector.metrics import MetricsServer
-from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify import Outbox
+from drover_collector.notify.making import notifiers
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
@@ -49,7 +49,6 @@ from drover_collector.role import Leadership, holder
 from drover_collector.store import Store, StoreError, check_url
 from drover_collector.tls import ServerTls, server_tls
 from drover_proto import x509
-from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from drover_proto.settings import SettingsError, sample
@@ -169,7 +168,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     )
     try:
         check_disk(config.store, store.disk())
-        outbox = Outbox(store, webhooks(config), config.console.url)
+        outbox = Outbox(store, notifiers(config.notify, config.webhooks, spec), config.console.url)
         pipeline = Pipeline(
             index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
@@ -279,10 +278,6 @@ async def _serve(
         with contextlib.suppress(asyncio.CancelledError):
             await judging
     # Left: first the agents' streams end, then ingest stores what it holds, then the API.
-
-
-def webhooks(config: CollectorConfig) -> list[Webhook]:
-    return [Webhook(w.name, w.url, webhook_secret(w), Severity(w.min_severity), w.timeout_s) for w in config.webhooks]
 
 
 def listen(server: grpc.aio.Server, name: str, address: str, tls: ServerTls | None) -> str:

@@ -86,6 +86,11 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
         raise _placed(str(error), name, text) from None
 
 
+def placed(message: str, path: Path | None) -> SettingsError:
+    """An error about a key of the file that was loaded, `KEY: what is wrong`, with the file and the line."""
+    return SettingsError(message) if path is None else _placed(message, str(path), path.read_text("utf-8"))
+
+
 def _placed(message: str, name: str, text: str) -> SettingsError:
     """The error with the line of its key: `FILE:LINE: KEY: what is wrong`."""
     from drover_proto.toml_lines import line_of  # likewise only for who made an error

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.config import CollectorConfig, is_loopback, load_config, split_address, webhook_secret
+from drover_collector.config import CollectorConfig, is_loopback, load_config, split_address
+from drover_collector.notify.settings import webhook_secret
 from drover_proto.settings import SettingsError, sample
 
 KEY = bytes(range(32))
@@ -81,7 +82,7 @@ def test_a_secret_from_a_file_or_the_environment(tmp_path: Path) -> None:
     secret.write_text(SECRET + "\n")
     secret.chmod(0o600)
     (from_file,) = load_config(write(tmp_path, webhook(f'secret_file = "{secret}"'))).webhooks
-    assert webhook_secret(from_file) == KEY
+    assert webhook_secret(from_file, {}) == KEY
     (from_env,) = load_config(write(tmp_path, webhook('secret_env = "S"')), {"S": SECRET}).webhooks
     assert webhook_secret(from_env, {"S": SECRET}) == KEY
 

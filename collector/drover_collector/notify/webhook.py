@@ -11,10 +11,8 @@ import hmac
 import json
 from typing import Any
 
-import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
-
 from drover_collector.notify.base import Delivery
+from drover_collector.notify.http import Answer, Bounded, Http
 from drover_proto.events import SEVERITY_ORDER, Incident, Severity
 from drover_proto.reports import incident_report
 from drover_proto.times import iso
@@ -40,54 +38,43 @@ class Webhook:
     kind = "webhook"
     repeat_s: float | None = None
 
-    def __init__(self, name: str, url: str, secret: bytes, min_severity: Severity, timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        secret: bytes,
+        min_severity: Severity,
+        timeout_s: float,
+        ca_file: str | None = None,
+        proxy: str | None = None,
+    ) -> None:
         self.name = name
         self.min_severity = min_severity
         self._url = url
         self._secret = secret
-        self._timeout_s = timeout_s
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1)
+        self._http = Http(timeout_s, ca_file, proxy)
+        self._bounded = Bounded[Answer](f"{self.kind}-{name}-try", 2 * timeout_s)
 
     def wants(self, severity: Severity) -> bool:
         return SEVERITY_ORDER.index(severity) >= SEVERITY_ORDER.index(self.min_severity)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
-        """Post once. Only a 2xx answer counts; a redirect is not followed: it would carry the signature elsewhere."""
+        """Post once. Only a 2xx answer counts; 410 is the receiver's word that it is gone for good."""
         timestamp_s = now_ms // 1000
         headers = {
             "content-type": "application/json",
-            "user-agent": "drover",
             "webhook-id": message_id,
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": sign(self._secret, message_id, timestamp_s, body),
         }
-        try:
-            answer = self._pool.request(
-                "POST",
-                self._url,
-                body=body,
-                headers=headers,
-                timeout=urllib3.Timeout(connect=self._timeout_s, read=self._timeout_s),
-                redirect=False,
-                retries=False,
-                preload_content=False,  # nobody reads the body, however long it is
-            )
-        except NewConnectionError:  # before its parent class, a timeout
-            return Delivery(False, "cannot connect; is the receiver running, and its name known here?")
-        except ConnectTimeoutError:
-            return Delivery(False, f"no connection within {self._timeout_s:g} s")
-        except ReadTimeoutError:
-            return Delivery(False, f"no answer within {self._timeout_s:g} s")
-        except SSLError:
-            return Delivery(False, "TLS failed; is the receiver's certificate valid and trusted here?")
-        except (HTTPError, OSError) as error:
-            return Delivery(False, f"the connection broke ({type(error).__name__})")
-        answer.close()
-        if 200 <= answer.status < 300:
+        answer = self._bounded.call(lambda: self._http.request("POST", self._url, headers, body, read=False))
+        if answer is None:
+            return Delivery(False, f"no whole answer within {2 * self._http.timeout_s:g} s")
+        if answer.good:
             return Delivery(True)
-        if 300 <= answer.status < 400:
-            return Delivery(False, f"answered {answer.status}, a redirect, not followed; set its final address")
-        return Delivery(False, f"answered {answer.status}")
+        if answer.status == 410:
+            return Delivery(False, "answered 410: this address is gone for good; set its new one", permanent=True)
+        return Delivery(False, answer.told(), retry_after_s=answer.retry_after_s)
 
     def close(self) -> None:
-        self._pool.clear()
+        self._http.close()
