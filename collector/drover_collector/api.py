@@ -15,14 +15,20 @@ import grpc
 from drover_collector import (
     api_actions,
     api_backup,
+    api_capacity,
     api_decisions,
     api_export,
+    api_fabric,
     api_fleet,
     api_incidents,
+    api_job,
+    api_jobs,
     api_nodes,
     api_probes,
     api_risk,
     api_series,
+    api_system,
+    api_thermals,
     gate,
 )
 from drover_collector.api_facts import Facts, RefusalError
@@ -51,6 +57,7 @@ class FleetApi(FleetServicer):
         self._export_thread = ThreadPoolExecutor(EXPORTS, "export")
         self._backup_thread = ThreadPoolExecutor(BACKUPS, "backup")
         self._exporting = asyncio.Semaphore(EXPORTS)
+        self._system = api_system.SystemWatch(facts)
 
     def close(self) -> None:
         """Waits for the answers under way, which may read the store."""
@@ -97,16 +104,14 @@ class FleetApi(FleetServicer):
         return await self._answer(context, lambda: api_probes.list_orders(self._facts, request))
 
     async def RequestProbe(self, request: pb.ProbeAsk, context: Context) -> pb.ProbeAsked:
-        caller = gate.caller()  # here: a worker thread does not know it
-        by = "a local user" if caller is None else caller.name
+        by = api_decisions.named(gate.caller(), request.who)  # here: a worker thread does not know it
         return await self._answer(context, lambda: api_probes.request_probe(self._facts, request, by))
 
     async def ListRisk(self, request: pb.RiskRequest, context: Context) -> pb.RiskList:
         return await self._answer(context, lambda: api_risk.list_risk(self._facts, request))
 
     async def ActOnNode(self, request: pb.ActRequest, context: Context) -> pb.ActReply:
-        caller = gate.caller()  # here: a worker thread does not know it
-        by = "a local user" if caller is None else caller.name
+        by = api_decisions.named(gate.caller(), request.who)  # here: a worker thread does not know it
         return await self._answer(context, lambda: api_actions.act_on_node(self._facts, request, by))
 
     async def ListActions(self, request: pb.ActionsRequest, context: Context) -> pb.ActionList:
@@ -130,6 +135,28 @@ class FleetApi(FleetServicer):
     async def GetPolicy(self, _request: pb.PolicyRequest, context: Context) -> pb.PolicyState:
         may = api_decisions.may_answer(gate.caller())
         return await self._answer(context, lambda: api_decisions.get_policy(self._facts, may))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.JobList:
+        return await self._answer(context, lambda: api_jobs.list_jobs(self._facts, request))
+
+    async def GetJob(self, request: pb.JobRequest, context: Context) -> pb.JobDetail:
+        return await self._answer(context, lambda: api_job.get_job(self._facts, request))
+
+    async def GetFabric(self, request: pb.FabricRequest, context: Context) -> pb.Fabric:
+        return await self._answer(context, lambda: api_fabric.get_fabric(self._facts, request))
+
+    async def GetThermals(self, request: pb.ThermalsRequest, context: Context) -> pb.Thermals:
+        return await self._answer(context, lambda: api_thermals.get_thermals(self._facts, request))
+
+    async def GetSystem(self, _request: pb.SystemRequest, context: Context) -> pb.System:
+        return await self._answer(context, lambda: api_system.get_system(self._system))
+
+    async def GetCapacity(self, request: pb.CapacityRequest, context: Context) -> pb.Capacity:
+        return await self._answer(context, lambda: api_capacity.get_capacity(self._facts, request))
+
+    async def PreviewAct(self, request: pb.ActRequest, context: Context) -> pb.ActPreview:
+        may = api_decisions.may_answer(gate.caller())
+        return await self._answer(context, lambda: api_actions.preview_act(self._facts, request, may))
 
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
         if self._exporting.locked():

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import grpc
+import numpy as np
 
 from drover_collector.actions.base import ActError
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
 from drover_collector.engine import Engine
-from drover_collector.guard import hold
+from drover_collector.guard import hold, may_resume
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Act, Action, Audit, Duty
 
@@ -21,6 +22,7 @@ WHY_CHARS = 500
 LISTED = 100
 MOST_LISTED = 10_000
 LOST_DAYS = 90
+NOT_ACTIVE = "this collector is not the active one: ask that one"
 
 
 def act_on_node(facts: Facts, request: pb.ActRequest, by: str) -> pb.ActReply:
@@ -44,6 +46,49 @@ def act_on_node(facts: Facts, request: pb.ActRequest, by: str) -> pb.ActReply:
     )  # fmt: skip
     facts.store.write_audit([line])
     return reply
+
+
+def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPreview:
+    """What an act would meet: the guard, the jobs on the node. Nothing is done."""
+    n = facts.node_number(request.node)
+    act = next((act for act in BY_HAND if act == request.act), None)
+    if act is None:
+        raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
+    desk = facts.pipeline.desk
+    duty = (desk.duties if desk is not None else facts.pipeline.engine.duties).get(request.node)
+    reply = pb.ActPreview(
+        may_act=may, jobs=_jobs_on(facts, n), mode=facts.pipeline.ceiling,
+        stage=str(duty.stage) if duty is not None and is_out(duty) else "",
+    )  # fmt: skip
+    if desk is None or not desk.acting:
+        reply.hindrance = "this collector only observes: it acts on no node" if desk is None else NOT_ACTIVE
+    elif desk.actuator_of(request.node) is None:
+        reply.hindrance = "no actuator has this node's pool ([act] of the settings)"
+    elif act is Act.RESUME:
+        reply.hindrance = may_resume(request.node, duty) or ""
+    elif act in (Act.RESET, Act.REBOOT):
+        if duty is None or duty.stage not in IDLE:
+            reply.guard = f"jobs may run on {request.node}: drain it first"
+    else:
+        reply.guard = facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)) or ""
+    return reply
+
+
+def _jobs_on(facts: Facts, n: int) -> list[pb.JobThere]:
+    """Who holds GPUs of a node, most of them first."""
+    index = facts.index
+    codes, names = facts.jobs()
+    here = codes[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
+    found = []
+    for code in np.unique(here[here >= 0]).tolist():
+        gpus = np.flatnonzero(codes == code)
+        found.append(
+            pb.JobThere(
+                job=names[code], gpus_here=int((here == code).sum()), gpus=len(gpus),
+                nodes=len(np.unique(index.gpu_node[gpus])),
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda job: (-job.gpus_here, job.job))
 
 
 def list_actions(facts: Facts, request: pb.ActionsRequest) -> pb.ActionList:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from drover_collector import health
 from drover_collector.buckets import Bucket
 from drover_collector.deciding import Decider
-from drover_collector.detectors import DETECTORS, Detector, hang, links, risk, xid
+from drover_collector.detectors import DETECTORS, RESTORED, Detector, idle, liveness, risk, xid
 from drover_collector.detectors.inventory import Inventory
 from drover_collector.detectors.risk_model import Risk, Troubles
 from drover_collector.detectors.robust import Bools
@@ -28,12 +29,24 @@ from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
 from drover_collector.probes import proof
-from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health, Incident, Member, ProbeVerdict
+from drover_proto.events import (
+    Approval,
+    Decision,
+    Duty,
+    Event,
+    EventKind,
+    Finding,
+    Health,
+    Incident,
+    Member,
+    ProbeVerdict,
+)
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
 RESTORED_TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
 UNHEARD_BUCKETS = 3  # without a row: the health is unknown
+LATE_MS = 60_000  # an event that comes so long after its time was not told as it happened
 
 __all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome"]
 
@@ -90,6 +103,7 @@ class Engine:
         self._node_heard_ms = np.zeros(index.node_count, np.int64)
         self._gpu_heard_ms = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = 0
+        self._ended_unseen: list[Finding] = []  # what ended while nobody judged, until the first bucket
 
     @property
     def incidents(self) -> dict[str, Incident]:
@@ -131,7 +145,16 @@ class Engine:
         """Judge events at once."""
         if not events:
             return Outcome()
-        return self._judge(self._window(False, tuple(events)), now_ms)
+        return self._judge(self._window(False, tuple(map(self._dealt_with, events))), now_ms)
+
+    def _dealt_with(self, event: Event) -> Event:
+        """An error that is told late (no agent ran, or no collector) and was before its node's return to service is
+        what the node was mended of: noted like all backlog, or the node would go out again for it."""
+        late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
+        duty = self.decider.pace.returned.get(event.node) if late else None
+        if duty is None or event.ts_ms >= duty.ts_ms or event.kind is EventKind.LIFECYCLE:
+            return event
+        return replace(event, backlog=True)
 
     def on_bucket(self, bucket: Bucket, now_ms: int) -> Outcome:
         """Judge the newest closed bucket; buckets come in order of time."""
@@ -205,6 +228,12 @@ class Engine:
         state = self._states.get(risk.NAME)
         return state.ranking if isinstance(state, risk.State) else []
 
+    @property
+    def idle_ms(self) -> npt.NDArray[np.int64] | None:
+        """int64 [G]: for how long each GPU has been held and idle without a break; None before the first look."""
+        state = self._states.get(idle.NAME)
+        return state.idle_ms if isinstance(state, idle.State) and len(state.idle_ms) == self.index.gpu_count else None
+
     def remember(self, incidents: Iterable[Incident], now_ms: int) -> None:
         """What nodes went through in the last months, for the risk of each; opens nothing."""
         self._past.take(incidents, now_ms)
@@ -226,9 +255,9 @@ class Engine:
         """
         self.decider.restore(decisions, incidents)
         incidents = [incident for incident in incidents if not of_guard(incident)]
-        self._states["xid"] = xid.restored(incidents)
-        self._states["links"] = links.restored(incidents)
-        self._states["hang"] = hang.restored(incidents)
+        self._states |= {name: restored(incidents) for name, restored in RESTORED.items()}
+        self._states[liveness.NAME] = liveness.restored(self.index, incidents, self.started_ms)
+        over: dict[object, Finding] = {}
         told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in events), key=lambda entry: entry[0])
         seen = ((b.end_ms + LAG_MS, 1, b) for b in buckets)
         together: list[tuple[int, Event]] = []
@@ -236,23 +265,34 @@ class Engine:
         for ts_ms, _, item in timed:
             if isinstance(item, Event):
                 if together and ts_ms - together[0][0] > RESTORED_TOGETHER_MS:
-                    self._detect_again(together)
+                    self._detect_again(together, over)
                 together.append((ts_ms, item))
                 continue
-            self._detect_again(together)
+            self._detect_again(together, over)
             self._hear(item)
-            self._detect(self._window(True), ts_ms)
-        self._detect_again(together)
+            self._note_over(self._detect(self._window(True), ts_ms), over)
+        self._detect_again(together, over)
+        self._ended_unseen = list(over.values())
         self._book.restore(incidents)
         # A return whose incidents a stop left open is news still: `on_duties` with all of them ends those.
         self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not self._over(duty)})
         self._fold = self._folded()
 
-    def _detect_again(self, together: list[tuple[int, Event]]) -> None:
+    def _detect_again(self, together: list[tuple[int, Event]], over: dict[object, Finding]) -> None:
         """Events that came together, as they do live; none is left in the list."""
         if together:
-            self._detect(self._window(False, tuple(event for _, event in together)), together[-1][0])
+            events = tuple(event for _, event in together)
+            self._note_over(self._detect(self._window(False, events), together[-1][0]), over)
             together.clear()
+
+    def _note_over(self, findings: Iterable[Finding], over: dict[object, Finding]) -> None:
+        """What ended in the time that a restart reads again: told with the first bucket, unless it began anew."""
+        for finding in findings:
+            key = finding.detector, finding.kind, self._book.subject_of(finding)
+            if finding.cleared:
+                over[key] = finding
+            else:
+                over.pop(key, None)
 
     def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
         """The picture of one that does not judge: incidents that another found, and who reports."""
@@ -304,6 +344,9 @@ class Engine:
 
     def _judge(self, window: Window, now_ms: int) -> Outcome:
         findings = self._detect(window, now_ms)
+        if window.fresh and self._ended_unseen:
+            findings = [*(replace(f, ts_ms=now_ms) for f in self._ended_unseen), *findings]
+            self._ended_unseen = []
         return self._settle(findings, [], now_ms, window.fresh)
 
     def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:

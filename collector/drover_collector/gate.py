@@ -50,6 +50,9 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "RejectDecision": OPERATORS,
     _FLEET + "ListAudit": READERS,
     _FLEET + "GetPolicy": READERS,
+    _FLEET + "GetSystem": READERS,
+    _FLEET + "GetCapacity": READERS,
+    _FLEET + "PreviewAct": READERS,  # changes nothing
 }
 PAGE = READERS  # of /metrics
 LOOK_S = 2.0  # how often open streams are looked at

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from drover_collector import api_store
 from drover_collector.api_facts import Facts
 from drover_collector.exposition import Page
-from drover_collector.store import FOREVER_DAYS, StoreError, days_left, sizes_of
+from drover_collector.store import FOREVER_DAYS, StoreError, TableSize, days_left, sizes_of
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class StoreFigures:
     held_s: float | None = None
     left_s: float | None = None
     dropped_bytes: int | None = None  # for room, in the last 24 h
+    sizes: tuple[TableSize, ...] = ()  # the largest first
 
 
 class StoreWatch:
@@ -106,6 +107,7 @@ def read(facts: Facts) -> StoreFigures:
         (max(p.newest_ms for p in raw) - min(p.oldest_ms for p in raw)) / 1000 if raw else None,
         None if left is None else min(left, FOREVER_DAYS) * DAY_S,
         sum(drop.bytes for drop in store.drops(facts.now_ms() - DAY_S * 1000)),
+        tuple(sizes),
     )
 
 

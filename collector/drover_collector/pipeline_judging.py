@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -38,6 +38,15 @@ T = TypeVar("T")
 
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 ANSWER_S = 20.0  # for what comes of a person's answer: a tick that is under way goes first
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """`holder`: this collector's name in it; `ttl_s` 0: the lock on an embedded store's folder, which has no end."""
+
+    holder: str = "embedded"
+    ttl_s: float = 0.0
+    left_s: float | None = None  # None: it has no end, or this one may not hold it
 
 
 class Judging:
@@ -71,6 +80,7 @@ class Judging:
         self.engine = self._engine(self.started_ms)
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
+        self.lease: Callable[[], LeaseState] = LeaseState
         self.began_ms = self.started_ms  # to judge
         self._looks = Looks(store, index, now_ms)
         self.ticks = Ticks()

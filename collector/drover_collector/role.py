@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline_judging import LeaseState
 from drover_collector.store import FileLease, Lease, StoreError
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,17 @@ class Leadership:
         self._changed = asyncio.Event()
         pipeline.store.fence = self._fence
         pipeline.role = self.role
+        pipeline.lease = self.lease
 
     def role(self) -> str:
         if not self._may_lead:
             return INGEST
         return ACTIVE if self._pipeline.leading and self._lease.holds() else STANDBY
+
+    def lease(self) -> LeaseState:
+        if isinstance(self._lease, FileLease):
+            return LeaseState(self._lease.holder, 0.0, None)
+        return LeaseState(self._lease.holder, self._lease.ttl_s, self._lease.left_s() if self._may_lead else None)
 
     async def start(self) -> None:
         """Detection begins if nobody else detects; else what the active one found is taken up.

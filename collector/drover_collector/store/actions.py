@@ -92,6 +92,18 @@ class Actions(Writes):
         )
         return [from_json(Duty, row["json"]) for row in found]
 
+    def duty_histories(self, since_ms: int) -> dict[str, list[Duty]]:
+        """Node -> how it stood at `since_ms`, if it had a duty then, and what has changed since; oldest first."""
+        found = self._clients.rows(
+            f"SELECT node, json FROM duties FINAL WHERE ts >= {moment(since_ms)} OR (node, written_ns) IN"
+            f" (SELECT node, max(written_ns) FROM duties WHERE ts < {moment(since_ms)} GROUP BY node)"
+            " ORDER BY node, written_ns"
+        )
+        told: dict[str, list[Duty]] = {}
+        for row in found:
+            told.setdefault(row["node"], []).append(from_json(Duty, row["json"]))
+        return told
+
     def _newest_actions(self, where: str, having: str, limit: int, parameters: dict[str, str]) -> list[Action]:
         found = self._clients.rows(
             f"SELECT json FROM (SELECT id, argMax(json, written_ns) AS json, argMax(state, written_ns) AS state,"

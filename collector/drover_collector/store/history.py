@@ -23,6 +23,8 @@ from drover_proto.events import (
     from_json,
 )
 
+TOGETHER = 1_000  # ids in one question: the engine reads no longer ones than 256 kB
+
 
 def _ms(column: str) -> str:
     return f"toUnixTimestamp64Milli(`{column}`)"
@@ -126,8 +128,16 @@ class History(Base):
         return [from_json(Incident, row["json"]) for row in found]
 
     def troubles(self, since_ms: int, most: int = 100_000) -> list[Incident]:
-        """What `risk` remembers of the newest incidents, open or closed after `since_ms`: their members and times
-        without evidence, timeline and words, of which 100,000 would take half a minute; nothing of severity info.
+        """What `risk` remembers of the newest incidents, open or closed after `since_ms`; nothing of severity info."""
+        return self._brief(since_ms, most, " AND severity != 'info'")
+
+    def costs(self, since_ms: int, most: int = 100_000) -> list[Incident]:
+        """The same of all severities: what incidents cost, and where."""
+        return self._brief(since_ms, most, "")
+
+    def _brief(self, since_ms: int, most: int, where: str) -> list[Incident]:
+        """The newest incidents, open or closed after `since_ms`: members, times and hours without evidence, timeline
+        and words, of which 100,000 would take half a minute.
         """
         newest = "(version, updated)"
         chosen = (
@@ -138,15 +148,18 @@ class History(Base):
         found = self._clients.rows(
             f"SELECT id, {text}, JSONExtractInt(json, 'opened_ms') AS opened_ms,"
             " JSONExtractInt(json, 'since_ms') AS since_ms, JSONExtractRaw(json, 'members') AS members,"
-            " JSONExtract(json, 'closed_ms', 'Nullable(Int64)') AS closed_ms"
+            " JSONExtract(json, 'closed_ms', 'Nullable(Int64)') AS closed_ms,"
+            " JSONExtract(json, 'gpu_hours_lost', 'Nullable(Float64)') AS lost,"
+            " JSONExtract(json, 'gpu_hours_waited', 'Nullable(Float64)') AS waited"
             f" FROM incidents WHERE (id, version, updated) IN (SELECT id, last.1, last.2 FROM ({chosen}))"
-            f" AND severity != 'info' ORDER BY opened DESC, id LIMIT 1 BY id LIMIT {int(most)}"
+            f"{where} ORDER BY opened DESC, id LIMIT 1 BY id LIMIT {int(most)}"
         )
         return [
             Incident(
                 row["id"], IncidentKind(row["kind"]), row["cause"], row["scope"], None, None,
                 tuple((str(node), gpu) for node, gpu in json.loads(row["members"])), row["opened_ms"], row["since_ms"],
                 row["closed_ms"], Severity(row["severity"]), 0.0, Wanted.NONE, "", "",
+                gpu_hours_lost=row["lost"], gpu_hours_waited=row["waited"],
             )
             for row in found
         ]  # fmt: skip
@@ -198,9 +211,13 @@ class History(Base):
         waiting = "SELECT id FROM outbox GROUP BY id HAVING argMax(state, written_ns) = 'pending'"
         return self._outbox(f"id IN ({waiting})", {})
 
-    def outbox_of(self, incident: str) -> list[OutboxRow]:
-        """Notifications of one incident, oldest first."""
-        return self._outbox("incident_id = {id:String}", {"id": incident})
+    def outbox_of(self, *incidents: str) -> list[OutboxRow]:
+        """Notifications of these incidents, oldest first."""
+        found = []
+        for at in range(0, len(incidents), TOGETHER):
+            which = ", ".join(word(id_) for id_ in incidents[at : at + TOGETHER])
+            found += self._outbox(f"incident_id IN ({which})", {})
+        return sorted(found, key=lambda row: (row.created_ms, row.id))
 
     def read_lane_seqs(
         self, node: str | None = None, spool: str | None = None

@@ -144,8 +144,12 @@ class Lease:
 
     def holds(self) -> bool:
         """Whether this process is the holder at this moment."""
+        return self.left_s() > 0
+
+    def left_s(self) -> float:
+        """How much longer this process is the holder if it does not renew; 0: it is not."""
         since = self._since
-        return self._epoch > 0 and self._passed(since) < self.ttl_s
+        return max(0.0, self.ttl_s - self._passed(since)) if self._epoch > 0 else 0.0
 
     def step(self) -> bool:
         """Renew the lease, or take it where its time is over.
@@ -221,6 +225,9 @@ class FileLease:
 
     def holds(self) -> bool:
         return True
+
+    def left_s(self) -> float:
+        return self.ttl_s
 
     def step(self) -> bool:
         return True
