@@ -281,6 +281,31 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """Nobody is told of the incidents that it covers, from a moment to another. The newest version of an id counts.
+
+    Each list that is not empty has to fit. An incident on several nodes is covered when each of them is, so that a
+    silence of one node hides nothing of its neighbours.
+    """
+
+    id: str
+    made_ms: int
+    from_ms: int
+    until_ms: int
+    by: str
+    why: str
+    node: tuple[str, ...] = ()
+    gpu: tuple[int, ...] = ()  # slots
+    rack: tuple[str, ...] = ()
+    leaf: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
+    incident: tuple[str, ...] = ()  # ids
+    maintenance: bool = False  # nothing is done to its nodes meanwhile, either
+    ended_by: str = ""  # who ended it before its time
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeOrder:
     """A request for probes and how far it is. An append-only history; the newest version counts."""
 

@@ -251,7 +251,7 @@ def test_one_incident_by_the_beginning_of_its_id(against: Against) -> None:
         assert from_json(Incident, detail.incident_json) == fleet.incident
         assert [json.loads(text)["outcome"] for text in detail.decisions_json]
         assert [from_json(Event, text).id for text in detail.events_json] == [XID.id]
-        assert list(detail.notifications) == ["webhook ops: incident.opened waits for its first try"]
+        assert list(detail.notifications) == ["ops: incident.opened waits for its first try"]
         assert detail.health == "confirmed"
         assert any("n1 GPU 1: confirmed" in line for line in detail.health_history)
 

@@ -12,7 +12,7 @@ import pytest
 
 from drover_collector import pipeline_saving
 from drover_collector.ingest import Limits
-from drover_collector.notify import Outbox, courier
+from drover_collector.notify import Outbox, clerk
 from drover_collector.notify.webhook import Delivery
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
@@ -50,13 +50,10 @@ class Disk:
 class Webhook:
     """A receiver in memory."""
 
-    name = "ops"
+    name, kind, min_severity, repeat_s = "ops", "webhook", Severity.WARNING, None
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-
-    def wants(self, severity: Severity) -> bool:
-        return severity is not Severity.INFO
 
     def deliver(self, id_: str, _body: bytes, _now_ms: int) -> Any:
         self.ids.append(id_)
@@ -69,8 +66,7 @@ class Webhook:
 @contextlib.asynccontextmanager
 async def judging(collector: Collector, webhook: Webhook) -> AsyncIterator[Pipeline]:
     """The pipeline behind a collector's ingest."""
-    hooks: Any = [webhook]  # as much of a webhook as the outbox asks for
-    outbox = Outbox(collector.store, hooks, "http://console", now_ms=lambda: collector.now_ms)
+    outbox = Outbox(collector.store, [webhook], "http://console", now_ms=lambda: collector.now_ms)
     pipeline = Pipeline(
         index_of(), collector.store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: collector.now_ms, wake_s=0.005
     )
@@ -90,7 +86,7 @@ async def judging(collector: Collector, webhook: Webhook) -> AsyncIterator[Pipel
 @in_loop
 async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, webhook = Disk(store, monkeypatch), Webhook()
-    for module in (pipeline_saving, courier):
+    for module in (pipeline_saving, clerk):
         monkeypatch.setattr(module, "RETRY_S", 0.02)
     limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, judge_s=0.05, backoff_ms=10, waiting_bytes=5000)
     async with Collector(store, limits) as collector, judging(collector, webhook) as pipeline:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from drover_collector.notify.base import Delivery, Notifier
-from drover_collector.notify.outbox import Outbox, tell
+from drover_collector.notify.outbox import Outbox
+from drover_collector.notify.telling import tell
 from drover_collector.notify.webhook import Webhook
 
 __all__ = ["Delivery", "Notifier", "Outbox", "Webhook", "tell"]

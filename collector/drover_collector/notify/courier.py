@@ -1,96 +1,55 @@
-"""Delivery of messages: a thread for each webhook, and one that stores how far they are."""
+"""Delivery of messages: a thread for each receiver, so that a slow one delays nobody else."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from drover_collector.notify.webhook import Webhook
+from drover_collector.notify.base import Delivery, Notifier
+from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
+from drover_collector.notify.telling import CHANGED, CLOSED, GROUPED, NOT_SENT, OPENED, kind_of
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 10_000  # per receiver, in memory
 FENCED_S = 1.0  # how often one that may not deliver looks whether it may
-STOP_S = 2.0  # how long a stop waits for a try under way
-RETRY_S = 5.0  # after the store has failed
-
-
-class Clerk(threading.Thread):
-    """Stores how far messages are, tried until the store takes it."""
-
-    def __init__(self, store: Store, webhooks: int) -> None:
-        super().__init__(name="outbox", daemon=True)
-        self._store = store
-        self._room = MAX_PENDING * max(1, webhooks)
-        self._rows: dict[str, OutboxRow] = {}  # newest states that the store does not have
-        self._changed = threading.Condition()
-        self._due = self._stopping = False
-
-    def note(self, row: OutboxRow) -> None:
-        with self._changed:
-            self._rows[row.id] = row
-            if len(self._rows) > self._room:
-                del self._rows[next(iter(self._rows))]
-            self._due = True
-            self._changed.notify()
-
-    def look(self) -> None:
-        """The store takes data now."""
-        with self._changed:
-            self._due = bool(self._rows)
-            self._changed.notify()
-
-    def end(self) -> None:
-        """Stores what is left, if the store takes it now."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self.is_alive():
-            self.join(STOP_S)
-
-    def run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._due or self._stopping, RETRY_S if self._rows else None)
-                self._due, stopping = False, self._stopping
-                rows = dict(self._rows)
-            if rows:
-                self._write(rows)
-            if stopping:
-                return
-
-    def _write(self, rows: Mapping[str, OutboxRow]) -> None:
-        try:
-            self._store.write_outbox(list(rows.values()))
-        except Exception as error:  # noqa: BLE001  # again later; after a restart by the ids that receivers know
-            log.warning("how far %d messages are is not stored: %s", len(rows), error)
-            return
-        with self._changed:
-            for id_, row in rows.items():
-                if self._rows.get(id_) is row:
-                    del self._rows[id_]
+MOST_ASKED_S = 900.0  # a receiver may ask us to wait (429), but not for longer: alarms would be of no use any more
 
 
 class Courier(threading.Thread):
-    """Delivers the messages of one webhook, those of one incident in their order."""
+    """Delivers the messages of one receiver, those of one incident in their order.
+
+    Args:
+        on_given_up: told of each message that is given up, with its kind.
+    """
 
     def __init__(
-        self, store: Store, webhook: Webhook, delays_s: Sequence[float], now_ms: Callable[[], int], clerk: Clerk
+        self,
+        store: Store,
+        notifier: Notifier,
+        delays_s: Sequence[float],
+        now_ms: Callable[[], int],
+        clerk: Clerk,
+        on_given_up: Callable[[OutboxRow, str], None] = lambda _row, _kind: None,
     ) -> None:
-        super().__init__(name=f"webhook-{webhook.name}", daemon=True)
-        self.webhook = webhook
+        super().__init__(name=f"{notifier.kind}-{notifier.name}", daemon=True)
+        self.notifier = notifier
         self.trouble = ""
         self.delivered = self.tries_failed = self.given_up = 0
         self._store = store
         self._delays_s = tuple(delays_s)
         self._now_ms = now_ms
         self._rows: dict[str, OutboxRow] = {}  # pending ones, oldest first
+        self._fleeting: set[str] = set()  # ids of those that are not stored, and tried once: see `refresh`
+        self._unopened: dict[str, None] = {}  # incidents whose opening was given up, the oldest first
+        self._pause_ms = 0  # nothing is sent before: the receiver asked for it
         self._changed = threading.Condition()
         self._clerk = clerk
+        self._on_given_up = on_given_up
         self._stopping = False
         self._abandoned = False  # the store may be closed by now
 
@@ -112,6 +71,16 @@ class Courier(threading.Thread):
             self._rows[row.id] = row
             self._changed.notify()
 
+    def refresh(self, row: OutboxRow) -> None:
+        """A message that only says that what was told holds still: nothing where others wait, nor while the receiver is
+        away; tried once, as the next one says the same."""
+        with self._changed:
+            waits = any(held.incident_id == row.incident_id for held in self._rows.values())
+            if not waits and not self.full:
+                self._rows[row.id] = row
+                self._fleeting.add(row.id)
+                self._changed.notify()
+
     def ask_to_stop(self) -> None:
         with self._changed:
             self._stopping = True
@@ -124,7 +93,7 @@ class Courier(threading.Thread):
         with self._changed:
             self._abandoned = True
         if not self.is_alive():
-            self.webhook.close()
+            self.notifier.close()
 
     def run(self) -> None:
         while (row := self._next()) is not None:
@@ -133,27 +102,52 @@ class Courier(threading.Thread):
             except StoreError:  # another collector delivers it, unless the lease comes back
                 self._rest(FENCED_S)
                 continue
-            try:
-                result = self.webhook.deliver(row.id, row.payload_json.encode(), self._now_ms())
-                self._settle(row, result.delivered, result.detail)
-            except Exception as error:  # whatever one message does, the thread must serve the next
-                log.exception("webhook %s: message %s", self.webhook.name, row.id)
-                self._settle(row, False, f"failed ({type(error).__name__})")
+            self._try(row)
+
+    def step(self) -> bool:
+        """Delivers one message that is due, in the caller's thread; False: there is none."""
+        with self._changed:
+            row = self._first()
+        if row is None or self._due_ms(row) > self._now_ms():
+            return False
+        self._try(row)
+        return True
+
+    def _try(self, row: OutboxRow) -> None:
+        try:
+            kind = kind_of(row)
+            if kind == CLOSED and row.incident_id in self._unopened:
+                self._settle(row, kind, None)
+            else:
+                self._settle(row, kind, self.notifier.deliver(row.id, row.payload_json.encode(), self._now_ms()))
+        except Exception as error:  # whatever one message does, the thread must serve the next
+            log.exception("%s: message %s", self._who, row.id)
+            self._settle(row, "", Delivery(False, f"failed ({type(error).__name__})"))
+
+    @property
+    def _who(self) -> str:
+        return f"{self.notifier.kind} {self.notifier.name}"
+
+    def _first(self) -> OutboxRow | None:
+        first_of_incident: dict[str, OutboxRow] = {}
+        for row in self._rows.values():
+            first_of_incident.setdefault(row.incident_id, row)
+        return min(first_of_incident.values(), key=lambda r: (r.next_ms, r.created_ms), default=None)
+
+    def _due_ms(self, row: OutboxRow) -> int:
+        return max(row.next_ms, self._pause_ms)
 
     def _next(self) -> OutboxRow | None:
         """Waits for a message that is due; None when asked to stop."""
         with self._changed:
             while not self._stopping:
-                first_of_incident: dict[str, OutboxRow] = {}
-                for row in self._rows.values():
-                    first_of_incident.setdefault(row.incident_id, row)
-                row_due = min(first_of_incident.values(), key=lambda r: (r.next_ms, r.created_ms), default=None)
-                if row_due is None:
+                row = self._first()
+                if row is None:
                     self._changed.wait()
                     continue
-                wait_ms = row_due.next_ms - self._now_ms()
+                wait_ms = self._due_ms(row) - self._now_ms()
                 if wait_ms <= 0:
-                    return row_due
+                    return row
                 self._changed.wait(wait_ms / 1000)
         return None
 
@@ -162,27 +156,58 @@ class Courier(threading.Thread):
             if not self._stopping:
                 self._changed.wait(seconds)
 
-    def _settle(self, row: OutboxRow, delivered: bool, detail: str) -> None:
+    def _settle(self, row: OutboxRow, kind: str, result: Delivery | None) -> None:
+        """`result`: None: it was not sent, as its opening was not."""
         now_ms, attempts = self._now_ms(), row.attempts + 1
-        if delivered:
+        fleeting = row.id in self._fleeting
+        lost = False
+        if result is None:
+            row = dataclasses.replace(row, state=GROUPED, detail=NOT_SENT)
+        elif result.delivered:
             row = dataclasses.replace(row, state="delivered", attempts=attempts, detail=f"delivered {iso(now_ms)}")
             self.trouble = ""
             self.delivered += 1
-        elif attempts > len(self._delays_s):
-            row = dataclasses.replace(row, state="failed", attempts=attempts, detail=f"given up: {detail}")
-            self.given_up += 1
+        elif fleeting or result.permanent or attempts > len(self._delays_s):
+            row = dataclasses.replace(row, state="failed", attempts=attempts, detail=f"given up: {result.detail}")
+            lost = not fleeting
+            self.given_up += lost
         else:
-            next_ms = now_ms + round(self._delays_s[attempts - 1] * 1000)
-            row = dataclasses.replace(row, attempts=attempts, next_ms=next_ms, detail=f"failed: {detail}")
-        if not delivered:
+            wait_s = max(self._delays_s[attempts - 1], _asked(result))
+            row = dataclasses.replace(
+                row, attempts=attempts, next_ms=now_ms + round(wait_s * 1000), detail=f"failed: {result.detail}"
+            )
+        if result is not None and not result.delivered:
+            self._pause_ms = max(self._pause_ms, now_ms + round(_asked(result) * 1000))
             self.tries_failed += 1
-            self.trouble = f"Webhook {self.webhook.name} does not take messages: {detail.rstrip('?.')}."
-            log.warning("webhook %s: message %s, try %d: %s", self.webhook.name, row.id, attempts, detail)
+            self.trouble = (
+                f"{self._who[:1].upper()}{self._who[1:]} does not take messages: {result.detail.rstrip('?.')}."
+            )
+            log.warning("%s: message %s, try %d: %s", self._who, row.id, attempts, result.detail)
         with self._changed:
             if self._abandoned:
                 return
+            self._fleeting.discard(row.id)
             if row.state == "pending":
                 self._rows[row.id] = row
             else:
                 self._rows.pop(row.id, None)
-            self._clerk.note(row)
+                self._note_opening(row, kind, lost)
+            if not fleeting:
+                self._clerk.note(row)
+        if lost:
+            self._on_given_up(row, kind)
+
+    def _note_opening(self, row: OutboxRow, kind: str, lost: bool) -> None:
+        """What waits behind an opening that was given up does not know of it yet."""
+        if lost and kind == OPENED:
+            self._unopened[row.incident_id] = None
+            if len(self._unopened) > MAX_PENDING:
+                del self._unopened[next(iter(self._unopened))]
+        elif kind == CLOSED or (not lost and kind in (OPENED, CHANGED)):
+            self._unopened.pop(row.incident_id, None)
+
+
+def _asked(result: Delivery) -> float:
+    """Seconds that the receiver asks us to wait, within bounds."""
+    asked = result.retry_after_s
+    return 0.0 if asked is None or not math.isfinite(asked) else min(max(asked, 0.0), MOST_ASKED_S)

@@ -1,62 +1,48 @@
 """The outbox: every message is in the store before its first try and leaves it delivered or given up.
 
 A restart loses none and sends none anew: what was told of an incident is read back from the outbox itself. Each
-receiver has a thread of its own, so that a slow one delays nobody else; and what becomes of messages is stored by
-another, so that a store that hangs delays none. What a mass event's message stands for (`grouping.py`) is stored as
+receiver has a thread of its own (`courier.py`), so that a slow one delays nobody else; and what becomes of messages is
+stored by another (`clerk.py`), so that a store that hangs delays none. Who is told is said by `routes.py`, what by
+`telling.py`, what is held back by `silences.py`. What a mass event's message stands for (`grouping.py`) is stored as
 grouped, and not sent; such a message is sent again each time that its nodes have doubled.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from drover_collector.guard_breaker import of_guard
-from drover_collector.notify.courier import MAX_PENDING, Clerk, Courier
+from drover_collector.notify.base import Notifier
+from drover_collector.notify.clerk import MAX_PENDING, Clerk
+from drover_collector.notify.courier import Courier
 from drover_collector.notify.grouping import Grouping
-from drover_collector.notify.webhook import Webhook, message
+from drover_collector.notify.routes import Routes, Target
+from drover_collector.notify.silences import Silences
+from drover_collector.notify.telling import (
+    CLOSED,
+    FAILED,
+    GROUPED,
+    NOT_SENT,
+    REPEATED,
+    Told,
+    after,
+    facts,
+    given_up,
+    told_by,
+    transition,
+)
+from drover_collector.notify.webhook import message
 from drover_collector.store import OutboxRow, Store
-from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Incident, Severity, Wanted, stronger, worse
-from drover_proto.times import iso
-
-log = logging.getLogger(__name__)
+from drover_proto.events import Incident
 
 # Waits between tries: eight tries over 56 minutes, which outlasts a restart or a failover of a receiver.
 DELAYS_S: tuple[float, ...] = (5, 15, 60, 180, 420, 900, 1800)
-GROUPED = "grouped"  # state of a message that is not sent
-REMEMBERED = 20_000  # (incident, receiver) pairs whose last message is kept in memory; others are read from the store
+REMEMBERED = 100_000  # (incident, receiver) pairs whose last message is kept in memory; others are read from the store
 
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a receiver has been told of an incident, the strongest of each, and whether it was told of the end."""
-
-    severity: Severity
-    action: Wanted
-    closed: bool
-    members: int = 0
-    grouped: bool = False  # its opening was not sent: a mass event's message stands for it
-
-
-def transition(incident: Incident, told: Told | None, webhook: Webhook) -> str | None:
-    """Which message, if any, `incident` calls for, given what this receiver was `told`."""
-    if incident.closed_ms is not None:
-        return "incident.closed" if told is not None and not told.closed else None
-    if told is None or told.closed:
-        return "incident.opened" if webhook.wants(incident.severity) else None
-    raised = SEVERITY_ORDER.index(incident.severity) > SEVERITY_ORDER.index(told.severity) or WANTED_ORDER.index(
-        incident.action
-    ) > WANTED_ORDER.index(told.action)
-    grown = of_guard(incident) and len(incident.members) >= 2 * max(1, told.members)
-    if not raised and not grown:
-        return None
-    return "incident.opened" if told.grouped else "incident.changed"
+Key = tuple[str, str]  # (incident id, receiver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +51,36 @@ class _Message:
     incident: Incident
     courier: Courier
     kind: str
+    target: Target | None  # None: told of the end though the routes would not name it any more
+
+    @property
+    def key(self) -> Key:
+        return self.incident.id, self.row.notifier
 
     def after(self, told: Told | None) -> Told:
-        one = self.incident
-        return _after(told, self.kind, one.severity, one.action, len(one.members), self.row.state == GROUPED)
+        return after(told, facts(self.kind, self.incident), self.row.state, self.row.created_ms)
 
-
-def tell(row: OutboxRow) -> str:
-    """One line about a message for the operator: `webhook ops: incident.opened delivered 2026-11-21T06:17:00.000Z`."""
-    kind = json.loads(row.payload_json)["type"]
-    line = f"webhook {row.notifier}: {kind} {row.detail or 'waits for its first try'}"
-    if row.state == "pending" and row.attempts:
-        line += f"; try {row.attempts + 1} at {iso(row.next_ms)}"
-    return line
+    def due(self, told: Told | None) -> bool:
+        """Whether it still is what `told` calls for."""
+        return transition(self.incident, told, self.target, now_ms=self.row.created_ms) == self.kind
 
 
 class Outbox:
-    """Writes messages for changed incidents and has them delivered. `enqueue` may block on the store."""
+    """Writes messages for changed incidents and has them delivered. `enqueue` and `sweep` may block on the store.
+
+    Args:
+        routes: None: each receiver is told from its `min_severity` on.
+        silences: None: nothing is ever held back.
+    """
 
     def __init__(
         self,
         store: Store,
-        webhooks: Sequence[Webhook],
+        notifiers: Sequence[Notifier],
         console_url: str,
         *,
+        routes: Routes | None = None,
+        silences: Silences | None = None,
         delays_s: Sequence[float] = DELAYS_S,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -96,11 +88,16 @@ class Outbox:
         self._console_url = console_url
         self._now_ms = now_ms
         self._delays_s = tuple(delays_s)
-        self._webhooks = tuple(webhooks)
-        self._clerk = Clerk(store, len(self._webhooks))
+        self._notifiers = tuple(notifiers)
+        self.routes = routes or Routes(self._notifiers)
+        self.silences = silences or Silences()
+        self._clerk = Clerk(store, len(self._notifiers))
         self._couriers = self._fresh()
         self._lock = threading.Lock()  # of what was told; held for moments
-        self._told: OrderedDict[tuple[str, str], Told | None] = OrderedDict()
+        self._told: OrderedDict[Key, Told | None] = OrderedDict()
+        self._missed: set[str] = set()  # incidents of which a message was given up
+        self._muted: set[str] = set()  # those that a silence held back
+        self._refreshed: dict[Key, int] = {}  # when a receiver that forgets was told again
         self._groups = Grouping()
 
     def start(self) -> None:
@@ -109,22 +106,33 @@ class Outbox:
         Raises:
             StoreError: the store cannot be read.
         """
+        self.load()
+        self._clerk.start()
+        for courier in self._couriers.values():
+            courier.start()
+
+    def load(self) -> None:
+        """The first half of a start: nothing is delivered yet.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
         self.stop()  # those of a start that something else then made fail
-        self._clerk = Clerk(self._store, len(self._webhooks))  # a thread starts once
+        self._clerk = Clerk(self._store, len(self._notifiers))  # a thread starts once
         self._couriers = self._fresh()
         with self._lock:
             self._told.clear()
+            self._missed.clear()
+            self._muted.clear()
+            self._refreshed.clear()
             self._groups = Grouping()
         for row in self._store.pending_outbox():
             courier = self._couriers.get(row.notifier)
             if courier is None:
-                gone = f"given up: no webhook {row.notifier!r} is configured any more"
-                self._store.write_outbox(dataclasses.replace(row, state="failed", detail=gone))
+                gone = f"given up: no receiver {row.notifier!r} is configured any more"
+                self._store.write_outbox(replace(row, state=FAILED, detail=gone))
             else:
                 courier.add(row)
-        self._clerk.start()
-        for courier in self._couriers.values():
-            courier.start()
 
     def stop(self) -> None:
         """Ends delivery; what is pending stays so in the store."""
@@ -133,6 +141,13 @@ class Outbox:
         for courier in self._couriers.values():
             courier.join_and_close()
         self._clerk.end()
+
+    def step(self) -> bool:
+        """Delivers what is due now in the caller's thread, for one that has not begun by `start`; stores how far all
+        is. False: nothing was due."""
+        stepped = [courier.step() for courier in self._couriers.values()]
+        self._clerk.flush()
+        return any(stepped)
 
     def enqueue(self, incidents: Iterable[Incident]) -> int:
         """Messages for what has changed since the last ones; safe to call again with the same incidents.
@@ -160,38 +175,92 @@ class Outbox:
             self._clerk.note(each.row)
         return self._hand_over(made)
 
+    def sweep(self, incidents: Mapping[str, Incident]) -> int:
+        """What time alone calls for: incidents whose silence is over, that are told again, or whose message was given
+        up long ago. To be called now and then, with all that are open.
+
+        Returns:
+            How many messages were written.
+        Raises:
+            StoreError: nothing is lost; call again.
+        """
+        if not self._couriers:
+            return 0
+        open_ = [i for i in incidents.values() if i.closed_ms is None]
+        self._refresh(open_)
+        with self._lock:
+            self._muted &= incidents.keys()
+            self._missed &= incidents.keys()
+            looked_at = self._muted | self._missed
+        return self.enqueue(i for i in open_ if self.routes.repeats or i.id in looked_at)
+
+    def _refresh(self, incidents: Iterable[Incident]) -> None:
+        """Tells those again that forget what they do not hear of; nothing of it is stored, as each says the same. Under
+        a silence too: else they would say that it is over."""
+        forgetful = [c for c in self._couriers.values() if c.notifier.repeat_s is not None]
+        if not forgetful:
+            return
+        now_ms = self._now_ms()
+        kept: dict[Key, int] = {}
+        for incident in incidents:
+            for courier in forgetful:
+                key = (incident.id, courier.notifier.name)
+                with self._lock:
+                    told = self._told.get(key)
+                if told is None or told.closed or told.unsent:
+                    continue
+                kept[key] = max(self._refreshed.get(key, 0), told.at_ms)
+                if now_ms - kept[key] < 1000 * (courier.notifier.repeat_s or 0):
+                    continue
+                kept[key] = now_ms
+                courier.refresh(
+                    OutboxRow(
+                        f"msg_{incident.id}_{now_ms}_{key[1]}", incident.id, key[1],
+                        message(REPEATED, incident, now_ms, self._console_url), now_ms, next_ms=now_ms,
+                    )
+                )  # fmt: skip
+        self._refreshed = kept
+
     def _messages(self, incidents: Iterable[Incident], blind: bool = False) -> list[_Message]:
         """Each message that is due.
 
         Args:
             blind: the store is not asked; what is not in memory is taken not to have been told.
         """
-        made: list[_Message] = []
-        after: dict[tuple[str, str], Told] = {}
         incidents = list(incidents)
+        if not incidents or not self._couriers:
+            return []
+        now_ms = self._now_ms()
         with self._lock:
             self._groups.take(incidents)
             events = [self._groups.of(incident) for incident in incidents]
+        known = self._recall({i.id for i in incidents}, blind)
+        made: list[_Message] = []
         for incident, event in zip(incidents, events, strict=True):
+            muted = incident.closed_ms is None and self.silences.of(incident, now_ms) is not None
+            targets = {} if muted else self.routes.targets(incident)
+            with self._lock:
+                (self._muted.add if muted else self._muted.discard)(incident.id)
             for name, courier in self._couriers.items():
-                key = (incident.id, name)
-                told = after.get(key) or self._recall(key, blind)
-                kind = transition(incident, told, courier.webhook)
+                key, target = (incident.id, name), targets.get(name)
+                told = known.get(key)
+                kind = transition(incident, told, target, now_ms=now_ms)
                 if kind is not None:
-                    made.append(_Message(self._row(courier, kind, incident, event, told), incident, courier, kind))
-                    after[key] = made[-1].after(told)
+                    stands_for = event if target is not None and target.group else None
+                    row = self._row(courier, kind, incident, stands_for, told, now_ms)
+                    made.append(_Message(row, incident, courier, kind, target))
+                    known[key] = made[-1].after(told)
         return made
 
     def _untold(self, made: Iterable[_Message]) -> list[_Message]:
         """Without what was told from memory while the store was asked: delivered, it would wait there again."""
         kept: list[_Message] = []
-        after: dict[tuple[str, str], Told] = {}
+        later: dict[Key, Told] = {}
         with self._lock:
             for each in made:
-                key = (each.incident.id, each.courier.webhook.name)
-                told = after.get(key) or self._told.get(key)
-                if key not in self._told or transition(each.incident, told, each.courier.webhook) == each.kind:
-                    after[key] = each.after(told)
+                told = later.get(each.key) or self._told.get(each.key)
+                if each.key not in self._told or each.due(told):
+                    later[each.key] = each.after(told)
                     kept.append(each)
         return kept
 
@@ -199,43 +268,53 @@ class Outbox:
         """To those that deliver, but what was told from memory while the store kept us waiting."""
         count = 0
         for each in made:
-            incident, courier = each.incident, each.courier
-            key = (incident.id, courier.webhook.name)
             with self._lock:
-                told = self._told.get(key)
-                if transition(incident, told, courier.webhook) != each.kind:
+                told = self._told.get(each.key)
+                if each.key in self._told and not each.due(told):
                     continue
-                self._remember(key, each.after(told))
+                self._remember(each.key, each.after(told))
             count += 1
             if each.row.state == "pending":
-                courier.add(each.row)
+                each.courier.add(each.row)
         return count
 
     def _fresh(self) -> dict[str, Courier]:
-        return {w.name: Courier(self._store, w, self._delays_s, self._now_ms, self._clerk) for w in self._webhooks}
+        return {
+            n.name: Courier(self._store, n, self._delays_s, self._now_ms, self._clerk, self._note_given_up)
+            for n in self._notifiers
+        }
+
+    def _note_given_up(self, row: OutboxRow, kind: str) -> None:
+        key = (row.incident_id, row.notifier)
+        with self._lock:
+            told = self._told.get(key)
+            if told is not None:
+                self._told[key] = given_up(told, kind)
+            self._missed.add(row.incident_id)
 
     def _row(
-        self, courier: Courier, kind: str, incident: Incident, event: Incident | None, told: Told | None
+        self, courier: Courier, kind: str, incident: Incident, event: Incident | None, told: Told | None, now_ms: int
     ) -> OutboxRow:
         """
         Args:
             event: the mass event that stands for it.
         """
-        now_ms = self._now_ms()
-        closes = kind == "incident.closed"
+        made_ms = now_ms if told is None else max(now_ms, told.at_ms + 1)  # the order in which they are read again
+        closes, name = kind == CLOSED, courier.notifier.name
         state, detail = "pending", ""
-        if closes and told is not None and told.grouped:
-            state, detail = GROUPED, "not sent, as its opening was not"
+        if closes and told is not None and told.unsent:
+            state, detail = GROUPED, NOT_SENT
         elif event is not None and not closes:
             state, detail = GROUPED, f"not sent: mass event {event.id} was told instead"
         elif courier.full:
-            state, detail = "failed", f"given up: {MAX_PENDING} older messages wait for this webhook"
+            state, detail = FAILED, f"given up: {MAX_PENDING} older messages wait for this receiver"
+        repeats = f"_r{told.at_ms}" if told is not None and kind == REPEATED else ""
         return OutboxRow(
-            id=f"msg_{incident.id}_{incident.version}_{courier.webhook.name}",
+            id=f"msg_{incident.id}_{incident.version}_{name}{repeats}",  # the same if it was given up, and is due again
             incident_id=incident.id,
-            notifier=courier.webhook.name,
+            notifier=name,
             payload_json=message(kind, incident, now_ms, self._console_url),
-            created_ms=now_ms,
+            created_ms=made_ms,
             state=state,
             next_ms=now_ms,
             detail=detail,
@@ -243,18 +322,18 @@ class Outbox:
 
     @property
     def pending(self) -> dict[str, int]:
-        """Messages that wait, by webhook."""
+        """Messages that wait, by receiver."""
         return {name: courier.waiting for name, courier in self._couriers.items()}
 
     @property
     def oldest_s(self) -> dict[str, float]:
-        """Age of the oldest message that waits, by webhook; 0: none waits."""
+        """Age of the oldest message that waits, by receiver; 0: none waits."""
         now_ms = self._now_ms()
         return {name: max(0, now_ms - courier.oldest_ms(now_ms)) / 1000 for name, courier in self._couriers.items()}
 
     @property
     def delivered(self) -> dict[str, float]:
-        """Since the start, by webhook; likewise those below."""
+        """Since the start, by receiver; likewise those below."""
         return {name: courier.delivered for name, courier in self._couriers.items()}
 
     @property
@@ -266,40 +345,40 @@ class Outbox:
         return {name: courier.given_up for name, courier in self._couriers.items()}
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """What each receiver is, by name."""
+        return {name: courier.notifier.kind for name, courier in self._couriers.items()}
+
+    @property
+    def trouble_of(self) -> dict[str, str]:
+        """Why a receiver does not take messages now, by name; of those that do, nothing."""
+        return {name: courier.trouble for name, courier in self._couriers.items() if courier.trouble}
+
+    @property
     def troubles(self) -> list[str]:
-        """A sentence for every webhook that does not take messages now."""
-        return [c.trouble for c in self._couriers.values() if c.trouble]
+        """A sentence for every receiver that does not take messages now."""
+        return list(self.trouble_of.values())
 
-    def _recall(self, key: tuple[str, str], blind: bool) -> Told | None:
+    def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
+        """What each receiver was told of these incidents."""
+        keys = [(id_, name) for id_ in incidents for name in self._couriers]
         with self._lock:
-            if key in self._told:
-                self._told.move_to_end(key)
-                return self._told[key]
-        if blind:
-            return None
-        told: Told | None = None
-        for row in sorted(self._store.outbox_of(key[0]), key=lambda r: r.created_ms):
-            if row.notifier == key[1]:
-                body = json.loads(row.payload_json)
-                data = body["data"]
-                told = _after(
-                    told, body["type"], Severity(data["severity"]), Wanted(data["action"]), len(data["members"]),
-                    row.state == GROUPED,
-                )  # fmt: skip
+            unknown = {key[0] for key in keys if key not in self._told}
+        stored = told_by(self._store.outbox_of(*unknown)) if unknown and not blind else {}
+        known: dict[Key, Told | None] = {}
         with self._lock:
-            if key not in self._told:  # else it was told of meanwhile
-                self._remember(key, told)
-            return self._told[key]
+            for key in keys:
+                if key in self._told:  # else it was told of meanwhile
+                    self._told.move_to_end(key)
+                elif not blind:
+                    self._remember(key, stored.get(key))
+                known[key] = told = self._told.get(key)
+                if told is not None and told.missed:
+                    self._missed.add(key[0])
+        return known
 
-    def _remember(self, key: tuple[str, str], told: Told | None) -> None:
+    def _remember(self, key: Key, told: Told | None) -> None:
         self._told[key] = told
         self._told.move_to_end(key)
         while len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
-
-
-def _after(told: Told | None, kind: str, severity: Severity, action: Wanted, members: int, grouped: bool) -> Told:
-    if told is None or kind == "incident.opened":
-        return Told(severity, action, kind == "incident.closed", members, grouped)
-    worst, most = worse(told.severity, severity), stronger(told.action, action)
-    return Told(worst, most, kind == "incident.closed", max(told.members, members), told.grouped)

@@ -1,0 +1,102 @@
+"""Silences: of which incidents nobody is told for a while, by a person's word or in a maintenance window. Pure.
+
+A silenced incident is found, stored, shown and decided as ever. Only maintenance holds actions back too. Without an end
+there is no silence: what is muted for ever is what nobody sees when it breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from drover_collector.notify.windows import MaintenanceConfig
+from drover_proto.events import Incident, Member, Silence
+from drover_proto.fleet import NodeSpec
+from drover_proto.times import iso
+
+PLACES = ("rack", "leaf", "pool")
+MAINTENANCE = "maintenance window"  # how what is held back for one begins
+
+
+class Silences:
+    """Those that are known. `of` and `held` from any thread: what they read is replaced as a whole.
+
+    Args:
+        nodes: those of the fleet by name. windows: the settings'.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeSpec] | None = None, windows: Sequence[MaintenanceConfig] = ()) -> None:
+        self._nodes = nodes or {}
+        self._windows = tuple(windows)
+        self._known: Mapping[str, Silence] = {}
+        self._active: tuple[int, Mapping[str, Silence], list[Silence]] = (0, {}, [])  # of the newest question
+
+    def load(self, silences: Iterable[Silence]) -> None:
+        """Instead of all that were known."""
+        self._known = {silence.id: silence for silence in silences}
+
+    def take(self, silence: Silence) -> None:
+        """A new one, or a new version."""
+        self._known = {**self._known, silence.id: silence}
+
+    def known(self, now_ms: int) -> list[Silence]:
+        """Those that are in force or to come, the first to end first; of windows the open one."""
+        open_now = [window.open_at(now_ms) for window in self._windows]
+        known = {silence.id: silence for silence in open_now if silence is not None} | dict(self._known)
+        left = [silence for silence in known.values() if silence.until_ms > now_ms]
+        return sorted(left, key=lambda silence: (silence.until_ms, silence.id))
+
+    def active(self, now_ms: int) -> list[Silence]:
+        at_ms, known, found = self._active
+        if at_ms != now_ms or known is not self._known:  # thousands of incidents are asked about at one moment
+            known = self._known
+            found = [silence for silence in self.known(now_ms) if silence.from_ms <= now_ms]
+            self._active = now_ms, known, found
+        return found
+
+    def of(self, incident: Incident, now_ms: int) -> Silence | None:
+        """Of the silences that cover an incident the one that lasts longest."""
+        if not self._known and not self._windows:
+            return None
+        found = [silence for silence in self.active(now_ms) if covers(silence, incident, self._nodes)]
+        return found[-1] if found else None
+
+    def held(self, now_ms: int) -> dict[str, str]:
+        """Nodes in maintenance, each with the sentence that says so."""
+        found: dict[str, str] = {}
+        for silence in self.active(now_ms):
+            if silence.maintenance:
+                text = f"{MAINTENANCE}: {told(silence)}"
+                found |= {name: text for name in self._nodes if _has((name, None), silence, self._nodes)}
+        return found
+
+
+def covers(silence: Silence, incident: Incident, nodes: Mapping[str, NodeSpec]) -> bool:
+    """Whether all of the incident is within the silence."""
+    if silence.incident and incident.id not in silence.incident:
+        return False
+    if silence.kind and incident.kind not in silence.kind:
+        return False
+    if not (silence.node or silence.gpu or silence.rack or silence.leaf or silence.pool):
+        return bool(silence.incident or silence.kind)
+    members = incident.members or (((incident.node, incident.gpu),) if incident.node is not None else ())
+    return bool(members) and all(_has(member, silence, nodes) for member in members)
+
+
+def _has(member: Member, silence: Silence, nodes: Mapping[str, NodeSpec]) -> bool:
+    name, gpu = member
+    if (silence.node and name not in silence.node) or (silence.gpu and gpu not in silence.gpu):
+        return False
+    place = nodes.get(name)
+    wanted = [(getattr(silence, key), key) for key in PLACES if getattr(silence, key)]
+    return not wanted or (place is not None and all(getattr(place, key) in values for values, key in wanted))
+
+
+def where(silence: Silence) -> str:
+    """What it covers: `rack r1, kind thermal`."""
+    keys = ("incident", "node", "gpu", *PLACES, "kind")
+    return ", ".join(f"{key} {' '.join(map(str, values))}" for key in keys if (values := getattr(silence, key)))
+
+
+def told(silence: Silence) -> str:
+    """`silenced by anna until 2026-11-22T06:00:00Z: firmware` without its first word."""
+    return f"by {silence.by} until {iso(silence.until_ms)[:19]}Z: {silence.why}"
