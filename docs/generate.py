@@ -112,7 +112,10 @@ def events() -> str:
     parts = [
         f"# Events\n\n{NOTE}\nWhat agents tell at once, beside telemetry. The same error of the same device is told "
         "when it comes and then summed for 10 s at a time. A line that user space could have written is kept as "
-        "forgeable and never acted on; one that was in the kernel log before the agent looked is marked as backlog. "
+        "forgeable and never acted on. So is backlog: what the kernel log held when an agent began to watch this boot "
+        "(its first start, or a reboot). What the same boot wrote while the agent was stopped or updated is news, told "
+        "late with its own time, once; over an hour later it is backlog. An error that is told over a minute late is "
+        "only noted when its node came back into service since: it was mended.\n\n"
         "The codes of kind `xid` are in [xids.md](xids.md); those of kind `sxid` are NVIDIA's numbers of NVSwitch "
         "errors.\n"
     ]
@@ -179,7 +182,7 @@ def sources() -> str:
 def probes() -> str:
     """The page is written by hand, but for its table."""
     lines: list[list[object]] = [
-        [f"`{p.name}`", p.level.value, p.unit, p.better, f"{p.seconds[0]:g}, {p.seconds[1]:g}", p.what]
+        [f"`{p.name}`", p.level.value if p.level else "of groups", p.unit, p.better, f"{p.seconds[0]:g}, {p.seconds[1]:g}", p.what]
         for p in PROBES.values()
     ]
     made = table(["probe", "from level", "unit", "better", "seconds at quick, later", "what"], lines)

@@ -43,7 +43,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             setting='`hardware = "auto"` or `"nvml"`',
         ),
         "kmsg": Facts(
-            what="events: XIDs, SXids, PCIe, memory and OOM lines, since boot and as they come",
+            what="events: XIDs, SXids, PCIe, memory and OOM lines, as they come and of while the agent was down",
             reads="/dev/kmsg",
             pace="at once",
             rights="CAP_SYSLOG where kernel.dmesg_restrict is 1",

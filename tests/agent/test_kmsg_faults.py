@@ -1,31 +1,26 @@
 """The kernel log under faults, one test per row of the fault table: forged lines, a storm, an overrun, a log that
-cannot be read, a suspended machine, a clock that jumps. Lines come through a real pipe or file for /dev/kmsg."""
+cannot be read. Lines come through a real pipe or file for /dev/kmsg."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from drover_agent import merge as merge_module
 from drover_agent import runtime as runtime_module
-from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.config import SpoolConfig
 from drover_agent.merge import EventMerger
-from drover_agent.outbox import Outbox
-from drover_agent.runtime import NodeRuntime
 from drover_agent.sources import kmsg
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import KmsgReader
-from drover_agent.sources.kmsg_clock import Clocks, system_clocks
 from drover_agent.spool import Spool
-from drover_proto import telemetry_pb2 as pb
+from testbed.kernel_log import codes, events_of, node, xid
 from testbed.waiting import until, wait_until
 
 CODES = (
@@ -57,49 +52,6 @@ CODES = (
     143,
     154,
 )
-HOUR_US = 3_600_000_000
-
-
-def xid(seq: int, code: int, bus: int = 0x3B, *, facility: int = 0, us: int | None = None) -> bytes:
-    when = system_clocks().awake_us if us is None else us
-    return f"{facility << 3 | 4},{seq},{when},-;NVRM: Xid (PCI:0000:{bus:02x}:00): {code}, pid=1\n".encode()
-
-
-def text(seq: int, us: int, line: str) -> bytes:
-    return f"6,{seq},{us},-;{line}\n".encode()
-
-
-def events_of(spool: Outbox | Spool) -> list[pb.Event]:
-    found, after = [], 0
-    while record := spool.next(pb.EVENTS, after):
-        after = record[0]
-        if record[1].record.HasField("event"):
-            found.append(record[1].record.event)
-    return found
-
-
-def codes(node: NodeRuntime) -> list[str]:
-    return [event.code for event in events_of(node.agent.spool)]
-
-
-@contextlib.asynccontextmanager
-async def node(folder: Path, log: Path, **settings: bool) -> AsyncIterator[NodeRuntime]:
-    config = AgentConfig(
-        node="n1",
-        collectors=("127.0.0.1:1",),
-        hardware="none",
-        kmsg_path=str(log),
-        spool=SpoolConfig(dir=str(folder / "spool")),
-        **settings,  # type: ignore[arg-type]  # only switches are passed
-    )
-    found = NodeRuntime(config)
-    task = asyncio.create_task(found.run())
-    try:
-        yield found
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 @pytest.fixture
@@ -310,162 +262,3 @@ def test_a_log_that_may_not_be_read_is_an_error_that_says_what_helps(tmp_path: P
     finally:
         os.seteuid(user)
     assert runtime_module._why(caught.value) == "Permission denied; give the agent CAP_SYSLOG"
-
-
-class Machine:
-    """A machine whose clocks a test moves, and its kernel log in a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.clocks = Clocks(1_800_000_000_000_000, 10 * HOUR_US, 0)
-        self.log = folder / "kmsg"
-        self.log.touch()
-        self.state = folder / "kmsg.json"
-        self.seq = 0
-        self.written: dict[str, int] = {}  # text -> wall time in ms
-        self.seen: list[NodeEvent] = []
-
-    def write(self, line: str) -> None:
-        self.seq += 1
-        self.written[line] = self.clocks.wall_us // 1000
-        with self.log.open("ab") as file:
-            file.write(text(self.seq, self.clocks.awake_us, line))
-
-    def passes(self, awake_s: float = 0, asleep_s: float = 0) -> None:
-        now, awake, asleep = self.clocks, int(awake_s * 1e6), int(asleep_s * 1e6)
-        self.clocks = Clocks(now.wall_us + awake + asleep, now.awake_us + awake, now.slept_us + asleep)
-
-    def sleeps(self, seconds: float, *, length: bool = False) -> None:
-        self.write(f"PM: suspend entry (deep) {self.seq}")
-        self.passes(2, seconds)
-        if length:
-            self.write(f"PM: Timekeeping suspended for {seconds:.3f} seconds")
-        self.write(f"PM: suspend exit {self.seq}")
-
-    @contextlib.contextmanager
-    def read(self, *, wait_for: int) -> Iterator[None]:
-        self.seen = []
-        reader = KmsgReader(
-            self.log, "b", self.state, lambda pci, uuid: 0, self.seen.extend, clocks=lambda: self.clocks
-        )
-        thread = threading.Thread(target=reader.run, daemon=True)
-        thread.start()
-        try:
-            yield
-            wait_until(lambda: len(self.seen) >= wait_for, "the lines")
-        finally:
-            reader.stop()
-            thread.join()
-
-    def wrong_by_s(self) -> dict[str, float]:
-        return {event.code: (event.ts_ms - self.written[event.message]) / 1000 for event in self.seen}
-
-
-def line(code: int) -> str:
-    return f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1"
-
-
-def close_to_zero(errors: dict[str, float]) -> bool:
-    return all(abs(error) <= 3 for error in errors.values())
-
-
-@pytest.mark.parametrize("length", [False, True], ids=["length unknown", "length written"])
-def test_lines_from_before_and_after_a_suspend_that_nobody_saw(tmp_path: Path, length: bool) -> None:
-    machine = Machine(tmp_path)
-    machine.write(line(48))
-    machine.passes(600)
-    machine.sleeps(7_200, length=length)
-    machine.passes(60)
-    machine.write(line(79))
-    machine.passes(900)
-    with machine.read(wait_for=2):
-        pass
-    assert machine.wrong_by_s().keys() == {"48", "79"}
-    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
-
-
-def test_several_suspends_whose_lengths_the_kernel_wrote(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    for number, seconds in enumerate((7_200, 60, 86_400)):
-        machine.write(line(13 + number))
-        machine.passes(600)
-        machine.sleeps(seconds, length=True)
-    machine.write(line(79))
-    machine.passes(900)
-    with machine.read(wait_for=4):
-        pass
-    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
-
-
-def test_a_suspend_while_the_log_is_read_and_what_is_known_of_it_after_a_restart(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.write(line(48))
-    with machine.read(wait_for=3):
-        wait_until(lambda: machine.state.exists(), "the first line")
-        machine.write(line(13))  # not read before the machine sleeps, as it may happen
-        machine.passes(0.001)
-        machine.sleeps(7_200)
-        machine.write(line(79))
-    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
-    machine.write(line(94))
-    machine.passes(1_800)
-    machine.sleeps(600)
-    machine.write(line(95))
-    machine.passes(60)
-    with machine.read(wait_for=2):
-        pass
-    assert machine.wrong_by_s().keys() == {"94", "95"}
-    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
-
-
-def test_lines_are_right_after_the_clock_jumped_an_hour_back(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.write(line(48))
-    machine.passes(600)
-    machine.clocks = replace(machine.clocks, wall_us=machine.clocks.wall_us - HOUR_US)
-    machine.written[line(48)] -= HOUR_US // 1000  # by the clock that is right now
-    with machine.read(wait_for=2):
-        wait_until(lambda: machine.seen, "the backlog")
-        wait_until(lambda: machine.state.exists(), "the end of the backlog")
-        machine.write(line(79))
-        wait_until(lambda: len(machine.seen) == 2, "a live line")
-    assert [event.backlog for event in machine.seen] == [True, False]
-    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
-
-
-def test_a_reader_that_stood_still_reckons_by_the_lag_that_it_had_seen(tmp_path: Path) -> None:
-    """The log's clock is a minute behind after weeks; a line read late must not be a minute too early."""
-    machine = Machine(tmp_path)
-    go_on = threading.Event()
-    go_on.set()
-    seen: list[NodeEvent] = []
-
-    def deliver(events: list[NodeEvent]) -> None:
-        seen.extend(events)
-        assert go_on.wait(30)
-
-    reader = KmsgReader(machine.log, "b", machine.state, lambda pci, uuid: 0, deliver, clocks=lambda: machine.clocks)
-    thread = threading.Thread(target=reader.run, daemon=True)
-    thread.start()
-    lag_us = 60_000_000
-
-    def late(code: int) -> None:
-        machine.seq += 1
-        machine.written[line(code)] = machine.clocks.wall_us // 1000
-        with machine.log.open("ab") as file:
-            file.write(text(machine.seq, machine.clocks.awake_us - lag_us, line(code)))
-
-    try:
-        wait_until(lambda: not reader._backlog, "the end of the backlog")
-        go_on.clear()
-        late(48)
-        wait_until(lambda: len(seen) == 1, "the line whose delivery hangs")
-        late(79)
-        machine.passes(300)
-        go_on.set()
-        wait_until(lambda: len(seen) == 2, "the line that waited")
-    finally:
-        go_on.set()
-        reader.stop()
-        thread.join()
-    machine.seen = seen
-    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()

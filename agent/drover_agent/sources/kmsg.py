@@ -2,6 +2,10 @@
 
 Not on the sampler's schedule: `KmsgReader.run` has a thread of its own that waits for lines, so that an event is told
 as soon as the kernel has it. Only lines of the kernel's own facility count; user space can write all others.
+
+What is told as backlog is noted and never acted on: lines of before the first start, and of before the last reboot, are
+of a machine that nobody watched, or that was mended since. An agent that was restarted or updated goes on at its place:
+what the same boot wrote since is news, told late with its own time, unless it is older than LATE_S.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ SAVE_S = 5.0
 BATCH = 500  # records read before their events are told
 MAX_REST = 65_536  # bytes kept of a record that has not ended; the device gives whole ones
 LOST_EVERY_S = 10.0  # lines that go on being lost are told in sums
+LATE_S = 3600.0  # a line that was missed for longer is history: somebody may have dealt with it since
 
 SlotOf = Callable[[str, str], int | None]  # (PCI address as `normal_pci` writes it, UUID or "") -> GPU slot
 Deliver = Callable[[list[NodeEvent]], None]  # returns when the events are in the spool
@@ -91,6 +96,7 @@ class KmsgReader:
         self._newest: int | None = None  # the same in this run
         self._clock = self._load(clocks)
         self._saved: int | None = self._last
+        self._resumed = self._last is not None  # an earlier run of this boot had read all up to this place
         self._save_at = 0.0
         self._backlog = True
         self._first_new: int | None = None  # sequence of the first record written since `run` began, once there is one
@@ -180,7 +186,7 @@ class KmsgReader:
         if self._last is None or self._newest is None or self._newest >= self._last:
             return False
         log.warning("%s: ends before the place kept of it; it is read from its beginning", self._path)
-        self._last = None
+        self._last, self._resumed = None, False
         try:
             os.lseek(descriptor, 0, os.SEEK_SET)
         except OSError as error:
@@ -234,6 +240,8 @@ class KmsgReader:
         if events:
             self._deliver(events)
             self._save_at = 0.0  # what was told must not be told again after a restart
+            if self._resumed or not self._backlog:  # a place is kept of a log that was read to its end only
+                self._save(time.monotonic())
         return more or bool(events)  # lines may have come while these were delivered: they are not prompt
 
     def _records(self, data: bytes) -> Iterator[KernelRecord]:
@@ -261,8 +269,14 @@ class KmsgReader:
         gpu = self._slot_of(line.pci, line.uuid) if line.pci or line.uuid else None
         forgeable = record.facility != 0 and not self._accept_user
         ts_ms = self._clock.wall_ms(record.us)
-        backlog = self._backlog and (self._first_new is None or record.seq < self._first_new)
+        backlog = self._is_backlog(record)
         yield NodeEvent(ts_ms, gpu, line.kind, line.code, line.message, "kmsg", backlog, 1, forgeable, where=line.where)
+
+    def _is_backlog(self, record: KernelRecord) -> bool:
+        """Whether the line is from before somebody watched, or too old to be news."""
+        if not self._backlog or (self._first_new is not None and record.seq >= self._first_new):
+            return False
+        return not self._resumed or self._clock.age_us(record.us) > LATE_S * 1e6
 
     def _lost_lines(self) -> Iterator[NodeEvent]:
         """Word of lost lines: the first at once, then every LOST_EVERY_S."""

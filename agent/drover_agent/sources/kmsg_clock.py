@@ -124,6 +124,13 @@ class LogClock:
     def wall_ms(self, us: int) -> int:
         """Milliseconds UTC at which the line with the log's time `us` was written."""
         now = self._clocks()
-        slept_us = next((slept for from_us, slept in reversed(self._sleeps) if us >= from_us), 0)
-        age_us = now.awake_us - us - self._lag_us + now.slept_us - slept_us
+        age_us = self._age_us(now, us)
         return (now.wall_us - (age_us if age_us > LIVE_US else 0)) // 1000
+
+    def age_us(self, us: int) -> int:
+        """Microseconds since the line with the log's time `us` was written, suspends with them."""
+        return self._age_us(self._clocks(), us)
+
+    def _age_us(self, now: Clocks, us: int) -> int:
+        slept_us = next((slept for from_us, slept in reversed(self._sleeps) if us >= from_us), 0)
+        return now.awake_us - us - self._lag_us + now.slept_us - slept_us
