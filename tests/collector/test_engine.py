@@ -246,6 +246,33 @@ def test_a_node_goes_out_and_comes_back_and_its_incident_ends_with_that() -> Non
     assert [i.closed_ms for i in late.incidents] == [START_MS + 65_000]
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["same engine", "engine restarted"])
+@pytest.mark.parametrize(
+    ("at_s", "late_s", "judged"),
+    [(40, 3000, False), (80, 3000, True), (59, 30, True)],
+    ids=["before its return", "since its return", "on time, just before its return"],
+)
+def test_a_node_that_came_back_is_not_taken_out_for_an_error_of_before(
+    restarted: bool, at_s: int, late_s: int, judged: bool
+) -> None:
+    """Its agent was down, or no collector was there: told late, though the node was mended since."""
+    subject = Engine(INDEX, dataclasses.replace(POLICY, mode="enforce"), START_MS, ceiling="enforce")
+    duties = {"n01": Duty("n01", Health.HEALTHY, START_MS + 60_000, "gone", "validated")}
+    if restarted:
+        subject.restore([], [training_bucket(INDEX, 3)], [], [], duties)
+    else:
+        feed(subject, range(3))
+        subject.on_duties(duties, START_MS + 60_000)
+    now_ms = START_MS + (at_s + late_s) * 1000
+    (incident,) = subject.on_events(
+        [dataclasses.replace(xid(79, at_ms=at_s * 1000), received_ms=now_ms)], now_ms
+    ).incidents
+    assert incident.since_ms == START_MS + at_s * 1000
+    assert (incident.severity, incident.action) == (
+        (Severity.CRITICAL, Wanted.DRAIN) if judged else (Severity.INFO, Wanted.NONE)
+    )
+
+
 def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of a job's crash, each looked at beside all others, took minutes."""
     subject, calls = engine(), []

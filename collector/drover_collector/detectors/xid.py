@@ -5,6 +5,7 @@ Default policy: NVIDIA's XID catalog (drover_proto/xid_table.py). Policies may r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,6 +48,7 @@ HOLD_MS = 10_000  # application faults of a job wait this long, so that a crash 
 QUIET_CRITICAL_MS = 600_000  # after the GPU came back: no repeat for this long closes (gpud, NVSentinel: 10 min and up)
 QUIET_WARNING_MS = 3_600_000
 QUIET_INFO_MS = 600_000
+CRASH_CODE = re.compile(r"failed with XID (\d+) on")  # as the summary of a crash tells it, for a restart
 PER_KEY = 16  # bursts remembered per GPU and code
 MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
 
@@ -92,6 +94,9 @@ def restored(incidents: Sequence[Incident]) -> State:
         if NAME in incident.detectors and incident.closed_ms is None and incident.node is not None:
             where = (incident.node, incident.gpu)
             state.open[where] = Open(incident.severity, incident.kind, incident.cause, incident.updated_ms)
+        elif incident.cause == "job_crash" and incident.closed_ms is None and incident.job is not None:
+            code = CRASH_CODE.search(incident.summary)
+            state.crashes[incident.job, int(code[1]) if code else 0] = (incident.updated_ms, incident.members)
     return state
 
 
@@ -111,7 +116,8 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
     if event.backlog or event.forgeable:
         if same_burst:
             return []
-        why = "from before the agent's start" if event.backlog else "from a place that users can write to"
+        old = "from before the agent's start or the node's return to service"
+        why = old if event.backlog else "from a place that users can write to"
         plain = replace(verdict, severity=Severity.INFO, action=Wanted.NONE, advice=f"Only noted: the line is {why}.")
         return [_opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))]
     if verdict.recovered:
