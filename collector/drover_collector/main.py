@@ -1,4 +1,4 @@
-"""`drover-collector run | check | config`."""
+"""`drover-collector run | check | config | notify-test`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ from drover_collector.maintenance import Maintenance
 from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox
 from drover_collector.notify.making import notifiers
+from drover_collector.notify.routes import Routes, validate_places
+from drover_collector.notify.silences import Silences
+from drover_collector.notify.windows import validate_window_places
+from drover_collector.notify.trying import chosen, try_out
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
@@ -49,6 +53,7 @@ from drover_collector.role import Leadership, holder
 from drover_collector.store import Store, StoreError, check_url
 from drover_collector.tls import ServerTls, server_tls
 from drover_proto import x509
+from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from drover_proto.settings import SettingsError, sample
@@ -99,9 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(args.config)
         spec = load_toml(Path(config.fleet))
+        validate_places(config.notify.route, spec)
+        validate_window_places(config.maintenance, spec)
         policy = Policy.load(None if config.policy.path is None else Path(config.policy.path), config.policy.preset)
         if args.command == "check":
             return _check(args.config, config, spec, policy)
+        if args.command == "notify-test":
+            made = chosen(notifiers(config.notify, config.webhooks, spec), args.names)
+            return 0 if try_out(made, Severity(args.severity), config.console.url, over=args.over) else 1
         asyncio.run(serve(config, spec, policy))
     except (SettingsError, FleetError, StoreError, AddressError) as error:
         print(f"drover-collector: {error}", file=sys.stderr)
@@ -118,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "run until SIGTERM or Ctrl-C"),
         ("check", "validate settings, fleet and policy; opens nothing"),
         ("config", "print a commented sample of the settings"),
+        ("notify-test", "send a test message to receivers, and say whether they took it"),
     ):
         command = commands.add_parser(name, help=help_, description=help_)
         command.add_argument(
@@ -125,14 +136,19 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name != "config":
             command.add_argument("--config", type=Path, help="settings, TOML (default: built-in defaults)")
+        if name == "notify-test":
+            command.add_argument("names", nargs="*", metavar="NAME", help="receivers; none: all")
+            command.add_argument("--severity", default="critical", choices=tuple(Severity), help="of the test")
+            command.add_argument("--over", action="store_true", help="take the test back: its end is told")
     return parser
 
 
 def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:
     """
     Raises:
-        SettingsError: certificates that cannot be used. StoreError: a store.url that is none.
+        SettingsError: certificates or receivers that cannot be used. StoreError: a store.url that is none.
     """
+    notifiers(config.notify, config.webhooks, spec)
     check_url(config.store.url, config.store.cluster)
     tls = server_tls(config.tls)
     until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
@@ -168,7 +184,11 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     )
     try:
         check_disk(config.store, store.disk())
-        outbox = Outbox(store, notifiers(config.notify, config.webhooks, spec), config.console.url)
+        receivers = notifiers(config.notify, config.webhooks, spec)
+        outbox = Outbox(
+            store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
+            silences=Silences(spec.by_name, config.maintenance),
+        )  # fmt: skip
         pipeline = Pipeline(
             index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),

@@ -35,9 +35,10 @@ Labels = dict[str, str]
 
 def labels(told: Story, more: Labels) -> Labels:
     """What routes, groups and silences go by. Nothing here moves while an incident only goes on."""
+    topic = told.cause if told.scope == "fleet" else told.kind  # of the guard's events: DroverMassEvent
     all_of = {
         **more,
-        "alertname": "Drover" + told.kind.title().replace("_", ""),
+        "alertname": "Drover" + topic.title().replace("_", ""),
         "incident": told.id,
         "severity": told.severity,
         "kind": told.kind,
@@ -53,7 +54,7 @@ def labels(told: Story, more: Labels) -> Labels:
 def alert(told: Story, more: Labels, now_ms: int, repeat_s: float) -> dict[str, Any]:
     """The alert of an open incident."""
     notes = {
-        "summary": told.told_where + told.summary,
+        "summary": told.what,
         "description": told.text(now_ms),
         "advice": told.advice,
         "since": moment(told.since_ms),

@@ -46,7 +46,7 @@ class Notifier(Protocol):
     repeat_s: float | None
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
-        """One try, which blocks for at most about twice the notifier's timeout and raises nothing.
+        """One try, which blocks for at most about twice the notifier's timeout; whatever goes wrong is in the answer.
 
         Args:
             message_id: the same at each try of a message, by which a receiver knows it again.

@@ -37,7 +37,7 @@ def event(told: Story, routing_key: str, now_ms: int) -> dict[str, Any]:
         "source": cut(told.node or told.where, MAX_KEY),
         "severity": SEVERITIES.get(told.severity, "error"),
         "timestamp": iso(told.opened_ms),
-        "component": "node" if told.gpu is None else f"GPU {told.gpu}",
+        "component": "" if told.gpu is None else f"GPU {told.gpu}",
         "group": cut(told.pool or told.rack, MAX_KEY),
         "class": cut(told.topic, MAX_KEY),
         "custom_details": {label: text for label, text in details.items() if text},

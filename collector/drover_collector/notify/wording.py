@@ -18,7 +18,6 @@ from drover_proto.times import from_iso
 Places = Mapping[str, NodeSpec]
 
 CLOSED = "closed"
-STEPS = {"opened": "New", "changed": "Worse", "repeated": "Still open", CLOSED: "Over"}
 LATE_MS = 120_000  # from which age on a message says that it is late
 EVIDENCE = 5  # facts that are shown; the console has all
 NAMED = 6  # members that are named
@@ -69,16 +68,21 @@ class Story:
     def headline(self) -> str:
         """One line for a phone's screen."""
         if self.over:
-            return f"Over: {self.where}: {self.topic}, after {span(self.ended_ms - self.since_ms)}"
-        again = {"changed": "WORSE, ", "repeated": "still "}.get(self.step, "")
-        return f"{again}{self.severity.upper()}: {self.told_where}{self.summary}"
+            return f"OVER: {self.where}, {self.topic}, after {span(self.ended_ms - self.since_ms)}"
+        again = {
+            "changed": " (worse than told before)",
+            "repeated": f" (still open, {span(self.told_ms - self.since_ms)})",
+        }.get(self.step, "")
+        return f"{self.severity.upper()}{again}: {self.what}"
 
     @property
-    def told_where(self) -> str:
-        """`r01n03 GPU 3: `, where the summary does not say so itself."""
-        names = [name for name in (self.node, self.job if self.scope == "job" else "") if name]
+    def what(self) -> str:
+        """The summary, with where it is in front unless it says so itself."""
+        names = [self.node] if self.node else [self.job] if self.scope == "job" else []
         said = all(name in self.summary for name in names) and (self.gpu is None or f"GPU {self.gpu}" in self.summary)
-        return "" if said and names else f"{self.where}: "
+        if not names:
+            said = self.scope == "fleet" or self.scope in self.summary.lower()
+        return self.summary if said else f"{self.where}: {self.summary}"
 
     @property
     def topic(self) -> str:
@@ -92,18 +96,18 @@ class Story:
 
     def details(self, now_ms: int) -> list[tuple[str, str]]:
         """Label and text of each further line, without the summary, the advice and the link."""
-        end_ms = self.ended_ms
-        since = f"{moment(self.since_ms)}, for {span(end_ms - self.since_ms)}"
+        long_ms = self.ended_ms - self.since_ms
+        since = moment(self.since_ms) + (f", for {span(long_ms)}" if long_ms >= 10_000 else "")
         rows = [
             ("Where", self.where + (f" ({self.place})" if self.place else "")),
-            ("Lasted" if self.over else "Since", since),
+            ("Lasted", f"{span(long_ms)}, until {moment(self.ended_ms)}") if self.over else ("Since", since),
             ("Job", self.job if self.scope != "job" else ""),
             ("Members", listed(self.members) if len(self.members) > 1 else ""),
-            ("Lost so far" if not self.over else "Lost", self.lost),
+            ("Lost" if self.over else "Lost so far", self.lost),
         ]
         if not self.over:
-            asks = f"{self.action}; its detectors ask for {self.asked}" if self.asked != self.action else self.action
-            rows.append(("Wanted", "" if asks == "none" else asks))
+            differs = f" (its detectors ask for {self.asked})" if self.asked != self.action else ""
+            rows.append(("Drover wants", f"{self.action}{differs}" if self.action != "none" or differs else ""))
         late_ms = now_ms - self.told_ms
         if late_ms > LATE_MS:
             rows.append(("Late", f"this message is {span(late_ms)} old: it could not be delivered before"))
@@ -115,11 +119,11 @@ class Story:
 
     def text(self, now_ms: int) -> str:
         """The whole of it as plain text, for receivers that have no form of their own."""
-        parts = [self.told_where + self.summary]
+        parts = [f"It is over. It was: {self.what}" if self.over else self.what]
         if self.advice and not self.over:
             parts.append(f"What to do: {self.advice}")
         parts.append("\n".join(f"{label}: {text}" for label, text in self.details(now_ms)))
-        if self.evidence:
+        if self.evidence and not self.over:
             parts.append("\n".join(["Seen:", *(f"- {fact}" for fact in self.evidence)]))
         parts.append("\n".join(part for part in (self.link, self.command) if part))
         return "\n\n".join(part for part in parts if part)
@@ -214,7 +218,7 @@ def _name(node: str, gpu: int | None) -> str:
 
 
 def _where(scope: str, data: Mapping[str, Any], rack: str, nodes: int) -> str:
-    count = "1 node" if nodes == 1 else f"{nodes} nodes"
+    count = f"the {scope}" if not nodes else "1 node" if nodes == 1 else f"{nodes} nodes"
     if data.get("node"):
         node = str(data["node"])
         return _name(node, data.get("gpu")) if data.get("gpu") is not None else f"node {node}"
@@ -232,5 +236,5 @@ def _same(values: tuple[str, ...]) -> str:
 def _lost(own: float | None, waited: float | None) -> str:
     parts = [f"{own:.1f} GPU-hours by the fault"] if own is not None and own >= 0.05 else []
     if waited is not None and waited >= 0.05:
-        parts.append(f"{waited:.1f} GPU-hours by peers that waited")
-    return " and ".join(parts)
+        parts.append(f"{waited:.1f}{'' if parts else ' GPU-hours'} by peers that waited")
+    return ", ".join(parts)
