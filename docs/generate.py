@@ -182,7 +182,14 @@ def sources() -> str:
 def probes() -> str:
     """The page is written by hand, but for its table."""
     lines: list[list[object]] = [
-        [f"`{p.name}`", p.level.value if p.level else "of groups", p.unit, p.better, f"{p.seconds[0]:g}, {p.seconds[1]:g}", p.what]
+        [
+            f"`{p.name}`",
+            p.level.value if p.level else "of a group",
+            p.unit,
+            p.better,
+            f"{p.seconds[0]:g}, {p.seconds[1]:g}",
+            p.what,
+        ]  # fmt: skip
         for p in PROBES.values()
     ]
     made = table(["probe", "from level", "unit", "better", "seconds at quick, later", "what"], lines)

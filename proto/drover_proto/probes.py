@@ -54,6 +54,9 @@ _ROWS: tuple[Figure, ...] = (
     Figure("train_step", "tokens/s", Better.HIGHER),
     Figure("memory_pattern", "B", Better.EXACT),
     Figure("sdc", "products", Better.EXACT),
+    Figure("allreduce_group", "GB/s", Better.HIGHER),
+    Figure("allgather_group", "GB/s", Better.HIGHER),
+    Figure("alltoall_group", "GB/s", Better.HIGHER),
     Figure("soak", "degC/W", Better.LOWER),
     Figure("soak_sm_clock_mhz", "MHz", Better.HIGHER),
     Figure("soak_power_w", "W", Better.NEITHER),
@@ -61,6 +64,9 @@ _ROWS: tuple[Figure, ...] = (
 )
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _ROWS})
+
+# Over several nodes together: of no node alone, and in no level.
+GROUP_FIGURES = tuple(name for name in FIGURES if name.endswith("_group"))
 
 # Each has all figures of those before it -> how long a request for it may take on its node, s.
 LEVELS: Mapping[str, int] = MappingProxyType({"quick": 600, "standard": 1800, "deep": 4 * 3600})

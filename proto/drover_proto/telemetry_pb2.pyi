@@ -737,10 +737,26 @@ class ProbeGroup(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    JOIN_S_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     port: _builtins.int
     node: _builtins.int
     nodes: _builtins.int
+    key: _builtins.str
+    """of this group alone"""
+    join_s: _builtins.float
+    """how long each waits for the others"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the nodes, by number"""
+
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise; no other may connect"""
+
     def __init__(
         self,
         *,
@@ -748,10 +764,14 @@ class ProbeGroup(_message.Message):
         port: _builtins.int = ...,
         node: _builtins.int = ...,
         nodes: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        key: _builtins.str = ...,
+        join_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node", b"node", "nodes", b"nodes", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "addresses", b"addresses", "join_s", b"join_s", "key", b"key", "names", b"names", "node", b"node", "nodes", b"nodes", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,12 +84,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 @in_loop
 async def test_a_request_becomes_a_file_and_its_results_records(place: Place) -> None:
     async with place.running():
-        group = pb.ProbeGroup(address="10.0.0.7", port=29_500, node=1, nodes=2)
-        place.ask("r1", level="deep", gpus=[0, 3], timeout_s=60, inlet_c=21.5, group=group)
+        group = pb.ProbeGroup(
+            address="10.0.0.7", port=29_500, node=1, nodes=2, names=["n0", "n1"], addresses=["10.0.0.7", "10.0.0.8"],
+            key="k", join_s=30,
+        )  # fmt: skip
+        place.ask("r1", probes=["allreduce_group"], level="deep", gpus=[0, 3], timeout_s=60, inlet_c=21.5, group=group)
         await place.asked("r1")
         asked = read_ask(place.folder.requests / "r1.json")
         assert asked == Ask(
-            "r1", ("launch",), "deep", (0, 3), 60.0, NOW_MS, 21.5, Group("10.0.0.7", 29_500, 1, 2)
+            "r1", ("allreduce_group",), "deep", (0, 3), 60.0, NOW_MS, 21.5,
+            Group("10.0.0.7", 29_500, 1, 2, ("n0", "n1"), ("10.0.0.7", "10.0.0.8"), "k", 30.0),
         )  # fmt: skip
         results = (
             Result("p2p", 0, 412.5, "GB/s", "direct", peer=3, spread=0.01, repeats=9),
@@ -146,6 +150,10 @@ async def test_a_request_that_is_known_already_is_ignored(place: Place) -> None:
         ({"level": "worst"}, "no level is called 'worst'"),
         ({"gpus": [4_000_000_000]}, "GPU slots are 0 to 255"),
         ({"timeout_s": 4_000_000_000}, "must be at most 14400 s"),
+        ({"group": pb.ProbeGroup(address="n", port=1, nodes=1)}, "groups have 2 to 256 nodes"),
+        ({"group": pb.ProbeGroup(address="", port=1, nodes=2)}, "a group meets at an address with a port"),
+        ({"group": pb.ProbeGroup(address="n", port=1, nodes=2, join_s=1e9)}, "wait for each other for up to 600 s"),
+        ({"group": pb.ProbeGroup(address="n", port=1, nodes=2)}, "launch is measured on each node by itself"),
     ],
 )
 def test_what_is_not_in_the_table_never_reaches_the_service(place: Place, fields: dict[str, object], text: str) -> None:

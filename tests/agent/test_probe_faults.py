@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.probes import eligible, runner
+from drover_agent.probes import eligible, processes, runner
 from drover_agent.probes.desk import results_of
 from drover_agent.probes.eligible import Guard
 from drover_agent.probes.exchange import Answer
@@ -52,7 +52,7 @@ def judged(report: Report) -> dict[int | None, bool | None]:
 
 
 def nothing_is_left(report: Report, session: int, folder: Path) -> bool:
-    return all(runner._is_dead(pid) for pid in runner.members(session)) and list(folder.iterdir()) == []
+    return all(processes.is_dead(pid) for pid in processes.members(session)) and list(folder.iterdir()) == []
 
 
 def test_one_bit_of_one_in_a_million_products_names_the_gpu(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_job_that_arrives_has_its_gpu_back(
         report = Runner(request, needed, command=command("job", computes)).run()
     assert report.end is End.STOPPED
     assert report.detail.startswith(f"gave way during gemm_bf16, cpu: bf16 256: GPU 0 is held by process {job} (")
-    assert runner._is_dead(int(computes.read_text()))
+    assert processes.is_dead(int(computes.read_text()))
     assert nothing_is_left(report, sessions[0], folder)
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drover_agent.probes import Level, child, runner
+from drover_agent.probes import Level, child, processes, runner
 from drover_agent.probes.base import Context, Result
 from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
 from drover_agent.probes.scratch import scratch
@@ -33,7 +33,7 @@ def run(part: str, file: Path | None = None, **fields: object) -> Report:
 
 
 def is_gone(pid: int) -> bool:
-    return runner._is_dead(pid)
+    return processes.is_dead(pid)
 
 
 def test_a_run_that_goes_well_has_its_results_and_its_progress() -> None:
@@ -237,9 +237,9 @@ def test_it_gives_way_told_first_and_killed_if_it_does_not_listen(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals: list[int] = []
-    send = runner.subprocess.Popen.send_signal
+    send = processes.subprocess.Popen.send_signal
     monkeypatch.setattr(
-        runner.subprocess.Popen, "send_signal", lambda child, number: (signals.append(number), send(child, number))
+        processes.subprocess.Popen, "send_signal", lambda child, number: (signals.append(number), send(child, number))
     )
     asked: list[int] = []
     told: list[str] = []
@@ -262,7 +262,7 @@ def test_it_gives_way_told_first_and_killed_if_it_does_not_listen(
 def test_a_node_is_given_back_within_a_second_by_the_sum_of_its_steps() -> None:
     from drover_agent.probes import eligible
 
-    assert eligible.LOOK_S + runner.LOOK_S + runner.TERM_S < 1.0
+    assert eligible.LOOK_S + runner.LOOK_S + processes.TERM_S < 1.0
 
 
 @pytest.mark.parametrize("level", [Level.QUICK, Level.DEEP])

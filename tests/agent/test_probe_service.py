@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.probes import plan, runner, service
+from drover_agent.probes import plan, processes, runner, service
 from drover_agent.probes.base import Result
 from drover_agent.probes.exchange import Answer, Ask, Folder, Outcome, read_answer
 from drover_agent.probes.service import Busy, Service
@@ -242,7 +242,7 @@ def test_a_service_that_was_killed_says_so_when_it_is_started_again(folder: Fold
         assert any("soak: " in line for line in process.stderr)
         [child] = children(process.pid)
         process.send_signal(signal.SIGKILL)
-    wait_until(lambda: runner._is_dead(child), "the end of the probe, whose service is dead")
+    wait_until(lambda: processes.is_dead(child), "the end of the probe, whose service is dead")
     assert folder.ids(folder.taken) == ["r1"]
     answer = served(folder)["r1"]
     assert (answer.end, answer.detail) == (Outcome.CRASHED, service.KILLED)

@@ -26,6 +26,7 @@ class Probe:
 
     Attributes:
         module: under `drover_agent.probes`; its `run(context, name)` yields `base.Result`; several rows may share one.
+        level: the first that has it; None: of several nodes together, which the collector alone can ask for.
         unit: of its values. better: higher, lower, or exact (a wrong answer is a fault, whatever its size).
         seconds: about how long it takes, for each device or pair or the node, at level quick and at the others.
         what: its physical meaning, one sentence.
@@ -33,12 +34,14 @@ class Probe:
 
     name: str
     module: str
-    level: Level
+    level: Level | None
     unit: str
     better: str
     seconds: tuple[float, float]
     what: str
 
+
+GROUP = "_group"  # at the end of the names of those over several nodes
 
 _Q, _S, _D = Level.QUICK, Level.STANDARD, Level.DEEP
 _ROWS: tuple[Probe, ...] = (
@@ -63,9 +66,12 @@ _ROWS: tuple[Probe, ...] = (
     Probe("disk_write", "disk", _S, "GB/s", "higher", (2, 10), "sequential writes to the local disk, with fsync"),
     Probe("disk_read", "disk", _S, "GB/s", "higher", (2, 10), "sequential reads from the local disk"),
     Probe("disk_random", "disk", _S, "operations/s", "higher", (2, 5), "random reads of 4 KiB from the local disk"),
-    Probe("train_step", "train_step", _S, "tokens/s", "higher", (5, 20), "a small transformer that trains; exact loss"),
+    Probe("train_step", "train_step", _S, "tokens/s", "higher", (5, 20), "a small transformer, sharded; exact loss"),
     Probe("memory_pattern", "memory_pattern", _D, "B", "exact", (30, 120), "patterns over most of the device's memory"),
     Probe("soak", "soak", _D, "degC/W", "lower", (60, 600), "thermal resistance at steady full load"),
+    Probe("allreduce_group", "collectives", None, "GB/s", "higher", (2, 5), "bus bandwidth of one over several nodes"),
+    Probe("allgather_group", "collectives", None, "GB/s", "higher", (2, 5), "bus bandwidth of one over several nodes"),
+    Probe("alltoall_group", "collectives", None, "GB/s", "higher", (2, 5), "bus bandwidth of one over several nodes"),
 )
 
 PROBES: Mapping[str, Probe] = MappingProxyType({probe.name: probe for probe in _ROWS})
@@ -74,4 +80,4 @@ PROBES: Mapping[str, Probe] = MappingProxyType({probe.name: probe for probe in _
 def of_level(level: Level) -> list[Probe]:
     """The probes that a level runs, in table order."""
     levels = list(Level)
-    return [probe for probe in _ROWS if levels.index(probe.level) <= levels.index(level)]
+    return [p for p in _ROWS if p.level is not None and levels.index(p.level) <= levels.index(level)]

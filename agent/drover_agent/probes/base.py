@@ -8,6 +8,10 @@ from typing import Any
 
 from drover_agent.probes import Level
 
+MOST_NODES = 256  # of a group
+JOIN_S = 60.0  # for the nodes of a group to find each other
+LONGEST_JOIN_S = 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -47,12 +51,34 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Where the nodes of a collective meet, and which one this is: `node` 0 .. `nodes` - 1; the first one listens."""
+    """Where the nodes of a collective meet, and which one this is: `node` 0 .. `nodes` - 1; the first one listens.
+
+    Attributes:
+        names, addresses: of the nodes, by number; only these addresses may connect. No addresses: any.
+        key: of this group alone, and of nobody else's knowledge. join_s: how long each waits for the others.
+    """
 
     address: str
     port: int
     node: int
     nodes: int
+    names: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    key: str = ""
+    join_s: float = JOIN_S
+
+    def name(self, node: int) -> str:
+        """ "rank 1 (r12n03)"."""
+        return f"rank {node} ({self.names[node]})" if node < len(self.names) else f"rank {node}"
+
+    def check(self) -> None:
+        """Raises ValueError, with what is wrong."""
+        if not 2 <= self.nodes <= MOST_NODES or not 0 <= self.node < self.nodes:
+            raise ValueError(f"node {self.node} of a group of {self.nodes}: groups have 2 to {MOST_NODES} nodes")
+        if not self.address or not 0 < self.port < 65_536:
+            raise ValueError(f"a group meets at an address with a port, and not at {self.address[:80]!r}:{self.port}")
+        if not 0 < self.join_s <= LONGEST_JOIN_S:
+            raise ValueError(f"nodes of a group wait for each other for up to {LONGEST_JOIN_S:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +93,7 @@ class Context:
         seed: of random data; the same seed gives the same data on every device and in every run.
         folder: where files may be written (disk), removed afterwards.
         inlet_c: temperature of the air or coolant that enters the node. group: of a collective over several nodes.
+        names: all probes of the request: those of a group are measured at one meeting.
     """
 
     torch: Any
@@ -79,3 +106,4 @@ class Context:
     folder: str = ""
     inlet_c: float | None = None
     group: Group | None = None
+    names: tuple[str, ...] = ()

@@ -124,7 +124,7 @@ def _context(
     return Context(
         torch, found, level, PROBES[name].seconds[level is not Level.QUICK] * request.get("scale", 1.0),
         lambda text: _tell(lines, "progress", text=text), lambda: stop.told, request.get("seed", 1), request["folder"],
-        request.get("inlet_c"), Group(**group) if group else None,
+        request.get("inlet_c"), Group(**group) if group else None, tuple(request["probes"]),
     )  # fmt: skip
 
 

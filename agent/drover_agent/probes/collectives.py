@@ -3,80 +3,93 @@
 Bus bandwidth as nccl-tests defines it, so that it can be held against the hardware's whatever the number of ranks n,
 with S bytes on each rank (all-gather, all-to-all: in all): all-reduce S/t x 2(n-1)/n, the others S/t x (n-1)/n.
 One process a device; NCCL between GPUs, gloo between CPUs.
+
+Those over several nodes (NAME_group) are measured at one meeting, whatever the number of them: a node that does not
+come costs the others their patience once. That it did not come is a result without a figure, and no fault of anybody.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from drover_agent.probes import GROUP
 from drover_agent.probes.base import Context, Device, Group, Result
-from drover_agent.probes.child import die_with_parent
+from drover_agent.probes.ranks import MissedError, RankError, first_answer
+from drover_agent.probes.rendezvous import Meeting, interface_to
 
 UNIT = "GB/s"
 BYTES = 256 << 20  # in all; a multiple of every number of ranks is taken
 CPU_BYTES = 1 << 20
 LEAST_REPEATS = 5
-JOIN_S = 30.0
-IMPORT_S = 60.0  # of torch, by a process for each device at once
-TELL_S = 5.0  # between signs of life while ranks are awaited: who waits for another node does not hang
+JOIN_S = 30.0  # for the ranks of one node, and for one operation
 CUDA_CALLS = 10  # between two waits for the device, whose own microseconds would count else
 CPU_RANKS = 2
 
+Figures = dict[str, tuple[float, int, int]]  # name -> bus bandwidth, bytes, calls
+_met: dict[str, tuple[str, Figures]] = {}  # the group that this process has met with -> what came of it
+
 
 def run(context: Context, name: str) -> Iterator[Result]:
-    """`name`: allreduce, allgather or alltoall."""
-    devices = list(context.devices)
-    cuda = all(device.is_cuda for device in devices)
-    if not cuda:
-        devices = [Device(None, "cpu", "cpu", 0)] * CPU_RANKS
-    group = context.group or Group("127.0.0.1", _free_port(), 0, 1)
-    world = group.nodes * len(devices)
-    if world < 2:
-        yield Result(name, None, None, UNIT, "needs two devices, or another node")
+    """`name`: allreduce, allgather or alltoall, or one of these with GROUP at its end."""
+    if name.endswith(GROUP):
+        yield _of_group(context, name)
         return
-    context.tell(f"{name} over {world} ranks")
-    spawned = context.torch.multiprocessing.get_context("spawn")
-    answers = spawned.SimpleQueue()
-    ranks = [
-        spawned.Process(
-            target=_rank,
-            args=(name, device.name, group.node * len(devices) + k, world, group, context.seconds, answers),
-            daemon=True,
-        )
-        for k, device in enumerate(devices)
-    ]
-    for rank in ranks:
-        rank.start()
+    devices = _devices(context, CPU_RANKS)
+    if len(devices) < 2:
+        yield Result(name, None, None, UNIT, "needs two devices")
+        return
+    group = Group("127.0.0.1", _free_port(), 0, 1, join_s=JOIN_S)
     try:
-        yield _outcome(context, name, ranks, answers, world)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
+        error, figures = _measured(context, (name,), group, devices)
+    except RankError as failed:
+        error, figures = f"{len(devices)} ranks: {failed}", {}
+    yield _result(name, error, figures, len(devices))
 
 
-def _outcome(context: Context, name: str, ranks: list[Any], answers: Any, world: int) -> Result:
-    began = told = time.monotonic()
-    until = began + IMPORT_S + JOIN_S + 3 * context.seconds + 10
-    while answers.empty():
-        if time.monotonic() > told + TELL_S:
-            told = time.monotonic()
-            context.tell(f"{name} over {world} ranks, since {told - began:.0f} s")
-        if context.stopping():
-            raise InterruptedError("told to stop")
-        dead = [k for k, rank in enumerate(ranks) if rank.exitcode not in (None, 0)]
-        if dead:
-            return Result(name, None, None, UNIT, f"rank {dead[0]} of this node ended by itself")
-        if time.monotonic() > until:
-            return Result(name, None, None, UNIT, f"{world} ranks did not finish: one of them, or the network, hangs")
-        time.sleep(0.05)
-    error, value, size, repeats = answers.get()
+def _of_group(context: Context, name: str) -> Result:
+    """
+    Raises:
+        RankError: all had come, and then one of them, or the network, failed.
+    """
+    group = context.group
+    if group is None:
+        return Result(name, None, None, UNIT, "needs other nodes: `drover probe --group NODE NODE` asks for it")
+    devices = _devices(context, 1)
+    if group.key not in _met:
+        names = tuple(one for one in context.names if one.endswith(GROUP)) or (name,)
+        _met[group.key] = "not run: the group failed before", {}  # none of them tries alone what failed together
+        _met[group.key] = _measured(context, names, group, devices)
+    return _result(name, *_met[group.key], group.nodes * len(devices))
+
+
+def _devices(context: Context, cpus: int) -> list[Device]:
+    cuda = all(device.is_cuda for device in context.devices)
+    return list(context.devices) if cuda else [Device(None, "cpu", "cpu", 0)] * cpus
+
+
+def _measured(
+    context: Context, names: tuple[str, ...], group: Group, devices: list[Device]
+) -> tuple[str, Figures]:  # fmt: skip
+    """(why there are none, figures)."""
+    what = f"{', '.join(names)} over {group.nodes * len(devices)} ranks"
+    context.tell(what)
+    given = [(names, device.name, k, len(devices), group, context.seconds) for k, device in enumerate(devices)]
+    patience_s = 2 * group.join_s + JOIN_S + len(names) * 3 * context.seconds + 10
+    try:
+        return "", first_answer(context, what, measure, given, patience_s)
+    except MissedError as missed:
+        return str(missed), {}
+
+
+def _result(name: str, error: str, figures: Figures, world: int) -> Result:
     if error:
         return Result(name, None, None, UNIT, error)
+    value, size, repeats = figures[name]
     return Result(name, None, value, UNIT, f"{size >> 10} KiB over {world} ranks", repeats=repeats)
 
 
@@ -86,33 +99,44 @@ def bus_bandwidth(name: str, size: int, seconds: float, ranks: int) -> float:
     return size / seconds * factor * (ranks - 1) / ranks / 1e9
 
 
-def _rank(name: str, device: str, rank: int, world: int, group: Group, seconds: float, answers: Any) -> None:
-    """One process. The first rank of each node tells."""
-    die_with_parent()
-    first = rank % (world // group.nodes) == 0
-    try:
-        size, took, repeats = _measure(name, device, rank, world, group, seconds)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is why there is no figure
-        answers.put((f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", 0.0, 0, 0))
-    else:
-        if first:
-            answers.put(("", bus_bandwidth(name, size, took, world), size, repeats))
+def measure(
+    names: tuple[str, ...], device: str, local: int, here: int, group: Group, seconds: float
+) -> Figures | None:  # fmt: skip
+    """One process, the `local`-th of `here` on its node. The first one of each node gives the figures.
 
-
-def _measure(
-    name: str, device: str, rank: int, world: int, group: Group, seconds: float
-) -> tuple[int, float, int]:  # fmt: skip
-    """(bytes, median seconds of a call, calls)."""
+    Raises:
+        MissedError: a node of the group did not come.
+    """
     import torch
     import torch.distributed as dist
 
     cuda = device.startswith("cuda")
+    rank, world = group.node * here + local, group.nodes * here
     if cuda:
         torch.cuda.set_device(device)
+    if group.nodes > 1 and (interface := interface_to(group.address, group.port)):
+        # Else gloo takes what the host's name stands for, which may be loopback. What the site has set stays.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    meeting = Meeting(group, local, {"devices": here, "on": "GPUs" if cuda else "CPU"})
     dist.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"tcp://{group.address}:{group.port}", rank=rank, world_size=world,
+        "nccl" if cuda else "gloo", store=meeting.join(), rank=rank, world_size=world,
         timeout=datetime.timedelta(seconds=JOIN_S),
     )  # fmt: skip
+    figures: Figures = {}
+    for name in names:
+        size, took, repeats = _time(torch, dist, name.removesuffix(GROUP), device, world, seconds)
+        figures[name] = bus_bandwidth(name.removesuffix(GROUP), size, took, world), size, repeats
+    dist.destroy_process_group()
+    meeting.leave(rank, world)
+    return figures if local == 0 else None
+
+
+def _time(
+    torch: Any, dist: Any, name: str, device: str, world: int, seconds: float
+) -> tuple[int, float, int]:  # fmt: skip
+    """(bytes, median seconds of a call, calls)."""
+    cuda = device.startswith("cuda")
     size = (BYTES if cuda else CPU_BYTES) // (4 * world) * 4 * world
     whole = torch.ones(size // 4, device=device)
     part = torch.ones(size // 4 // world, device=device)
@@ -146,7 +170,6 @@ def _measure(
         dist.broadcast(go_on, 0)
         if not go_on.item():
             break
-    dist.destroy_process_group()
     ordered = sorted(times[1:])  # the first one builds the connections
     return size, ordered[len(ordered) // 2], len(ordered)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from drover_agent.disk import DiskThread
 from drover_agent.files import write_whole
-from drover_agent.probes.base import Group
+from drover_agent.probes.base import JOIN_S, Group
 from drover_agent.probes.exchange import LONGEST_S, Answer, Ask, Folder, Outcome, is_id, read_answer, read_ask
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import ProbeResult, to_json
@@ -202,11 +202,17 @@ class Desk:
 
 def ask_of(request: pb.ProbeRequest, now_ms: int) -> Ask:
     """What the service is asked; `now_ms` is kept beside it, so that it can get too old."""
-    group = request.group
     return Ask(
         request.id, tuple(request.probes), request.level or "quick", tuple(request.gpus), float(request.timeout_s),
         now_ms, request.inlet_c if request.HasField("inlet_c") else None,
-        Group(group.address, group.port, group.node, group.nodes) if request.HasField("group") else None,
+        _group(request.group) if request.HasField("group") else None,
+    )  # fmt: skip
+
+
+def _group(told: pb.ProbeGroup) -> Group:
+    return Group(
+        told.address, told.port, told.node, told.nodes, tuple(told.names), tuple(told.addresses), told.key,
+        told.join_s or JOIN_S,
     )  # fmt: skip
 
 

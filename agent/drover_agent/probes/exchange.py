@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drover_agent.files import write_whole
-from drover_agent.probes import PROBES, Level
+from drover_agent.probes import GROUP, PROBES, Level
 from drover_agent.probes.base import Device, Group, Result
 from drover_proto.events import from_dict
 
@@ -61,6 +61,10 @@ class Ask:
             raise ValueError(f"GPU slots are 0 to {MAX_GPUS - 1}")
         if not 0 <= self.timeout_s <= LONGEST_S:
             raise ValueError(f"timeout {self.timeout_s:g} s: must be at most {LONGEST_S:g} s")
+        if self.group is not None:
+            self.group.check()
+            if alone := [name for name in self.probes if not name.endswith(GROUP)]:
+                raise ValueError(f"{alone[0]} is measured on each node by itself, in no group")
 
 
 @dataclass(frozen=True, slots=True)

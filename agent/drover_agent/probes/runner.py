@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -22,11 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from drover_agent.probes import PROBES, Level, Probe
 from drover_agent.probes.base import Device, Result
 from drover_agent.probes.exchange import read_object
+from drover_agent.probes.processes import REAP_S, Streams, end_all, members, private_bytes, yield_to_all
 from drover_agent.probes.scratch import scratch
 from drover_proto.events import from_dict
 
@@ -34,15 +34,10 @@ log = logging.getLogger(__name__)
 
 CHILD = (sys.executable, "-m", "drover_agent.probes.child")
 LOOK_S = 0.1
-TERM_S = 0.3  # from SIGTERM to SIGKILL: with LOOK_S and eligible.LOOK_S, a node is given back within a second
 MEMORY_LOOK_S = 0.5  # walking /proc costs milliseconds on a large node
-REAP_S = 5.0  # a process that the kernel does not let die (a driver that hangs) is left behind
 START_S = 120.0  # importing torch and making CUDA contexts, on a cold disk
 SLACK = 4.0  # a probe that says nothing for so many times its own length hangs
 SLACK_S = 30.0
-NICE = 10
-STDERR_BYTES = 2_000  # kept of what the child printed, for a crash
-LINE_BYTES = 1 << 20  # of one line; a longer one is no line of ours
 MAX_RESULTS = 10_000
 TEXT = 2_000  # characters kept of a text that the child gave
 _CUDA = re.compile(r"\bcuda:(\d+)")
@@ -100,12 +95,17 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. `detail` says why it did not end as it should, in a sentence; `probe` and `gpu`: in what."""
+    """What came of it. `detail` says why it did not end as it should, in a sentence; `probe` and `gpu`: in what.
+
+    `tries`: how often that was run, each time with the same end. `stuck`: its process could not be killed.
+    """
 
     end: End = End.DONE
     detail: str = ""
     probe: str = ""
     gpu: int | None = None
+    tries: int = 1
+    stuck: bool = False
     results: list[Result] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     seconds: float = 0.0
@@ -163,10 +163,10 @@ class Runner:
             start_new_session=True,
         )  # fmt: skip
         try:
-            _yield_to_all(child.pid)
+            yield_to_all(child.pid)
             self._watch(child, report, began, folder)
         finally:
-            _end(child, at_once=report.end in (End.HUNG, End.MEMORY))
+            report.stuck = not end_all(child, at_once=report.end in (End.HUNG, End.MEMORY))
             report.seconds = time.monotonic() - began
         return report
 
@@ -178,7 +178,7 @@ class Runner:
         with contextlib.suppress(BrokenPipeError):  # it has ended already; its output says why
             child.stdin.write(json.dumps(fields).encode() + b"\n")
             child.stdin.close()
-        streams = _Streams(child.stdout, child.stderr)
+        streams = Streams(child.stdout, child.stderr)
         heard = began
         while True:
             dead = child.poll() is not None  # before the read: then all that it said is in the pipe
@@ -285,7 +285,7 @@ class Runner:
         if passed_s < self._memory_look:
             return 0
         self._memory_look = passed_s + MEMORY_LOOK_S
-        return sum(_private_bytes(member) for member in members(pid))
+        return sum(private_bytes(member) for member in members(pid))
 
     def _silence_s(self) -> float:
         if not self._probe:
@@ -306,96 +306,3 @@ class Runner:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         oom = "; perhaps the kernel was out of memory" if code == -signal.SIGKILL else ""
         report.detail = f"the probe's process {how} during {self._doing}{oom}: {last[0][:300]}"
-
-
-class _Streams:
-    """Lines of stdout, and the end of stderr, without waiting for either."""
-
-    def __init__(self, out: IO[bytes], err: IO[bytes]) -> None:
-        self._selector = selectors.DefaultSelector()
-        for stream in (out, err):
-            os.set_blocking(stream.fileno(), False)
-            self._selector.register(stream, selectors.EVENT_READ)
-        self._out = out
-        self._rest = self.errors = b""
-        self.ended = False
-
-    def read(self, timeout_s: float) -> list[bytes]:
-        for key, _ in self._selector.select(timeout_s):
-            data = os.read(key.fd, 65_536)
-            if key.fileobj is not self._out:
-                self.errors = (self.errors + data)[-STDERR_BYTES:]
-            elif not data:
-                self.ended = True
-            else:
-                self._rest += data
-            if not data:
-                self._selector.unregister(key.fileobj)
-        *lines, self._rest = self._rest.split(b"\n")
-        if len(self._rest) > LINE_BYTES:
-            lines, self._rest = [*lines, self._rest[:200]], b""
-        return lines
-
-
-def _yield_to_all(pid: int) -> None:
-    """Lowest priority; the first that goes when memory is short. Needs no rights: it only gives up some."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, pid, NICE)
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-    except OSError as error:
-        log.warning("the probe's process could not be made to yield: %s", error)
-
-
-def members(session: int) -> list[int]:
-    """The processes of a session: collectives have one for each device."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                if os.getsid(int(entry.name)) == session:
-                    found.append(int(entry.name))
-    return found
-
-
-def _private_bytes(pid: int) -> int:
-    try:
-        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text("ascii").split()[1:3])
-    except (OSError, ValueError):  # it has ended
-        return 0
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _end(child: subprocess.Popen[bytes], *, at_once: bool) -> None:
-    """Nothing of the session is left, unless the kernel does not let it die."""
-    if child.poll() is None and not at_once:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(TERM_S)
-        except subprocess.TimeoutExpired:
-            log.info("the probe's process does not end by itself; it is killed")
-    _kill_session(child.pid)
-    try:
-        child.wait(REAP_S)
-    except subprocess.TimeoutExpired:
-        log.error("the probe's process %d does not die: it stands in a call into the driver", child.pid)
-    for stream in (child.stdin, child.stdout, child.stderr):
-        if stream is not None:
-            stream.close()
-
-
-def _kill_session(leader: int) -> None:
-    """Not the process group alone: a grandchild may have made one of its own."""
-    for _ in range(3):  # one may have been born meanwhile
-        left = [pid for pid in members(leader) if not _is_dead(pid)]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not left:
-            return
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return True

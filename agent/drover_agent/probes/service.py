@@ -131,6 +131,9 @@ class Service:
         if named or (found.gpus and not gpus):
             slot = named[0] if named else next(iter(left_out))
             return refused(Outcome.REFUSED, f"GPU {slot}: {left_out[slot]}")
+        if ask.group is not None and left_out:  # its nodes must all be alike
+            slot, why = next(iter(left_out.items()))
+            return refused(Outcome.REFUSED, f"GPU {slot}: {why}; a group has all GPUs of its nodes")
         limit_s = ask.timeout_s or plan.timeout_s(names, level, len(gpus))
         if ask.asked_ms and now_ms() > ask.asked_ms + limit_s * 1000:
             return refused(Outcome.EXPIRED, f"it waited for longer than its timeout of {limit_s:g} s")

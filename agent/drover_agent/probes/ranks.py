@@ -1,0 +1,86 @@
+"""The processes of a collective or of a training step over several devices: one for each device of this node.
+
+They are of the probe's session, so that they end with it. One that waits for another node does not hang: who waits
+here gives signs of life.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from drover_agent.probes.base import Context
+from drover_agent.probes.child import die_with_parent
+
+IMPORT_S = 60.0  # of torch, by a process for each device at once
+TELL_S = 5.0  # between signs of life
+
+
+class RankError(RuntimeError):
+    """One of them failed, or ended by itself, or they did not finish."""
+
+
+class MissedError(Exception):
+    """They could not begin: a node of the group was not there, or is of another kind. No word against any of them."""
+
+
+def first_answer(
+    context: Context, what: str, work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], limit_s: float
+) -> Any:
+    """The answer of whichever of them tells first. All have ended when it returns.
+
+    Args:
+        work: a function of a module, called with each of `arguments` in a process of its own. What it returns is the
+            answer; None: another one tells.
+        limit_s: beyond importing torch.
+    Raises:
+        InterruptedError: it was told to stop. MissedError, RankError.
+    """
+    spawned = context.torch.multiprocessing.get_context("spawn")
+    answers = spawned.SimpleQueue()
+    ranks = [spawned.Process(target=_rank, args=(work, given, answers), daemon=True) for given in arguments]
+    for rank in ranks:
+        rank.start()
+    try:
+        return _await(context, what, ranks, answers, IMPORT_S + limit_s)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def _await(context: Context, what: str, ranks: Sequence[Any], answers: Any, limit_s: float) -> Any:
+    began = told = time.monotonic()
+    while answers.empty():
+        now_s = time.monotonic()
+        if now_s > told + TELL_S:
+            told = now_s
+            context.tell(f"{what}, since {told - began:.0f} s")
+        if context.stopping():
+            raise InterruptedError("told to stop")
+        if dead := [k for k, rank in enumerate(ranks) if rank.exitcode not in (None, 0)]:
+            if not answers.empty():  # it told before it ended
+                break
+            raise RankError(f"process {dead[0]} of {len(ranks)} on this node ended by itself")
+        if now_s > began + limit_s:
+            raise RankError("they did not finish: one of them, or the way between them, hangs")
+        time.sleep(0.05)
+    missed, error, found = answers.get()
+    if error:
+        raise MissedError(error) if missed else RankError(error)
+    return found
+
+
+def _rank(work: Callable[..., Any], given: tuple[Any, ...], answers: Any) -> None:
+    """One process."""
+    die_with_parent()
+    try:
+        found = work(*given)
+    except MissedError as error:
+        answers.put((True, str(error), None))
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is why there is no figure
+        answers.put((False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", None))
+    else:
+        if found is not None:
+            answers.put((False, "", found))
