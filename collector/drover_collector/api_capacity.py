@@ -79,11 +79,15 @@ def get_capacity(facts: Facts, request: pb.CapacityRequest) -> pb.Capacity:
         untold=losses.untold,
     )
     try:
-        rows = facts.once("workloads", LONG_S, lambda: facts.store.workloads(facts.now_ms(), SERVICES_MS))
-        reply.services.extend(_services(rows))
+        reply.services.extend(_services(workloads(facts)))
     except StoreError as error:
         reply.services_trouble = str(error)
     return reply
+
+
+def workloads(facts: Facts) -> list[WorkloadRow]:
+    """What inference servers and training loops told lately. Raises StoreError."""
+    return facts.once("workloads", LONG_S, lambda: facts.store.workloads(facts.now_ms(), SERVICES_MS))
 
 
 def use(facts: Facts) -> Use:

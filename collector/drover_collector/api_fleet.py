@@ -9,11 +9,13 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector import api_store, open_files
+from drover_collector import api_capacity, api_store, open_files
 from drover_collector.api_facts import DAY_MS, LONG_S, REPORTING_MS, SHORT_S, Facts, bad_argument
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HEALTHS
+from drover_collector.incidents_rules import jobs_hurt
 from drover_collector.policy import least_mode
+from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, Metric, Scope
 from drover_proto.events import IncidentKind
@@ -53,12 +55,32 @@ def get_status(facts: Facts) -> pb.Status:
         troubles=troubles(facts),
         gpu_hours_lost=sum(i.gpu_hours_lost or 0 for i in day if i.kind is not IncidentKind.IDLE),
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
-        jobs_hurt=len({i.job for i in incidents if i.job and i.kind is not IncidentKind.IDLE}),
+        jobs_hurt=len(jobs_hurt(incidents)),
         policy=pipeline.policy.name,
         role=pipeline.role(),
     )
     api_store.fill(status, facts)
+    _fill_use(status, facts)
     return status
+
+
+def _fill_use(status: pb.Status, facts: Facts) -> None:
+    """What the GPUs are used for, as far as it is known."""
+    used = api_capacity.use(facts)
+    status.gpus_held = int(used.held.sum())
+    if used.judged_ms:
+        status.gpus_free = int(used.free.sum())
+        if used.idle_ms is not None and (used.told & used.held).any():
+            status.gpus_idle = int(used.idle.sum())
+    try:
+        rows = api_capacity.workloads(facts)
+    except StoreError:
+        return  # `facts.away` says so
+    gpus = {node.name: node.gpus for node in facts.index.nodes}
+    told = [(row.values["mfu_ratio"], gpus.get(row.node, 0)) for row in rows if "mfu_ratio" in row.values]
+    status.mfu_gpus = sum(count for _, count in told)
+    if status.mfu_gpus:
+        status.mfu_ratio = sum(ratio * count for ratio, count in told) / status.mfu_gpus
 
 
 def troubles(facts: Facts) -> list[str]:

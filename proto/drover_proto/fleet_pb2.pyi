@@ -107,6 +107,11 @@ class Status(_message.Message):
     STORE_DAYS_LEFT_FIELD_NUMBER: _builtins.int
     RETENTION_DAYS_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    MFU_RATIO_FIELD_NUMBER: _builtins.int
+    MFU_GPUS_FIELD_NUMBER: _builtins.int
+    GPUS_HELD_FIELD_NUMBER: _builtins.int
+    GPUS_IDLE_FIELD_NUMBER: _builtins.int
+    GPUS_FREE_FIELD_NUMBER: _builtins.int
     fleet: _builtins.str
     version: _builtins.str
     ts_ms: _builtins.int
@@ -139,6 +144,16 @@ class Status(_message.Message):
     """of raw samples"""
     role: _builtins.str
     """active: detects and acts; standby: waits for the active one to go"""
+    mfu_ratio: _builtins.float
+    """of training jobs that report their steps, by GPUs; absent: none does"""
+    mfu_gpus: _builtins.int
+    """of those jobs"""
+    gpus_held: _builtins.int
+    """by jobs"""
+    gpus_idle: _builtins.int
+    """of those, idle for half an hour or longer; absent: cannot be told"""
+    gpus_free: _builtins.int
+    """in service and held by nobody; absent: cannot be told"""
     @_builtins.property
     def gpus_by_health(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -186,15 +201,32 @@ class Status(_message.Message):
         store_days_left: _builtins.float | None = ...,
         retention_days: _builtins.int = ...,
         role: _builtins.str = ...,
+        mfu_ratio: _builtins.float | None = ...,
+        mfu_gpus: _builtins.int = ...,
+        gpus_held: _builtins.int = ...,
+        gpus_idle: _builtins.int | None = ...,
+        gpus_free: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "gpus_free", b"gpus_free", "gpus_idle", b"gpus_idle", "mfu_ratio", b"mfu_ratio", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "jobs_hurt", b"jobs_hurt", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "policy", b"policy", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "policy", b"policy", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpus_free: _TypeAlias = _typing.Literal["gpus_free"]  # noqa: Y015
+    _WhichOneofArgType__gpus_free: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free"]  # noqa: Y015
+    _WhichOneofReturnType__gpus_idle: _TypeAlias = _typing.Literal["gpus_idle"]  # noqa: Y015
+    _WhichOneofArgType__gpus_idle: _TypeAlias = _typing.Literal["_gpus_idle", b"_gpus_idle"]  # noqa: Y015
+    _WhichOneofReturnType__mfu_ratio: _TypeAlias = _typing.Literal["mfu_ratio"]  # noqa: Y015
+    _WhichOneofArgType__mfu_ratio: _TypeAlias = _typing.Literal["_mfu_ratio", b"_mfu_ratio"]  # noqa: Y015
     _WhichOneofReturnType__store_days_left: _TypeAlias = _typing.Literal["store_days_left"]  # noqa: Y015
     _WhichOneofArgType__store_days_left: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left"]  # noqa: Y015
     _WhichOneofReturnType__store_free_bytes: _TypeAlias = _typing.Literal["store_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__store_free_bytes: _TypeAlias = _typing.Literal["_store_free_bytes", b"_store_free_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus_free) -> _WhichOneofReturnType__gpus_free | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus_idle) -> _WhichOneofReturnType__gpus_idle | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mfu_ratio) -> _WhichOneofReturnType__mfu_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__store_days_left) -> _WhichOneofReturnType__store_days_left | None: ...
     @_typing.overload
@@ -746,22 +778,48 @@ Global___ListIncidentsRequest: _TypeAlias = ListIncidentsRequest  # noqa: Y015
 class IncidentList(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SilencedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCIDENTS_JSON_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    SILENCED_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     @_builtins.property
     def incidents_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """drover_proto.events.Incident, the worst open ones first"""
+
+    @_builtins.property
+    def silenced(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """incident id -> "silenced by anna until ...: why", of those that are"""
 
     def __init__(
         self,
         *,
         incidents_json: _abc.Iterable[_builtins.str] | None = ...,
         total: _builtins.int = ...,
+        silenced: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents_json", b"incidents_json", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents_json", b"incidents_json", "silenced", b"silenced", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -803,10 +861,13 @@ class IncidentDetail(_message.Message):
     MAY_ANSWER_FIELD_NUMBER: _builtins.int
     PROBE_ORDERS_JSON_FIELD_NUMBER: _builtins.int
     PROBE_VERDICTS_JSON_FIELD_NUMBER: _builtins.int
+    SILENCED_FIELD_NUMBER: _builtins.int
     incident_json: _builtins.str
     health: _builtins.str
     may_answer: _builtins.bool
     """whoever asks may approve and reject"""
+    silenced: _builtins.str
+    """"silenced by anna until ...: why"; empty: it is not"""
     @_builtins.property
     def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -854,10 +915,11 @@ class IncidentDetail(_message.Message):
         may_answer: _builtins.bool = ...,
         probe_orders_json: _abc.Iterable[_builtins.str] | None = ...,
         probe_verdicts_json: _abc.Iterable[_builtins.str] | None = ...,
+        silenced: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json", "silenced", b"silenced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -875,7 +937,7 @@ class SeriesRequest(_message.Message):
     MAX_POINTS_FIELD_NUMBER: _builtins.int
     WITH_PEERS_FIELD_NUMBER: _builtins.int
     scope: _builtins.str
-    """gpu, node, link"""
+    """gpu, node, link, workload"""
     from_ms: _builtins.int
     to_ms: _builtins.int
     max_points: _builtins.int
@@ -1688,6 +1750,7 @@ class RiskList(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     """nodes that were ranked; 0: no ranking yet (a standby has none)"""
     days: _builtins.int
@@ -1696,20 +1759,78 @@ class RiskList(_message.Message):
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RiskRow]:
         """the likeliest to fail first"""
 
+    @_builtins.property
+    def measured(self) -> Global___RiskMeasured: ...
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___RiskRow] | None = ...,
         total: _builtins.int = ...,
         days: _builtins.int = ...,
+        measured: Global___RiskMeasured | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "nodes", b"nodes", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "measured", b"measured", "nodes", b"nodes", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RiskList: _TypeAlias = RiskList  # noqa: Y015
+
+@_typing.final
+class RiskMeasured(_message.Message):
+    """How good such rankings were on a public trace of faults (benchmarks/bench_risk.py): no promise for this fleet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    TOP_SHARE_FIELD_NUMBER: _builtins.int
+    CAPTURED_FIELD_NUMBER: _builtins.int
+    RECENCY_FIELD_NUMBER: _builtins.int
+    CHANCE_FIELD_NUMBER: _builtins.int
+    AUC_FIELD_NUMBER: _builtins.int
+    FAILED_BEFORE_FIELD_NUMBER: _builtins.int
+    trace: _builtins.str
+    servers: _builtins.int
+    days: _builtins.int
+    """that rankings were made on"""
+    faults: _builtins.int
+    """of the trace"""
+    top_share: _builtins.float
+    """of the nodes, at the top of the ranking"""
+    captured: _builtins.float
+    """share of the next days' faults that befell these"""
+    recency: _builtins.float
+    """likewise by a plain rule: who came back from repair last"""
+    chance: _builtins.float
+    """likewise by no ranking"""
+    auc: _builtins.float
+    failed_before: _builtins.float
+    """share of the faults on nodes that had failed before: no history knows of the others"""
+    def __init__(
+        self,
+        *,
+        trace: _builtins.str = ...,
+        servers: _builtins.int = ...,
+        days: _builtins.int = ...,
+        faults: _builtins.int = ...,
+        top_share: _builtins.float = ...,
+        captured: _builtins.float = ...,
+        recency: _builtins.float = ...,
+        chance: _builtins.float = ...,
+        auc: _builtins.float = ...,
+        failed_before: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "captured", b"captured", "chance", b"chance", "days", b"days", "failed_before", b"failed_before", "faults", b"faults", "recency", b"recency", "servers", b"servers", "top_share", b"top_share", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RiskMeasured: _TypeAlias = RiskMeasured  # noqa: Y015
 
 @_typing.final
 class RiskRow(_message.Message):
@@ -4274,3 +4395,179 @@ class JobThere(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobThere: _TypeAlias = JobThere  # noqa: Y015
+
+@_typing.final
+class SilencesRequest(_message.Message):
+    """Of which incidents nobody is told, now and later; of the maintenance windows of the settings those that are open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    """those that ended after this too; 0: none of them"""
+    limit: _builtins.int
+    """0: 1000"""
+    def __init__(
+        self,
+        *,
+        since_ms: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilencesRequest: _TypeAlias = SilencesRequest  # noqa: Y015
+
+@_typing.final
+class SilenceList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILENCES_JSON_FIELD_NUMBER: _builtins.int
+    MAY_CHANGE_FIELD_NUMBER: _builtins.int
+    MAX_HOURS_FIELD_NUMBER: _builtins.int
+    may_change: _builtins.bool
+    """whoever asks may make and end them"""
+    max_hours: _builtins.float
+    @_builtins.property
+    def silences_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """drover_proto.events.Silence, the first to end first"""
+
+    def __init__(
+        self,
+        *,
+        silences_json: _abc.Iterable[_builtins.str] | None = ...,
+        may_change: _builtins.bool = ...,
+        max_hours: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_hours", b"max_hours", "may_change", b"may_change", "silences_json", b"silences_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilenceList: _TypeAlias = SilenceList  # noqa: Y015
+
+@_typing.final
+class SilenceAsk(_message.Message):
+    """Each list that is not empty has to fit; at least one is given. Of an incident on several nodes each must."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    HOURS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    """0: now"""
+    hours: _builtins.float
+    """required"""
+    why: _builtins.str
+    """required"""
+    maintenance: _builtins.bool
+    """nothing is done to the nodes meanwhile, either"""
+    who: _builtins.str
+    """the person, where a certificate stands for several"""
+    @_builtins.property
+    def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def gpu(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """slots"""
+
+    @_builtins.property
+    def rack(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def leaf(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def pool(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def kind(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def incident(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids, or unambiguous beginnings of them"""
+
+    def __init__(
+        self,
+        *,
+        node: _abc.Iterable[_builtins.str] | None = ...,
+        gpu: _abc.Iterable[_builtins.int] | None = ...,
+        rack: _abc.Iterable[_builtins.str] | None = ...,
+        leaf: _abc.Iterable[_builtins.str] | None = ...,
+        pool: _abc.Iterable[_builtins.str] | None = ...,
+        kind: _abc.Iterable[_builtins.str] | None = ...,
+        incident: _abc.Iterable[_builtins.str] | None = ...,
+        from_ms: _builtins.int = ...,
+        hours: _builtins.float = ...,
+        why: _builtins.str = ...,
+        maintenance: _builtins.bool = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "gpu", b"gpu", "hours", b"hours", "incident", b"incident", "kind", b"kind", "leaf", b"leaf", "maintenance", b"maintenance", "node", b"node", "pool", b"pool", "rack", b"rack", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilenceAsk: _TypeAlias = SilenceAsk  # noqa: Y015
+
+@_typing.final
+class SilenceEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """or an unambiguous beginning of it"""
+    why: _builtins.str
+    """required"""
+    who: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        why: _builtins.str = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilenceEnd: _TypeAlias = SilenceEnd  # noqa: Y015
+
+@_typing.final
+class SilenceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILENCE_JSON_FIELD_NUMBER: _builtins.int
+    COVERS_FIELD_NUMBER: _builtins.int
+    silence_json: _builtins.str
+    """as it stands now"""
+    covers: _builtins.int
+    """open incidents, now"""
+    def __init__(
+        self,
+        *,
+        silence_json: _builtins.str = ...,
+        covers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["covers", b"covers", "silence_json", b"silence_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilenceReply: _TypeAlias = SilenceReply  # noqa: Y015

@@ -184,6 +184,21 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.ActPreview.FromString,
                 _registered_method=True)
+        self.ListSilences = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListSilences',
+                request_serializer=drover__proto_dot_fleet__pb2.SilencesRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SilenceList.FromString,
+                _registered_method=True)
+        self.CreateSilence = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/CreateSilence',
+                request_serializer=drover__proto_dot_fleet__pb2.SilenceAsk.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+                _registered_method=True)
+        self.EndSilence = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/EndSilence',
+                request_serializer=drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -374,6 +389,26 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSilences(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSilence(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSilence(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -526,6 +561,21 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.PreviewAct,
                     request_deserializer=drover__proto_dot_fleet__pb2.ActRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.ActPreview.SerializeToString,
+            ),
+            'ListSilences': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSilences,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SilencesRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SilenceList.SerializeToString,
+            ),
+            'CreateSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSilence,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SilenceAsk.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
+            ),
+            'EndSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSilence,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SilenceEnd.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1338,6 +1388,87 @@ class Fleet:
             '/drover.fleet.v1.Fleet/PreviewAct',
             drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.ActPreview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSilences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListSilences',
+            drover__proto_dot_fleet__pb2.SilencesRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.SilenceList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/CreateSilence',
+            drover__proto_dot_fleet__pb2.SilenceAsk.SerializeToString,
+            drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/EndSilence',
+            drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
+            drover__proto_dot_fleet__pb2.SilenceReply.FromString,
             options,
             channel_credentials,
             insecure,

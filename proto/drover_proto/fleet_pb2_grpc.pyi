@@ -66,6 +66,11 @@ class FleetStub:
     GetSystem: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SystemRequest, _fleet_pb2.System]
     GetCapacity: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CapacityRequest, _fleet_pb2.Capacity]
     PreviewAct: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActPreview]
+    ListSilences: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilencesRequest, _fleet_pb2.SilenceList]
+    CreateSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceAsk, _fleet_pb2.SilenceReply]
+    """operators only"""
+    EndSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]
+    """operators only"""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -105,6 +110,11 @@ class FleetAsyncStub(FleetStub):
     GetSystem: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SystemRequest, _fleet_pb2.System]  # type: ignore[assignment]
     GetCapacity: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CapacityRequest, _fleet_pb2.Capacity]  # type: ignore[assignment]
     PreviewAct: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActPreview]  # type: ignore[assignment]
+    ListSilences: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilencesRequest, _fleet_pb2.SilenceList]  # type: ignore[assignment]
+    CreateSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceAsk, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
+    """operators only"""
+    EndSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
+    """operators only"""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -321,5 +331,28 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ActRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ActPreview, _abc.Awaitable[_fleet_pb2.ActPreview]]: ...
+
+    @_abc_1.abstractmethod
+    def ListSilences(
+        self,
+        request: _fleet_pb2.SilencesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SilenceList, _abc.Awaitable[_fleet_pb2.SilenceList]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateSilence(
+        self,
+        request: _fleet_pb2.SilenceAsk,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SilenceReply, _abc.Awaitable[_fleet_pb2.SilenceReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def EndSilence(
+        self,
+        request: _fleet_pb2.SilenceEnd,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SilenceReply, _abc.Awaitable[_fleet_pb2.SilenceReply]]:
+        """operators only"""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
