@@ -43,8 +43,8 @@ def query_series(facts: Facts, request: pb.SeriesRequest) -> pb.SeriesReply:
 
 
 def _scope(request: pb.SeriesRequest) -> Scope:
-    if request.scope not in (Scope.GPU, Scope.NODE, Scope.LINK):
-        raise bad_argument(f"scope {request.scope!r}: give gpu, node or link")
+    if request.scope not in list(Scope):
+        raise bad_argument(f"scope {request.scope!r}: give gpu, node, link or workload")
     scope = Scope(request.scope)
     if not 1 <= len(request.targets) <= TARGETS_MAX:
         raise bad_argument(f"{len(request.targets)} targets: give 1 to {TARGETS_MAX}")
@@ -66,9 +66,9 @@ def _target(facts: Facts, scope: Scope, target: pb.SeriesTarget) -> tuple[str, i
             which = f"GPU {target.gpu}" if target.HasField("gpu") else "no GPU"
             raise bad_argument(f"{target.node}: {which} given; it has GPUs 0 to {gpus - 1}")
         return target.node, target.gpu, None
-    if scope is Scope.LINK:
+    if scope in (Scope.LINK, Scope.WORKLOAD):
         if not target.link:
-            raise bad_argument(f"{target.node}: no link given; give the name of a port")
+            raise bad_argument(f"{target.node}: no link given; give the name of a port or workload")
         return target.node, None, target.link
     return target.node, None, None
 

@@ -380,7 +380,7 @@ BAD: list[Bad] = [
      "no incident 'zzzz'"),
     ("empty id", lambda s: s.GetIncident(pb.IncidentRequest()), grpc.StatusCode.INVALID_ARGUMENT, "no incident id"),
     ("scope", lambda s: s.QuerySeries(pb.SeriesRequest(scope="rack")), grpc.StatusCode.INVALID_ARGUMENT,
-     "give gpu, node or link"),
+     "give gpu, node, link or workload"),
     ("targets", lambda s: s.QuerySeries(pb.SeriesRequest(scope="gpu", metrics=["power_w"])),
      grpc.StatusCode.INVALID_ARGUMENT, "0 targets: give 1 to"),
     ("metric", lambda s: s.QuerySeries(pb.SeriesRequest(

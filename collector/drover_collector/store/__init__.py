@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from drover_collector.store import definitions, engine, migrations, schema
-from drover_collector.store.actions import Actions
 from drover_collector.store.audit import Audits
 from drover_collector.store.backup import Backup, restore
 from drover_collector.store.cluster import KEY
@@ -15,6 +14,7 @@ from drover_collector.store.export import Export
 from drover_collector.store.following import Following
 from drover_collector.store.history import History
 from drover_collector.store.integrity import Integrity
+from drover_collector.store.jobs import Jobs, JobSpan, WorkloadRow
 from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
 from drover_collector.store.placements import Placements
 from drover_collector.store.probes import OpenOrder, ProbeRow, Probes
@@ -23,6 +23,7 @@ from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, To
 from drover_collector.store.retention import Dropped, Retention, keep_free, kept_days
 from drover_collector.store.series import Series
 from drover_collector.store.server import redacted as shown
+from drover_collector.store.silences import SilencesStored
 from drover_collector.store.sizes import FOREVER_DAYS, Part, TableSize, days_left, sizes_of
 from drover_collector.store.writes import FENCED, Writes
 from drover_proto.catalog import Scope
@@ -33,6 +34,7 @@ __all__ = [
     "Dropped",
     "EntityRow",
     "FileLease",
+    "JobSpan",
     "Lease",
     "OpenOrder",
     "OutboxRow",
@@ -43,6 +45,7 @@ __all__ = [
     "StoreError",
     "TableSize",
     "Totals",
+    "WorkloadRow",
     "check_url",
     "days_left",
     "entity_id",
@@ -61,7 +64,7 @@ def check_url(url: str, cluster: str = "") -> None:
     engine.address(url, cluster=cluster)
 
 
-class Store(Backup, Actions, Audits, Probes, Writes, Reads, Series, Export, Following, History, Retention):
+class Store(Backup, SilencesStored, Audits, Probes, Writes, Reads, Series, Export, Following, History, Jobs, Retention):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod

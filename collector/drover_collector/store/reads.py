@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -78,6 +78,18 @@ class Reads(Rollups):
         used, codes = np.unique(np.array(names)[job[there]], return_inverse=True)
         jobs[index.first_gpu[number[there]] + slot[there]] = codes
         return jobs, tuple(map(str, used))
+
+    def values_at(
+        self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int, metrics: Sequence[str]
+    ) -> dict[str, Floats]:
+        """Metric -> value of each entity in [start_ms, start_ms + length_ms), laid out as in a Bucket, NaN if absent.
+        The length is a multiple of 10 s, the start one of the length. No key for what none reported."""
+        span = (start_ms, start_ms + length_ms)
+        upto_ms, holes = self.rolled_up(scope, "10s", span)
+        level = "10s" if upto_ms >= span[1] and not holes else None
+        folds = {scope: self.fold(scope, [span], length_ms, level=level, metrics=metrics, counts=False)}
+        counts = {Scope.GPU: index.gpu_count, Scope.NODE: index.node_count, Scope.LINK: len(link_numbers(index))}
+        return dict(self._laid_out(index, scope, folds, span[1], counts[scope])[0])
 
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
         """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""

@@ -1,0 +1,246 @@
+"""Answers about jobs, fabric and heat, of a simulated fleet with a straggler, a port that flaps and a bad heat sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault
+from drover_collector import api_fabric, api_job, api_jobs, api_thermals
+from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.buckets import BUCKET_MS
+from drover_collector.config import CollectorConfig
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Scope
+from drover_proto.events import Holding, Incident, from_json
+from drover_proto.fleet import FleetSpec
+from testbed.simulated_buckets import START_MS, record
+
+SLOW, HOT, FLAPPING = ("r01n02", 3), ("r02n01", 5), "r01n05"
+MINUTES = 5
+
+
+def faults(spec: FleetSpec) -> list[Fault]:
+    return [
+        Fault("straggler", "power_cap", *SLOW, 40.0, None, 0.3),
+        Fault("thermal", "cooling", *HOT, 20.0, None, 1.8, 20.0),
+        Fault("link", "ib_flap", FLAPPING, None, 60.0, None, 1.0),
+    ]
+
+
+@pytest.fixture(scope="module")
+def facts(store_root: Path) -> Iterator[Facts]:
+    """The newest buckets in memory; in the store who holds what, what workloads report, and counters of before."""
+    store = Store.open(f"chdb://{store_root}?database=api_pages", retention_days=3650)
+    seen = record(1207, MINUTES, faults)
+    index, now = seen.index, [START_MS]
+    links = [(node.name, link.link) for node in index.nodes for link in node.links]
+    _store_links(store, links)
+    jobs = seen.buckets[-1].jobs
+    store.write_holdings(
+        [
+            Holding(*index.member(g), seen.buckets[-1].job_names[jobs[g]], START_MS - 3_600_000)
+            for g in range(index.gpu_count) if jobs[g] >= 0
+        ]
+        + [Holding(*index.member(g), job, at) for g in np.flatnonzero(jobs < 0)[:4].tolist()
+           for job, at in (("over", START_MS), (None, START_MS + 90_000))]
+    )  # fmt: skip
+    pipeline = Pipeline(
+        index, store, Policy.load(), Outbox(store, [], "http://console"), lag_ms=7000, now_ms=lambda: now[0]
+    )
+    for bucket in seen.buckets:
+        now[0] = bucket.end_ms + 7000
+        pipeline.judge_bucket(bucket)
+    yield Facts(pipeline, IngestStats(), CollectorConfig())
+    store.close()
+
+
+def _store_links(store: Store, links: list[tuple[str, str]]) -> None:
+    keys = [f"{node}/{link}" for node, link in links]
+    rows = [
+        EntityRow(entity_id(Scope.LINK, key), Scope.LINK, key, node, None, link=link)
+        for key, (node, link) in zip(keys, links, strict=True)
+    ]
+    names = [f"{node}/pretrain" for node in ("r01n01", "r01n02", "r01n03")]
+    rows += [
+        EntityRow(entity_id(Scope.WORKLOAD, key), Scope.WORKLOAD, key, key.partition("/")[0], None, link="pretrain")
+        for key in names
+    ]
+    store.write_entities(rows)
+    ids = np.array([entity_id(Scope.LINK, key) for key in keys], np.uint64)
+    zeros = {name: np.zeros(len(ids)) for name in api_fabric.COUNTED}
+    store.write_samples(SampleBatch.of_values(Scope.LINK, ids, np.full(len(ids), START_MS), zeros))
+    told = {
+        "step_time_s": np.array([2.0, 2.5, 2.1]), "tokens_per_step": np.full(3, 4e6), "mfu_ratio": np.full(3, 0.41),
+    }  # fmt: skip
+    ids = np.array([entity_id(Scope.WORKLOAD, key) for key in names], np.uint64)
+    store.write_samples(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, START_MS + MINUTES * 60_000), told))
+
+
+def slow_job(facts: Facts) -> str:
+    codes, names = facts.jobs()
+    return names[codes[facts.index.gpu(*SLOW)]]
+
+
+def test_the_hurt_job_comes_first_with_what_its_incident_says(facts: Facts) -> None:
+    jobs = api_jobs.list_jobs(facts, pb.ListJobsRequest()).jobs
+    (incident,) = [i for i in facts.open_incidents() if i.kind == "straggler"]
+    first = jobs[0]
+    assert first.job == slow_job(facts)
+    assert incident.id in first.incidents
+    assert first.hurt == next(i for i in facts.open_incidents() if i.id == first.incidents[0]).summary
+    assert first.gpu_hours_waited == incident.gpu_hours_waited
+    hours = (facts.now_ms() - incident.since_ms) / 3_600_000
+    assert first.waiting_share == pytest.approx(incident.gpu_hours_waited / (first.gpus * hours))
+    assert 0 < first.waiting_share < 1
+    assert first.gpus == first.nodes * 8
+    assert first.since_ms == START_MS - 3_600_000
+    well = [job for job in jobs if not job.incidents]
+    assert well
+    assert not any(job.HasField("waiting_share") or job.HasField("gpu_hours_waited") for job in well), "not told, not 0"
+    assert "over" not in {job.job for job in jobs}
+
+
+def test_an_ended_job_is_listed_when_asked_for_and_can_be_looked_at(facts: Facts) -> None:
+    reply = api_jobs.list_jobs(facts, pb.ListJobsRequest(ended=True, contains="ove"))
+    (over,) = reply.jobs
+    assert (over.job, over.gpus, over.ended_ms - over.since_ms) == ("over", 4, 90_000)
+    detail = api_job.get_job(facts, pb.JobRequest(job="over"))
+    assert [(gpu.node, gpu.gpu) for gpu in detail.gpus] == [facts.index.member(g) for g in _free(facts)[:4]]
+    assert not detail.metrics
+    assert detail.absent[0] == "Its GPUs: no values of that time."
+
+
+def _free(facts: Facts) -> list[int]:
+    return np.flatnonzero(facts.jobs()[0] < 0).tolist()
+
+
+def test_a_job_shows_its_slow_gpu_among_the_others(facts: Facts) -> None:
+    detail = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
+    assert len(detail.gpus) == detail.row.gpus
+    assert [(gpu.node, gpu.gpu) for gpu in detail.gpus if gpu.incident] == [SLOW], "a port names no GPU"
+    clock = next(each for each in detail.metrics if each.metric == "sm_clock_mhz")
+    values = np.frombuffer(clock.values, "<f4")
+    at = [(gpu.node, gpu.gpu) for gpu in detail.gpus].index(SLOW)
+    assert values[at] == values.min() < clock.p10 <= clock.median <= clock.p90
+    assert clock.known == detail.row.gpus
+    worst = from_json(Incident, detail.incidents_json[0])
+    assert worst.id == detail.row.incidents[0]
+    assert detail.ports_total == detail.row.gpus, "a port each"
+    assert 0 < detail.saturation_median <= detail.saturation_max < 1
+    assert detail.ports[0].node == FLAPPING, "the one in trouble before the busiest"
+
+
+def test_steps_are_those_of_the_whole_job_and_added_up_once(facts: Facts) -> None:
+    detail = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
+    (loop,) = detail.workloads
+    assert (loop.name, loop.nodes, loop.step_time_s, loop.mfu_ratio) == ("pretrain", 3, 2.1, 0.41)
+    assert loop.tokens_per_s == pytest.approx(4e6 / 2.1)
+    assert (detail.row.step_time_s, detail.row.mfu_ratio) == (2.1, 0.41)
+    other = next(job for job in api_jobs.list_jobs(facts, pb.ListJobsRequest()).jobs if job.job != slow_job(facts))
+    silent = api_job.get_job(facts, pb.JobRequest(job=other.job))
+    assert not silent.row.HasField("step_time_s")
+    assert api_job.NO_STEPS in silent.absent
+
+
+def test_a_job_that_is_not_there_is_refused(facts: Facts) -> None:
+    with pytest.raises(RefusalError, match="no job 'x' runs or ended in the last day") as refused:
+        api_job.get_job(facts, pb.JobRequest(job="x"))
+    assert refused.value.code is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(RefusalError, match="give the name of a job"):
+        api_job.get_job(facts, pb.JobRequest())
+
+
+def test_one_node_is_told_from_the_switch(facts: Facts) -> None:
+    fabric = api_fabric.get_fabric(facts, pb.FabricRequest(leaf="leaf01"))
+    leaf = fabric.leafs[0]
+    assert (leaf.name, leaf.nodes_troubled, leaf.switch) == ("leaf01", 1, False)
+    assert leaf.verdict.startswith(f"One node: {FLAPPING}. ")
+    assert [node.node for node in leaf.nodes if node.state == "trouble"] == [FLAPPING]
+    assert fabric.ports_total == leaf.ports == 16 * 8
+    worst = fabric.ports[0]
+    assert (worst.node, worst.leaf) == (FLAPPING, "leaf01")
+    assert worst.downs > 0
+    assert worst.incident == leaf.incident
+    assert not fabric.ports[-1].trouble
+    assert fabric.counted_from_ms == START_MS
+    assert not fabric.absent
+    with pytest.raises(RefusalError, match="no leaf 'x'"):
+        api_fabric.get_fabric(facts, pb.FabricRequest(leaf="x"))
+
+
+def test_a_switch_that_takes_its_ports_along_is_told_as_one(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node.name for node in facts.index.nodes[:6]]
+    summary = "48 of 128 ports at leaf leaf01 are down, on 6 nodes: it is the switch."
+    like = next(i for i in facts.open_incidents() if i.cause.startswith("port"))
+    switch = replace(
+        like, id="s", cause="switch", scope="leaf", node=None, members=tuple((name, None) for name in nodes),
+        summary=summary, evidence=(),
+    )  # fmt: skip
+    monkeypatch.setattr(facts, "open_incidents", lambda: [switch, like])
+    leaf = api_fabric.get_fabric(facts, pb.FabricRequest()).leafs[0]
+    assert (leaf.switch, leaf.incident, leaf.verdict, leaf.nodes_troubled) == (True, "s", summary, 6)
+
+
+def test_a_nodes_nvlinks_and_ports(facts: Facts) -> None:
+    fabric = api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0]))
+    assert [row.gpu for row in fabric.nvlinks] == list(range(8))
+    assert {(row.links_up, row.links_usual) for row in fabric.nvlinks} == {(18, 18)}
+    assert all(row.tx_bytes_per_s > 0 for row in fabric.nvlinks)
+    assert not any(row.HasField("crc_errors") for row in fabric.nvlinks), "no counter of before: not known, not 0"
+    assert {port.node for port in fabric.ports} == {SLOW[0]}
+
+
+def test_the_rack_with_the_bad_heat_sink(facts: Facts) -> None:
+    heat = api_thermals.get_thermals(facts, pb.ThermalsRequest(rack="r02"))
+    first, second = heat.racks
+    assert (first.name, second.name, second.nodes, second.gpus) == ("r01", "r02", 8, 64)
+    assert second.gpu_max_at == f"{HOT[0]} GPU {HOT[1]}"
+    assert second.poor == 1
+    assert first.poor == 0
+    assert 10 < second.inlet_c <= second.inlet_max_c < second.gpu_median_c < second.gpu_max_c
+    bucket = facts.pipeline.engine.buckets[-1]
+    assert second.power_w == pytest.approx(bucket.gpu["power_w"][64:].sum())
+    assert (second.power_known, second.limit_w) == (64, 64 * 700)
+    hot = heat.hot[0]
+    assert (hot.node, hot.gpu, hot.incident) == (*HOT, second.incident)
+    assert hot.resistance > 1.3 * hot.expected
+    assert [node.node for node in heat.nodes] == [f"r02n0{n}" for n in range(1, 9)]
+    with pytest.raises(RefusalError, match="no rack 'x'"):
+        api_thermals.get_thermals(facts, pb.ThermalsRequest(rack="x"))
+
+
+def test_without_values_all_is_absent_and_the_answer_says_why(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts.pipeline, "now_ms", lambda: START_MS + MINUTES * 60_000 + 10 * BUCKET_MS)
+    monkeypatch.setattr(facts.pipeline, "leading", True)
+    silent = "Nothing was stored in the last minute: are the agents running, and do they reach the collector?"
+    fabric = api_fabric.get_fabric(facts, pb.FabricRequest(leaf="leaf01"))
+    assert fabric.absent == [silent]
+    assert {port.state for port in fabric.ports} == {"unknown"}
+    assert not any(leaf.HasField("saturation_max") or leaf.HasField("errors") for leaf in fabric.leafs)
+    heat = api_thermals.get_thermals(facts, pb.ThermalsRequest())
+    assert heat.absent == [silent]
+    assert not any(rack.HasField("inlet_c") or rack.HasField("power_w") for rack in heat.racks)
+    job = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
+    assert job.ts_ms == 0
+    assert not job.metrics
+    assert job.absent[0] == "Its GPUs: no values of the last minute."
+
+
+def test_a_fleet_file_without_links_says_how_to_name_them(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = FleetSpec(tuple(replace(node, links=()) for node in facts.index.nodes))
+    monkeypatch.setattr(facts.pipeline, "index", FleetIndex(bare))
+    fabric = api_fabric.get_fabric(facts, pb.FabricRequest())
+    assert fabric.absent == [api_fabric.NO_LINKS]
+    assert not fabric.leafs
