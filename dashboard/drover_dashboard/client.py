@@ -185,6 +185,45 @@ class FleetClient:
         request = pb.ProbeOrdersRequest(node=node, limit=limit)
         return self._call(self._fleet().ListProbeOrders, request, f"probe orders {node} {limit}")
 
+    def jobs(self, ended: bool = False, contains: str = "") -> Answer[pb.JobList]:
+        request = pb.ListJobsRequest(ended=ended, contains=contains)
+        return self._call(self._fleet().ListJobs, request, f"jobs {ended} {contains}")
+
+    def job(self, name: str) -> Answer[pb.JobDetail]:
+        return self._call(self._fleet().GetJob, pb.JobRequest(job=name), f"job {name}")
+
+    def fabric(self, leaf: str = "", node: str = "") -> Answer[pb.Fabric]:
+        return self._call(self._fleet().GetFabric, pb.FabricRequest(leaf=leaf, node=node), f"fabric {leaf} {node}")
+
+    def thermals(self, rack: str = "") -> Answer[pb.Thermals]:
+        return self._call(self._fleet().GetThermals, pb.ThermalsRequest(rack=rack), f"thermals {rack}")
+
+    def system(self) -> Answer[pb.System]:
+        return self._call(self._fleet().GetSystem, pb.SystemRequest(), "system")
+
+    def capacity(self, days: float) -> Answer[pb.Capacity]:
+        """What faults cost in the last `days`; the rest is of now."""
+        request = pb.CapacityRequest(from_ms=self._now_ms() - round(days * 86_400_000))
+        return self._call(self._fleet().GetCapacity, request, f"capacity {days}", SERIES_DEADLINE_S)
+
+    def risk(self, limit: int) -> Answer[pb.RiskList]:
+        return self._call(self._fleet().ListRisk, pb.RiskRequest(limit=limit), f"risk {limit}")
+
+    def preview(self, node: str, act: str) -> Answer[pb.ActPreview]:
+        """What the act would meet, asked anew."""
+        request = pb.ActRequest(node=node, act=act)
+        return self._call(
+            self._fleet().PreviewAct, request, f"preview {act} {node} {self._now_ms()}", ANSWER_DEADLINE_S
+        )
+
+    def act(self, request: pb.ActRequest) -> Answer[pb.ActReply]:
+        """What a person does to a node; never an answer of before."""
+        return self._call(self._fleet().ActOnNode, request, f"act {self._now_ms()}", ANSWER_DEADLINE_S)
+
+    def ask_probe(self, request: pb.ProbeAsk) -> Answer[pb.ProbeAsked]:
+        """Likewise an order for probes."""
+        return self._call(self._fleet().RequestProbe, request, f"probe {self._now_ms()}", ANSWER_DEADLINE_S)
+
     def _call(self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S) -> Answer[Any]:
         name = (type(request).__name__, key)
         asked_ms = self._now_ms()

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import tzinfo
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -21,6 +22,8 @@ ALERT_S = 1  # what is open is asked for this often: a fatal kernel line must be
 FLEET, INCIDENTS, NODE = PAGES / "fleet.py", PAGES / "incidents.py", PAGES / "node.py"
 POLICY = PAGES / "policy.py"
 PROBES = PAGES / "probes.py"
+RISK, CAPACITY, SYSTEM = PAGES / "risk.py", PAGES / "capacity.py", PAGES / "system.py"
+JOB, FABRIC, THERMALS = PAGES / "job.py", PAGES / "fabric.py", PAGES / "thermals.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +111,18 @@ def racks() -> dict[str, str]:
     """Rack of each node."""
     layout = client.fleet().layout().value
     return {node.name: rack.name for rack in layout.racks for node in rack.nodes} if layout else {}
+
+
+def given(message: Any, field: str) -> float | None:
+    """A field of an answer that may be absent."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def go(clicked: str | None, page: Path = NODE) -> None:
+    """To what was clicked, `NODE/GPU/INCIDENT` with empty parts where there is none: the incident before the place."""
+    if not clicked:
+        return
+    node, gpu, incident = (*clicked.split("/"), "", "")[:3]
+    if incident:
+        st.switch_page(INCIDENTS, query_params={"id": incident})
+    st.switch_page(page, query_params={"node": node} | ({"gpu": gpu} if gpu else {}))

@@ -25,3 +25,16 @@ export function element(tag, className, text) {
   if (text !== undefined && text !== null) made.textContent = text; // never HTML: texts come from logs of the fleet
   return made;
 }
+
+const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
+
+export const rampBar = () => `linear-gradient(90deg, ${RAMP.map((part) => `rgb(${part.join(",")})`).join(",")})`;
+
+// Colours of `element` for a value that is `share` (0..1) of the way from the lowest to the highest.
+export function paint(element, share) {
+  const at = Math.min(1, Math.max(0, share)) * (RAMP.length - 1);
+  const low = Math.min(Math.floor(at), RAMP.length - 2);
+  const [red, green, blue] = RAMP[low].map((part, k) => Math.round(part + (RAMP[low + 1][k] - part) * (at - low)));
+  element.style.background = `rgb(${red}, ${green}, ${blue})`;
+  element.style.color = 0.299 * red + 0.587 * green + 0.114 * blue > 120 ? "#16191d" : "#ffffff";
+}

@@ -1,7 +1,5 @@
 // Bandwidth from each GPU (rows) to each other one (columns): colour from 0 to the best, a sign where a way failed.
-import { element, themeOf } from "./common.js";
-
-const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
+import { element, paint, rampBar, themeOf } from "./common.js";
 
 export function render({ data, parentElement }) {
   const root = parentElement.querySelector(".matrix");
@@ -35,25 +33,17 @@ function cell(found, best) {
     made.title = found ? found.title : "not measured";
     return made;
   }
-  const [red, green, blue] = color(best ? found.value / best : 0);
-  made.style.background = `rgb(${red}, ${green}, ${blue})`;
-  made.style.color = 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#16191d" : "#ffffff";
+  paint(made, best ? found.value / best : 0);
   if (found.verdict === "fail") made.textContent = `! ${found.text}`;
   made.className = found.verdict;
   made.title = found.title;
   return made;
 }
 
-function color(share) {
-  const at = Math.min(1, Math.max(0, share)) * (RAMP.length - 1);
-  const low = Math.min(Math.floor(at), RAMP.length - 2);
-  return RAMP[low].map((part, k) => Math.round(part + (RAMP[low + 1][k] - part) * (at - low)));
-}
-
 function legend(data) {
   const line = element("div", "legend");
   const bar = element("span", "bar");
-  bar.style.background = `linear-gradient(90deg, ${RAMP.map((part) => `rgb(${part.join(",")})`).join(",")})`;
+  bar.style.background = rampBar();
   line.append(element("span", "", "0"), bar, element("span", "", `${data.best.toLocaleString([], { maximumSignificantDigits: 4 })} ${data.unit}`));
   if (Object.values(data.cells).some((found) => found.verdict === "fail")) line.append(element("span", "failed", "! failed"));
   return line;

@@ -1,0 +1,195 @@
+"""Heat on the screen: racks as tiles as they stand, GPUs that run hot, nodes of a rack. All but `show_*` are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drover_dashboard import format as fmt
+from drover_dashboard import view
+from drover_dashboard.job_parts import share
+from drover_dashboard.table import Cell, Column, Mark, Row, table
+from drover_proto import fleet_pb2 as pb
+
+TILE_PX, SMALL_PX = 132, 84
+SMALL_FROM = 120  # racks from which on a tile has its name and number only
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What racks are coloured by: a field of pb.RackHeat, and the least span of the colours."""
+
+    label: str
+    field: str
+    unit: str
+    least: float
+
+
+MEASURES = {
+    "inlet": Measure("Inlet", "inlet_c", "°C", 6.0),
+    "hottest": Measure("Hottest GPU", "gpu_max_c", "°C", 10.0),
+    "median": Measure("Median GPU", "gpu_median_c", "°C", 10.0),
+    "power": Measure("GPU power", "power_w", "kW", 5000.0),
+}
+USUAL = "inlet"
+
+HOT_COLUMNS = (
+    Column("GPU"), Column("Core", "right"), Column("Margin", "right", help="degrees left before slowdown"),
+    Column("Held by heat", "right", help="share of the last 10 s"),
+    Column("Resistance", "right", help="(core - inlet) / power at steady load, against GPUs in the same place"),
+    Column("Power", "right"),
+)  # fmt: skip
+NODE_COLUMNS = (
+    Column("Node"), Column("Inlet", "right"), Column("Median GPU", "right"), Column("Hottest GPU", "right"),
+    Column("GPU power", "right"), Column("Slowest fan", "right"), Column("Held by heat", "right"),
+)  # fmt: skip
+ABSENT = Cell("absent", kind="absent", title="not reported")
+NOTHING = ("absent", "none reports it")
+
+
+def text(measure: Measure, value: float) -> str:
+    return f"{value / 1000:.1f} kW" if measure.unit == "kW" else f"{value:.1f} °C"
+
+
+def rack_tiles(reply: pb.Thermals, measure: Measure, chosen: str) -> dict[str, Any]:
+    """What assets/tiles.js draws: by row of the room where the fleet file says it, else in its order."""
+    known = [value for rack in reply.racks if (value := view.given(rack, measure.field)) is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    if (lacking := measure.least - (high - low)) > 0:
+        low, high = low - lacking / 2, high + lacking / 2
+    small = len(reply.racks) > SMALL_FROM
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for rack in reply.racks:
+        tile = _tile(rack, measure, (low, high), small)
+        groups.setdefault(f"Row {rack.row}" if rack.row else "", []).append(tile)
+    return {
+        "groups": [{"label": label, "tiles": tiles} for label, tiles in groups.items()], "selected": chosen,
+        "wide": SMALL_PX if small else TILE_PX, "empty": "" if reply.racks else "The fleet file names no node.",
+        "legend": {"low": text(measure, low), "high": text(measure, high), "cells": []} if known else None,
+    }  # fmt: skip
+
+
+def _tile(rack: pb.RackHeat, measure: Measure, span: tuple[float, float], small: bool) -> dict[str, Any]:
+    value = view.given(rack, measure.field)
+    subs = [] if small else _subs(rack)
+    marks = [f"{rack.throttled} held" if rack.throttled else "", f"{rack.poor} poor" if rack.poor else ""]
+    mark = ", ".join(filter(None, marks)) or ("incident" if rack.incident else "")
+    tone = "bad" if rack.throttled or rack.severity == "critical" else "warn" if rack.incident else ""
+    return {
+        "id": rack.name, "name": rack.name, "mark": mark, "tone": tone, "cells": [], "subs": subs,
+        "value": "absent" if value is None else text(measure, value),
+        "share": None if value is None else (value - span[0]) / (span[1] - span[0]),
+        "href": view.href(view.THERMALS, rack=rack.name),
+        "title": f"{rack.name}: {'; '.join(_subs(rack))}" + (f"; {mark} (heat)" if mark else ""),
+    }  # fmt: skip
+
+
+def _subs(rack: pb.RackHeat) -> list[str]:
+    inlet = f"inlet {rack.inlet_c:.1f} °C" if rack.HasField("inlet_c") else "inlet absent"
+    heat = f"GPUs {rack.gpu_median_c:.0f}, max {rack.gpu_max_c:.0f} °C" if rack.HasField("gpu_max_c") else "GPUs absent"
+    return [inlet, heat, power(rack)]
+
+
+def power(rack: pb.RackHeat) -> str:
+    """Against the rack's budget where one is given, else against what the GPUs' own limits allow."""
+    if not rack.HasField("power_w"):
+        return "power absent"
+    drawn = f"{rack.power_w / 1000:.1f}"
+    if rack.power_known < rack.gpus:
+        drawn += f" ({rack.power_known} of {rack.gpus} GPUs)"
+    if rack.HasField("budget_w"):
+        return f"{drawn} of {rack.budget_w / 1000:.1f} kW"
+    return f"{drawn} kW"
+
+
+def numbers(reply: pb.Thermals) -> list[tuple[str, str, str]]:
+    """(label, value, remark) of the numbers on top."""
+
+    def most(field: str, sign: int = 1) -> pb.RackHeat | None:
+        there = [rack for rack in reply.racks if view.given(rack, field) is not None]
+        return max(there, key=lambda rack: sign * getattr(rack, field), default=None)
+
+    warmest, core, least = most("inlet_c"), most("gpu_max_c"), most("margin_min_c", -1)
+    powered = [rack for rack in reply.racks if rack.HasField("power_w")]
+    watts = sum(rack.power_w for rack in powered)
+    limits = sum(rack.limit_w for rack in powered) if all(rack.HasField("limit_w") for rack in powered) else 0.0
+    held, poor = sum(rack.throttled for rack in reply.racks), sum(rack.poor for rack in reply.racks)
+    return [
+        ("Warmest inlet", *((f"{warmest.inlet_c:.1f} °C", f"rack {warmest.name}") if warmest else NOTHING)),
+        ("Hottest GPU", *((f"{core.gpu_max_c:.0f} °C", core.gpu_max_at) if core else NOTHING)),
+        ("Least margin", *((f"{least.margin_min_c:.0f} °C", f"rack {least.name}") if least else NOTHING)),
+        ("Held by heat", fmt.number(held), "GPUs, now"),
+        ("Poorly cooled", fmt.number(poor), "open incidents"),
+        (
+            "GPU power",
+            f"{watts / 1000:,.1f} kW" if powered else "absent",
+            f"{share(watts / limits)} of GPU limits" if limits else "limits not known",
+        ),
+    ]
+
+
+def hot_rows(found: Sequence[pb.HotGpu]) -> list[Row]:
+    rows = []
+    for gpu in found:
+        held = ABSENT
+        if gpu.HasField("held_share"):
+            mark = Mark(share(gpu.held_share), "bad") if gpu.held_share >= 0.05 else None
+            held = Cell("" if mark else share(gpu.held_share), mark=mark)
+        where = f"rack {gpu.rack}" + (f" · job {gpu.job}" if gpu.job else " · no job")
+        link = (
+            view.href(view.INCIDENTS, id=gpu.incident)
+            if gpu.incident
+            else view.href(view.NODE, node=gpu.node, gpu=gpu.gpu)
+        )
+        cells = (
+            Cell(f"{gpu.node} GPU {gpu.gpu}", sub=where, kind="strong"),
+            Cell(f"{gpu.temp_c:.0f} °C") if gpu.HasField("temp_c") else ABSENT,
+            Cell(f"{gpu.margin_c:.0f} °C") if gpu.HasField("margin_c") else ABSENT,
+            held,
+            _resistance(gpu),
+            Cell(f"{gpu.power_w:.0f} W") if gpu.HasField("power_w") else ABSENT,
+        )
+        rows.append(Row(cells, id=f"{gpu.node}/{gpu.gpu}/{gpu.incident}", href=link))
+    return rows
+
+
+def _resistance(gpu: pb.HotGpu) -> Cell:
+    if not gpu.HasField("resistance"):
+        return Cell("absent", kind="absent", title="told while the load is steady, and above half of the power limit")
+    own = f"{gpu.resistance:.3f} °C/W"
+    if not gpu.HasField("expected") or not gpu.expected:
+        return Cell(own)
+    over = gpu.resistance / gpu.expected - 1
+    tone = "bad" if over >= 0.35 else "warn" if over >= 0.12 else None
+    mark = Mark(f"{over * 100:+.0f} %", tone) if tone else None
+    return Cell(
+        own, mark=mark, sub="" if mark else f"{over * 100:+.0f} %", title=f"in the same place: {gpu.expected:.3f}"
+    )
+
+
+def node_rows(found: Sequence[pb.NodeHeat]) -> list[Row]:
+    rows = []
+    for node in found:
+        cells = (
+            Cell(node.node, kind="strong", mark=Mark("incident", "warn") if node.incident else None),
+            Cell(f"{node.inlet_c:.1f} °C") if node.HasField("inlet_c") else ABSENT,
+            Cell(f"{node.gpu_median_c:.0f} °C") if node.HasField("gpu_median_c") else ABSENT,
+            Cell(f"{node.gpu_max_c:.0f} °C") if node.HasField("gpu_max_c") else ABSENT,
+            Cell(f"{node.power_w / 1000:.2f} kW") if node.HasField("power_w") else ABSENT,
+            Cell(f"{node.fan_min_rpm:,.0f} rpm") if node.HasField("fan_min_rpm") else ABSENT,
+            Cell("", mark=Mark(f"{node.throttled} GPUs", "bad")) if node.throttled else Cell("0", kind="faint"),
+        )
+        link = view.href(view.INCIDENTS, id=node.incident) if node.incident else view.href(view.NODE, node=node.node)
+        rows.append(Row(cells, id=f"{node.node}//{node.incident}", href=link))
+    return rows
+
+
+def show_hot(key: str, reply: pb.Thermals) -> str | None:
+    lines = hot_rows(reply.hot)
+    empty = "No GPU is held down by heat, and no incident tells of poor cooling."
+    return table(key, HOT_COLUMNS, lines, empty=empty, link_column=0, height=380 if len(lines) > 7 else None)
+
+
+def show_nodes(key: str, reply: pb.Thermals) -> str | None:
+    return table(key, NODE_COLUMNS, node_rows(reply.nodes), empty="", link_column=0)

@@ -1,0 +1,77 @@
+"""The fabric: is it one node or the switch? Leafs worst first, the ports of one, the NVLinks of a node."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import client, fabric_parts, probe_parts, view
+from drover_dashboard import format as fmt
+from drover_proto import fleet_pb2 as pb
+
+NOW_S = 5
+NO_NODE = "choose a node for its NVLinks"
+
+
+def choose() -> tuple[str, str]:
+    """Leaf and node ("": none), kept in the URL."""
+    leaf, asked = st.query_params.get("leaf", ""), st.query_params.get("node", "")
+    layout = client.fleet().layout()
+    names = [node.name for rack in layout.value.racks for node in rack.nodes] if layout.value else []
+    if asked and asked not in names:
+        names.insert(0, asked)  # the answer says whether it exists
+    node = st.selectbox(
+        "Node", names, index=names.index(asked) if asked in names else None, placeholder=NO_NODE,
+        label_visibility="collapsed", width=300,
+    )  # fmt: skip
+    view.keep("node", node or "", "")
+    return leaf, node or ""
+
+
+@st.fragment(run_every=NOW_S)
+def leafs(leaf: str, node: str) -> None:
+    who = view.viewer()
+    answer = client.fleet().fabric(leaf, node)
+    view.trouble("fabric", answer.trouble, answer.as_of_ms, who)
+    if answer.value is None:
+        return
+    reply = answer.value
+    kind, text = fabric_parts.verdict(reply, who)
+    if text:
+        view.notice("verdict", kind, text)
+    for number, line in enumerate(reply.absent):
+        view.notice(f"absent_{number}", "remark", line)
+    if reply.leafs_total > len(reply.leafs):
+        view.notice("cut", "remark", f"The worst {len(reply.leafs)} of {fmt.number(reply.leafs_total)} leafs.")
+    clicked = fabric_parts.show_tiles("leafs", fabric_parts.leaf_tiles(reply, leaf, who))
+    if clicked and clicked != leaf:
+        st.query_params["leaf"] = clicked
+        st.query_params.pop("node", None)
+        st.rerun()
+    if reply.counted_from_ms:
+        view.notice("counted", "remark", f"Errors and downs counted {who.since(reply.counted_from_ms)}.")
+    if leaf or node:
+        _ports(reply, leaf, node, who)
+
+
+def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
+    of = node or leaf
+    shown = (
+        f"the worst {len(reply.ports)} of {reply.ports_total}"
+        if len(reply.ports) < reply.ports_total
+        else f"{reply.ports_total}"
+    )
+    view.notice("ports", "remark", f"Ports of {of}: {shown}, those in trouble first, then the busiest.")
+    view.go(fabric_parts.show_ports("ports", reply, who, f"fleet.toml names no port of {of}."), view.FABRIC)
+    if not node:
+        return
+    left, right = st.columns([1.1, 1], gap="medium")
+    with left:
+        view.notice("nvlinks", "remark", f"NVLinks of {node}")
+        view.go(fabric_parts.show_nvlinks("nvlinks", reply, node))
+    with right:
+        told = client.fleet().probes(probe_parts.PAIRS, node)
+        if told.value is not None:
+            probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
+
+
+leafs(*choose())

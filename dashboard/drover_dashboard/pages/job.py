@@ -1,0 +1,152 @@
+"""Jobs: who is hurt, and of one job which GPU slows it, since when and at what cost."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import charts, client, incident_rows, job_parts, view
+from drover_dashboard import format as fmt
+from drover_proto import catalog
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Scope
+
+NOW_S, CHARTS_S = 5, 10
+STATES = ("running", "ended too")
+SPAN_MS, POINTS = 1_800_000, 300
+NO_JOBS = (
+    "No GPU is held by a job. Agents tell holdings where they find Slurm or Kubernetes on the node:"
+    " `drover-agent sources` there says why not."
+)
+
+
+def choose() -> tuple[str, bool]:
+    """The job ("": the list) and whether ended ones are listed, kept in the URL."""
+    job, state = st.query_params.get("job", ""), st.query_params.get("state", STATES[0])
+    if job:
+        if st.button("All jobs", icon=":material/arrow_back:"):
+            st.query_params.pop("job", None)
+            st.rerun()
+        return job, False
+    state = st.segmented_control(
+        "State", STATES, default=state if state in STATES else STATES[0], required=True, label_visibility="collapsed"
+    )
+    view.keep("state", state, STATES[0])
+    return "", state == STATES[1]
+
+
+@st.fragment(run_every=NOW_S)
+def listing(ended: bool) -> None:
+    who = view.viewer()
+    answer = client.fleet().jobs(ended)
+    view.trouble("jobs", answer.trouble, answer.as_of_ms, who)
+    if answer.value is None:
+        return
+    running = [job for job in answer.value.jobs if not job.HasField("ended_ms")]
+    hurt = sum(bool(job.incidents) for job in running)
+    shown, total = len(answer.value.jobs), answer.value.total
+    cut = f"  ·  the first {fmt.number(shown)} of {fmt.number(total)}" if shown < total else ""
+    gpus = fmt.number(sum(job.gpus for job in running))
+    line = f"{fmt.number(len(running))} jobs hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{cut}"
+    view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
+    clicked = job_parts.show_list("jobs", answer.value, who, NO_JOBS)
+    if clicked:
+        st.query_params["job"] = clicked
+        st.rerun()
+
+
+@st.fragment(run_every=NOW_S)
+def now(name: str) -> None:
+    who = view.viewer()
+    answer = client.fleet().job(name)
+    view.trouble("job", answer.trouble, answer.as_of_ms, who)
+    if answer.value is None:
+        return
+    detail = answer.value
+    found = job_parts.incidents(detail)
+    view.notice("what", "summary", _head(detail, who))
+    for column, (label, value, remark) in zip(
+        st.columns(7, gap="small"), job_parts.tiles(detail), strict=True
+    ):  # fmt: skip
+        column.metric(label, value, remark, delta_color="off", delta_arrow="off", border=True)
+    told = job_parts.culprits(found, who)
+    for number, text in enumerate(told[:3]):
+        view.notice(f"slow_{number}", "todo", text)
+    if not told and not detail.row.HasField("ended_ms"):
+        view.notice("slow_none", "remark", "No open incident names a GPU or node that slows this job.")
+    named = {incident.id: incident.summary for incident in found}
+    view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))
+    for number, text in enumerate(detail.absent):
+        view.notice(f"absent_{number}", "remark", text)
+    left, right = st.columns([1, 1], gap="medium")
+    with left:
+        clicked = incident_rows.show(
+            "job_incidents", incident_rows.rows(found, view.racks(), who), height=320 if len(found) > 4 else None,
+            empty="No incident names this job or what it holds.",
+        )  # fmt: skip
+        if clicked:
+            st.switch_page(view.INCIDENTS, query_params={"id": clicked})
+    with right:
+        view.go(job_parts.show_ports("job_ports", detail), view.FABRIC)
+
+
+def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
+    job = detail.row
+    span = (
+        f"{who.clock(job.since_ms)} to {who.clock(job.ended_ms)}, ended"
+        if job.HasField("ended_ms")
+        else who.since(job.since_ms)
+    )
+    boards = f" of {', '.join(job.skus)}" if job.skus else ""
+    return f"Job {job.job}: {fmt.number(job.gpus)} GPUs{boards} on {fmt.number(job.nodes)} nodes, {span}"
+
+
+@st.fragment(run_every=CHARTS_S)
+def past(name: str) -> None:
+    """Its steps over time, and its slowest GPU against the others."""
+    detail = client.fleet().job(name).value
+    if detail is None:
+        return
+    who = view.viewer()
+    steps = next((loop for loop in detail.workloads if loop.HasField("step_time_s")), None)
+    slow = job_parts.slowest(detail)
+    left, right = st.columns(2, gap="medium")
+    if steps is not None:
+        target = pb.SeriesTarget(node=steps.node, link=steps.name)
+        with left:
+            _chart(f"steps of {steps.name} on {steps.node}", Scope.WORKLOAD, target, ("step_time_s",), who)
+    if slow is not None:
+        target = pb.SeriesTarget(node=slow[0], gpu=slow[1])
+        place = fmt.member(*slow)
+        with right if steps is not None else left:
+            _chart(place, Scope.GPU, target, ("sm_clock_mhz",), who)
+        if steps is None:
+            with right:
+                _chart(place, Scope.GPU, target, ("power_w",), who)
+
+
+def _chart(what: str, scope: Scope, target: pb.SeriesTarget, metrics: tuple[str, ...], who: view.Viewer) -> None:
+    from_ms = who.now_ms - SPAN_MS
+    request = pb.SeriesRequest(
+        scope=scope, targets=[target], metrics=metrics, from_ms=from_ms, to_ms=who.now_ms, max_points=POINTS,
+        with_peers=scope is Scope.GPU,
+    )  # fmt: skip
+    answer = client.fleet().series(request, f"job {what} {metrics}")
+    view.trouble(f"chart_{metrics[0]}", answer.trouble, 0, who)
+    if answer.value is None:
+        return
+    for name in metrics:
+        lines = charts.lines_of(answer.value, name, frozenset({target.gpu}))
+        chart = charts.Chart(
+            catalog.BY_NAME[name], charts.times_of(answer.value), lines, from_ms, who.now_ms,
+            note=f"{what}{'; band: peers p10 to p90' if scope is Scope.GPU else ''}",
+            absent="no value in this time" if charts.nothing_there(lines) else "",
+        )  # fmt: skip
+        charts.show(f"job_{name}", chart)
+
+
+job, ended = choose()
+if job:
+    now(job)
+    past(job)
+else:
+    listing(ended)

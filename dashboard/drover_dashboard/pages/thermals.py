@@ -1,0 +1,51 @@
+"""Heat: which rack runs hot, which GPUs are held down by it, and whether it is the room or a heat sink."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import client, fabric_parts, heat_parts, view
+
+NOW_S = 5
+
+
+def choose() -> tuple[str, str]:
+    """What racks are coloured by, and the rack chosen ("": none), kept in the URL."""
+    asked = st.query_params.get("by", heat_parts.USUAL)
+    by = st.segmented_control(
+        "Colour by", list(heat_parts.MEASURES), default=asked if asked in heat_parts.MEASURES else heat_parts.USUAL,
+        format_func=lambda key: heat_parts.MEASURES[key].label, required=True, label_visibility="collapsed",
+    )  # fmt: skip
+    view.keep("by", by, heat_parts.USUAL)
+    return by, st.query_params.get("rack", "")
+
+
+@st.fragment(run_every=NOW_S)
+def racks(by: str, rack: str) -> None:
+    who = view.viewer()
+    answer = client.fleet().thermals(rack)
+    view.trouble("thermals", answer.trouble, answer.as_of_ms, who)
+    if answer.value is None:
+        return
+    reply = answer.value
+    figures = heat_parts.numbers(reply)
+    for column, (label, value, remark) in zip(st.columns(len(figures), gap="small"), figures, strict=True):
+        column.metric(label, value, remark, delta_color="off", delta_arrow="off", border=True)
+    for number, line in enumerate(reply.absent):
+        view.notice(f"absent_{number}", "remark", line)
+    left, right = st.columns([1.35, 1], gap="medium")
+    with left:
+        clicked = fabric_parts.show_tiles("racks", heat_parts.rack_tiles(reply, heat_parts.MEASURES[by], rack))
+        if clicked and clicked != rack:
+            st.query_params["rack"] = clicked
+            st.rerun()
+    with right:
+        if reply.hot_total > len(reply.hot):
+            view.notice("cut", "remark", f"The worst {len(reply.hot)} of {reply.hot_total} GPUs.")
+        view.go(heat_parts.show_hot("hot", reply))
+    if rack:
+        view.notice("nodes", "remark", f"Nodes of rack {rack}")
+        view.go(heat_parts.show_nodes("nodes", reply))
+
+
+racks(*choose())
