@@ -94,6 +94,7 @@ class Alertmanager:
         self._every_s = repeat_s
         self._places = places
         self._labels = labels or {}
+        self._authorization = authorization
         headers = {} if authorization is None else {"authorization": authorization}
         self._members = [_Member(name, url, number, timeout_s, headers, ca_file) for number, url in enumerate(urls, 1)]
 
@@ -103,12 +104,29 @@ class Alertmanager:
         for member in self._members:
             member.start(told, new, now_ms)
         answers = [member.result() for member in self._members]
+        for member, answer in zip(self._members, answers, strict=True):
+            if not answer.good and not member.failing:
+                log.warning(
+                    "alertmanager %s, member %d: %s", self.name, member.number, answer.told() + self._said(answer)
+                )
+            member.failing = not answer.good
         bad = [answer for answer in answers if not answer.good]
         if len(bad) < len(answers):
             return Delivery(True)
-        detail = "; ".join(dict.fromkeys(answer.told() + _said(answer) for answer in bad))
+        detail = "; ".join(dict.fromkeys(answer.told() + self._said(answer) for answer in bad))
         permanent = all(answer.status == 400 for answer in bad)
         return Delivery(False, detail, permanent=permanent, retry_after_s=bad[0].retry_after_s)
+
+    def _said(self, answer: Answer) -> str:
+        """Alertmanager's own words about a bad request, without what it was let in by."""
+        if answer.status == 401:
+            return ": give username and password_file, or token_file"
+        if answer.status != 400:
+            return ""
+        words = " ".join(answer.body.decode("utf-8", "replace").split())
+        if self._authorization is not None:
+            words = words.replace(self._authorization.partition(" ")[2], "***")
+        return f": {cut(words, 300)}"
 
     def close(self) -> None:
         for member in self._members:
@@ -120,22 +138,18 @@ class _Member:
         self, name: str, url: str, number: int, timeout_s: float, headers: dict[str, str], ca_file: str | None
     ) -> None:
         self.http = Http(timeout_s, ca_file)
-        self._who = f"alertmanager {name}, member {number}"
+        self.number = number
+        self.failing = False
         self._url = f"{url.rstrip('/')}/api/v2/alerts"
         self._headers = headers
         self._bounded = Bounded[Answer](f"alertmanager-{name}-{number}-try", 2 * timeout_s)
         self._known: OrderedDict[str, Labels] = OrderedDict()  # incident -> labels of its only alert there
-        self._failing = False
 
     def start(self, told: Story, new: dict[str, Any] | None, now_ms: int) -> None:
         self._bounded.start(lambda: self._tell(told, new, now_ms))
 
     def result(self) -> Answer:
-        answer = self._bounded.result() or Answer(0, "no whole answer in time")
-        if not answer.good and not self._failing:
-            log.warning("%s: %s%s", self._who, answer.told(), _said(answer))
-        self._failing = not answer.good
-        return answer
+        return self._bounded.result() or Answer(0, "no whole answer in time")
 
     def _tell(self, told: Story, new: dict[str, Any] | None, now_ms: int) -> Answer:
         """
@@ -179,12 +193,3 @@ def _ended(old: dict[str, Any], told: Story, now_ms: int) -> dict[str, Any]:
         "endsAt": iso(max(ends_ms, from_iso(old["startsAt"]))),
         "generatorURL": old.get("generatorURL", ""),
     }
-
-
-def _said(answer: Answer) -> str:
-    """Alertmanager's own words about a bad request."""
-    if answer.status == 401:
-        return ": give username and password_file, or token_file"
-    if answer.status != 400:
-        return ""
-    return f": {cut(' '.join(answer.body.decode('utf-8', 'replace').split()), 300)}"

@@ -79,7 +79,8 @@ class Http:
                 method,
                 url,
                 body=body,
-                headers={"user-agent": "drover", **headers},
+                # Messages are rare: a connection kept would mostly be found closed by the other side.
+                headers={"user-agent": "drover", "connection": "close", **headers},
                 timeout=urllib3.Timeout(connect=timeout_s, read=timeout_s),
                 redirect=False,
                 retries=False,
