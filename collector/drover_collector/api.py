@@ -27,6 +27,7 @@ from drover_collector import (
     api_probes,
     api_risk,
     api_series,
+    api_silences,
     api_system,
     api_thermals,
     gate,
@@ -157,6 +158,18 @@ class FleetApi(FleetServicer):
     async def PreviewAct(self, request: pb.ActRequest, context: Context) -> pb.ActPreview:
         may = api_decisions.may_answer(gate.caller())
         return await self._answer(context, lambda: api_actions.preview_act(self._facts, request, may))
+
+    async def ListSilences(self, request: pb.SilencesRequest, context: Context) -> pb.SilenceList:
+        may = api_decisions.may_answer(gate.caller())
+        return await self._answer(context, lambda: api_silences.list_silences(self._facts, request, may))
+
+    async def CreateSilence(self, request: pb.SilenceAsk, context: Context) -> pb.SilenceReply:
+        by = api_decisions.named(gate.caller(), request.who)
+        return await self._answer(context, lambda: api_silences.create_silence(self._facts, request, by))
+
+    async def EndSilence(self, request: pb.SilenceEnd, context: Context) -> pb.SilenceReply:
+        by = api_decisions.named(gate.caller(), request.who)
+        return await self._answer(context, lambda: api_silences.end_silence(self._facts, request, by))
 
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
         if self._exporting.locked():

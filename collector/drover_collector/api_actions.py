@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import grpc
@@ -13,8 +14,11 @@ from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
 from drover_collector.engine import Engine
 from drover_collector.guard import hold, may_resume
+from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Act, Action, Audit, Duty
+
+log = logging.getLogger(__name__)
 
 BY_HAND = (Act.DRAIN, Act.ISOLATE, Act.RESUME, Act.RESET, Act.REBOOT)
 WAIT_S = 8.0  # for the outcome, before the answer says that it is under way
@@ -32,13 +36,11 @@ def act_on_node(facts: Facts, request: pb.ActRequest, by: str) -> pb.ActReply:
     if act is None:
         raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
     why = " ".join(request.why.split())[:WHY_CHARS]
-    if not why:
-        raise bad_argument("say why: it stands in the record and in the scheduler's reason")
-    desk = _desk(facts)
     try:
-        reply = _resume(desk, request, why, by) if act is Act.RESUME else _take_out(facts, desk, request, act, why, by)
-    except ActError as error:
-        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+        reply = _done(facts, request, act, why, by)
+    except RefusalError as refusal:
+        _note_refused(facts, request, act, why, by, str(refusal))
+        raise
     now_ms = facts.now_ms()
     line = Audit(
         f"{act} {request.node} {now_ms}", now_ms, by, act.value, request.node, why,
@@ -46,6 +48,29 @@ def act_on_node(facts: Facts, request: pb.ActRequest, by: str) -> pb.ActReply:
     )  # fmt: skip
     facts.store.write_audit([line])
     return reply
+
+
+def _done(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
+    if not why:
+        raise bad_argument("say why: it stands in the record and in the scheduler's reason")
+    desk = _desk(facts)
+    try:
+        return _resume(desk, request, why, by) if act is Act.RESUME else _take_out(facts, desk, request, act, why, by)
+    except ActError as error:
+        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+
+
+def _note_refused(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: str, refusal: str) -> None:
+    """In the audit too. The refusal is answered whether the store takes its line or not."""
+    now_ms = facts.now_ms()
+    forced = "forced: " if request.force else ""
+    line = Audit(
+        f"{act} {request.node} {now_ms} refused", now_ms, by, f"{act} (refused)", request.node, why, forced + refusal
+    )
+    try:
+        facts.store.write_audit([line])
+    except StoreError as error:  # as of one that stands by, whose audit is the active one's
+        log.warning("not in the audit: %s of %s by %s, refused: %s (%s)", act, request.node, by, refusal, error)
 
 
 def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPreview:

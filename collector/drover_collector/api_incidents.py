@@ -6,6 +6,7 @@ import string
 
 from drover_collector.api_facts import DAY_MS, Facts, bad_argument, not_found, worst_first
 from drover_collector.notify import tell
+from drover_collector.notify.silences import told
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import SEVERITY_ORDER, Duty, Event, Incident, ProbeOrder, ProbeVerdict, Severity, to_json
 from drover_proto.times import iso
@@ -41,8 +42,9 @@ def list_incidents(facts: Facts, request: pb.ListIncidentsRequest) -> pb.Inciden
         ),
         key=worst_first,
     )
-    limit = min(request.limit or INCIDENTS_LIMIT, INCIDENTS_MAX)
-    return pb.IncidentList(incidents_json=[to_json(i) for i in found[:limit]], total=len(found))
+    shown = found[: min(request.limit or INCIDENTS_LIMIT, INCIDENTS_MAX)]
+    silenced = {i.id: text for i in shown if (text := _silenced(facts, i))}
+    return pb.IncidentList(incidents_json=[to_json(i) for i in shown], total=len(found), silenced=silenced)
 
 
 def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = False) -> pb.IncidentDetail:
@@ -66,7 +68,16 @@ def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = F
         probe_orders_json=[to_json(o) for o in _orders(facts, incident)],
         probe_verdicts_json=[to_json(v) for v in _verdicts(facts, incident)],
         may_answer=may_answer,
+        silenced=_silenced(facts, incident),
     )
+
+
+def _silenced(facts: Facts, incident: Incident) -> str:
+    """`silenced by anna until 2026-11-22T06:00:00Z: firmware`; empty: it is not."""
+    if incident.closed_ms is not None:
+        return ""
+    silence = facts.pipeline.outbox.silences.of(incident, facts.now_ms())
+    return "" if silence is None else f"silenced {told(silence)}"
 
 
 def _duties(facts: Facts, incident: Incident) -> list[Duty]:

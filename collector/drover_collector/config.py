@@ -13,6 +13,7 @@ from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.cost import CostConfig
 from drover_collector.identity import Denied, DeniedError
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
+from drover_collector.notify.windows import MaintenanceConfig, validate_windows
 from drover_collector.policy import PRESETS
 from drover_collector.probes.settings import ProbesConfig
 from drover_proto.settings import SettingsError, between, load, one_of, placed, setting
@@ -123,6 +124,9 @@ class CollectorConfig:
     cost: CostConfig = field(default_factory=CostConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     webhooks: tuple[WebhookConfig, ...] = setting((), "The older form of [[notify.webhook]], with the same keys.")
+    maintenance: tuple[MaintenanceConfig, ...] = setting(
+        (), "Weekly windows in which nobody is told of some nodes, and nothing is done to them."
+    )
 
 
 def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> CollectorConfig:
@@ -151,6 +155,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     if config.policy.path is not None and not Path(config.policy.path).is_file():
         raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")
     validate_notify(config.notify, config.webhooks, environment)
+    validate_windows(config.maintenance)
 
 
 def split_address(value: str) -> tuple[str, int]:

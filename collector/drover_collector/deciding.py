@@ -21,7 +21,7 @@ from dataclasses import replace
 from drover_collector import health
 from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.guard import OUT_STAGES, Census, hold
+from drover_collector.guard import MAINTENANCE, OUT_STAGES, Census, hold
 from drover_collector.guard_breaker import Breaker
 from drover_collector.guard_pace import Pace
 from drover_collector.policy import Policy, Verdict, least_mode
@@ -46,6 +46,7 @@ class Decider:
         standing: (incident, node) -> its newest decision.
         duties: node -> how far it is that is or was out of service.
         away: nodes that their scheduler gives no work, whoever closed them.
+        maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
     """
 
@@ -56,6 +57,7 @@ class Decider:
         self.standing: dict[Key, Decision] = {}
         self.duties: dict[str, Duty] = {}
         self.away: Set[str] = frozenset()
+        self.maintenance: Mapping[str, str] = {}
         self.breaker = Breaker(index)
         self.pace = Pace()
         self._approved: dict[Key, Decision] = {}
@@ -100,7 +102,7 @@ class Decider:
         ]
         made = self._forget(wanted, now_ms)
         limits = self.policy.guard
-        leaving = [i for i, v in wanted if v.wanted in DISRUPTIVE]
+        leaving = [i for i, v in wanted if v.wanted in DISRUPTIVE and i.node not in self.maintenance]
         events = [*self._note_silence(heard, now_ms), *self.breaker.note(leaving, now_ms, limits)]
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
@@ -178,7 +180,8 @@ class Decider:
             self._heard = before
         if heard is None or before is None:
             return []
-        gone = [self.index.nodes[n].name for n in (before & ~heard).nonzero()[0].tolist()]
+        names = (self.index.nodes[n].name for n in (before & ~heard).nonzero()[0].tolist())
+        gone = [name for name in names if name not in self.maintenance]
         return self.breaker.note_silence(gone, now_ms, self.policy.guard)
 
     def _ask_about(self, events: Sequence[Incident], now_ms: int) -> list[Decision]:
@@ -242,7 +245,7 @@ class Decider:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
             outcome, text = "pending_approval", f"asks to {done}; expires in {policy.approval_expires_s / 60:.0f} min"
-        if same and last is not None and outcome == "held" == last.outcome:
+        if same and last is not None and outcome == "held" == last.outcome and _alike(text, last.reason):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
             census.take(node)
@@ -259,8 +262,10 @@ class Decider:
     def _held(
         self, incident: Incident, verdict: Verdict, census: Census, job_nodes: JobNodes, now_ms: int
     ) -> str | None:
-        """Why the guard holds it back; None when it does not, or when nothing leaves service."""
+        """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not."""
         node = incident.node or ""
+        if node in self.maintenance:
+            return self.maintenance[node]
         if verdict.wanted not in DISRUPTIVE:
             return None
         if node in census.out:
@@ -308,6 +313,11 @@ class Decider:
         if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act"):
             self.pace.note_taken(decision.node, decision.ts_ms)
         return decision
+
+
+def _alike(a: str, b: str) -> bool:
+    """Whether both hold for maintenance, or neither does: when it is over, the guard's own reason is told."""
+    return a.startswith(MAINTENANCE) == b.startswith(MAINTENANCE)
 
 
 def _rank(wanted: Wanted) -> int:

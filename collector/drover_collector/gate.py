@@ -53,6 +53,9 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "GetSystem": READERS,
     _FLEET + "GetCapacity": READERS,
     _FLEET + "PreviewAct": READERS,  # changes nothing
+    _FLEET + "ListSilences": READERS,
+    _FLEET + "CreateSilence": OPERATORS,
+    _FLEET + "EndSilence": OPERATORS,
 }
 PAGE = READERS  # of /metrics
 LOOK_S = 2.0  # how often open streams are looked at

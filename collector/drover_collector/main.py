@@ -43,8 +43,8 @@ from drover_collector.notify import Outbox
 from drover_collector.notify.making import notifiers
 from drover_collector.notify.routes import Routes, validate_places
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.windows import validate_window_places
 from drover_collector.notify.trying import chosen, try_out
+from drover_collector.notify.windows import validate_window_places
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch

@@ -27,10 +27,11 @@ from drover_collector.pauses import Pauses
 from drover_collector.pipeline_history import RESTORED_MS, history, recent
 from drover_collector.pipeline_saving import Saving
 from drover_collector.policy import Policy
+from drover_collector.policy_diff import differences, summary
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_collector.ticks import Rate, Ticks
-from drover_proto.events import Approval, Audit, Duty, Event, Incident
+from drover_proto.events import Approval, Audit, Duty, Event, Incident, Silence
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Judging:
         self._judge = ThreadPoolExecutor(1, "engine")
         self._arrivals = Arrivals(self.ticks)
         self.saving = Saving(store, outbox, self.ticks, now_ms)
+        self.saving.known = lambda: self.incidents
         self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
         self._inventories = Inventories(store)
         self._told: Sequence[Told] = ()  # of inventories, for the next bucket
@@ -168,6 +170,17 @@ class Judging:
         self._guarded(take)
         return outcomes[0] if outcomes else Outcome()
 
+    def take_silence(self, silence: Silence, audit: Audit) -> None:
+        """A silence that a person made, or has ended. From any thread but the one that judges.
+
+        Raises:
+            StoreError: it could not be stored, and does not hold.
+        """
+        self.store.write_audit([audit])
+        self.store.write_silences([silence])
+        self.outbox.silences.take(silence)
+        self._judge.submit(self._note_maintenance)
+
     def of_engine(self, call: Callable[[Engine], T]) -> T:
         """What `call` finds in the engine, asked in the thread that judges. From any other thread.
 
@@ -208,6 +221,7 @@ class Judging:
             self.engine.on_inventory(node, facts, ts_ms)
         self._told = ()
         self._poll_policy()
+        self._note_maintenance()
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self.newest = bucket
@@ -227,6 +241,10 @@ class Judging:
     def _engine(self, started_ms: int) -> Engine:
         return Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
 
+    def _note_maintenance(self) -> None:
+        """The engine knows no clock: which nodes are in maintenance it is told."""
+        self.engine.decider.maintenance = self.outbox.silences.held(self.now_ms())
+
     def _poll_policy(self) -> None:
         """A changed policy holds from here on; a bad file is told and changes nothing."""
         try:
@@ -238,10 +256,13 @@ class Judging:
             self.ticks.troubles["policy"] = self._watch.trouble
         elif policy is not None:
             self.ticks.troubles.pop("policy", None)
-            self.policy = policy
+            before, self.policy = self.policy, policy
             self.engine.set_policy(policy)
             now_ms = self.now_ms()
-            line = Audit(f"policy {now_ms}", now_ms, "the policy's file", "policy", policy.name, "the file has changed")
+            line = Audit(
+                f"policy {now_ms}", now_ms, "the policy's file", "policy", policy.name, "the file has changed",
+                summary(differences(before, policy)),
+            )  # fmt: skip
             self.saving.put(Outcome(), (), [line])  # not here: a store that hangs must not hold judging up
 
     def _follow(self) -> None:
@@ -249,6 +270,7 @@ class Judging:
         self.store.refresh_entities()
         incidents = self.store.incidents("all", now_ms - RESTORED_MS)
         self._followed = True
+        self.outbox.silences.load(self.store.silences(now_ms))
         engine = self._engine(self.started_ms)
         engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
         self.engine, self.incidents = engine, engine.incidents
@@ -286,6 +308,8 @@ class Judging:
         self.incidents = self.engine.incidents
         if self.store.shared:
             self.pauses.awake_ms = self.now_ms()  # not what this took
+        self.outbox.silences.load(self.store.silences(now_ms))
+        self._note_maintenance()
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
         if self.desk is not None:  # before anything is decided below: it must take that

@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drover_collector.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.store import Store, StoreError
 from drover_collector.ticks import Ticks
-from drover_proto.events import Audit, Event
+from drover_proto.events import Audit, Event, Incident
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Saving:
     def __init__(self, store: Store, outbox: Outbox, ticks: Ticks, now_ms: Callable[[], int]) -> None:
         self._store, self._outbox, self._ticks, self._now_ms = store, outbox, ticks, now_ms
         self.takers: list[Callable[[Outcome], None]] = []  # told of what is stored; again after a fault
+        self.known: Callable[[], Mapping[str, Incident]] = dict  # incidents, for what time alone has told
         self._waiting: deque[_Result] = deque()  # the first is under way
         self._changed = threading.Condition()
         self._due = self._stopping = False
@@ -141,6 +142,7 @@ class Saving:
                 self._since_s = None if first is None else time.monotonic()
             if first is None:
                 self._ticks.troubles.pop("store", None)
+                self._sweep()
                 return
             try:
                 self._store_one(first)
@@ -154,6 +156,15 @@ class Saving:
                 self._settle(first, stored=False)
             else:
                 self._settle(first, stored=True)
+
+    def _sweep(self) -> None:
+        """What is told because time has passed. Here, as each tick comes by, and all that is known is stored."""
+        try:
+            self._outbox.sweep(self.known())
+        except StoreError as error:
+            self._ticks.store_failed(error)
+        except Exception as error:  # noqa: BLE001  # a defect here must not end what stores
+            self._ticks.failed(error, self._now_ms())
 
     def _store_one(self, result: _Result) -> None:
         outcome, store = result.outcome, self._store

@@ -4,6 +4,8 @@
     class IngestConfig:
         listen: str = setting("127.0.0.1:7301", "address for agents")
 
+A field whose name would be a word of Python's ends in `_`, which its key does not (`continue_`).
+
 A file is TOML; a nested dataclass is a table, a `tuple[Dataclass, ...]` a list of tables (`[[webhooks]]`). Scalars are
 declared before tables, as TOML wants them. Durations are numbers of seconds and end in `_s`.
 """
@@ -109,7 +111,7 @@ def rows(kind: type, prefix: str = "") -> Iterator[Row]:
             yield from rows(typing.cast(type, hint), f"{prefix}{item.name}.")
             continue
         default = None if item.default is dataclasses.MISSING else item.default
-        yield Row(prefix + item.name, _name(hint), default, item.metadata["help"])
+        yield Row(prefix + item.name.removesuffix("_"), _name(hint), default, item.metadata["help"])
         if entry := _table_of(hint):
             yield from rows(entry, f"{prefix}{item.name}[].")
 
@@ -163,14 +165,16 @@ def _name(hint: Any) -> str:
 def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
+    fields = {field.removesuffix("_"): field for field in hints}
     for key, value in data.items():
-        if key not in hints:
+        if key not in fields:
             import difflib  # only for who mistyped a key: an agent's start is not to pay for it
 
-            close = difflib.get_close_matches(key, hints, n=1)
-            mend = f"did you mean {prefix}{close[0]}?" if close else f"known here are {', '.join(hints)}"
+            close = difflib.get_close_matches(key, fields, n=1)
+            mend = f"did you mean {prefix}{close[0]}?" if close else f"known here are {', '.join(fields)}"
             raise SettingsError(f"{name}: {prefix}{key}: unknown key; {mend}")
-        hint = hints[key]
+        field = fields[key]
+        hint = hints[field]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, dict):
                 raise SettingsError(f"{name}: {prefix}{key}: must be a table, [{prefix}{key}]")
@@ -178,9 +182,9 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
         elif entry := _table_of(hint):
             if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
                 raise SettingsError(f"{name}: {prefix}{key}: must be a list of tables, [[{prefix}{key}]]")
-            values[key] = tuple(_build(entry, item, name, f"{prefix}{key}[{i}].") for i, item in enumerate(value))
+            values[field] = tuple(_build(entry, item, name, f"{prefix}{key}[{i}].") for i, item in enumerate(value))
         else:
-            values[key] = _checked(hint, value, f"{name}: {prefix}{key}")
+            values[field] = _checked(hint, value, f"{name}: {prefix}{key}")
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses; T cannot say so
         check = item.metadata.get("check")
         if check and item.name in values and values[item.name] is not None and (wrong := check(values[item.name])):

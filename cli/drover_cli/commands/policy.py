@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
@@ -85,7 +84,9 @@ def _name(policy: Policy, number: int) -> str:
 
 def _diff(args: argparse.Namespace) -> int:
     a, b = _policy(args.a), _policy(args.b)
-    rows = _differences(a, b)
+    with needs("collector"):
+        from drover_collector.policy_diff import differences
+    rows = differences(a, b)
     if args.json:
         print_json({"differences": [dict(zip(("what", "a", "b"), row, strict=True)) for row in rows]})
     elif rows:
@@ -93,32 +94,6 @@ def _diff(args: argparse.Namespace) -> int:
     else:
         print(f"{args.a} and {args.b} decide the same")
     return 1 if rows else 0
-
-
-def _differences(a: Policy, b: Policy) -> list[list[str]]:
-    rows = []
-    for key in ("mode", "approval_expires_s", "approval_again_s"):
-        if getattr(a, key) != getattr(b, key):
-            rows.append([key, f"{getattr(a, key)}", f"{getattr(b, key)}"])
-    for item in dataclasses.fields(a.guard):
-        left, right = getattr(a.guard, item.name), getattr(b.guard, item.name)
-        if left != right:
-            rows.append([f"guard.{item.name}", f"{left:g}", f"{right:g}"])
-    for kind, left_all, right_all in (("overrides", a.overrides, b.overrides), ("rules", a.rules, b.rules)):
-        for number in range(max(len(left_all), len(right_all))):
-            left, right = _at(left_all, number), _at(right_all, number)
-            if left != right:
-                rows.append([f"{kind}[{number}]", left, right])
-    return rows
-
-
-def _at(held: Sequence[Any], number: int) -> str:
-    """One rule in a line: only what it says itself."""
-    if number >= len(held):
-        return "-"
-    defaults = {f.name: f.default for f in dataclasses.fields(held[number])}
-    given = {k: v for k, v in dataclasses.asdict(held[number]).items() if v != defaults[k]}
-    return ", ".join(f"{k} {'/'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in given.items())
 
 
 def _backtest(args: argparse.Namespace) -> int:

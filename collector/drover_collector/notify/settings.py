@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from drover_collector.notify.routes import RouteConfig, validate_routes
 from drover_proto.settings import SettingsError, between, one_of, required, setting
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
@@ -116,11 +117,15 @@ class AppriseConfig:
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig:
+    max_silence_h: float = setting(168.0, "a silence lasts at most so many hours", between(0.1, 8784))
     webhook: tuple[WebhookConfig, ...] = setting((), "Signed webhooks (standardwebhooks.com), one table each.")
     slack: tuple[SlackConfig, ...] = setting((), "Slack channels, by an incoming webhook of each.")
     pagerduty: tuple[PagerdutyConfig, ...] = setting((), "PagerDuty services (Events API v2).")
     alertmanager: tuple[AlertmanagerConfig, ...] = setting((), "Alertmanagers, or clusters of them.")
     apprise: tuple[AppriseConfig, ...] = setting((), "E-mail and whatever else apprise knows (extra `apprise`).")
+    route: tuple[RouteConfig, ...] = setting(
+        (), "Who is told of what; the first that matches decides. None: each receiver from its min_severity on."
+    )
 
 
 Receiver = WebhookConfig | SlackConfig | PagerdutyConfig | AlertmanagerConfig | AppriseConfig
@@ -167,6 +172,7 @@ def validate_notify(config: NotifyConfig, webhooks: tuple[WebhookConfig, ...], e
             if find_spec("apprise") is None:
                 raise SettingsError(f"{key}: apprise is not installed; pip install 'drover[apprise]'")
             apprise_urls(entry, environment, key)
+    validate_routes(config.route, tuple(seen))
 
 
 def _check_addresses(entry: Receiver, key: str) -> None:

@@ -6,15 +6,16 @@ there is no silence: what is muted for ever is what nobody sees when it breaks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
+from drover_collector.guard import MAINTENANCE
 from drover_collector.notify.windows import MaintenanceConfig
 from drover_proto.events import Incident, Member, Silence
 from drover_proto.fleet import NodeSpec
 from drover_proto.times import iso
 
 PLACES = ("rack", "leaf", "pool")
-MAINTENANCE = "maintenance window"  # how what is held back for one begins
 
 
 class Silences:
@@ -27,6 +28,7 @@ class Silences:
     def __init__(self, nodes: Mapping[str, NodeSpec] | None = None, windows: Sequence[MaintenanceConfig] = ()) -> None:
         self._nodes = nodes or {}
         self._windows = tuple(windows)
+        self._lock = threading.Lock()  # of two that are taken at once
         self._known: Mapping[str, Silence] = {}
         self._active: tuple[int, Mapping[str, Silence], list[Silence]] = (0, {}, [])  # of the newest question
 
@@ -36,7 +38,8 @@ class Silences:
 
     def take(self, silence: Silence) -> None:
         """A new one, or a new version."""
-        self._known = {**self._known, silence.id: silence}
+        with self._lock:
+            self._known = {**self._known, silence.id: silence}
 
     def known(self, now_ms: int) -> list[Silence]:
         """Those that are in force or to come, the first to end first; of windows the open one."""

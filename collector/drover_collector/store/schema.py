@@ -247,6 +247,11 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "ReplacingMergeTree", "(ts, id)",
         ),
         Table(
+            "silences",
+            (Column("id", "String"), Column("until", TIME), Column("written_ns", "UInt64"), JSON),
+            "ReplacingMergeTree", "(id, written_ns)",
+        ),
+        Table(
             "actions",
             (
                 Column("id", "String"), Column("ts", TIME), node, Column("decision_id", "String"),

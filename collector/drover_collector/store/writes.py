@@ -29,6 +29,7 @@ FENCED = frozenset(
         "duties",
         "approvals",
         "audit",
+        "silences",
     }
 )
 
