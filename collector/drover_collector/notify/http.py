@@ -79,7 +79,6 @@ class Http:
                 method,
                 url,
                 body=body,
-                # Messages are rare: a connection kept would mostly be found closed by the other side.
                 headers={"user-agent": "drover", "connection": "close", **headers},
                 timeout=urllib3.Timeout(connect=timeout_s, read=timeout_s),
                 redirect=False,
@@ -104,6 +103,7 @@ class Http:
             text = b""  # the status stands
         finally:
             answer.close()
+            self._pool.clear()  # messages are rare: a connection kept would be found closed by the other side
         return Answer(answer.status, "", text, _seconds(answer.headers.get("retry-after")))
 
     def close(self) -> None:
