@@ -1,134 +1,30 @@
-"""The desk: what is decided is done once, whatever stops it in between; and the life of a node that is out."""
+"""The desk: what is decided is done once; and the life of a node that is out."""
 
 from __future__ import annotations
 
 import json
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from drover_collector.actions.base import ActError, Actuator
+from drover_collector.actions.base import ActError
 from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
-from drover_proto.events import (
-    Act,
-    Action,
-    ActionState,
-    Decision,
-    Duty,
-    Health,
-    Incident,
-    IncidentKind,
-    ProbeReason,
-    ProbeVerdict,
-    Severity,
-    Wanted,
-)
+from drover_proto.events import Act, ActionState, Health, ProbeReason, Wanted
+from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
-T0 = 1_800_000_000_000
 DAY_MS = 86_400_000
-CONFIG = ActConfig(mode="enforce", give_up_s=600)
-
-
-def incident(id_: str = "inc1", closed_ms: int | None = None) -> Incident:
-    return Incident(
-        id_, IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), T0, T0, closed_ms, Severity.CRITICAL, 0.99,
-        Wanted.DRAIN, "GPU 3 fell off the bus", "Drain the node.",
-    )  # fmt: skip
-
-
-def decision(wanted: Wanted = Wanted.DRAIN, node: str = "n1", id_: str = "d1", outcome: str = "act") -> Decision:
-    return Decision(id_, "inc1", T0, node, wanted, "enforce", outcome, "xid", "the rule says so")
-
-
-@dataclass
-class Probes:
-    """Stands for the desk of probes: notes what is asked for."""
-
-    asked: list[tuple[str, ProbeReason, str]] = field(default_factory=list)
-    refuses: str = ""
-
-    def ask(
-        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
-    ) -> str:
-        assert (level, incident_id) == ("standard", "inc1")
-        if self.refuses:
-            raise ValueError(self.refuses)
-        if (node, why, by) not in self.asked:
-            self.asked.append((node, why, by))
-        return f"request-{node}"
-
-
-@dataclass
-class Scene:
-    """What outlives a collector: the store, Slurm, the incidents; and the clock."""
-
-    store: Store
-    slurm: SlurmStandIn
-    incidents: dict[str, Incident]
-    probes: Probes
-    now_ms: int = T0
-
-    @contextmanager
-    def desk(
-        self,
-        config: ActConfig = CONFIG,
-        step: Callable[[str], None] = lambda _: None,
-        *,
-        look_s: float = 0.02,
-        mode: str = "enforce",
-    ) -> Iterator[ActionDesk]:
-        actuator = SlurmActuator(self.slurm, 10_000)
-        made = ActionDesk(
-            self.store, config, [actuator], self.has(dict.fromkeys(self.slurm.held, actuator)),
-            incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
-        )  # fmt: skip
-        made.validator = self.probes
-        made.start(mode)
-        try:
-            yield made
-        finally:
-            made.stop()
-
-    @staticmethod
-    def has(nodes: Mapping[str, Actuator]) -> Callable[[str], Actuator | None]:
-        return nodes.get
-
-    def outcome(self, act: Act, node: str = "n1") -> Action | None:
-        found = [a for a in self.store.actions(node=node) if a.action is act and a.state is not ActionState.INTENDED]
-        return found[-1] if found else None
-
-    def wait(self, act: Act, node: str = "n1") -> Action:
-        wait_until(lambda: self.outcome(act, node), f"{act} of {node} has an outcome")
-        found = self.outcome(act, node)
-        assert found is not None
-        return found
-
-    def stage(self, node: str = "n1") -> Health | None:
-        duty = self.store.duties().get(node)
-        return None if duty is None else duty.stage
-
-    def wait_stage(self, stage: Health, node: str = "n1") -> Duty:
-        wait_until(lambda: self.stage(node) is stage, f"{node} is {stage}")
-        return self.store.duties()[node]
 
 
 @pytest.fixture
 def scene(store: Store) -> Scene:
-    return Scene(store, SlurmStandIn("n1", "n2", "n3"), {"inc1": incident()}, Probes())
-
-
-def verdict(passed: bool | None, node: str = "n1", gpu: int | None = None) -> ProbeVerdict:
-    return ProbeVerdict("request-n1", node, gpu, passed, "", f"passed: {passed}", T0, ProbeReason.VALIDATE, "inc1")
+    return scene_of(store)
 
 
 def test_the_whole_life_of_an_incident(scene: Scene) -> None:
@@ -406,106 +302,6 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
         assert scene.slurm.effects == []
     holds.set()
     assert [a.state for a in scene.store.actions()] == [ActionState.INTENDED]
-
-
-class CrashError(SystemExit):
-    """Ends a thread as kill -9 ends all of them: nothing after it runs."""
-
-
-STEPS = ("decided", "intended", "noted", "acted", "moved", "ended")
-
-
-class Crash:
-    """A step that ends every thread that comes to it, from `at` on."""
-
-    def __init__(self, at: str) -> None:
-        self.at, self.happened = at, threading.Event()
-
-    def __call__(self, name: str) -> None:
-        if name == self.at or self.happened.is_set():
-            self.happened.set()
-            raise CrashError
-
-
-def crash(at: str, scene: Scene, work: Callable[[ActionDesk], object]) -> None:
-    stop = Crash(at)
-    with scene.desk(step=stop) as desk:
-        try:
-            work(desk)
-        except CrashError:
-            assert at in ("decided", "intended")
-        assert stop.happened.wait(20)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("act", [Wanted.DRAIN, Wanted.ISOLATE, Wanted.ADVISE])
-def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: Wanted) -> None:
-    for at in STEPS:
-        if at == "noted" and act is not Wanted.ADVISE:  # only an advice notes what it found
-            continue
-        scene.slurm.add(at)
-        scene.slurm.start(at, f"job-{at}")
-        made = decision(act, at, f"d-{at}")
-
-        def decide(desk: ActionDesk, made: Decision = made) -> None:
-            scene.store.write_decisions([made])
-            desk.take([made])
-
-        crash(at, scene, decide)
-        with scene.desk() as desk:
-            done = scene.wait(Act(act.value), at)
-            assert done.state is ActionState.DONE, at
-            desk.take([made])  # and once more
-        assert len(scene.store.actions(node=at)) == 1, at
-        changes = [e for e in scene.slurm.effects if e.startswith(f"{at} ")]
-        assert len(changes) == 1, at
-        if act is Wanted.ISOLATE:
-            assert scene.slurm.effects.count(f"requeue job-{at}") == 1
-        if act is Wanted.ADVISE:
-            assert done.before == "1", "what there was is known although the crash came after the effect"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_at_any_step_of_a_resume(scene: Scene) -> None:
-    for at in STEPS:
-        if at == "noted":
-            continue
-        scene.slurm.add(at)
-        told = [replace(verdict(True, at), request=f"request-{at}")]
-        with scene.desk() as desk:
-            desk.take([decision(node=at, id_=f"d-{at}")])
-            scene.wait_stage(Health.VALIDATING, at)
-        crash(at, scene, lambda desk, told=told: desk.on_verdicts(told))  # type: ignore[misc]  # a lambda's default
-        with scene.desk() as desk:
-            desk.on_verdicts(told)  # as the desk of probes does after a crash
-            scene.wait_stage(Health.HEALTHY, at)
-            assert scene.wait(Act.RESUME, at).state is ActionState.DONE
-        assert [e for e in scene.slurm.effects if e.startswith(f"{at} state=undrain")] == [f"{at} state=undrain"]
-        assert scene.store.duties()[at].by == "drover"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_command_that_ran_when_all_stopped_is_reported_and_not_run_again(scene: Scene, tmp_path: Path) -> None:
-    config = replace(CONFIG, reboot_command=("/bin/sh", "-c", f"echo ran >> {tmp_path}/ran"))
-    stop = Crash("acted")
-    with scene.desk(config, stop) as desk:
-        desk.drain("n1", Act.REBOOT, "it hangs", "ann")
-        assert stop.happened.wait(20)
-    with scene.desk(config):
-        done = scene.wait(Act.REBOOT)
-    assert done.state is ActionState.FAILED
-    assert "nobody knows whether it was done" in done.detail
-    assert (tmp_path / "ran").read_text() == "ran\n"
-
-
-def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene: Scene) -> None:
-    made = decision()
-    scene.store.write_decisions([made])
-    scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
-    with scene.desk():
-        done = scene.wait(Act.DRAIN)
-    assert (done.state, done.detail) == (ActionState.FAILED, "not done: its incident ended before it could be")
-    assert scene.slurm.effects == []
 
 
 @pytest.mark.parametrize("mode", ["observe", "approve"])

@@ -10,7 +10,6 @@ import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
 from drover_proto.events import (
@@ -20,35 +19,25 @@ from drover_proto.events import (
     Decision,
     Duty,
     Health,
-    Incident,
-    IncidentKind,
     ProbeReason,
     ProbeVerdict,
-    Severity,
-    Wanted,
 )
+from testbed import desks
+from testbed.desks import T0
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
-T0 = 1_800_000_000_000
-CONFIG = ActConfig(mode="enforce", give_up_s=600, validate=False)
+CONFIG = replace(desks.CONFIG, validate=False)
 NODES = tuple(f"n{number:03d}" for number in range(200))
 # What becomes of each node, by its number modulo 5.
 DONE, TIMES_OUT, REFUSES, UNKNOWN, TAKEN = range(5)
 
 
 def decision(node: str) -> Decision:
-    return Decision(f"d-{node}", f"i-{node}", T0, node, Wanted.DRAIN, "enforce", "act", "xid", "the rule says so")
+    return desks.decision(node=node, id_=f"d-{node}", of=f"i-{node}")
 
 
-def incident(node: str) -> Incident:
-    return Incident(
-        f"i-{node}", IncidentKind.XID, "xid_79", "node", node, None, ((node, None),), T0, T0, None, Severity.CRITICAL,
-        0.99, Wanted.DRAIN, "GPU 3 fell off the bus", "Drain the node.",
-    )  # fmt: skip
-
-
-INCIDENTS = {f"i-{node}": incident(node) for node in NODES}
+INCIDENTS = {f"i-{node}": desks.incident(f"i-{node}", node=node) for node in NODES}
 
 
 def kind(node: str) -> int:
@@ -181,7 +170,7 @@ def test_a_store_that_hangs_does_not_hold_up_who_decides_and_nothing_is_done_bef
 
 
 def test_a_store_that_fails_is_told_and_the_decision_is_begun_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_collector.actions.desk.STORE_WAIT_S", 0.01)
+    monkeypatch.setattr("drover_collector.actions.intents.RETRY_S", 0.01)
     kept, slurm = Kept(), SlurmStandIn("n000", "n005")
     kept.fails = True
     desk = in_memory(kept, slurm)

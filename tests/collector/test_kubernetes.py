@@ -273,6 +273,22 @@ def test_isolate_evicts_against_a_budget_until_it_yields(cluster: Cluster) -> No
 
 
 @pytest.mark.system
+def test_nodes_that_others_have_cordoned_are_told_by_one_question(cluster: Cluster) -> None:
+    """With the shipped rights; a node that reports again, and one that is open, are not among them."""
+    ours, theirs, silent, fine = (cluster.add_node() for _ in range(4))
+    actuator = cluster.actuator()
+    names = [ours, theirs, silent, fine, "unknown"]
+    assert actuator.closed(names) == set()
+    actuator.do(Act.DRAIN, order(ours))
+    cluster.merge(theirs, {"spec": {"unschedulable": True}})
+    cluster.merge(silent, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "/status")
+    wait_until(lambda: actuator.closed(names) == {ours, theirs, silent}, "the server's memory of nodes follows")
+    assert actuator.closed([fine, theirs]) == {theirs}
+    cluster.merge(theirs, {"spec": {"unschedulable": None}})
+    wait_until(lambda: actuator.closed(names) == {ours, silent}, "the uncordoned one is back")
+
+
+@pytest.mark.system
 def test_an_expired_token_waits_until_its_file_is_renewed(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(), cluster.actuator(seconds=-60)
     with pytest.raises(AwayError, match="401") as refused:
@@ -438,6 +454,33 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
         assert actuator.observe("gpu01").service is Service.IN
     finally:
         desk.stop()
+
+
+def test_the_guard_is_told_of_foreign_cordons_and_a_missing_right_to_list_stays_in_sight(
+    current: tuple[StandIn, KubernetesActuator], store: Store
+) -> None:
+    server, actuator = current
+    server.rows = [
+        {"cells": ["gpu01", "Ready", "", "1d", "v"]},
+        {"cells": ["gpu02", "Ready,SchedulingDisabled", "", "", ""]},
+    ]
+    told: list[frozenset[str]] = []
+    desk = ActionDesk(
+        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02
+    )
+    desk.on_away.append(lambda nodes: told.append(frozenset(nodes)))
+    desk.start()
+    try:
+        wait_until(lambda: told == [{"gpu02"}], "it is counted")
+    finally:
+        desk.stop()
+    server.broken = (403, b'{"message": "nodes is forbidden: cannot list resource"}')
+    desk.start()
+    try:
+        wait_until(lambda: "cannot list" in desk.troubles.get("kubernetes nodes", ""), "it is said")
+    finally:
+        desk.stop()
+    assert "rbac.yaml" in desk.troubles["kubernetes nodes"]
 
 
 @pytest.mark.parametrize("text", ["", "secret1\nsecret2", "secret1 secret2"])

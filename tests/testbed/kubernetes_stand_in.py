@@ -32,6 +32,9 @@ ANSWERS: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {
 }
 
 
+COLUMNS = [{"name": name, "type": "string"} for name in ("Name", "Status", "Roles", "Age", "Version")]
+
+
 class StandIn:
     """One node. `says` names what each pod's eviction is answered; a pod that it does not name goes at once."""
 
@@ -40,6 +43,7 @@ class StandIn:
         self.node, self.pods = node, pods
         self.says: dict[str, str] = {}
         self.evictions: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []  # of the table of nodes
         self.broken: tuple[int, bytes] | None = None  # what everything is answered, as by a proxy before it
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -53,6 +57,8 @@ class StandIn:
         if path in ("/api/v1", "/api/v1/"):
             eviction = {"name": "pods/eviction", "group": "policy", "version": "v1", "kind": "Eviction"}
             return 200, {"kind": "APIResourceList", "resources": [eviction]}, {}
+        if path == "/api/v1/nodes":
+            return 200, {"kind": "Table", "columnDefinitions": COLUMNS, "rows": self.rows}, {}
         if path == "/api/v1/pods":
             return 200, {"kind": "PodList", "items": self.pods}, {}
         if method == "PATCH" and path.endswith("/status"):

@@ -26,6 +26,7 @@ class SlurmStandIn:
         self.kept: set[str] = set()
         self.effects: list[str] = []
         self.away = False
+        self.requeues = True
         for name in nodes:
             self.add(name)
 

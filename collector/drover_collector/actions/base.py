@@ -12,7 +12,8 @@ or `hand` when a person asked for it. Only what carries the mark of the order is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -20,7 +21,7 @@ from typing import Protocol
 from drover_proto.events import Act
 
 HAND = "hand"
-ONE_QUESTION = frozenset({"slurm"})  # actuators whose observe_all asks once, however many nodes
+ACTS = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})  # that schedulers know
 REASON_CHARS = 200  # of what schedulers show in a column
 _MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
 
@@ -119,6 +120,49 @@ class Actuator(Protocol):
 
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         """Of those that the scheduler knows; cheaper than one by one, without jobs."""
+
+    def closed(self, nodes: Sequence[str]) -> Set[str] | None:
+        """Those of a whole fleet that the scheduler gives no work, whoever has closed them; asked for now and then, for
+        the guard. None: it cannot be told by few questions."""
+
+
+class Scheduler(ABC):
+    """An actuator with a method for each act."""
+
+    name: str
+    label: str  # what people call it
+    repeatable = True
+    acts = ACTS
+
+    def do(self, act: Act, order: Order) -> Result:
+        match act:
+            case Act.ADVISE:
+                return self._advise(order)
+            case Act.UNADVISE:
+                return self._unadvise(order)
+            case Act.DRAIN:
+                return self._drain(order)
+            case Act.ISOLATE:
+                return self._isolate(order)
+            case Act.RESUME:
+                return self._resume(order)
+            case _:
+                raise ActError(f"{self.label} cannot {act} a node")
+
+    @abstractmethod
+    def _advise(self, order: Order) -> Result: ...
+
+    @abstractmethod
+    def _unadvise(self, order: Order) -> Result: ...
+
+    @abstractmethod
+    def _drain(self, order: Order) -> Result: ...
+
+    @abstractmethod
+    def _isolate(self, order: Order) -> Result: ...
+
+    @abstractmethod
+    def _resume(self, order: Order) -> Result: ...
 
 
 def reason(mark: str, text: str) -> str:

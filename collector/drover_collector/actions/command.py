@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drover_collector.actions.base import ActError, ForeignError, LaterError, NodeState, Order, Result, Service
+from drover_collector.actions.base import ACTS, ActError, ForeignError, LaterError, NodeState, Order, Result, Service
 from drover_collector.actions.commands import ended, payload
 from drover_collector.actions.programs import run
 from drover_collector.actions.settings import CommandConfig
@@ -26,7 +26,7 @@ from drover_proto.events import Act
 class CommandActuator:
     name = "command"
     repeatable = True
-    acts = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})
+    acts = ACTS
 
     def __init__(self, config: CommandConfig) -> None:
         self._program, self._timeout_s = config.program, config.timeout_s
@@ -71,6 +71,9 @@ class CommandActuator:
 
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         return {node: self.observe(node) for node in nodes}
+
+    def closed(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # it would be a program for each
+        return None
 
     def _call(self, told: Mapping[str, Any]) -> str:
         return ended(self._program, run(self._program, self._timeout_s, stdin=json.dumps(told)))

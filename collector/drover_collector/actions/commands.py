@@ -72,3 +72,6 @@ class Commands:
 
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # likewise
         return {}
+
+    def closed(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
+        return None

@@ -5,7 +5,7 @@ any two steps leaves an intent, which the next start takes up: acts are idempote
 each is done once; one that is not wanted any more, or that cannot be told (a command that was running), is reported.
 
 Each actuator has a thread of its own (`worker.py`); a slow scheduler delays neither detection nor another one. Intents
-are stored in a thread of the desk's, so that a store that hangs does not hold judging up.
+are stored in another thread (`intents.py`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import hashlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
+from drover_collector.actions.intents import ACT_OF, Intents, wish
 from drover_collector.actions.settings import MODES, ActConfig
-from drover_collector.actions.worker import STORE_WAIT_S, Worker
+from drover_collector.actions.worker import Worker
 from drover_collector.guard import may_resume
 from drover_collector.store import Store, StoreError
 from drover_proto.events import (
@@ -36,29 +36,14 @@ from drover_proto.events import (
     Incident,
     ProbeReason,
     ProbeVerdict,
-    Wanted,
 )
 
 log = logging.getLogger(__name__)
 
-ACT_OF = {Wanted.ADVISE: Act.ADVISE, Wanted.DRAIN: Act.DRAIN, Wanted.ISOLATE: Act.ISOLATE}
-INTENTS = "intents"  # among the troubles
 ADVICES = (Act.ADVISE, Act.UNADVISE)
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
 UNBEGUN_MS = 3_600_000  # how far back decisions are looked for that a stop left without an intent
 STOP_S = 15.0  # for an effect under way
-MAX_WISHES = 10_000  # decisions that wait for their intents to be stored
-
-
-class _Wish(NamedTuple):
-    """What `intend` gets for a decision."""
-
-    node: str
-    act: Act
-    seed: str
-    incident: str
-    why: str
-    by: str
 
 
 class Validator(Protocol):
@@ -114,9 +99,7 @@ class ActionDesk:
         self._actuators, self._look_s = tuple(actuators), look_s
         self._commands = Commands(config)
         self._workers: dict[str, Worker] = {}
-        self._wishes: deque[_Wish] = deque()
-        self._wished = threading.Condition()
-        self._beginner: threading.Thread | None = None
+        self._intents: Intents | None = None  # while this one acts
 
     # ---- life
 
@@ -147,8 +130,9 @@ class ActionDesk:
                 "%d decisions of a stronger mode than %s are let go: the mode was lowered before anything was done",
                 len(found) - len(unbegun), MODES[most],
             )  # fmt: skip
+        intents = Intents(lambda wished: self.intend(*wished), self.troubles)
         with self._lock:
-            self._workers = workers
+            self._workers, self._intents = workers, intents
             for action in left:
                 self._queue(action)
             self.take(unbegun)
@@ -156,22 +140,18 @@ class ActionDesk:
             log.info("%d actions and %d decisions had been left over", len(left), len(unbegun))
         for worker in workers.values():
             worker.start()
-        self._beginner = threading.Thread(target=self._begin, args=(workers,), name="act-intents", daemon=True)
-        self._beginner.start()
+        intents.start()
 
     def stop(self) -> None:
         """Ends after the effect under way; what is not done stays intended, or decided, in the store."""
         gone, self._workers = self._workers, {}  # without the lock: a store that hangs may hold it
-        workers = list(gone.values())
-        for worker in workers:
+        intents, self._intents = self._intents, None
+        for worker in gone.values():
             worker.ask_to_stop()
-        with self._wished:
-            self._wishes.clear()
-            self._wished.notify_all()
-        if self._beginner is not None:
-            self._beginner.join(STOP_S)
-            self._beginner = None
-        for worker in workers:
+        if intents is not None:
+            intents.ask_to_stop()
+            intents.join()
+        for worker in gone.values():
             worker.join(STOP_S)
 
     @property
@@ -195,44 +175,12 @@ class ActionDesk:
         Raises:
             StoreError: too many wait; call again with the same decisions.
         """
-        if not self.acting:
+        intents = self._intents
+        if intents is None:
             return
-        fresh, wishes = {i.id: i for i in incidents}, []
-        for decision in decisions:
-            act = ACT_OF.get(decision.wanted)
-            if decision.outcome != "act" or act is None:
-                continue
-            incident = fresh.get(decision.incident_id) or self.incidents().get(decision.incident_id)
-            why = decision.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
-            wishes.append(_Wish(decision.node, act, decision.id, decision.incident_id, why, "drover"))
-        with self._wished:
-            if wishes and len(self._wishes) + len(wishes) > MAX_WISHES:
-                raise StoreError(f"{len(self._wishes)} decisions wait for the store already")
-            self._wishes.extend(wishes)
-            self._wished.notify_all()
-
-    def _begin(self, workers: Mapping[str, Worker]) -> None:
-        """Stores the intents of decisions, in order, until these workers are stopped."""
-        while True:
-            with self._wished:
-                self._wished.wait_for(lambda: self._wishes or self._workers is not workers)
-                if self._workers is not workers:
-                    return
-                wish = self._wishes[0]
-            try:
-                self.intend(*wish)
-                self.troubles.pop(INTENTS, None)
-            except StoreError as error:
-                self.troubles[INTENTS] = f"Decisions wait to be begun, {wish.act} {wish.node} first: {error}."
-                with self._wished:
-                    self._wished.wait_for(lambda: self._workers is not workers, STORE_WAIT_S)
-                continue
-            except Exception as error:  # a defect must neither end the thread nor go unseen
-                log.exception("%s %s: a defect", wish.act, wish.node)
-                self.troubles[INTENTS] = f"{wish.act} {wish.node} was not begun: {type(error).__name__}: {error}."
-            with self._wished:
-                if self._wishes and self._wishes[0] is wish:
-                    self._wishes.popleft()
+        fresh, known = {i.id: i for i in incidents}, self.incidents()
+        wishes = [wish(d, fresh.get(d.incident_id) or known.get(d.incident_id)) for d in decisions]
+        intents.put([wished for wished in wishes if wished is not None])
 
     def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action:
         """The action of this `seed` (a decision's id, or what else makes it one); it is begun if it is new.

@@ -13,7 +13,7 @@ a taint that somebody else has set in between is a conflict and not lost.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from drover_collector.actions.base import (
@@ -24,11 +24,11 @@ from drover_collector.actions.base import (
     NodeState,
     Order,
     Result,
+    Scheduler,
     Service,
     mark_of,
 )
 from drover_collector.actions.kubernetes_api import ConflictError, HeldError
-from drover_proto.events import Act
 
 DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "reason", "cordon", "advise"))
 CONDITION = "DroverHealthy"
@@ -39,6 +39,8 @@ Node = dict[str, Any]
 
 class Client(Protocol):
     def node(self, name: str) -> Node | None: ...
+
+    def statuses(self) -> Mapping[str, str]: ...
 
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> None: ...
 
@@ -51,15 +53,14 @@ class Client(Protocol):
     def evict(self, pod: Mapping[str, Any], version: str) -> bool: ...
 
 
-class KubernetesActuator:
+class KubernetesActuator(Scheduler):
     """
     Args:
         gpu_resources: beginnings of the names of resources that make a pod a job.
     """
 
     name = "kubernetes"
-    repeatable = True
-    acts = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})
+    label = "Kubernetes"
 
     def __init__(self, client: Client, gpu_resources: Sequence[str]) -> None:
         self._client = client
@@ -81,20 +82,9 @@ class KubernetesActuator:
                 found[name] = _state(node, jobs)
         return found
 
-    def do(self, act: Act, order: Order) -> Result:
-        match act:
-            case Act.ADVISE:
-                return self._advise(order)
-            case Act.UNADVISE:
-                return self._unadvise(order)
-            case Act.DRAIN:
-                return self._drain(order)
-            case Act.ISOLATE:
-                return self._isolate(order)
-            case Act.RESUME:
-                return self._resume(order)
-            case _:
-                raise ActError(f"Kubernetes cannot {act} a node")
+    def closed(self, nodes: Sequence[str]) -> Set[str]:
+        """By kubectl's own column: cordoned, or its kubelet does not report."""
+        return {name for name, status in self._client.statuses().items() if status != "Ready"}.intersection(nodes)
 
     # ---- acts
 

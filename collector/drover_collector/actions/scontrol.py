@@ -40,6 +40,8 @@ class SlurmNode:
 class Scontrol:
     """The client of `slurm.SlurmActuator`, by programs."""
 
+    requeues = True
+
     def __init__(self, config: SlurmConfig) -> None:
         self._scontrol = config.scontrol
         path = Path(config.scontrol)
@@ -54,7 +56,7 @@ class Scontrol:
         ran = self._run(self._scontrol, "-o", "show", "node", ",".join(names))
         found = parse(ran.out)
         if not found and ran.status and "not found" not in ran.err + ran.out:
-            raise _failure(ran)
+            raise failure(ran.said)
         return {node.name: node for node in found}
 
     def update(self, node: str, **fields: str) -> None:
@@ -72,7 +74,7 @@ class Scontrol:
     def _must(self, *words: str) -> Ran:
         ran = self._run(*words)
         if ran.status:
-            raise _failure(ran)
+            raise failure(ran.said)
         return ran
 
     def _run(self, *words: str) -> Ran:
@@ -104,8 +106,8 @@ def states_of(words: Sequence[str]) -> frozenset[str]:
     return frozenset(word.rstrip(_SUFFIXES).upper() for word in words) - {""}
 
 
-def _failure(ran: Ran) -> ActError:
-    said = ran.said
+def failure(said: str) -> ActError:
+    """The error that Slurm's words stand for."""
     if any(word in said.lower() for word in _WRONG):
         return ActError(f"Slurm: {said}")
     if any(word in said.lower() for word in _AWAY):

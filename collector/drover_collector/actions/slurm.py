@@ -6,7 +6,7 @@ milliseconds between our look and our command is not seen; each command is there
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from drover_collector.actions.base import (
@@ -16,12 +16,13 @@ from drover_collector.actions.base import (
     NodeState,
     Order,
     Result,
+    Scheduler,
     Service,
     mark_of,
 )
 from drover_collector.actions.scontrol import SlurmNode
-from drover_proto.events import Act
 
+AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 KiB
 # Its answers to `scontrol requeue` of a job that was submitted so (slurm_errno.c, ESLURM_DISABLED), and of one that has
 # left the node since it was listed (ESLURM_JOB_PENDING, ESLURM_TRANSITION_STATE_NO_UPDATE, ESLURM_ALREADY_DONE, ...).
 NOT_REQUEUED = "disabled"
@@ -31,6 +32,10 @@ SLURMS_OWN = ("Not responding", "Node unexpectedly rebooted")
 
 
 class Client(Protocol):
+    """`requeues`: it can put a job back into the queue."""
+
+    requeues: bool
+
     def nodes(self, names: Sequence[str]) -> Mapping[str, SlurmNode]: ...
 
     def update(self, node: str, **fields: str) -> None: ...
@@ -40,10 +45,9 @@ class Client(Protocol):
     def requeue(self, job: str) -> None: ...
 
 
-class SlurmActuator:
+class SlurmActuator(Scheduler):
     name = "slurm"
-    repeatable = True
-    acts = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})
+    label = "Slurm"
 
     def __init__(self, client: Client, advise_weight: int) -> None:
         self._client = client
@@ -59,20 +63,12 @@ class SlurmActuator:
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         return {name: _state(node) for name, node in self._client.nodes(nodes).items()}
 
-    def do(self, act: Act, order: Order) -> Result:
-        match act:
-            case Act.ADVISE:
-                return self._advise(order)
-            case Act.UNADVISE:
-                return self._unadvise(order)
-            case Act.DRAIN:
-                return self._drain(order)
-            case Act.ISOLATE:
-                return self._isolate(order)
-            case Act.RESUME:
-                return self._resume(order)
-            case _:
-                raise ActError(f"Slurm cannot {act} a node")
+    def closed(self, nodes: Sequence[str]) -> Set[str]:
+        found: set[str] = set()
+        for begin in range(0, len(nodes), AT_ONCE):
+            states = self.observe_all(nodes[begin : begin + AT_ONCE])
+            found |= {name for name, state in states.items() if state.service is not Service.IN}
+        return found
 
     def _advise(self, order: Order) -> Result:
         node = self._node(order.node)
@@ -109,7 +105,14 @@ class SlurmActuator:
         """Closed first, so that no requeued job comes back to it."""
         self._drain(order)
         requeued, stayed = [], []
-        for job in self._client.jobs(order.node):
+        jobs = self._client.jobs(order.node)
+        if jobs and not self._client.requeues:
+            listed = ",".join(jobs)
+            raise ActError(
+                f"closed; its jobs run on to their end, as slurmrestd has no call that requeues them: {listed};"
+                f" by hand: scontrol requeue {listed}"
+            )
+        for job in jobs:
             order.may()
             try:
                 self._client.requeue(job)

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from drover_collector.actions.base import (
     HAND,
-    ONE_QUESTION,
     ActError,
     Actuator,
     AwayError,
     LaterError,
     NodeState,
     Order,
-    Service,
     mark_of,
 )
 from drover_collector.actions.duties import NOT_TOLD, is_out, seen, taken_out
@@ -33,7 +31,6 @@ log = logging.getLogger(__name__)
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
 STORE_WAIT_S = 1.0
 ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that others took out
-AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 KiB
 BEGUN = "its command runs"
 CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
@@ -306,16 +303,22 @@ class Worker:
         self._desk.store.write_actions(changed)
 
     def _look_at_all(self) -> None:
-        if self.actuator.name not in ONE_QUESTION or time.monotonic() < self._all_at:
+        """Who is out by others counts for the guard."""
+        if time.monotonic() < self._all_at:
             return
         self._all_at = time.monotonic() + ALL_S
-        desk = self._desk
+        desk, trouble = self._desk, f"{self.actuator.name} nodes"
         names = [name for name in desk.nodes if desk.actuator_of(name) is self.actuator]
-        away: set[str] = set()
-        for begin in range(0, len(names), AT_ONCE):
-            states = self.actuator.observe_all(names[begin : begin + AT_ONCE])
-            away |= {name for name, state in states.items() if state.service is not Service.IN}
-        desk.set_away(self.actuator.name, away)
+        try:
+            closed = self.actuator.closed(names)
+        except AwayError:
+            raise
+        except ActError as error:  # a right that is missing must not hide behind what goes well
+            desk.troubles[trouble] = f"The guard does not count nodes that others have closed: {error}."
+            return
+        desk.troubles.pop(trouble, None)
+        if closed is not None:
+            desk.set_away(self.actuator.name, closed)
 
     def _look_at_advices(self) -> None:
         """An advice ends with its incident, and with all others that have advised the same of that node."""

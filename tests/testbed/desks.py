@@ -1,0 +1,125 @@
+"""The desk of actions over a Slurm in memory: what outlives a collector, and what is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from drover_collector.actions.base import Actuator
+from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.store import Store
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Duty,
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeReason,
+    ProbeVerdict,
+    Severity,
+    Wanted,
+)
+from testbed.slurm_stand_in import SlurmStandIn
+from testbed.waiting import wait_until
+
+T0 = 1_800_000_000_000
+CONFIG = ActConfig(mode="enforce", give_up_s=600)
+
+
+def incident(id_: str = "inc1", closed_ms: int | None = None, node: str = "n1") -> Incident:
+    return Incident(
+        id_, IncidentKind.XID, "xid_79", "gpu", node, 3, ((node, 3),), T0, T0, closed_ms, Severity.CRITICAL, 0.99,
+        Wanted.DRAIN, "GPU 3 fell off the bus", "Drain the node.",
+    )  # fmt: skip
+
+
+def decision(
+    wanted: Wanted = Wanted.DRAIN, node: str = "n1", id_: str = "d1", outcome: str = "act", of: str = "inc1"
+) -> Decision:
+    return Decision(id_, of, T0, node, wanted, "enforce", outcome, "xid", "the rule says so")
+
+
+@dataclass
+class Probes:
+    """Stands for the desk of probes: notes what is asked for."""
+
+    asked: list[tuple[str, ProbeReason, str]] = field(default_factory=list)
+    refuses: str = ""
+
+    def ask(
+        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
+    ) -> str:
+        assert (level, incident_id) == ("standard", "inc1")
+        if self.refuses:
+            raise ValueError(self.refuses)
+        if (node, why, by) not in self.asked:
+            self.asked.append((node, why, by))
+        return f"request-{node}"
+
+
+@dataclass
+class Scene:
+    """What outlives a collector: the store, Slurm, the incidents; and the clock."""
+
+    store: Store
+    slurm: SlurmStandIn
+    incidents: dict[str, Incident]
+    probes: Probes
+    now_ms: int = T0
+
+    @contextmanager
+    def desk(
+        self,
+        config: ActConfig = CONFIG,
+        step: Callable[[str], None] = lambda _: None,
+        *,
+        look_s: float = 0.02,
+        mode: str = "enforce",
+    ) -> Iterator[ActionDesk]:
+        actuator = SlurmActuator(self.slurm, 10_000)
+        made = ActionDesk(
+            self.store, config, [actuator], self.has(dict.fromkeys(self.slurm.held, actuator)),
+            incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
+        )  # fmt: skip
+        made.validator = self.probes
+        made.start(mode)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+    @staticmethod
+    def has(nodes: Mapping[str, Actuator]) -> Callable[[str], Actuator | None]:
+        return nodes.get
+
+    def outcome(self, act: Act, node: str = "n1") -> Action | None:
+        found = [a for a in self.store.actions(node=node) if a.action is act and a.state is not ActionState.INTENDED]
+        return found[-1] if found else None
+
+    def wait(self, act: Act, node: str = "n1") -> Action:
+        wait_until(lambda: self.outcome(act, node), f"{act} of {node} has an outcome")
+        found = self.outcome(act, node)
+        assert found is not None
+        return found
+
+    def stage(self, node: str = "n1") -> Health | None:
+        duty = self.store.duties().get(node)
+        return None if duty is None else duty.stage
+
+    def wait_stage(self, stage: Health, node: str = "n1") -> Duty:
+        wait_until(lambda: self.stage(node) is stage, f"{node} is {stage}")
+        return self.store.duties()[node]
+
+
+def scene_of(store: Store) -> Scene:
+    return Scene(store, SlurmStandIn("n1", "n2", "n3"), {"inc1": incident()}, Probes())
+
+
+def verdict(passed: bool | None, node: str = "n1", gpu: int | None = None) -> ProbeVerdict:
+    return ProbeVerdict("request-n1", node, gpu, passed, "", f"passed: {passed}", T0, ProbeReason.VALIDATE, "inc1")
