@@ -6,9 +6,9 @@ import string
 
 from drover_collector.api_facts import DAY_MS, Facts, bad_argument, not_found, worst_first
 from drover_collector.notify import tell
-from drover_collector.notify.silences import told
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import SEVERITY_ORDER, Duty, Event, Incident, ProbeOrder, ProbeVerdict, Severity, to_json
+from drover_proto.silences import told
 from drover_proto.times import iso
 
 INCIDENTS_LIMIT = 500

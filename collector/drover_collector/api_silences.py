@@ -10,10 +10,11 @@ import grpc
 
 from drover_collector.api_facts import Facts, RefusalError, bad_argument, not_found
 from drover_collector.api_incidents import find_incident
-from drover_collector.notify.silences import covers, where
+from drover_collector.notify.silences import covers
 from drover_collector.notify.windows import PLACES, unknown_place
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Audit, IncidentKind, Silence, to_json
+from drover_proto.silences import KEYS, where
 from drover_proto.times import iso
 
 WHY_CHARS = 500
@@ -24,7 +25,6 @@ MOST_VALUES = 1_000  # of one list
 LEAST_H = 1 / 60
 PAST_MS = 60_000  # a clock may differ that much; a silence of the past mutes nothing
 AHEAD_MS = 90 * 86_400_000
-MATCHERS = ("node", "gpu", "rack", "leaf", "pool", "kind", "incident")
 
 
 def list_silences(facts: Facts, request: pb.SilencesRequest, may: bool) -> pb.SilenceList:
@@ -101,9 +101,9 @@ def _take(facts: Facts, silence: Silence, what: str, by: str, why: str) -> pb.Si
 
 
 def _check(facts: Facts, silence: Silence) -> None:
-    given = {key: getattr(silence, key) for key in MATCHERS if getattr(silence, key)}
+    given = {key: getattr(silence, key) for key in KEYS if getattr(silence, key)}
     if not given:
-        raise bad_argument(f"say what is to be silent: an incident, {', '.join(MATCHERS[:-2])} or kind")
+        raise bad_argument(f"say what is to be silent: an incident, {', '.join(KEYS[1:-1])} or kind")
     for key, values in given.items():
         if len(values) > MOST_VALUES:
             raise bad_argument(f"{len(values)} values of {key}; at most {MOST_VALUES}")

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
                 "life": [{"ts": when(m.ts_ms), "source": m.source, "text": m.text} for m in life(detail)],
                 "events": [json.loads(text) for text in detail.events_json],
                 "notifications": list(detail.notifications),
+                "silenced": detail.silenced or None,
                 "health": detail.health,
                 "health_history": list(detail.health_history),
             }
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         f"  confidence {incident.confidence:.0%}, wants {incident.action}"
         + (f", job {plain(incident.job)}" if incident.job else "")
     )
+    if detail.silenced:
+        print(f"  {plain(detail.silenced)}")
     _section("evidence", [_evidence(e) for e in incident.evidence])
     _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in life(detail)])
     waiting = _waiting([from_json(Decision, text) for text in detail.decisions_json])
@@ -66,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
     _section(
         "notifications",
         [plain(text) for text in detail.notifications]
-        or ["nobody was notified: no webhook is set for it in the collector's settings"],
+        or [
+            "nobody was notified: it is silenced"
+            if detail.silenced
+            else "nobody was notified: no receiver is set for it in the collector's settings"
+        ],
     )
     _section("health", [plain(text) for text in [detail.health, *detail.health_history] if text])
     return 0

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     incidents = [from_json(Incident, text) for text in reply.incidents_json]
     if args.json:
         for incident in incidents:
-            print_json(incident_report(incident))
+            print_json({**incident_report(incident), "silenced": reply.silenced.get(incident.id)})
         return 0
     if not incidents:
         print("no incidents" if args.state == "all" else f"no {args.state} incidents")
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for i in incidents:
         lasted = duration(((i.closed_ms or now) - i.since_ms) / 1000) + (", closed" if i.closed_ms else "")
-        rows.append([i.id, i.severity, i.kind, i.cause, where(i), lasted, i.action, i.summary])
+        mute = f"({reply.silenced[i.id]}) " if i.id in reply.silenced else ""
+        rows.append([i.id, i.severity, i.kind, i.cause, where(i), lasted, i.action, mute + i.summary])
     print_table(["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "FOR", "WANTS", "SUMMARY"], rows)
     if reply.total > len(incidents):
         print(f"{len(incidents)} of {reply.total} shown; --limit shows more")

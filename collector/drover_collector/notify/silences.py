@@ -13,7 +13,7 @@ from drover_collector.guard import MAINTENANCE
 from drover_collector.notify.windows import MaintenanceConfig
 from drover_proto.events import Incident, Member, Silence
 from drover_proto.fleet import NodeSpec
-from drover_proto.times import iso
+from drover_proto.silences import told
 
 PLACES = ("rack", "leaf", "pool")
 
@@ -92,14 +92,3 @@ def _has(member: Member, silence: Silence, nodes: Mapping[str, NodeSpec]) -> boo
     place = nodes.get(name)
     wanted = [(getattr(silence, key), key) for key in PLACES if getattr(silence, key)]
     return not wanted or (place is not None and all(getattr(place, key) in values for values, key in wanted))
-
-
-def where(silence: Silence) -> str:
-    """What it covers: `rack r1, kind thermal`."""
-    keys = ("incident", "node", "gpu", *PLACES, "kind")
-    return ", ".join(f"{key} {' '.join(map(str, values))}" for key in keys if (values := getattr(silence, key)))
-
-
-def told(silence: Silence) -> str:
-    """`silenced by anna until 2026-11-22T06:00:00Z: firmware` without its first word."""
-    return f"by {silence.by} until {iso(silence.until_ms)[:19]}Z: {silence.why}"
