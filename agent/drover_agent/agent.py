@@ -58,6 +58,8 @@ class Agent:
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
         self._inventory = dict(inventory or {})
+        if config.probe_address:
+            self._inventory["probe.address"] = config.probe_address
         self._boot_id = boot_id(Path(config.proc_root))
         self.spool = Outbox(config.spool, self._clock, disk)
         self._dictionary = Dictionary.load(self.spool.folder / DICTIONARY, self.spool.oldest_batch_ms)

@@ -109,6 +109,9 @@ class AgentConfig:
     kubernetes_resources: tuple[str, ...] = setting(
         ("nvidia.com/gpu*", "nvidia.com/mig-*"), "names of GPU resources in Kubernetes; * stands for anything"
     )
+    probe_address: str = setting(
+        "", "where other nodes reach this one in probes over several nodes; empty: whence it speaks to the collector"
+    )
     log_level: str = setting("info", "debug, info, warning or error", one_of("debug", "info", "warning", "error"))
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

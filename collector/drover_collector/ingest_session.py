@@ -129,6 +129,11 @@ class Session:
         async with self._writing:
             await self.context.abort(why.code, str(why))
 
+    @property
+    def peer(self) -> str:
+        """Whence it comes, as gRPC names it: "ipv4:10.0.0.7:43210"."""
+        return str(self.context.peer())
+
     async def send(self, message: pb.CollectorMessage) -> None:
         """A stream that has ended meanwhile gets nothing; its agent will ask again."""
         self._writing = self._writing or asyncio.Lock()

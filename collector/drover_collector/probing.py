@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from drover_collector.pipeline import Pipeline
 from drover_collector.probes.asking import Asking, held_nodes
 from drover_collector.probes.desk import ProbeDesk, Stream
+from drover_collector.probes.group_orders import address_of
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import StoreError
 from drover_proto.events import ProbeVerdict
@@ -21,7 +22,7 @@ class Probing:
         self.desk = ProbeDesk(
             pipeline.store, pipeline.index, config, stream=lambda node: self.stream(node),
             leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
-            held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()),
+            held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()), address=self._address,
         )  # fmt: skip
         self.asking = Asking(
             pipeline.store, pipeline.index, config, self.desk, lambda: pipeline.leading, lambda: pipeline.incidents,
@@ -36,6 +37,10 @@ class Probing:
     @property
     def works(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         return self.desk.run, self.asking.run
+
+    def _address(self, node: str) -> str:
+        """Where other nodes reach this one. Raises StoreError."""
+        return address_of(self._pipeline.store.inventory(node), getattr(self.stream(node), "peer", ""))
 
     def _judge(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """

@@ -171,6 +171,9 @@ class Finding:
     waiting_gpus: float | None = None  # GPUs' worth of work lost by peers that wait for it, now
 
 
+CAME_BACK, AGAIN = "came back", "again"  # how lines of a timeline begin that say so
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """One line of an incident's timeline."""
@@ -320,6 +323,10 @@ class ProbeOrder:
     incident_id: str = ""
     by: str = "drover"
     detail: str = ""
+    group: str = ""  # of several nodes that are probed together: one order each
+    members: tuple[str, ...] = ()  # of the group, by number
+    addresses: tuple[str, ...] = ()  # likewise, where each is reached; known once they are sent
+    port: int = 0  # at which the first one listens, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +377,7 @@ class ProbeResult:
     end: str = ""
     seconds: float | None = None  # that the request took, of the closing result
     device: str = ""  # model of what was probed; "cpu" where there is no NVIDIA driver: no figure of a GPU then
+    tries: int = 1  # of a closing result: how often what it names was run, each time with the same end
 
 
 @dataclass(frozen=True, slots=True)

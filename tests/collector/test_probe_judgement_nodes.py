@@ -186,8 +186,8 @@ def test_a_slow_way_between_two_leaves_blames_no_node() -> None:
     ]
     found = blame([*within, *across], LEAF)
     assert not [v for v in found.nodes if v.ok is False]
-    assert len(found.paths) == 4
-    assert all("the way between leaves leaf1, leaf3" in path for path in found.paths)
+    assert len(found.ways) == 4
+    assert all("the way between leaves leaf1, leaf3" in text for _, text in found.ways)
 
 
 def test_too_few_groups_say_nothing() -> None:

@@ -18,18 +18,21 @@ from dataclasses import replace
 from typing import Protocol
 
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.probes.group_orders import TIMEOUT_S, Turn, check_group, groups_of, request_of, turn
 from drover_collector.probes.judging import judge_order
+from drover_collector.probes.judging_groups import judge_groups
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probes.verdicts import DONE, failed
 from drover_collector.store import OpenOrder, Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict
-from drover_proto.probes import FIGURES, LEVELS
+from drover_proto.probes import FIGURES, GROUP_FIGURES, LEVELS
 
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0  # how often open orders are looked at, when nothing wakes us
 OVERDUE_S = 600.0  # beyond waiting and running on the node, for the closing result to come
+GROUP_OVERDUE_S = 60.0  # likewise where others wait for it
 WAIT_TURN_S = 86_400.0  # for the bounds on what is under way at once
 MAX_OPEN = 10_000  # orders
 LATE_MS = 3_600_000  # results that are judged so long after they were due may be those of another board
@@ -52,7 +55,8 @@ class ProbeDesk:
 
     Args:
         stream: the node's stream here; None: this collector does not hold it. leading: whether this is the active one.
-        held: nodes that a job runs on now; none of Drover's own orders is sent to them.
+        held: nodes that a job runs on now; none of Drover's own orders is sent to them, nor any of a group.
+        address: where other nodes reach one, "" where that is not known.
     Attributes:
         on_verdicts: each is called with the verdicts of an order that has ended, in a thread, before the order's end is
             stored: after a crash between the two it is called again.
@@ -69,6 +73,7 @@ class ProbeDesk:
         leading: Callable[[], bool],
         now_ms: Callable[[], int],
         held: Callable[[], Collection[str]] = tuple,
+        address: Callable[[str], str] = lambda _: "",
         troubles: dict[str, str] | None = None,
         poll_s: float = POLL_S,
     ) -> None:
@@ -76,7 +81,7 @@ class ProbeDesk:
         self.troubles = {} if troubles is None else troubles
         self._store, self._index, self._config = store, index, config
         self._stream, self._leading, self._now_ms = stream, leading, now_ms
-        self._held, self._poll_s = held, poll_s
+        self._held, self._address, self._poll_s = held, address, poll_s
         self._lock = threading.Lock()
         self._open: dict[str, OpenOrder] | None = None  # None: not read yet
         self._ended: dict[str, None] = {}  # requests whose closing result is stored
@@ -126,6 +131,42 @@ class ProbeDesk:
         self._rouse()
         return made.id
 
+    def ask_group(
+        self, nodes: Iterable[str], why: ProbeReason, *, probes: Iterable[str] = (), level: str = "quick",
+        incident_id: str = "", by: str = "drover",
+    ) -> list[str]:  # fmt: skip
+        """Store orders for nodes that are probed together, one each, in their order; gives their ids, or those of the
+        same group that is open.
+
+        Raises:
+            ValueError, StoreError: as `ask`.
+        """
+        members, names = tuple(nodes), tuple(dict.fromkeys(probes)) or GROUP_FIGURES
+        check_group(self._index, members, names)
+        if level not in LEVELS:
+            raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
+        self._store.fence()
+        with self._lock:
+            open_ = self._read()
+            same = [h.order for h in open_.values() if (h.order.members, h.order.probes) == (members, names)]
+            if len(same) == len(members):
+                return [order.id for order in same]
+            if len(open_) + len(members) > MAX_OPEN:
+                raise ValueError(f"{MAX_OPEN} orders for probes are open already; wait until some have ended")
+            now_ms, group = self._now_ms(), f"g{secrets.token_hex(16)}"
+            made = [
+                ProbeOrder(
+                    f"p{secrets.token_hex(8)}", node, (), level, names, why, "asked", now_ms, incident_id, by,
+                    group=group, members=members,
+                )
+                for node in members
+            ]  # fmt: skip
+            self._store.write_probe_orders(made)
+            open_.update({order.id: OpenOrder(order, now_ms, None) for order in made})
+        log.info("probes of a group asked for (%s, by %s): %s", why.value, by, ", ".join(members))
+        self._rouse()
+        return [order.id for order in made]
+
     def open_orders(self) -> list[ProbeOrder]:
         """In the order they were asked for; as of the last look where several collectors share the store."""
         with self._lock:
@@ -146,6 +187,8 @@ class ProbeDesk:
             raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
         if unknown := [name for name in probes if name not in FIGURES or name.startswith("soak_")]:
             raise ValueError(f"no probe is called {unknown[0]!r}; docs/probes.md lists them")
+        if together := [name for name in probes if name in GROUP_FIGURES]:
+            raise ValueError(f"{together[0]} needs several nodes: `drover probe --group NODE NODE`")
 
     def _read(self) -> dict[str, OpenOrder]:
         if self._open is None:
@@ -189,11 +232,21 @@ class ProbeDesk:
         over = set(answered)
         if self._leading():
             for one in held:
+                if one.order.group:
+                    continue
                 if one.order.id in answered:
                     await asyncio.to_thread(self._finish, one)
                 elif why := self._overdue(one):
                     over.add(one.order.id)
                     await asyncio.to_thread(self._end, one, [failed(one.order, why, self._now_ms())], "failed", why)
+            for group in groups_of(held).values():
+                for one in group:
+                    if one.order.id not in answered and (why := self._overdue(one)):
+                        over.add(one.order.id)
+                        await asyncio.to_thread(self._end, one, [failed(one.order, why, self._now_ms())], "failed", why)
+                left = [one for one in group if one.order.id not in over - answered]
+                if left and all(one.order.id in answered for one in left):
+                    await asyncio.to_thread(self._finish_group, left)
         await self._send([one for one in held if one.order.id not in over])
 
     def _snapshot(self) -> list[OpenOrder]:
@@ -206,25 +259,34 @@ class ProbeDesk:
         """Why it has failed by now; "" while there is hope."""
         now_ms, order = self._now_ms(), held.order
         if held.sent_ms is None:
-            here = self._stream(order.node) is not None  # it waits for its turn among others
-            limit_s = WAIT_TURN_S if here else self._config.wait_s
+            away = next((node for node in order.members or (order.node,) if self._stream(node) is None), "")
+            limit_s = self._config.wait_s if away else WAIT_TURN_S  # for its turn among others
             if now_ms - held.asked_ms < limit_s * 1000:
                 return ""
-            why = "others came first" if here else f"{order.node} has no stream"
+            why = f"{away} has no stream" if away else "others came first"
             return f"expired: not sent within {limit_s:.0f} s, {why}"
         limit_ms = self._due_ms(order)
         return f"expired: no answer within {limit_ms / 1000:.0f} s" if now_ms - held.sent_ms >= limit_ms else ""
 
     def _due_ms(self, order: ProbeOrder) -> float:
         """After it was sent: it waits for so long at most on the node, and then runs."""
-        return (2 * LEVELS[order.level] + OVERDUE_S) * 1000
+        limit_s = TIMEOUT_S if order.group else LEVELS[order.level]
+        return (2 * limit_s + (GROUP_OVERDUE_S if order.group else OVERDUE_S)) * 1000
 
     async def _send(self, held: Sequence[OpenOrder]) -> None:
         racks = {node.name: node.rack for node in self._index.nodes}
         under_way = [one.order for one in held if one.sent_ms is not None]
-        fleet, in_rack = len(under_way), Counter(racks.get(order.node, "") for order in under_way)
         busy: Collection[str] | None = None
+        unsent = [one for one in held if one.sent_ms is None] if self._leading() else []
+        for group in groups_of(unsent).values():
+            busy = await asyncio.to_thread(self._held) if busy is None else busy
+            under_way += await self._send_group(group, turn(
+                group, under_way, racks, busy, self._there, self._config
+            ))  # fmt: skip
+        fleet, in_rack = len(under_way), Counter(racks.get(order.node, "") for order in under_way)
         for one in held:
+            if one.order.group and one.sent_ms is None:
+                continue
             order, rack = one.order, racks.get(one.order.node, "")
             stream = self._stream(order.node)
             if stream is None or self._told.get(order.id) is stream:
@@ -243,6 +305,36 @@ class ProbeDesk:
             self._told[order.id] = stream
             await stream.send(pb.CollectorMessage(probe_request=request))
 
+    def _there(self, node: str) -> bool:
+        """Whether a node has a stream; with other collectors on the store it may have one at another."""
+        return self._stream(node) is not None or self._store.shared
+
+    async def _send_group(self, group: Sequence[OpenOrder], told: Turn) -> list[ProbeOrder]:
+        """All of it, or none; those that are under way now."""
+        if told.why:
+            for one in group if self._leading() else ():
+                await asyncio.to_thread(
+                    self._end, one, [failed(one.order, told.why, self._now_ms())], "failed", told.why
+                )
+            return []
+        if not told.port:
+            return []
+        addresses = tuple([await asyncio.to_thread(self._address, node) for node in group[0].order.members])
+        if "" in addresses:
+            name = group[0].order.members[addresses.index("")]
+            why = f"it is not known where other nodes reach {name}: set probe_address in its agent's settings"
+            return await self._send_group(group, Turn(why=why))
+        sent = [replace(one, order=replace(one.order, addresses=addresses, port=told.port)) for one in group]
+        for one in sent:
+            await asyncio.to_thread(self._note_sent, one)
+        for one in sent:
+            stream = self._stream(one.order.node)
+            if stream is not None:  # else once it is back
+                self._told[one.order.id] = stream
+                request = request_of(one.order, self._config.group_join_s)
+                await stream.send(pb.CollectorMessage(probe_request=request))
+        return [one.order for one in sent]
+
     async def _give_way(self, held: OpenOrder) -> None:
         if self._leading():
             why = f"given up: a job runs on {held.order.node} by now"
@@ -259,6 +351,8 @@ class ProbeDesk:
                 self._open[order.id] = replace(held, order=order, sent_ms=now_ms)
 
     def _request(self, order: ProbeOrder) -> pb.ProbeRequest:
+        if order.group:
+            return request_of(order, self._config.group_join_s)
         request = pb.ProbeRequest(
             id=order.id, probes=order.probes, level=order.level, gpus=order.gpus, timeout_s=LEVELS[order.level]
         )
@@ -281,16 +375,36 @@ class ProbeDesk:
         detail = "" if end.end == DONE else f"{end.end}{what}: {end.detail}".rstrip(": ")
         self._end(held, verdicts, state, detail)
 
-    def _end(self, held: OpenOrder, verdicts: list[ProbeVerdict], state: str, detail: str) -> None:
+    def _finish_group(self, group: Sequence[OpenOrder]) -> None:
+        """All that was asked of it and did not expire is answered; others of the last hour may be seen in its light."""
+        told = judge_groups(self._store, self._index, group[0].order.group, self._now_ms())
+        mine = {one.order.id for one in group}
+        for id_, verdict in told.items():
+            if id_ not in mine:
+                self._tell([verdict])
+        for one in group:
+            end = next(r.result for r in self._store.probe_results(one.order.id) if r.result.end)
+            detail = "" if end.end == DONE else f"{end.end}: {end.detail}".rstrip(": ")
+            self._end(one, [told[one.order.id]], "done" if end.end == DONE else "failed", detail)
+
+    def _tell(self, verdicts: list[ProbeVerdict]) -> None:
+        """Stored, then to all that listen.
+
+        Raises:
+            StoreError: one could not keep what came of it; all are told again.
+        """
         self._store.write_probe_verdicts(verdicts)
         for listener in self.on_verdicts:
             try:
                 listener(verdicts)
             except StoreError:
-                raise  # the order stays open: all are told again
+                raise
             except Exception as error:  # one that fails must neither keep the others back nor the order open for ever
                 self.troubles["verdicts"] = f"Verdicts of probes: {type(error).__name__}; see the collector's log."
-                log.exception("verdicts of order %s", held.order.id)
+                log.exception("verdicts of order %s", verdicts[0].request if verdicts else "")
+
+    def _end(self, held: OpenOrder, verdicts: list[ProbeVerdict], state: str, detail: str) -> None:
+        self._tell(verdicts)
         self._store.write_probe_orders([replace(held.order, state=state, ts_ms=self._now_ms(), detail=detail[:2000])])
         with self._lock:
             if self._open is not None:

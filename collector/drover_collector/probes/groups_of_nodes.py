@@ -26,13 +26,17 @@ COARSE = 0.3  # groups that lie so far apart clear nobody; half the links of a n
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One collective over `nodes` (in any order). `value`: bus bandwidth in GB/s, None: none came, see `end`."""
+    """One collective over `nodes` (in any order). `value`: bus bandwidth in GB/s, None: none came, see `end`.
+
+    `board`: what its nodes are by design; runs of others say nothing of it.
+    """
 
     nodes: tuple[str, ...]
     probe: str
     value: float | None
     end: End = End.DONE
     detail: str = ""
+    board: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +51,22 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """`paths`: sentences on groups that were slow though each member was good elsewhere. `next_pairs`: run these."""
+    """`ways`: groups that were slow though each member was good elsewhere, and a sentence. `next_pairs`: run these."""
 
     nodes: tuple[NodeVerdict, ...]
-    paths: tuple[str, ...]
+    ways: tuple[tuple[tuple[str, ...], str], ...]
     next_pairs: tuple[tuple[str, str], ...]
 
 
 def blame(
-    runs: Sequence[Run], leaf: Mapping[str, str], known: Sequence[Run] = (), budget: float = BUDGET
+    runs: Sequence[Run], leaf: Mapping[str, str], known: Sequence[Run] = (), budget: float = BUDGET, least: int = 1
 ) -> Blame:  # fmt: skip
     """Who makes groups slow.
 
     Args:
         leaf: the leaf switch of each node; a group across leaves is held against such groups only.
         known: earlier runs of other nodes of the same kind, to hold these against.
+        least: bad groups that a node is named by; one in fewer is a suspect.
     """
     told = {_name(run): _state(run, [*runs, *known], leaf, budget) for run in runs}
     by_state: dict[bool | None, list[Run]] = defaultdict(list)
@@ -70,19 +75,22 @@ def blame(
     cleared = {node for run in by_state[True] for node in run.nodes}
     faulty: dict[str, str] = {}
     open_: dict[str, tuple[tuple[str, ...], str]] = {}
-    paths = []
+    ways: list[tuple[tuple[str, ...], str]] = []
     bad = sorted(by_state[False], key=_name)
     for run in bad:
         names = set(run.nodes) - cleared
         if len(names) == 1:
-            faulty[min(names)] = told[_name(run)][1]
+            name = min(names)
+            if sum(name in other.nodes for other in bad) >= least:
+                faulty[name] = told[_name(run)][1]
     for run in bad:
         left = tuple(sorted(set(run.nodes) - cleared))
         why = told[_name(run)][1]
         if not left:
             leaves = sorted({leaf.get(node, "?") for node in run.nodes})
             way = f"the way between leaves {', '.join(leaves)}" if len(leaves) > 1 else f"leaf {leaves[0]}"
-            paths.append(f"{why}, though each of them was good in another group: {way}, or it was disturbed")
+            text = f"{why}, though each of them was good in another group: {way}, or it was disturbed"
+            ways.append((tuple(sorted(run.nodes)), text))
         elif not faulty.keys() & set(left):
             for node in left:
                 open_.setdefault(node, (left, why))
@@ -90,15 +98,16 @@ def blame(
         _verdict(node, cleared, faulty, open_)
         for node in sorted({node for run in runs for node in run.nodes})
     ]  # fmt: skip
-    return Blame(tuple(verdicts), tuple(paths), _next(open_, cleared, leaf))
+    beside = {node: {other for run in bad if node in run.nodes for other in run.nodes} for node in open_}
+    return Blame(tuple(verdicts), tuple(ways), _next(open_, cleared, leaf, beside))
 
 
 def _name(run: Run) -> tuple[str, tuple[str, ...], float, str]:
     return run.probe, tuple(sorted(run.nodes)), -1.0 if run.value is None else run.value, run.end.value
 
 
-def _kind(run: Run, leaf: Mapping[str, str]) -> tuple[str, int, bool]:
-    return run.probe, len(run.nodes), len({leaf.get(node, "?") for node in run.nodes}) > 1
+def _kind(run: Run, leaf: Mapping[str, str]) -> tuple[str, str, int, bool]:
+    return run.probe, run.board, len(run.nodes), len({leaf.get(node, "?") for node in run.nodes}) > 1
 
 
 def _state(run: Run, others: Sequence[Run], leaf: Mapping[str, str], budget: float) -> tuple[bool | None, str]:
@@ -146,17 +155,23 @@ def _verdict(
         return NodeVerdict(node, True, f"{node}: good in a group")
     if node in open_:
         suspects, why = open_[node]
+        if suspects == (node,):
+            text = f"{node}: {why}; the others of that group were good elsewhere, but it ran in no other"
+            return NodeVerdict(node, None, text, suspects)
         return NodeVerdict(node, None, f"{node}: {why}; one of {', '.join(suspects)}", suspects)
     return NodeVerdict(node, None, f"{node}: ran only beside a faulty node, or in no group that could be judged")
 
 
 def _next(
-    open_: Mapping[str, tuple[tuple[str, ...], str]], cleared: set[str], leaf: Mapping[str, str]
+    open_: Mapping[str, tuple[tuple[str, ...], str]],
+    cleared: set[str],
+    leaf: Mapping[str, str],
+    beside: Mapping[str, set[str]],
 ) -> tuple[tuple[str, str], ...]:
-    """Each suspect beside a cleared node of its leaf, if there is one; else beside any cleared one."""
+    """Each suspect with a cleared node of its leaf that it was not slow with already, if there is one; else another."""
     pairs = []
     for node in sorted(open_):
-        good = sorted(cleared, key=lambda other: (leaf.get(other) != leaf.get(node), other))
+        good = sorted(cleared, key=lambda o: (o in beside[node], leaf.get(o) != leaf.get(node), o))  # used at once
         if good:
             pairs.append((node, good[0]))
     return tuple(pairs)

@@ -107,6 +107,12 @@ class Probes(Writes):
         rows = self._probes("request = {request:String}", "ts, id", 100_000, request=request)
         return sorted(rows, key=lambda r: (r.result.end != "", _number(r.result.id)))
 
+    def probe_results_of(self, requests: Sequence[str]) -> list[ProbeRow]:
+        """All of these orders, in no order."""
+        if not requests:
+            return []
+        return self._probes(f"request IN ({', '.join(map(word, requests))})", "ts, id", 100_000)
+
     def ended_requests(self, requests: Sequence[str]) -> list[str]:
         """Those of these orders whose closing result is here."""
         if not requests:
@@ -215,6 +221,15 @@ class Probes(Writes):
             f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders WHERE {where} GROUP BY id"
             f" HAVING max(ts) >= {moment(since_ms)} ORDER BY min(written_ns) DESC LIMIT {int(limit)}",
             parameters,
+        )
+        return [from_json(ProbeOrder, row["newest"]) for row in found]
+
+    def group_orders(self, since_ms: int, limit: int) -> list[ProbeOrder]:
+        """Newest versions of orders of groups that changed since, those asked for last first."""
+        found = self._clients.rows(
+            f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders"
+            f" WHERE JSONExtractString(json, 'group') != '' AND ts >= {moment(since_ms)}"
+            f" GROUP BY id ORDER BY max(written_ns) DESC LIMIT {int(limit)}"
         )
         return [from_json(ProbeOrder, row["newest"]) for row in found]
 
