@@ -2403,7 +2403,7 @@ class JobRow(_message.Message):
     hurt: _builtins.str
     """its summary"""
     waiting_share: _builtins.float
-    """0..1: mean share of its GPUs' time that peers waited, since its open incidents began"""
+    """0..1: mean share of its GPUs' time that peers waited for the slowest, since then"""
     gpu_hours_waited: _builtins.float
     """by incidents of the last 7 days that name it; absent: not told"""
     gpu_hours_lost: _builtins.float
@@ -3164,6 +3164,8 @@ class RackHeat(_message.Message):
     POOR_FIELD_NUMBER: _builtins.int
     INCIDENT_FIELD_NUMBER: _builtins.int
     SEVERITY_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     row: _builtins.str
     """of the room; empty: the fleet file does not say"""
@@ -3193,6 +3195,9 @@ class RackHeat(_message.Message):
     incident: _builtins.str
     """the worst open thermal one"""
     severity: _builtins.str
+    cause: _builtins.str
+    """of that incident"""
+    summary: _builtins.str
     def __init__(
         self,
         *,
@@ -3214,10 +3219,12 @@ class RackHeat(_message.Message):
         poor: _builtins.int = ...,
         incident: _builtins.str = ...,
         severity: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        summary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_inlet_max_c", b"_inlet_max_c", "_limit_w", b"_limit_w", "_margin_min_c", b"_margin_min_c", "_power_w", b"_power_w", "budget_w", b"budget_w", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "inlet_c", b"inlet_c", "inlet_max_c", b"inlet_max_c", "limit_w", b"limit_w", "margin_min_c", b"margin_min_c", "power_w", b"power_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_inlet_max_c", b"_inlet_max_c", "_limit_w", b"_limit_w", "_margin_min_c", b"_margin_min_c", "_power_w", b"_power_w", "budget_w", b"budget_w", "gpu_max_at", b"gpu_max_at", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "gpus", b"gpus", "incident", b"incident", "inlet_c", b"inlet_c", "inlet_max_c", b"inlet_max_c", "limit_w", b"limit_w", "margin_min_c", b"margin_min_c", "name", b"name", "nodes", b"nodes", "poor", b"poor", "power_known", b"power_known", "power_w", b"power_w", "row", b"row", "severity", b"severity", "throttled", b"throttled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w", "_gpu_max_c", b"_gpu_max_c", "_gpu_median_c", b"_gpu_median_c", "_inlet_c", b"_inlet_c", "_inlet_max_c", b"_inlet_max_c", "_limit_w", b"_limit_w", "_margin_min_c", b"_margin_min_c", "_power_w", b"_power_w", "budget_w", b"budget_w", "cause", b"cause", "gpu_max_at", b"gpu_max_at", "gpu_max_c", b"gpu_max_c", "gpu_median_c", b"gpu_median_c", "gpus", b"gpus", "incident", b"incident", "inlet_c", b"inlet_c", "inlet_max_c", b"inlet_max_c", "limit_w", b"limit_w", "margin_min_c", b"margin_min_c", "name", b"name", "nodes", b"nodes", "poor", b"poor", "power_known", b"power_known", "power_w", b"power_w", "row", b"row", "severity", b"severity", "summary", b"summary", "throttled", b"throttled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_w: _TypeAlias = _typing.Literal["budget_w"]  # noqa: Y015
     _WhichOneofArgType__budget_w: _TypeAlias = _typing.Literal["_budget_w", b"_budget_w"]  # noqa: Y015
@@ -3330,6 +3337,7 @@ class HotGpu(_message.Message):
     EXPECTED_FIELD_NUMBER: _builtins.int
     INCIDENT_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     gpu: _builtins.int
     rack: _builtins.str
@@ -3343,6 +3351,8 @@ class HotGpu(_message.Message):
     """median of GPUs in the same place"""
     incident: _builtins.str
     job: _builtins.str
+    summary: _builtins.str
+    """what the incident says"""
     def __init__(
         self,
         *,
@@ -3357,10 +3367,11 @@ class HotGpu(_message.Message):
         expected: _builtins.float | None = ...,
         incident: _builtins.str = ...,
         job: _builtins.str = ...,
+        summary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected", b"_expected", "_held_share", b"_held_share", "_margin_c", b"_margin_c", "_power_w", b"_power_w", "_resistance", b"_resistance", "_temp_c", b"_temp_c", "expected", b"expected", "held_share", b"held_share", "margin_c", b"margin_c", "power_w", b"power_w", "resistance", b"resistance", "temp_c", b"temp_c"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected", b"_expected", "_held_share", b"_held_share", "_margin_c", b"_margin_c", "_power_w", b"_power_w", "_resistance", b"_resistance", "_temp_c", b"_temp_c", "expected", b"expected", "gpu", b"gpu", "held_share", b"held_share", "incident", b"incident", "job", b"job", "margin_c", b"margin_c", "node", b"node", "power_w", b"power_w", "rack", b"rack", "resistance", b"resistance", "temp_c", b"temp_c"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected", b"_expected", "_held_share", b"_held_share", "_margin_c", b"_margin_c", "_power_w", b"_power_w", "_resistance", b"_resistance", "_temp_c", b"_temp_c", "expected", b"expected", "gpu", b"gpu", "held_share", b"held_share", "incident", b"incident", "job", b"job", "margin_c", b"margin_c", "node", b"node", "power_w", b"power_w", "rack", b"rack", "resistance", b"resistance", "summary", b"summary", "temp_c", b"temp_c"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected: _TypeAlias = _typing.Literal["expected"]  # noqa: Y015
     _WhichOneofArgType__expected: _TypeAlias = _typing.Literal["_expected", b"_expected"]  # noqa: Y015
