@@ -201,7 +201,7 @@ def _verdict(row: pb.LeafRow, troubled: Sequence[pb.LeafNode], worst: Incident |
         return ""
     names = listing([node.node for node in troubled])
     if len(troubled) == 1:
-        return f"One node: {names}. {troubled[0].why}"
+        return f"One of {len(row.nodes)} nodes, not the switch: {names}. {troubled[0].why}"
     return f"{len(troubled)} of {len(row.nodes)} nodes: {names}; nothing says that it is the switch."
 
 

@@ -11,7 +11,7 @@ from drover_collector.api_facts import DAY_MS, LONG_S, RECENT_MS, Facts, not_fou
 from drover_collector.api_recent import told
 from drover_collector.store import JobSpan, WorkloadRow
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind
+from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind
 
 JOBS, JOBS_MAX = 200, 5000
 ENDED_MS = DAY_MS  # jobs that ended longer ago are not listed
@@ -111,6 +111,7 @@ def ended_row(span: JobSpan, incidents: Sequence[Incident]) -> pb.JobRow:
 def _hurt(row: pb.JobRow, incidents: Sequence[Incident], now_ms: int) -> None:
     """Fill in what the incidents that name the job say."""
     hurting = [incident for incident in incidents if told(incident)]
+    hurting.sort(key=lambda i: (-SEVERITY_ORDER.index(i.severity), -(i.gpu_hours_waited or 0.0)))  # stable
     row.incidents.extend(incident.id for incident in hurting)
     if hurting:
         row.hurt, row.severity = hurting[0].summary, hurting[0].severity
@@ -126,7 +127,7 @@ def _hurt(row: pb.JobRow, incidents: Sequence[Incident], now_ms: int) -> None:
         if incident.gpu_hours_waited is not None and now_ms > incident.since_ms and row.gpus
     ]
     if shares:
-        row.waiting_share = min(1.0, sum(shares))
+        row.waiting_share = min(1.0, max(shares))  # all wait for the slowest
 
 
 def figures(facts: Facts, nodes: Iterable[str]) -> dict[str, float]:

@@ -40,7 +40,10 @@ class _Heat:
         self.inlet = _inlets(facts, buckets)
         self.fan = last_known(buckets, Scope.NODE, "fan_min_rpm", nodes)
         nothing = np.full(gpus, np.nan)
-        self.held, self.cooling = nothing, Cooling(nothing, nothing, np.zeros(gpus), nothing > 0, nothing > 0)
+        self.held, self.cooling = (
+            nothing,
+            Cooling(nothing, nothing, np.zeros(gpus), nothing > 0, nothing > 0, nothing > 0),
+        )
         if buckets:
             window = Window(index, tuple(buckets), False, (), facts.pipeline.started_ms)
             self.held = np.fmax(*(counter_share(window, name) for name in HELD_BY_HEAT))
@@ -122,7 +125,7 @@ def _rack(
     row.poor = sum(i.cause in ("cooling", "fan") for i in mine.values())
     if mine:
         worst = min(mine.values(), key=lambda i: (i.scope != "rack", worst_first(i)))
-        row.incident, row.severity = worst.id, worst.severity
+        row.incident, row.severity, row.cause, row.summary = worst.id, worst.severity, worst.cause, worst.summary
     return row
 
 
@@ -173,7 +176,8 @@ def _gpu(facts: Facts, g: int, heat: _Heat, incident: Incident | None) -> pb.Hot
         power_w=known(heat.power[g]), margin_c=known(heat.margin[g]), held_share=known(heat.held[g]),
         resistance=known(heat.cooling.resistance[g]) if heat.cooling.steady[g] else None,
         expected=known(heat.cooling.expected[g]) if heat.cooling.steady[g] else None,
-        incident=incident.id if incident else "", job=names[codes[g]] if codes[g] >= 0 else "",
+        incident=incident.id if incident else "", summary=incident.summary if incident else "",
+        job=names[codes[g]] if codes[g] >= 0 else "",
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def _leaf(row: pb.LeafRow, who: view.Viewer) -> dict[str, Any]:
     ports += [f"{row.ports_unknown} unknown"] if row.ports_unknown else []
     errors = f"errors {fmt.number(row.errors)}" if row.HasField("errors") else "errors not known"
     downs = f"downs {fmt.number(row.downs)}" if row.HasField("downs") else "downs not known"
-    busy = f"in use {_share(row.saturation_median)}, busiest {_share(row.saturation_max)}"
+    busy = f"in use: median {_share(row.saturation_median)}, busiest {_share(row.saturation_max)}"
     use = busy if row.HasField("saturation_max") else "use not known"
     cells = [[node.state, f"{node.node}: {who.told(node.why) or 'no trouble'}"] for node in row.nodes]
     return {
@@ -77,7 +77,7 @@ def verdict(reply: pb.Fabric, who: view.Viewer) -> tuple[str, str]:
     others = (
         f" {len(bad) - 1} more {'leafs have' if len(bad) > 2 else 'leaf has'} trouble on nodes." if len(bad) > 1 else ""
     )
-    return "summary", f"Not the switch: {worst.name}: {who.told(worst.verdict)}{others}"
+    return "summary", f"{worst.name}: {who.told(worst.verdict)}{others}"
 
 
 def port_rows(ports: Iterable[pb.PortRow], who: view.Viewer | None = None) -> list[Row]:

@@ -35,7 +35,7 @@ MEASURES = {
 USUAL = "inlet"
 
 HOT_COLUMNS = (
-    Column("GPU"), Column("Core", "right"), Column("Margin", "right", help="degrees left before slowdown"),
+    Column("GPU", wrap=True), Column("Core", "right"), Column("Margin", "right", help="degrees left before slowdown"),
     Column("Held by heat", "right", help="share of the last 10 s"),
     Column("Resistance", "right", help="(core - inlet) / power at steady load, against GPUs in the same place"),
     Column("Power", "right"),
@@ -45,6 +45,7 @@ NODE_COLUMNS = (
     Column("GPU power", "right"), Column("Slowest fan", "right"), Column("Held by heat", "right"),
 )  # fmt: skip
 ABSENT = Cell("absent", kind="absent", title="not reported")
+CAUSES = {"inlet": "hot air", "cooling": "poor cooling", "fan": "fan or coolant"}
 NOTHING = ("absent", "none reports it")
 
 
@@ -74,7 +75,7 @@ def _tile(rack: pb.RackHeat, measure: Measure, span: tuple[float, float], small:
     value = view.given(rack, measure.field)
     subs = [] if small else _subs(rack)
     marks = [f"{rack.throttled} held" if rack.throttled else "", f"{rack.poor} poor" if rack.poor else ""]
-    mark = ", ".join(filter(None, marks)) or ("incident" if rack.incident else "")
+    mark = ", ".join(filter(None, marks)) or CAUSES.get(rack.cause, rack.cause)
     tone = "bad" if rack.throttled or rack.severity == "critical" else "warn" if rack.incident else ""
     return {
         "id": rack.name, "name": rack.name, "mark": mark, "tone": tone, "cells": [], "subs": subs,
@@ -129,7 +130,23 @@ def numbers(reply: pb.Thermals) -> list[tuple[str, str, str]]:
     ]
 
 
-def hot_rows(found: Sequence[pb.HotGpu]) -> list[Row]:
+def verdict(reply: pb.Thermals, who: view.Viewer) -> str:
+    """What is wrong with a rack, or else which is the warmest."""
+    rooms = [rack for rack in reply.racks if rack.cause == "inlet"]
+    others = [rack for rack in reply.racks if rack.incident and rack.cause != "inlet"]
+    if rooms:
+        more = (
+            f" Other racks with an incident of heat: {len(rooms) + len(others) - 1}."
+            if len(rooms) + len(others) > 1
+            else ""
+        )
+        return who.told(rooms[0].summary) + more
+    if others:
+        return f"No rack gets hot air; poor cooling in {fmt.members([(rack.name, None) for rack in others])}."
+    return "No open incident of heat." if any(rack.HasField("gpu_max_c") for rack in reply.racks) else ""
+
+
+def hot_rows(found: Sequence[pb.HotGpu], who: view.Viewer) -> list[Row]:
     rows = []
     for gpu in found:
         held = ABSENT
@@ -143,7 +160,7 @@ def hot_rows(found: Sequence[pb.HotGpu]) -> list[Row]:
             else view.href(view.NODE, node=gpu.node, gpu=gpu.gpu)
         )
         cells = (
-            Cell(f"{gpu.node} GPU {gpu.gpu}", sub=where, kind="strong"),
+            Cell(f"{gpu.node} GPU {gpu.gpu}", sub=f"{where}. {who.told(gpu.summary)}", kind="strong"),
             Cell(f"{gpu.temp_c:.0f} °C") if gpu.HasField("temp_c") else ABSENT,
             Cell(f"{gpu.margin_c:.0f} °C") if gpu.HasField("margin_c") else ABSENT,
             held,
@@ -185,8 +202,8 @@ def node_rows(found: Sequence[pb.NodeHeat]) -> list[Row]:
     return rows
 
 
-def show_hot(key: str, reply: pb.Thermals) -> str | None:
-    lines = hot_rows(reply.hot)
+def show_hot(key: str, reply: pb.Thermals, who: view.Viewer) -> str | None:
+    lines = hot_rows(reply.hot, who)
     empty = "No GPU is held down by heat, and no incident tells of poor cooling."
     return table(key, HOT_COLUMNS, lines, empty=empty, link_column=0, height=380 if len(lines) > 7 else None)
 

@@ -21,15 +21,21 @@ LEAST_SPAN = 0.06  # of the median: a row of dots is not stretched so far that n
 LEAST_SPAN_C = 8.0
 MARKED_SHARE = 0.01  # of a job's time that waits, from which it is worth a look
 BAD_SHARE = 0.1
-LIST_PX = 560
+LIST_PX = 720
 
 COLUMNS = (
     Column("State"), Column("Job", wrap=True), Column("GPUs", "right"), Column("Since"),
     Column("Waits", "right", help="mean share of its GPUs' time that peers waited, since its open incidents began"),
     Column("GPU-hours waited", "right", help="by incidents of the last 7 days that name the job"),
+)  # fmt: skip
+REPORTED = (
     Column("Step", "right", help="step time that its loop reports"), Column("Tokens/s", "right"),
     Column("MFU", "right", help="model operations per second over the hardware's peak"),
 )  # fmt: skip
+NO_STEPS = (
+    "Step time, tokens per second and MFU: no job reports them. A training loop does with three lines of"
+    " drover_agent.steps (docs/workloads.md)."
+)
 NONE = Cell("not told", kind="absent", title="nothing on its nodes reports it")
 
 
@@ -43,23 +49,33 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def rows(found: Sequence[pb.JobRow], who: view.Viewer) -> list[Row]:
-    return [Row(_cells(job, who), id=job.job, href=view.href(view.JOB, job=job.job)) for job in found]
+def rows(found: Sequence[pb.JobRow], who: view.Viewer, with_steps: bool = True) -> list[Row]:
+    return [Row(_cells(job, who, with_steps), id=job.job, href=view.href(view.JOB, job=job.job)) for job in found]
 
 
-def _cells(job: pb.JobRow, who: view.Viewer) -> tuple[Cell, ...]:
+def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ...]:
     waited = job.HasField("gpu_hours_waited")
-    return (
+    cells = (
         _state(job),
         Cell(job.job, sub=_about(job, who), kind="strong"),
         Cell(fmt.number(job.gpus), sub=f"{fmt.number(job.nodes)} nodes"),
         Cell(who.clock(job.since_ms), sub=_span(job, who)),
         _waits(job),
         Cell(fmt.hours(job.gpu_hours_waited)) if waited else Cell("none told", kind="faint"),
+    )
+    if not with_steps:
+        return cells
+    return (
+        *cells,
         Cell(seconds(job.step_time_s)) if job.HasField("step_time_s") else NONE,
         Cell(fmt.number(job.tokens_per_s)) if job.HasField("tokens_per_s") else NONE,
         Cell(share(job.mfu_ratio)) if job.HasField("mfu_ratio") else NONE,
     )
+
+
+def reports(reply: pb.JobList) -> bool:
+    """Whether any of the jobs tells of its steps or tokens."""
+    return any(job.HasField("step_time_s") or job.HasField("tokens_per_s") for job in reply.jobs)
 
 
 def _state(job: pb.JobRow) -> Cell:
@@ -80,7 +96,7 @@ def _span(job: pb.JobRow, who: view.Viewer) -> str:
 
 def _waits(job: pb.JobRow) -> Cell:
     if not job.HasField("waiting_share"):
-        return Cell("no incident says so", kind="faint") if not job.incidents else Cell("not told", kind="absent")
+        return Cell("none told", kind="faint")
     waits = job.waiting_share
     tone = "bad" if waits >= BAD_SHARE else "warn"
     text = share(waits)
@@ -199,8 +215,16 @@ def show_dots(key: str, data: dict[str, Any]) -> str | None:
 
 
 def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str | None:
-    lines = rows(reply.jobs, who)
-    return table(key, COLUMNS, lines, empty=empty, link_column=1, height=LIST_PX if len(lines) > 9 else None)
+    told = reports(reply)
+    lines = rows(reply.jobs, who, told)
+    return table(
+        key,
+        COLUMNS + REPORTED if told else COLUMNS,
+        lines,
+        empty=empty,
+        link_column=1,
+        height=LIST_PX if len(lines) > 14 else None,
+    )
 
 
 def show_ports(key: str, detail: pb.JobDetail) -> str | None:

@@ -166,7 +166,7 @@ def test_one_node_is_told_from_the_switch(facts: Facts) -> None:
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest(leaf="leaf01"))
     leaf = fabric.leafs[0]
     assert (leaf.name, leaf.nodes_troubled, leaf.switch) == ("leaf01", 1, False)
-    assert leaf.verdict.startswith(f"One node: {FLAPPING}. ")
+    assert leaf.verdict.startswith(f"One of 16 nodes, not the switch: {FLAPPING}. ")
     assert [node.node for node in leaf.nodes if node.state == "trouble"] == [FLAPPING]
     assert fabric.ports_total == leaf.ports == 16 * 8
     worst = fabric.ports[0]

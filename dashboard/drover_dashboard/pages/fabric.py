@@ -35,6 +35,9 @@ def leafs(leaf: str, node: str) -> None:
     if answer.value is None:
         return
     reply = answer.value
+    if not leaf and not node and reply.leafs and reply.leafs[0].nodes_troubled:
+        st.query_params["leaf"] = reply.leafs[0].name  # the worst one first: one click less at night
+        st.rerun()
     kind, text = fabric_parts.verdict(reply, who)
     if text:
         view.notice("verdict", kind, text)

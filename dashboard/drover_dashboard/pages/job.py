@@ -48,6 +48,8 @@ def listing(ended: bool) -> None:
     gpus = fmt.number(sum(job.gpus for job in running))
     line = f"{fmt.number(len(running))} jobs hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{cut}"
     view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
+    if running and not job_parts.reports(answer.value):
+        view.notice("steps", "remark", job_parts.NO_STEPS)
     clicked = job_parts.show_list("jobs", answer.value, who, NO_JOBS)
     if clicked:
         st.query_params["job"] = clicked

@@ -28,6 +28,8 @@ def racks(by: str, rack: str) -> None:
     if answer.value is None:
         return
     reply = answer.value
+    if text := heat_parts.verdict(reply, who):
+        view.notice("verdict", "summary" if any(rack.incident for rack in reply.racks) else "remark", text)
     figures = heat_parts.numbers(reply)
     for column, (label, value, remark) in zip(st.columns(len(figures), gap="small"), figures, strict=True):
         column.metric(label, value, remark, delta_color="off", delta_arrow="off", border=True)
@@ -42,7 +44,7 @@ def racks(by: str, rack: str) -> None:
     with right:
         if reply.hot_total > len(reply.hot):
             view.notice("cut", "remark", f"The worst {len(reply.hot)} of {reply.hot_total} GPUs.")
-        view.go(heat_parts.show_hot("hot", reply))
+        view.go(heat_parts.show_hot("hot", reply, who))
     if rack:
         view.notice("nodes", "remark", f"Nodes of rack {rack}")
         view.go(heat_parts.show_nodes("nodes", reply))
