@@ -9,10 +9,12 @@ import grpc
 import numpy as np
 
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument, not_found
+from drover_collector.probes.desk import ProbeDesk
 from drover_collector.probes.drift import drift
 from drover_collector.probes.groups import part
 from drover_collector.probes.judgement import BUDGET, judge
 from drover_collector.probes.measurements import Group, Judgement, Key, Measurement, Verdict
+from drover_collector.probes.plan import fabric_rounds
 from drover_collector.probes.rows import measurement
 from drover_collector.store import ProbeRow
 from drover_proto import fleet_pb2 as pb
@@ -25,6 +27,7 @@ NODES_BESIDE = 32  # likewise beside all figures of one node, which are many
 HISTORY = 64
 MOST_HISTORY = 1000
 ORDERS = 100
+MOST_GROUPS = 500  # asked for at once
 MOST_ORDERS = 1000
 WHY_CHARS = 500
 JUDGED = sum(figure.better in (Better.HIGHER, Better.LOWER) for figure in FIGURES.values())
@@ -203,18 +206,42 @@ def request_probe(facts: Facts, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION, "this collector asks for no probes: ask the active one (drover status)"
         )
-    facts.node_number(request.node)
     level = request.level or "quick"
     if level not in LEVELS:
         raise bad_argument(f"no level is called {level[:80]!r}; there are {', '.join(LEVELS)}")
     try:
-        asked = facts.probe_desk.ask(
-            request.node, ProbeReason.PERSON, gpus=request.gpus, level=level, probes=request.probes, by=by
-        )
+        if request.group or request.fabric:
+            asked = _ask_groups(facts, facts.probe_desk, request, level, by)
+        else:
+            facts.node_number(request.node)
+            asked = [facts.probe_desk.ask(
+                request.node, ProbeReason.PERSON, gpus=request.gpus, level=level, probes=request.probes, by=by
+            )]  # fmt: skip
     except ValueError as error:
         raise bad_argument(str(error)) from None
     now_ms, why = facts.now_ms(), " ".join(request.why.split())[:WHY_CHARS]
-    facts.store.write_audit(
-        [Audit(f"probe {asked} {now_ms}", now_ms, by, "probe", request.node, why, f"order {asked}")]
-    )
-    return pb.ProbeAsked(id=asked)
+    whom = request.node or ", ".join(request.group) or "all nodes"
+    told = f"order {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
+    facts.store.write_audit([Audit(f"probe {asked[0]} {now_ms}", now_ms, by, "probe", whom[:WHY_CHARS], why, told)])
+    return pb.ProbeAsked(id=asked[0], ids=asked)
+
+
+def _ask_groups(facts: Facts, desk: ProbeDesk, request: pb.ProbeAsk, level: str, by: str) -> list[str]:
+    """
+    Raises:
+        ValueError: as `ProbeDesk.ask_group`; no pairs can be made.
+    """
+    groups = [tuple(request.group)]
+    for name in request.group:
+        facts.node_number(name)
+    if request.fabric:
+        groups = [pair for round_ in fabric_rounds(facts.index.spec, request.group or None) for pair in round_]
+        if not groups:
+            raise ValueError("no pairs: name two nodes or more, of GPUs and leaf switches that fleet.toml tells")
+        if len(groups) > MOST_GROUPS:
+            raise ValueError(f"{len(groups)} pairs are more than {MOST_GROUPS}; name fewer nodes")
+    return [
+        order
+        for group in groups
+        for order in desk.ask_group(group, ProbeReason.PERSON, probes=request.probes, level=level, by=by)
+    ]

@@ -1670,6 +1670,8 @@ class ProbeAsk(_message.Message):
     PROBES_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     WHO_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    FABRIC_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     level: _builtins.str
     """empty: quick"""
@@ -1677,6 +1679,8 @@ class ProbeAsk(_message.Message):
     """a person's words, for the record"""
     who: _builtins.str
     """as in Answer"""
+    fabric: _builtins.bool
+    """pairs of these (of `group`; none: of all nodes), under each leaf and across"""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: all that no process holds"""
@@ -1684,6 +1688,10 @@ class ProbeAsk(_message.Message):
     @_builtins.property
     def probes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all of the level"""
+
+    @_builtins.property
+    def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in place of node: these together, the first one listens; `gpus` has no say"""
 
     def __init__(
         self,
@@ -1694,10 +1702,12 @@ class ProbeAsk(_message.Message):
         probes: _abc.Iterable[_builtins.str] | None = ...,
         why: _builtins.str = ...,
         who: _builtins.str = ...,
+        group: _abc.Iterable[_builtins.str] | None = ...,
+        fabric: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "level", b"level", "node", b"node", "probes", b"probes", "who", b"who", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fabric", b"fabric", "gpus", b"gpus", "group", b"group", "level", b"level", "node", b"node", "probes", b"probes", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1708,16 +1718,22 @@ class ProbeAsked(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """of the order; the same one that is open already is not asked for twice"""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of groups: one for each node of each"""
+
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "ids", b"ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,6 +26,7 @@ NOW = 1_800_000_000_000
 INDEX = small_index(16, 8)
 NODES = [node.name for node in INDEX.nodes]
 GOOD, SLOW, BUSY, SILENT = NODES[4], NODES[0], NODES[5], NODES[6]
+PAIRED = NODES[8:14]  # with whom `--group` and `--fabric` are tried; the last one's network is slow
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -37,6 +38,21 @@ def measured(node: str) -> Callable[[pb.ProbeRequest], list[ProbeResult]]:
         found = list(probed.results(node, NODES.index(node), NOW, run=9))
         kept = [r for r in found if r.end or not request.gpus or r.gpu in request.gpus]
         return [replace(r, id=f"{request.id}/{r.id.rpartition('/')[2]}") for r in kept]
+
+    return answer
+
+
+def together(node: str) -> Callable[[pb.ProbeRequest], list[ProbeResult]]:
+    """What a node finds beside others."""
+
+    def answer(request: pb.ProbeRequest) -> list[ProbeResult]:
+        value = 90.0 if PAIRED[-1] in request.group.names else 180.0
+        base = ProbeResult("", node, None, "", NOW, None, None, "", request=request.id, level="quick", device="H200")
+        figures = [
+            replace(base, id=f"{request.id}/{k}", probe=probe, value=value, unit="GB/s")
+            for k, probe in enumerate(request.probes)
+        ]
+        return [*figures, replace(base, id=f"{request.id}/end", end="done")]
 
     return answer
 
@@ -59,7 +75,7 @@ def address(store_root: Path) -> Iterator[str]:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     stack = contextlib.AsyncExitStack()
-    answers = {GOOD: measured(GOOD), SLOW: measured(SLOW), BUSY: refuses}
+    answers = {GOOD: measured(GOOD), SLOW: measured(SLOW), BUSY: refuses} | {node: together(node) for node in PAIRED}
     served = wait(
         stack.enter_async_context(
             serving(store, INDEX, lambda: NOW, answers, ProbesConfig(most_at_once=100, most_per_rack=100))
@@ -82,6 +98,22 @@ def say(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         return code, shown.out, shown.err
 
     return run
+
+
+def test_pairs_of_a_fabric_name_the_odd_node(say: Say) -> None:
+    code, out, err = say("--fabric", *PAIRED, "--wait", "--only", "allreduce_group")
+    assert code == 1
+    failed = [line.partition(" with ")[0] for line in out.splitlines() if "FAILED: " in line]
+    assert set(failed) == {PAIRED[-1]}, out
+    assert "allreduce_group 180 GB/s" in out
+    code, out, _ = say("--group", *PAIRED[:2], "--wait", "--only", "allreduce_group", "--json")
+    assert code == 0, "held against those before"
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [(row["node"], row["members"], row["passed"]) for row in told] == [
+        (node, PAIRED[:2], True) for node in PAIRED[:2]
+    ]
+    code, _, err = say("--group", PAIRED[0], "--gpu", "1")
+    assert (code, "all GPUs of their nodes take part" in err) == (2, True)
 
 
 def test_a_healthy_node_passes_with_its_figures_against_the_fleet(say: Say) -> None:

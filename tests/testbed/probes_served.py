@@ -65,7 +65,14 @@ async def serving(
     pipeline = cast(Pipeline, SimpleNamespace(index=index, store=store, now_ms=now_ms))
     facts = Facts(pipeline, IngestStats(), CollectorConfig())
     desk = facts.probe_desk = ProbeDesk(
-        store, index, config or ProbesConfig(), stream=nodes.get, leading=lambda: True, now_ms=now_ms, poll_s=0.05
+        store,
+        index,
+        config or ProbesConfig(),
+        stream=nodes.get,
+        leading=lambda: True,
+        now_ms=now_ms,
+        poll_s=0.05,
+        address=lambda _: "192.0.2.1",
     )
     for node in nodes.values():
         node.desk = desk

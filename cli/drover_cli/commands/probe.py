@@ -12,7 +12,7 @@ from drover_cli.arguments import count
 from drover_cli.errors import CliError
 from drover_cli.output import ago, cut, plain, print_json, print_table, when
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeVerdict, from_json, to_dict
+from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict, from_json, to_dict
 from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.probes import LEVELS
 
@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu", type=_slot, action="append", default=[], metavar="N", help="this slot alone; repeatable"
     )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--group", action="store_true", help="these nodes together: collectives over their network")
+    how.add_argument(
+        "--fabric", action="store_true",
+        help="pairs of these nodes (none named: of all), under each leaf switch and across: names the odd one",
+    )  # fmt: skip
     parser.add_argument("--level", choices=list(LEVELS), default="quick", help="how thorough (default quick)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these probes alone; docs/probes.md")
     parser.add_argument("--why", default="", help="kept with the order, for the record")
@@ -44,13 +50,15 @@ def _slot(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.list and not args.node:
+    if args.gpu and (args.group or args.fabric):
+        raise CliError("--gpu has no say with --group and --fabric: all GPUs of their nodes take part")
+    if not args.list and not args.node and not args.fabric:
         raise CliError("name the nodes to probe, or --list to see orders")
     with client.connect(args) as stub:
         if args.list:
             return _list(stub, args)
         asked = _ask(stub, args)
-        rows = _await(stub, asked) if args.wait else [_row(stub, id_) for id_ in asked.values()]
+        rows = _await(stub, asked) if args.wait else [_row(stub, id_) for id_ in asked]
         if args.json:
             for row in rows:
                 print_json(_report(row))
@@ -63,22 +71,26 @@ def run(args: argparse.Namespace) -> int:
     return int(args.wait and not all(map(_passed, rows)))
 
 
-def _ask(stub: FleetStub, args: argparse.Namespace) -> dict[str, str]:
-    """Node -> order."""
+def _ask(stub: FleetStub, args: argparse.Namespace) -> list[str]:
+    """Ids of the orders."""
     names = [name for word in args.only for name in word.split(",") if name]
     ask = pb.ProbeAsk(gpus=args.gpu, level=args.level, probes=names, why=args.why)
-    asked = {}
+    if args.group or args.fabric:
+        ask.group.extend(dict.fromkeys(args.node))
+        ask.fabric = args.fabric
+        return list(stub.RequestProbe(ask, timeout=client.DEADLINE_S).ids)
+    asked = []
     for node in dict.fromkeys(args.node):
         ask.node = node
-        asked[node] = stub.RequestProbe(ask, timeout=client.DEADLINE_S).id
+        asked.append(stub.RequestProbe(ask, timeout=client.DEADLINE_S).id)
     return asked
 
 
-def _await(stub: FleetStub, asked: dict[str, str]) -> list[pb.ProbeOrderRow]:
+def _await(stub: FleetStub, asked: Sequence[str]) -> list[pb.ProbeOrderRow]:
     """All when they have ended; each change is told on stderr."""
     told: dict[str, str] = {}
     while True:
-        rows = [_row(stub, id_) for id_ in asked.values()]
+        rows = [_row(stub, id_) for id_ in asked]
         for row in rows:
             order = _order(row)
             if told.get(order.id) != order.state:
@@ -118,6 +130,9 @@ def _list(stub: FleetStub, args: argparse.Namespace) -> int:
 def _show(stub: FleetStub, row: pb.ProbeOrderRow) -> None:
     """Of an order that has ended: its verdict, then its figures against the fleet's."""
     order = _order(row)
+    if order.group:
+        _show_group(row)
+        return
     print(plain(f"{order.node}: {_outcome(row)}"))
     lines = [
         line
@@ -130,6 +145,16 @@ def _show(stub: FleetStub, row: pb.ProbeOrderRow) -> None:
     told = [v for v in _verdicts(row) if v.passed is not True]
     for verdict in told:
         print(plain(verdict.text))
+
+
+def _show_group(row: pb.ProbeOrderRow) -> None:
+    """What one node of a group measured, and what it says of that node."""
+    order = _order(row)
+    results = [from_json(ProbeResult, text) for text in row.results_json]
+    figures = [f"{r.probe} {_number(r.value)} {r.unit}" for r in results if not r.end and r.value is not None]
+    print(plain(f"{order.node} with {', '.join(m for m in order.members if m != order.node)}: {_outcome(row)}"))
+    if figures:
+        print(plain(f"    {', '.join(figures)}"))
 
 
 def _figure(figure: pb.ProbeFigure, order: str) -> list[list[str]]:

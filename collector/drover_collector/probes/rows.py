@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from drover_collector.probes.measurements import End, Key, Measurement
 from drover_collector.store import ProbeRow
 from drover_proto.events import ProbeResult
-from drover_proto.probes import FIGURES
+from drover_proto.probes import FIGURES, GROUP_FIGURES
 
 CPU = "cpu"  # ProbeResult.device where there is no NVIDIA driver: no figure of a GPU then
 _ENDS = {end.value: end for end in End}
@@ -50,9 +50,10 @@ def firmware(inventory: Mapping[str, str]) -> str:
 
 
 def measurement(row: ProbeRow) -> Measurement | None:
-    """None: a closing result that names no figure, one of a CPU, or a figure that this version does not know."""
+    """None: a closing result that names no figure, one of a CPU or of several nodes together (`judging_groups`), or a
+    figure that this version does not know."""
     result = row.result
-    if result.probe not in FIGURES or result.device == CPU:
+    if result.probe not in FIGURES or result.probe in GROUP_FIGURES or result.device == CPU:
         return None
     end = _ENDS.get(result.end, End.UNSERVED) if result.end else End.DONE
     return Measurement(
