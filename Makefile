@@ -7,7 +7,7 @@ SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint format bench bench-detection bench-probes proto clean
+.PHONY: help demo test lint format bench bench-detection bench-probes dist proto test-rollout clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -34,6 +34,11 @@ ifneq ($(SYSTEM),)
 endif
 	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
+test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; some minutes)
+	@$(PIP) -e '.[rollout]'
+	@tests/rollout/setup.sh
+	@$(BIN)/python -m pytest tests/rollout $(ARGS)
+
 lint: $(VENV)/dev.stamp ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -51,6 +56,9 @@ bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's
 
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
+
+dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
+	@$(BIN)/python ansible/dist.py $(ARGS)
 
 proto: $(VENV)/dev.stamp ## generate the protobuf code again
 	@$(BIN)/python proto/generate.py

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""`make dist`: Drover's wheel, and bundles that install it without internet or compiler (release.py).
+
+    dist/drover-0.1.0-py3-none-any.whl
+    dist/drover-agent-0.1.0-x86_64.tar.gz       for nodes: the agent and what it depends on
+    dist/drover-server-0.1.0-x86_64.tar.gz      for the collector's machine: collector, console, authority
+
+What a bundle may hold stands in locks/: name, version and hashes of every dependency. Other downloads are refused.
+
+    python ansible/dist.py [--only agent] [--machine aarch64] [--python 3.11 3.12]
+    python ansible/dist.py --lock       write the locks anew, after pyproject.toml's pins have changed; look at the diff
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PYTHONS = ("3.11", "3.12", "3.13")  # Debian 12, Ubuntu 24.04, Debian 13
+MACHINES = ("x86_64", "aarch64")
+GLIBCS = ("2014", "_2_17", "_2_28")  # of manylinux: Debian 10, RHEL 8 and newer
+PIP = "pip==26.3"  # travels in the bundle: a node's Python may have none
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What a role needs: extras of pyproject.toml."""
+
+    name: str
+    extras: tuple[str, ...]
+
+    def lock(self, machine: str) -> Path:
+        return HERE / "locks" / f"{self.name}-{machine}.txt"
+
+
+BUNDLES = (Bundle("agent", ()), Bundle("server", ("certs", "collector", "dashboard")))
+
+
+class DistError(Exception):
+    """What is wrong and what to do."""
+
+
+def project() -> dict[str, object]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+
+
+def pins(bundle: Bundle) -> list[str]:
+    found = project()
+    extras = found["optional-dependencies"]
+    assert isinstance(extras, dict) and isinstance(found["dependencies"], list)
+    return sorted({*found["dependencies"], *(pin for extra in bundle.extras for pin in extras[extra]), PIP})
+
+
+def wheel(version: str, into: Path) -> Path:
+    """Of what git knows of this work tree; `version` in the place of its own."""
+    own = str(project()["version"])
+    with tempfile.TemporaryDirectory(prefix="drover-dist-") as folder:
+        copy = Path(folder) / "drover"
+        listed = _run(["git", "-C", str(ROOT), "ls-files", "-z"]).split("\0")
+        for name in filter(None, listed):
+            if (ROOT / name).is_file() and not name.startswith(("tests/", "benchmarks/", "docs/")):
+                target = copy / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, target)
+        if version != own:
+            for name in ("pyproject.toml", "proto/drover_proto/__init__.py"):
+                text = (copy / name).read_text()
+                if f'"{own}"' not in text:
+                    raise DistError(f"{name} does not tell the version {own}, as pyproject.toml does")
+                (copy / name).write_text(text.replace(f'"{own}"', f'"{version}"', 1))
+        _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(copy)])
+    return next(into.glob("drover-*.whl"))
+
+
+def download(requirements: Iterable[str], into: Path, python: str, machine: str, *, hashed: Path | None = None) -> None:
+    platforms = [part for glibc in GLIBCS for part in ("--platform", f"manylinux{glibc}_{machine}")]
+    what = ["--require-hashes", "--requirement", str(hashed)] if hashed is not None else list(requirements)
+    _run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--implementation", "cp",
+         "--python-version", python, *platforms, "--dest", str(into), *what]
+    )  # fmt: skip
+
+
+def lock(bundle: Bundle, machine: str, pythons: Iterable[str]) -> None:
+    """Asks the registry what the pins depend on, and writes all with their hashes."""
+    with tempfile.TemporaryDirectory(prefix="drover-lock-") as folder:
+        for python in pythons:
+            download(pins(bundle), Path(folder), python, machine)
+        text = "# Made by `python ansible/dist.py --lock`; every dependency, direct or not, with its wheels' hashes.\n"
+        bundle.lock(machine).write_text(text + requirements_of(Path(folder)))
+
+
+def requirements_of(folder: Path) -> str:
+    hashes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path in folder.glob("*.whl"):
+        name, version = path.name.split("-")[:2]
+        hashes[(re.sub(r"[-_.]+", "-", name).lower(), version)].add(hashlib.sha256(path.read_bytes()).hexdigest())
+    lines = []
+    for (name, version), found in sorted(hashes.items()):
+        lines.append(f"{name}=={version} " + " ".join(f"--hash=sha256:{digest}" for digest in sorted(found)))
+    return "\n".join(lines) + "\n"
+
+
+def bundle_up(bundle: Bundle, own: Path, version: str, machine: str, pythons: tuple[str, ...], into: Path) -> Path:
+    locked = bundle.lock(machine)
+    if not locked.exists():
+        raise DistError(f"{locked} is not there; `python ansible/dist.py --lock --machine {machine}` makes it")
+    text = locked.read_text()
+    lacking = [pin for pin in pins(bundle) if not re.search(rf"^{re.escape(_canonical(pin))} ", text, re.MULTILINE)]
+    if lacking:
+        raise DistError(
+            f"{locked} lacks {', '.join(lacking)}: run `python ansible/dist.py --lock` and look at the diff"
+        )
+    name = f"drover-{bundle.name}-{version}"
+    with tempfile.TemporaryDirectory(prefix="drover-bundle-") as folder:
+        base = Path(folder) / name
+        wheels = base / "wheels"
+        wheels.mkdir(parents=True)
+        for python in pythons:
+            download((), wheels, python, machine, hashed=locked)
+        shutil.move(next(wheels.glob("pip-*.whl")), base)
+        shutil.copy2(own, wheels)
+        (base / "requirements.txt").write_text(requirements_of(wheels))
+        shutil.copy2(HERE / "release.py", base / "release.py")
+        contents = hashlib.sha256((base / "requirements.txt").read_bytes()).hexdigest()
+        manifest = {
+            "version": version,
+            "role": bundle.name,
+            "machine": machine,
+            "python": pythons,
+            "contents": contents,
+        }
+        (base / "MANIFEST.json").write_text(json.dumps(manifest))
+        target = into / f"{name}-{machine}.tar.gz"
+        with tarfile.open(target, "w:gz", compresslevel=1) as archive:  # wheels are packed already
+            archive.add(base, name, filter=_nobody)
+    return target
+
+
+def _nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode = 0o755 if entry.isdir() or entry.name.endswith("release.py") else 0o644
+    return entry
+
+
+def _canonical(pin: str) -> str:
+    name, version = pin.split("==")
+    return f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}"
+
+
+def _run(command: list[str]) -> str:
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        told = [line for line in found.stderr.strip().splitlines() if not line.startswith("WARNING")]
+        raise DistError(f"{' '.join(command[:4])} ... failed:\n" + "\n".join(told[-8:]))
+    return found.stdout
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[bundle.name for bundle in BUNDLES], help="this bundle alone")
+    parser.add_argument("--machine", choices=MACHINES, default="x86_64")
+    parser.add_argument("--python", nargs="+", default=list(PYTHONS), choices=(*PYTHONS, "3.14"))
+    parser.add_argument("--version", default=str(project()["version"]), help="in the place of pyproject.toml's")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--lock", action="store_true", help="write the locks anew, build nothing")
+    args = parser.parse_args(argv)
+    wanted = [bundle for bundle in BUNDLES if args.only in (None, bundle.name)]
+    pythons = tuple(args.python)
+    try:
+        if args.lock:
+            for bundle in wanted:
+                lock(bundle, args.machine, PYTHONS)
+                print(bundle.lock(args.machine).relative_to(ROOT))
+            return 0
+        args.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="drover-wheel-") as folder:
+            own = wheel(args.version, Path(folder))
+            print(shutil.copy2(own, args.out))
+            for bundle in wanted:
+                made = bundle_up(bundle, own, args.version, args.machine, pythons, args.out)
+                print(f"{made}  {made.stat().st_size / 1e6:.1f} MB")
+    except DistError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

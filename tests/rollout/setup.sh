@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Installs what `make test-rollout` needs, on Debian or Ubuntu, as root: containers with a systemd, and ssh.
+set -euo pipefail
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+  echo "make test-rollout needs root on Debian or Ubuntu" >&2
+  exit 2
+fi
+missing=()
+command -v systemd-nspawn >/dev/null || missing+=(systemd-container)
+command -v debootstrap >/dev/null || missing+=(debootstrap)
+command -v ssh >/dev/null || missing+=(openssh-client)
+command -v git >/dev/null || missing+=(git)
+if [ ${#missing[@]} -gt 0 ]; then
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi

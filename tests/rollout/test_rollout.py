@@ -1,0 +1,250 @@
+"""The playbooks on four machines with a real systemd and sshd: a fleet from nothing, upgrade, a bad version, removal.
+
+`make test-rollout` runs it, as root on Debian; it takes minutes, as three releases are built and installed. Steps build
+on each other, in the order in which they stand here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetStub
+from testbed.hosts import Host, hosts
+from testbed.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD, NEW, BROKEN = "0.9.1", "0.9.2", "0.9.3"
+NAMES = ("head", "gpu1", "gpu2", "gpu3")
+PLAY_S, BUILD_S, HEARD_S = 1200, 600, 90
+GAP_MS, RESTART_MS = 2_500, 20_000  # samples come each second; how long an agent may be away for its restart
+DEFECT = 'raise SystemExit("a release that cannot start, for tests")\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    folder: Path
+    hosts: list[Host]
+
+    @property
+    def head(self) -> Host:
+        return self.hosts[0]
+
+    def play(self, book: str, *options: str) -> tuple[int, str]:
+        """(exit code, what it printed)"""
+        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
+        environment = os.environ | {"ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        found = subprocess.run(
+            [*command, str(ROOT / "ansible" / book), *options],
+            env=environment, capture_output=True, text=True, timeout=PLAY_S, check=False,
+        )  # fmt: skip
+        text = found.stdout + found.stderr
+        with (self.folder / "rollout.log").open("a") as log:
+            log.write(f"$ ansible-playbook {book} {' '.join(options)}\n{text}\n")
+        return found.returncode, text
+
+    def drover(self, *args: str) -> list[dict[str, object]]:
+        tls = [f"--{what}=/etc/drover/tls/{name}" for what, name in TLS.items()]
+        command = ["/opt/drover/bin/drover", *args, "--json", "--collector=localhost:7302", *tls]
+        return [json.loads(line) for line in self.head.ssh(*command).splitlines()]
+
+    def told(self, node: str, from_ms: int, to_ms: int) -> list[int]:
+        """Times of a node's samples in the store, ms."""
+        authority = self.folder / "authority"
+        credentials = grpc.ssl_channel_credentials(
+            *(
+                authority.joinpath(name).read_bytes()
+                for name in ("ca.pem", "operator/console.key", "operator/console.pem")
+            )
+        )
+        request = pb.SeriesRequest(
+            scope="node", targets=[pb.SeriesTarget(node=node)], metrics=["load1"], from_ms=from_ms, to_ms=to_ms,
+            max_points=100_000,
+        )  # fmt: skip
+        with grpc.secure_channel("localhost:7302", credentials) as channel:
+            reply = FleetStub(channel).QuerySeries(request, timeout=30)
+        assert reply.step_ms <= 1000
+        values = np.frombuffer(reply.series[0].values, "<f4")
+        return [int(ts) for ts in np.frombuffer(reply.ts_ms, "<i8")[~np.isnan(values)]]
+
+    def heard(self, version: str) -> set[str]:
+        """Nodes whose agents of this version report now."""
+        since_ms = time.time() * 1000 - 15_000
+        return {
+            str(row["name"]) for row in self.drover("nodes")
+            if row["agent_version"] == version and int(str(row["last_seen_ms"])) > since_ms
+        }  # fmt: skip
+
+
+TLS = {"ca": "ca.pem", "cert": "console.pem", "key": "console.key"}
+
+
+def changed(text: str) -> dict[str, int]:
+    """Host -> how many tasks changed something."""
+    return {name: int(n) for name, n in re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", text, re.MULTILINE)}
+
+
+def build(out: Path, version: str, source: Path = ROOT) -> None:
+    command = [sys.executable, str(source / "ansible/dist.py"), "--python", "3.11", "--version", version]
+    subprocess.run([*command, "--out", str(out)], check=True, timeout=BUILD_S, stdout=subprocess.DEVNULL)
+
+
+def broken(folder: Path) -> Path:
+    """A copy of this tree whose agent ends as soon as it is started."""
+    copy = folder / "broken"
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/", "benchmarks/")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    subprocess.run(["git", "init", "-q", str(copy)], check=True)
+    subprocess.run(["git", "-C", str(copy), "add", "--all"], check=True)
+    main = copy / "agent/drover_agent/main.py"
+    main.write_text(main.read_text().replace("from __future__ import annotations\n", DEFECT, 1))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("rollout")
+    dist = folder / "dist"
+    for version in (OLD, NEW):
+        build(dist, version)
+    build(dist, BROKEN, broken(folder))
+    (folder / "fleet.toml").write_text(f'[[nodes]]\nnames = "{NAMES[0]}"\nsku = "CPU"\ngpus = 0\n' + "".join(
+        f'[[nodes]]\nnames = "{name}"\nrack = "r1"\nsku = "H100-SXM"\ngpus = 8\n' for name in NAMES[1:]
+    ))  # fmt: skip
+    with hosts(folder, NAMES) as found:
+        inventory = {
+            "all": {
+                "vars": {
+                    "ansible_host": "127.0.0.1",
+                    "ansible_user": "root",
+                    "ansible_ssh_private_key_file": str(found[0].key),
+                    "ansible_ssh_common_args": f"-o UserKnownHostsFile={found[0].known}",
+                    "drover_dist_dir": str(dist),
+                    "drover_collector_host": "localhost",
+                    "drover_gate_s": 60,
+                    "drover_command": str(Path(sys.executable).parent / "drover"),
+                    "drover_collector_listen": "127.0.0.1",
+                    # All hosts share one network: one of them may have the usual pages and sockets.
+                    "drover_agent_settings": {"hardware": "none", "dcgm_url": ""},
+                },
+                "children": {
+                    "drover_collectors": {"hosts": {NAMES[0]: {}}},
+                    "drover_dashboards": {"hosts": {NAMES[0]: {}}},
+                    "drover_agents": {"hosts": {host.name: {"ansible_port": host.port} for host in found}},
+                },
+            }
+        }
+        (folder / "inventory.yml").write_text(json.dumps(inventory))  # JSON is YAML
+        try:
+            yield Fleet(folder, found)
+        finally:
+            kept = ROOT / "test-artifacts"
+            kept.mkdir(exist_ok=True)
+            shutil.copy2(folder / "rollout.log", kept / "rollout.log")
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_check_mode_on_empty_hosts_changes_nothing(fleet: Fleet) -> None:
+    code, text = fleet.play("install.yml", "-e", f"drover_version={OLD}", "--check", "--skip-tags", "certificates")
+    assert code == 0, text[-3000:]
+    assert not any((host.root / "opt/drover").exists() for host in fleet.hosts)
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_one_command_from_nothing_to_a_watched_fleet(fleet: Fleet) -> None:
+    code, text = fleet.play("install.yml", "-e", f"drover_version={OLD}")
+    assert code == 0, text[-3000:]
+    assert fleet.heard(OLD) == set(NAMES)
+    with urllib.request.urlopen("http://127.0.0.1:8501/", timeout=10) as page:
+        assert page.status == 200
+    rows = {row["name"]: row for row in fleet.drover("nodes")}
+    assert set(rows) == set(NAMES)
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_the_second_run_changes_nothing(fleet: Fleet) -> None:
+    code, text = fleet.play("install.yml", "-e", f"drover_version={OLD}")
+    assert code == 0, text[-3000:]
+    assert changed(text) == dict.fromkeys([*NAMES, "localhost"], 0), text
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_keys_are_their_services_alone(fleet: Fleet) -> None:
+    for host in fleet.hosts:
+        listed = host.ssh("stat", "-c", "%a:%U:%n", "/etc/drover/tls/agent.key").strip()
+        assert listed == "400:drover:/etc/drover/tls/agent.key"
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_an_upgrade_of_a_live_fleet_loses_no_sample(fleet: Fleet) -> None:
+    began_ms = round(time.time() * 1000)
+    code, text = fleet.play("upgrade.yml", "-e", f"drover_version={NEW}")
+    assert code == 0, text[-3000:]
+    assert fleet.heard(NEW) == set(NAMES)
+    for host in fleet.hosts:
+        restarted = host.ssh("systemctl", "show", "-P", "ActiveEnterTimestamp", "--timestamp=unix", "drover-agent")
+        restarted_ms = int(restarted.strip().lstrip("@")) * 1000
+        times = fleet.told(host.name, began_ms, round(time.time() * 1000) - 15_000)
+        gaps = [(int(a), int(b)) for a, b in itertools.pairwise(times) if b - a > GAP_MS]
+        # The collector was away meanwhile, and each agent once: then alone may samples be missing, as it read none.
+        assert len(times) > 20
+        assert len(gaps) == 1, f"{host.name}: {gaps}"
+        assert gaps[0][0] - 1000 < restarted_ms < gaps[0][1] + 1000
+        assert gaps[0][1] - gaps[0][0] < RESTART_MS
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_a_broken_version_stops_at_the_first_batch_and_goes_back(fleet: Fleet) -> None:
+    code, text = fleet.play("upgrade.yml", "-e", f"drover_version={BROKEN}", "-e", "drover_gate_s=20")
+    assert code != 0
+    assert f"did not hear 1 of the 1 nodes of this batch with version {BROKEN}" in " ".join(text.split())
+    releases = {host.name: (host.root / "opt/drover/current").readlink().name for host in fleet.hosts}
+    assert {releases[name] for name in NAMES[1:]} == {NEW}
+    wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_rollback_by_hand(fleet: Fleet) -> None:
+    code, text = fleet.play("rollback.yml", "--limit", "gpu1,gpu2,gpu3")
+    assert code == 0, text[-3000:]
+    wait_until(lambda: fleet.heard(OLD) >= set(NAMES[1:]), "three agents are of the old release", HEARD_S)
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_certificates_are_renewed_without_a_restart(fleet: Fleet) -> None:
+    before = [host.ssh("systemctl", "show", "-P", "MainPID", "drover-agent") for host in fleet.hosts]
+    serials = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in fleet.hosts]
+    code, text = fleet.play("rotate_certificates.yml", "-e", "drover_renew_days=365")
+    assert code == 0, text[-3000:]
+    after = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in fleet.hosts]
+    assert all(old != new for old, new in zip(serials, after, strict=True))
+    assert [host.ssh("systemctl", "show", "-P", "MainPID", "drover-agent") for host in fleet.hosts] == before
+    wait_until(lambda: len(fleet.drover("nodes")) == len(NAMES), "the console's certificate is taken", HEARD_S)
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_removal_leaves_nothing(fleet: Fleet) -> None:
+    code, text = fleet.play("remove.yml", "-e", "drover_remove_data=true")
+    assert code == 0, text[-3000:]
+    for host in fleet.hosts:
+        search = "find / -xdev \\( -path /proc -o -path /sys \\) -prune -o -iname '*drover*' -print"
+        assert [path for path in host.ssh(search).split() if "drover-test.conf" not in path] == []
+        assert "drover" not in host.ssh("cat", "/etc/passwd")
