@@ -56,7 +56,7 @@ from drover_proto import x509
 from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
-from drover_proto.settings import SettingsError, sample
+from drover_proto.settings import SettingsError, placed, sample
 
 log = logging.getLogger("drover_collector")
 
@@ -104,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(args.config)
         spec = load_toml(Path(config.fleet))
-        validate_places(config.notify.route, spec)
-        validate_window_places(config.maintenance, spec)
+        _check_places(args.config, config, spec)
         policy = Policy.load(None if config.policy.path is None else Path(config.policy.path), config.policy.preset)
         if args.command == "check":
             return _check(args.config, config, spec, policy)
@@ -141,6 +140,18 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--severity", default="critical", choices=tuple(Severity), help="of the test")
             command.add_argument("--over", action="store_true", help="take the test back: its end is told")
     return parser
+
+
+def _check_places(path: Path | None, config: CollectorConfig, spec: FleetSpec) -> None:
+    """
+    Raises:
+        SettingsError: settings name a place that the fleet file does not have.
+    """
+    try:
+        validate_places(config.notify.route, spec)
+        validate_window_places(config.maintenance, spec)
+    except SettingsError as error:
+        raise placed(str(error), path) from None
 
 
 def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:

@@ -23,6 +23,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.inventories import Inventories, Told
 from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
+from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pauses import Pauses
 from drover_collector.pipeline_history import RESTORED_MS, history, recent
 from drover_collector.pipeline_saving import Saving
@@ -270,7 +271,7 @@ class Judging:
         self.store.refresh_entities()
         incidents = self.store.incidents("all", now_ms - RESTORED_MS)
         self._followed = True
-        self.outbox.silences.load(self.store.silences(now_ms))
+        self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
         engine = self._engine(self.started_ms)
         engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
         self.engine, self.incidents = engine, engine.incidents
@@ -308,7 +309,7 @@ class Judging:
         self.incidents = self.engine.incidents
         if self.store.shared:
             self.pauses.awake_ms = self.now_ms()  # not what this took
-        self.outbox.silences.load(self.store.silences(now_ms))
+        self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
         self._note_maintenance()
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)

@@ -153,11 +153,11 @@ def validate_routes(routes: Sequence[RouteConfig], receivers: Sequence[str]) -> 
                     f"{WHERE}[{number}]: nothing reaches it: {WHERE}[{earlier}] matches all that it does and comes"
                     f" first; move it up, or set continue = true in {WHERE}[{earlier}]"
                 )
-    if routes and any(route.covers(RouteConfig(())) and not route.continue_ for route in routes):
-        named = {name for route in routes for name in route.receivers}
-        for name in receivers:
-            if name not in named:
-                raise SettingsError(f"{WHERE}: no route names {name!r}, and one matches everything: it is never told")
+    last = next((n for n, route in enumerate(routes) if route.covers(RouteConfig(())) and not route.continue_), None)
+    named = {name for route in routes for name in route.receivers}
+    for name in receivers:
+        if last is not None and name not in named:
+            raise SettingsError(f"{WHERE}[{last}]: matches everything, and no route names {name!r}: it is never told")
 
 
 def validate_places(routes: Sequence[RouteConfig], spec: FleetSpec) -> None:

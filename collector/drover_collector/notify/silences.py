@@ -16,6 +16,7 @@ from drover_proto.fleet import NodeSpec
 from drover_proto.silences import told
 
 PLACES = ("rack", "leaf", "pool")
+KEPT_MS = 4 * 86_400_000  # of one that has ended: a window that a person ended stays so, and lasts 3 days at most
 
 
 class Silences:
@@ -39,7 +40,8 @@ class Silences:
     def take(self, silence: Silence) -> None:
         """A new one, or a new version."""
         with self._lock:
-            self._known = {**self._known, silence.id: silence}
+            kept = {id_: s for id_, s in self._known.items() if s.until_ms > silence.made_ms - KEPT_MS}
+            self._known = {**kept, silence.id: silence}
 
     def known(self, now_ms: int) -> list[Silence]:
         """Those that are in force or to come, the first to end first; of windows the open one."""
