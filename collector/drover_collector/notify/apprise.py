@@ -58,9 +58,10 @@ def without_secrets(text: str, url: str) -> str:
     """`text` without anything that stands in `url`, except the host that takes e-mail."""
     scheme, _, rest = url.partition("://")
     host = (urlsplit(url).hostname or "") if scheme.lower() in MAIL else ""
-    pieces = {piece for form in (rest, unquote(rest)) for piece in re.split(r"[^\w.-]+", form)}
-    for piece in sorted(pieces - {host}, key=len, reverse=True):
-        if len(piece) > 2:
+    pieces = {form(piece) for piece in re.split(r"[/?&=:@]+", rest) for form in (str, unquote)}
+    pieces |= {piece for form in (rest, unquote(rest)) for piece in re.split(r"[^\w.-]+", form)}
+    for piece in sorted(pieces, key=len, reverse=True):
+        if len(piece) > 2 and piece.lower() not in host:
             text = re.sub(re.escape(piece), "***", text, flags=re.IGNORECASE)
     return " ".join(text.split())
 
@@ -78,11 +79,14 @@ class _Address:
         if not self._service.add(url) or len(self._service) == 0:
             what = f"address {number} ({url.partition('://')[0]}://...) is none that apprise knows, or lacks a part"
             raise SettingsError(f"apprise {name!r}: {what}; try it with `apprise -vv -b test URL`")
+        self._limit_s = 2 * timeout_s
         for plugin in self._service:
             plugin.socket_connect_timeout = plugin.socket_read_timeout = timeout_s
-        self._bounded = Bounded[str](f"apprise-{name}-{number}-try", 2 * timeout_s)
+            if url.partition("://")[0].lower() in MAIL:
+                plugin.request_rate_per_sec = 0  # else 5.5 s between mails, to one's own server too
+            self._limit_s += plugin.request_rate_per_sec  # it sleeps so long between messages
+        self._bounded = Bounded[str](f"apprise-{name}-{number}-try", self._limit_s)
         self._who = f"address {number} ({url.partition('://')[0]})"
-        self._limit_s = 2 * timeout_s
         self._taken: OrderedDict[str, None] = OrderedDict()
 
     def start(self, message_id: str, told: Story, now_ms: int) -> None:
@@ -91,7 +95,7 @@ class _Address:
             self._bounded.start(lambda: self._send(message_id, told, now_ms))
 
     def result(self) -> str:
-        """ "": taken; else why not."""
+        """Why it has not been taken; empty: it has."""
         if self._message in self._taken:
             return ""
         try:
