@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from drover_dashboard import client, view
+from drover_dashboard import client, signin, view
+from drover_dashboard.people import Person
 from drover_proto.events import Decision
 
 
 def ask(waiting: Sequence[Decision]) -> None:
     """A form for each decision that waits; nothing when none does. Only for those who may answer."""
+    person = signin.person()
+    if person is None or not person.may_act:
+        if waiting:
+            view.notice("viewer", "remark", "An operator is to answer what waits here; you may look.")
+        return
     told = st.session_state.pop("answered", None)
     if told:
         view.notice("answered", "remark", told)
@@ -19,9 +25,7 @@ def ask(waiting: Sequence[Decision]) -> None:
         what = "" if decision.node else "Go on with this mass event? "
         with st.form(f"answer_{decision.id}", border=True):
             view.notice(f"asks_{decision.id}", "remark", f"Waits for a person: {what}{decision.reason}")
-            left, right = st.columns([1, 2])
-            who = left.text_input("Your name", key=f"who_{decision.id}", max_chars=80)
-            why = right.text_input("Why", key=f"why_{decision.id}", max_chars=500)
+            who, why = person_and_why(decision.id, person)
             yes = no = st.container(horizontal=True)  # columns cut the words where the form is narrow
             approved = yes.form_submit_button("Approve", type="primary", key=f"yes_{decision.id}")
             rejected = no.form_submit_button("Reject", key=f"no_{decision.id}")
@@ -29,9 +33,25 @@ def ask(waiting: Sequence[Decision]) -> None:
             _answer(decision, who, why, approved)
 
 
+def person_and_why(key: str, person: Person) -> tuple[str, str]:
+    """Fields of a form: the name, where nobody asked for it before, and the reason."""
+    if person.name:
+        return person.name, st.text_input(f"Why ({person.name})", key=f"why_{key}", max_chars=500)
+    left, right = st.columns([1, 2])
+    who = left.text_input("Your name", key=f"who_{key}", max_chars=80)
+    return who, right.text_input("Why", key=f"why_{key}", max_chars=500)
+
+
+def lacks(key: str, who: str, why: str) -> bool:
+    """Whether one of them is not given; then it is said."""
+    if who.strip() and why.strip():
+        return False
+    view.notice(f"lacks_{key}", "trouble", "Give your name and the reason: both are kept with the answer.")
+    return True
+
+
 def _answer(decision: Decision, who: str, why: str, approved: bool) -> None:
-    if not who.strip() or not why.strip():
-        view.notice(f"lacks_{decision.id}", "trouble", "Give your name and the reason: both are kept with the answer.")
+    if lacks(decision.id, who, why):
         return
     answer = client.fleet().answer(decision.id, why, who, approved)
     if answer.trouble is not None:

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 
 import streamlit as st
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from drover_dashboard import client
 from drover_dashboard.components import ASSETS
+from drover_dashboard.door import Door
 from drover_dashboard.fleet_canvas import frame, metrics, trouble_line
 
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -24,7 +26,8 @@ def build() -> st.App:
         Route("/drover/layout", layout),
         Route("/drover/picture", picture),
     ]
-    return st.App(Path(__file__).parent / "script" / "console.py", routes=routes)
+    script = Path(__file__).parent / "script" / "console.py"
+    return st.App(script, routes=routes, middleware=[Middleware(Door)])
 
 
 def asset(request: Request) -> Response:

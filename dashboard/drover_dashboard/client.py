@@ -220,6 +220,9 @@ class FleetClient:
         """What a person does to a node; never an answer of before."""
         return self._call(self._fleet().ActOnNode, request, f"act {self._now_ms()}", ANSWER_DEADLINE_S)
 
+    def silence(self, request: pb.SilenceAsk) -> Answer[pb.SilenceReply]:
+        return self._call(self._fleet().CreateSilence, request, f"silence {self._now_ms()}", ANSWER_DEADLINE_S)
+
     def ask_probe(self, request: pb.ProbeAsk) -> Answer[pb.ProbeAsked]:
         """Likewise an order for probes."""
         return self._call(self._fleet().RequestProbe, request, f"probe {self._now_ms()}", ANSWER_DEADLINE_S)

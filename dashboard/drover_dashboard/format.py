@@ -109,6 +109,14 @@ def number(amount: float, digits: int = 0) -> str:
     return f"{amount:,.{digits}f}"
 
 
+def size(count: float) -> str:
+    """Bytes: `812 B`, `12.4 MB`, `3.1 GB`."""
+    for prefix, step in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            return f"{count / step:.1f} {prefix}"
+    return f"{count:.0f} B"
+
+
 def hours(amount: float | None) -> str:
     """GPU-hours; an untold cost is a word."""
     if amount is None or math.isnan(amount):

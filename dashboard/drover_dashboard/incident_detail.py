@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from drover_dashboard import answering, charts, client, view
+from drover_dashboard import answering, charts, client, silencing, view
 from drover_dashboard import format as fmt
 from drover_dashboard.fleet_canvas import STATE_UNITS
 from drover_dashboard.table import Cell, Column, Row, table
@@ -51,9 +51,11 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         view.notice("policy", "remark", _policy(decisions, who))
         if detail.may_answer:
             answering.ask([d for d in _newest(decisions) if d.outcome == "pending_approval"])
-        if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
-            slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
-            st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
+        with st.container(horizontal=True):
+            if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
+                slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
+                st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
+            silencing.button(incident)
 
 
 def _newest(decisions: Sequence[Decision]) -> list[Decision]:

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drover_dashboard import theme
+from drover_dashboard import people, theme
 from drover_dashboard.client import ClientError, FleetClient, Tls, share
+from drover_dashboard.signin_options import add_arguments, sign_in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         tls = _tls(options)
+        people.share(sign_in(options))
         _check_free(options.address, options.port)
         share(FleetClient(options.collector, tls))
     except ClientError as error:
@@ -25,9 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"console on http://{_shown(options.address)}:{options.port} for collector {options.collector}", flush=True)
     sys.argv = sys.argv[:1]  # Streamlit would hand the rest to the page's script
+    # uvicorn would put X-Forwarded-For in the place of the address that the proxy is known by.
+    os.environ["FORWARDED_ALLOW_IPS"] = ""
     from drover_dashboard.app import build  # imports Streamlit, a second that --help and errors need not wait
 
-    build().run(config=_streamlit_options(options.address, options.port))
+    build().run(config=_streamlit_options(options))
     return 0
 
 
@@ -40,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", default="127.0.0.1", help="address for browsers (default %(default)s)")
     for name, what in (("ca", "the fleet's CA"), ("cert", "this console's certificate"), ("key", "its key")):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{what}, PEM; give all three for mutual TLS")
+    add_arguments(parser)
     return parser
 
 
@@ -75,11 +80,13 @@ def _shown(address: str) -> str:
     return "127.0.0.1" if address in ("0.0.0.0", "") else address  # noqa: S104  # only compared, never bound here
 
 
-def _streamlit_options(address: str, port: int) -> dict[str, Any]:
+def _streamlit_options(options: argparse.Namespace) -> dict[str, Any]:
+    secrets = {"secrets.files": [str(options.secrets)]} if options.secrets else {}
     return {
         **theme.STREAMLIT,
-        "server.address": address,
-        "server.port": port,
+        **secrets,
+        "server.address": options.address,
+        "server.port": options.port,
         "server.headless": True,
         "server.fileWatcherType": "none",
         "server.enableCORS": True,

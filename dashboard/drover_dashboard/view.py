@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from pathlib import Path
@@ -70,6 +71,13 @@ def trouble(key: str, found: Trouble | None, as_of_ms: int, who: Viewer) -> None
 def notice(key: str, kind: str, text: str) -> None:
     """A line of plain text; `kind` (trouble, remark, summary, todo) chooses its look in assets/page.css."""
     st.container(key=f"{kind}_{key}").text(text)
+
+
+def tiles(key: str, shown: Sequence[tuple[str, str, str]]) -> None:
+    """Numbers that matter: (label, value, what it is of); as many in a line as the screen has room for."""
+    with st.container(horizontal=True, gap="small", key=f"tiles_{key}"):
+        for label, value, context in shown:
+            st.metric(label, value, context, delta_color="off", delta_arrow="off", border=True)
 
 
 def severity_cell(severity: Severity) -> Cell:

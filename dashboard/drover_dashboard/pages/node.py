@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, node_detail, probe_parts, view
+from drover_dashboard import client, node_acts, node_detail, probe_parts, view
 from drover_proto import fleet_pb2 as pb
 
 SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
@@ -73,6 +73,7 @@ def _asked_gpu() -> int | None:
 
 node, span_ms = choose()
 if node:
+    node_acts.buttons(node)
     now(node)
     past(node, span_ms)
     probed(node)

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import view
+from drover_dashboard import signin, view
 from drover_dashboard.components import ASSETS
 
 ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
 
 st.set_page_config(page_title="Drover", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
 st.html(ASSETS / "page.css")
+who = signin.person()
+if who is None:
+    signin.ask()
+    st.stop()
 st.navigation(
     [
         st.Page(view.FLEET, title="Fleet", default=True),
@@ -29,3 +33,4 @@ st.navigation(
     ],
     position="top",
 ).run()
+signin.foot(who)

@@ -1,0 +1,99 @@
+"""What a person does to a node: drain, resume, probe. Before it, what the guard would say and which jobs run there."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import answering, client, signin, view
+from drover_dashboard.people import Person
+from drover_dashboard.table import Cell, Column, Row, table
+from drover_proto import fleet_pb2 as pb
+from drover_proto.probes import LEVELS
+
+SAID = "acted"
+WORDS = {
+    "drain": "No new job gets the node; what runs there may end.",
+    "resume": "The node gets jobs again once it has passed its probes.",
+    "probe": "Micro-benchmarks, on GPUs that no process holds.",
+}
+
+
+def buttons(node: str) -> None:
+    """For operators; a press opens the form."""
+    told = st.session_state.pop(SAID, None)
+    if told:
+        view.notice("acted", "remark", told)
+    person = signin.person()
+    if person is None or not person.may_act:
+        return
+    with st.container(horizontal=True, key="node_acts"):
+        for act in WORDS:
+            if st.button(f"{act.capitalize()} ...", key=f"act_{act}"):
+                st.dialog(f"{act.capitalize()} {node}", width="large")(_form)(node, act, person)
+
+
+def _form(node: str, act: str, person: Person) -> None:
+    who = view.viewer()
+    st.text(WORDS[act])
+    answer = client.fleet().preview(node, "drain" if act == "probe" else act)
+    if answer.value is None:
+        view.trouble(f"preview_{act}", answer.trouble, 0, who)
+        return
+    look = answer.value
+    _jobs(look)
+    if not look.may_act:
+        view.notice("no_operator", "trouble", "This console's own certificate is a viewer's: it may not act.")
+        return
+    if act != "probe" and look.hindrance:
+        view.notice("hindrance", "trouble", f"It cannot be done: {look.hindrance}.")
+        return
+    held = bool(look.guard) and act == "drain"
+    if held:
+        view.notice("guard", "trouble", f"The guard would hold it back: {look.guard}.")
+    elif act == "drain":
+        view.notice("guard", "remark", "The guard has nothing against it.")
+    with st.form(f"form_{act}", border=False):
+        name, why = answering.person_and_why(act, person)
+        level = st.selectbox("Level", list(LEVELS), key="level") if act == "probe" else ""
+        force = False
+        if held:
+            force = st.checkbox("Do it although the guard holds it back", key="force")
+        if act == "resume":
+            force = st.checkbox("At once, without probes", key="force")
+        sent = st.form_submit_button(f"{act.capitalize()} {node}", type="primary", key=f"send_{act}")
+    if not sent or answering.lacks(act, name, why):
+        return
+    if held and not force:
+        view.notice(
+            "unforced", "trouble", "The guard holds it back: say that it is to be done all the same, or leave it."
+        )
+        return
+    _do(node, act, name, why, level, force)
+
+
+def _jobs(look: pb.ActPreview) -> None:
+    rows = [
+        Row((Cell(job.job, kind="strong"), Cell(str(job.gpus_here)), Cell(f"{job.gpus} on {job.nodes} nodes")))
+        for job in look.jobs
+    ]
+    columns = (Column("Jobs that run there", wrap=True), Column("GPUs here", "right"), Column("GPUs in all", "right"))
+    table("jobs_there", columns, rows, empty="No job runs there.", link_column=-1)
+
+
+def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> None:
+    if act == "probe":
+        asked = client.fleet().ask_probe(pb.ProbeAsk(node=node, level=level, why=why, who=name))
+        done = asked.value is not None
+        told = f"Probes of {node} were asked for; the Probes page says what becomes of them."
+        trouble = asked.trouble
+    else:
+        answer = client.fleet().act(pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
+        done, trouble = answer.value is not None, answer.trouble
+        reply = answer.value or pb.ActReply()
+        state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
+        told = f"{act.capitalize()} {node}: {state}{f': {reply.detail}' if reply.detail else ''} (by {name.strip()})."
+    if not done:
+        view.trouble(f"act_{act}", trouble, 0, view.viewer())
+        return
+    st.session_state[SAID] = told
+    st.rerun()

@@ -1,0 +1,47 @@
+"""What GPUs are there for: who holds them and works, what lies idle or in pieces, and what faults cost."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import capacity_parts, client, view
+
+SPANS = {"1 day": 1.0, "7 days": 7.0, "30 days": 30.0, "90 days": 90.0}
+USUAL_SPAN = "7 days"
+EVERY_S = 15
+
+
+def choose() -> float:
+    """Days that costs are added up over, kept in the URL."""
+    asked = st.query_params.get("span", USUAL_SPAN)
+    span = st.segmented_control(
+        "What faults cost in the last", list(SPANS), default=asked if asked in SPANS else USUAL_SPAN, required=True
+    )
+    view.keep("span", span, USUAL_SPAN)
+    return SPANS[span]
+
+
+@st.fragment(run_every=EVERY_S)
+def now(days: float) -> None:
+    """Pools, idle GPUs, fragmentation and services, which are of now, then the costs."""
+    who = view.viewer()
+    answer = client.fleet().capacity(days)
+    view.trouble("capacity", answer.trouble, answer.as_of_ms, who)
+    reply = answer.value
+    if reply is None:
+        return
+    capacity_parts.tiles(reply)
+    if not reply.judged_ms:
+        text = "Nothing was judged in the last minute: what is not held is unknown, and so is what lies idle."
+        view.notice("unjudged", "trouble", text)
+    left, right = st.columns([1.15, 1], gap="medium")
+    with left:
+        capacity_parts.pools(reply)
+        capacity_parts.lost(reply, days)
+    with right:
+        capacity_parts.idle(reply, who)
+        capacity_parts.leafs(reply)
+        capacity_parts.services(reply, who)
+
+
+now(choose())

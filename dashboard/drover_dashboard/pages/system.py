@@ -1,0 +1,33 @@
+"""Drover itself: is it well, does it hear every node, does it keep up, and are people told."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_dashboard import client, system_parts, view
+
+EVERY_S = 3
+
+
+@st.fragment(run_every=EVERY_S)
+def show() -> None:
+    who = view.viewer()
+    answer = client.fleet().system()
+    view.trouble("system", answer.trouble, answer.as_of_ms, who)
+    system = answer.value
+    if system is None:
+        return
+    for number, text in enumerate(system.troubles):
+        view.notice(f"own_{number}", "trouble", who.told(text))
+    system_parts.tiles(system, who)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        system_parts.agents(system, who)
+        system_parts.ingest(system.ingest)
+        system_parts.store(system.store)
+    with right:
+        system_parts.detection(system, who)
+        system_parts.notifiers(system.notifiers)
+
+
+show()
