@@ -151,7 +151,9 @@ def _run(command: list[str], environment: Any) -> None:
     if found.returncode:
         told = (found.stderr or found.stdout).strip().splitlines()
         hint = "; on Debian or Ubuntu: apt-get install python3-venv" if "venv" in command else ""
-        raise ReleaseError(f"{' '.join(command[:4])} ... failed: {' / '.join(told[-3:])}{hint}")
+        first = next((line for line in told if line.startswith("ERROR")), "")
+        told = [first, *(line.strip() for line in told[-2:] if line != first)]
+        raise ReleaseError(f"{' '.join(command[:4])} ... failed: {' / '.join(filter(None, told))}{hint}")
 
 
 def _target(link: Path) -> str | None:

@@ -34,7 +34,7 @@ def _table(settings: Mapping[str, Any], name: str) -> list[str]:
 def _key(key: str) -> str:
     text = str(key)
     plain = text.replace("_", "").replace("-", "")
-    return text if plain.isascii() and plain.isalnum() else json.dumps(text)
+    return text if plain.isascii() and plain.isalnum() else _text(text)
 
 
 def _value(value: Any, name: str) -> str:
@@ -43,10 +43,15 @@ def _value(value: Any, name: str) -> str:
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):
-        return json.dumps(str(value), ensure_ascii=False)
+        return _text(str(value))
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(each, name) for each in value) + "]"
     raise TypeError(f"{name}: {type(value).__name__} is nothing that TOML has; leave the key out")
+
+
+def _text(text: str) -> str:
+    """As in JSON, but for what JSON writes as it is and TOML does not take."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class FilterModule:

@@ -1,0 +1,121 @@
+"""Releases side by side on one machine, out of bundles made here of one small wheel."""
+
+from __future__ import annotations
+
+import base64
+import ensurepip
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RELEASE = Path(__file__).resolve().parents[2] / "ansible/release.py"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def wheel(folder: Path, version: str) -> Path:
+    """One that gives a command `drover-said`, which tells its version."""
+    info, path = f"drover-{version}.dist-info", folder / f"drover-{version}-py3-none-any.whl"
+    files = {
+        "drover_said.py": f"def main():\n    print({version!r})\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: drover\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\ndrover-said = drover_said:main\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},"
+        f"{len(text.encode())}\n"
+        for name, text in files.items()
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in (files | {f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}).items():
+            archive.writestr(name, text)
+    return path
+
+
+def bundle(folder: Path, version: str, python: str = PYTHON, machine: str = "") -> Path:
+    base = folder / f"bundle-{version}"
+    (base / "wheels").mkdir(parents=True)
+    digest = hashlib.sha256(wheel(base / "wheels", version).read_bytes()).hexdigest()
+    (base / "requirements.txt").write_text(f"drover=={version} --hash=sha256:{digest}\n")
+    manifest = {"version": version, "python": [python], "machine": machine or platform.machine(), "contents": digest}
+    (base / "MANIFEST.json").write_text(json.dumps(manifest))
+    pip = next((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
+    shutil.copy2(pip, base)
+    shutil.copy2(RELEASE, base)
+    return base
+
+
+def do(program: Path, what: str, prefix: Path) -> dict[str, Any]:
+    found = subprocess.run(
+        [sys.executable, str(program), what, "--prefix", str(prefix)], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        assert found.returncode == 2, found.stderr
+        return {"error": found.stderr.strip()}
+    return dict(json.loads(found.stdout))
+
+
+def said(prefix: Path) -> str:
+    return subprocess.run([prefix / "bin/drover-said"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_install_again_upgrade_and_back(tmp_path: Path) -> None:
+    prefix = tmp_path / "opt"
+    old, new = bundle(tmp_path, "0.1.0"), bundle(tmp_path, "0.2.0")
+    assert do(old / "release.py", "install", prefix) == {"changed": True, "version": "0.1.0", "previous": None}
+    assert said(prefix) == "0.1.0"
+    assert "error" in do(prefix / "release.py", "rollback", prefix)
+    assert do(old / "release.py", "install", prefix)["changed"] is False
+
+    assert do(new / "release.py", "install", prefix) == {"changed": True, "version": "0.2.0", "previous": "0.1.0"}
+    assert said(prefix) == "0.2.0"
+    assert do(prefix / "release.py", "rollback", prefix)["version"] == "0.1.0"
+    assert said(prefix) == "0.1.0"
+    assert do(prefix / "release.py", "status", prefix)["releases"] == ["0.1.0", "0.2.0"]
+
+    (prefix / "kept").write_text("somebody's")
+    assert do(prefix / "release.py", "remove", prefix)["changed"] is True
+    assert [path.name for path in prefix.iterdir()] == ["kept"]
+
+
+def test_a_wheel_that_was_changed_is_refused_and_the_release_before_goes_on(tmp_path: Path) -> None:
+    prefix = tmp_path / "opt"
+    do(bundle(tmp_path, "0.1.0") / "release.py", "install", prefix)
+    bad = bundle(tmp_path, "0.2.0")
+    with zipfile.ZipFile(bad / "wheels/drover-0.2.0-py3-none-any.whl", "a") as archive:
+        archive.writestr("intruder.py", "")
+    assert "do not match the hashes" in do(bad / "release.py", "install", prefix)["error"].lower()
+    assert said(prefix) == "0.1.0"
+    assert do(prefix / "release.py", "status", prefix)["releases"] == ["0.1.0"]
+
+
+def test_a_release_in_use_is_never_replaced_by_another_of_its_version(tmp_path: Path) -> None:
+    prefix = tmp_path / "opt"
+    base = bundle(tmp_path, "0.1.0")
+    do(base / "release.py", "install", prefix)
+    manifest = json.loads((base / "MANIFEST.json").read_text()) | {"contents": "other"}
+    (base / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert "in use and has other contents" in do(base / "release.py", "install", prefix)["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [({"python": "3.1"}, "the bundle is for 3.1"), ({"machine": "vax"}, "the bundle for vax")]
+)
+def test_a_bundle_for_something_else_says_so(tmp_path: Path, given: dict[str, str], told: str) -> None:
+    assert told in do(bundle(tmp_path, "0.1.0", **given) / "release.py", "install", tmp_path / "opt")["error"]
+    assert not (tmp_path / "opt").exists()
+
+
+def test_an_installation_by_hand_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "opt/bin").mkdir(parents=True)
+    told = do(bundle(tmp_path, "0.1.0") / "release.py", "install", tmp_path / "opt")["error"]
+    assert "is in the way" in told
+    assert not (tmp_path / "opt/bin").is_symlink()
