@@ -13,7 +13,7 @@ import numpy.typing as npt
 from baselines import fixed, mahalanobis, minder, zscore
 
 from drover_agent.simulation.adversary import AdversaryFleet, Tick
-from drover_cli.score import Found, Label, Score, found_of, label_of, score
+from drover_cli.score import Found, Label, Score, counts, covers, found_of, label_of, score
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import LAG_MS, Engine
 from drover_collector.fleet_index import FleetIndex
@@ -165,24 +165,17 @@ def _scored(
     kinds: bool,
     seconds: float,
 ) -> Played:
-    delays: dict[str, float] = {}
     named: dict[str, str] = {}
     if not kinds:
         labels = [replace(label, kind=ANY) for label in labels]
     result: Score = score(labels, found, fleet.gpu_days)
-    missed = {label.id for label in result.missed}
     faults = [label for label in labels if label.hardware]
     for label in faults:
-        if label.id in missed:
-            continue
-        # One label alone: the first incident that names it.
-        alone = score([label], found, fleet.gpu_days)
-        delays[label.id] = alone.delays_s[0]
-    for label in faults:
-        first = [f for f in found if f.severity in ("warning", "critical") and _covers(label, f)]
+        first = [f for f in found if counts(f) and covers(label, f)]
         named[label.id] = " ".join(sorted({f"{f.kind}/{f.cause}" for f in first}))
     return Played(
-        fleet.seed, fleet.gpu_days, {label.id: (str(rows[label.id]["kind"]), label.cause) for label in faults}, delays,
+        fleet.seed, fleet.gpu_days, {label.id: (str(rows[label.id]["kind"]), label.cause) for label in faults},
+        result.delays_of,
         {label.id: float(rows[label.id].get("severity", 1.0)) for label in faults},
         {label.id: int(rows[label.id].get("job_gpus") or 0) for label in faults},
         result.negatives, result.matched + result.duplicates, [_told(f, labels, rows) for f in result.false],
@@ -190,15 +183,9 @@ def _scored(
     )  # fmt: skip
 
 
-def _covers(label: Label, found: Found) -> bool:
-    from drover_cli.score import covers
-
-    return covers(label, found)
-
-
 def _told(found: Found, labels: list[Label], rows: dict[str, dict[str, Any]]) -> str:
     """What a false incident says, and which labels lie on the same members at that time."""
-    near = sorted({f"{rows[label.id]['kind']}/{label.cause}" for label in labels if _covers(label, found)})
+    near = sorted({f"{rows[label.id]['kind']}/{label.cause}" for label in labels if covers(label, found)})
     return f"{found.kind}/{found.cause}" + (f" during {', '.join(near)}" if near else "")
 
 

@@ -3,6 +3,10 @@
 A label (hardware: true) is found by an incident of severity warning or critical that shares a member, is of a fitting
 kind, and opened between 30 s before the label's start and 60 s after its end. Labels with hardware: false are hard
 negatives: a drain or isolate on one is a false alarm, anything weaker is not counted either way.
+
+Two exceptions. Idle GPUs are told as information and never more, so that an incident of kind idle counts whatever its
+severity, for better and for worse. What comes out of an earlier fault (`follows`) may be told in that fault's incident:
+it is found where that incident says so in the label's time, and by nothing that it said before.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ FITTING: dict[str, frozenset[str]] = {
     "idle": frozenset({"idle"}),
 }
 
+KIND_OF = {"links": "link"}  # detectors whose name is not their kind's
+
 Members = frozenset[tuple[str, int | None]]
 
 
@@ -47,6 +53,7 @@ class Label:
     end_ms: int | None
     cause: str
     hardware: bool
+    follows: str = ""  # label that it comes out of, or comes back after
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Found:
     severity: str
     cause: str
     action: str
+    joined: tuple[tuple[int, str], ...] = ()  # when more was seen of it, and by which detector; "": the same again
 
 
 @dataclass(slots=True)
@@ -80,6 +88,7 @@ class Score:
     negatives: int
     missed: list[Label]
     gpu_days: float
+    delays_of: dict[str, float] = field(default_factory=dict)  # label -> seconds until it was told
 
     @property
     def faults(self) -> int:
@@ -136,6 +145,7 @@ def label_of(row: dict[str, Any]) -> Label:
     return Label(
         str(row["id"]), str(row["kind"]), _members(row), from_iso(row["start"]),
         None if end is None else from_iso(end), str(row.get("cause", "")), bool(row["hardware"]),
+        str(row.get("follows") or ""),
     )  # fmt: skip
 
 
@@ -148,6 +158,7 @@ def found_of(row: dict[str, Any]) -> Found:
     return Found(
         str(row["id"]), str(row["kind"]), _members(row), from_iso(row["opened"]), str(row["severity"]),
         str(row.get("cause", "")), str(row["action"]),
+        tuple((from_iso(ts), str(by)) for ts, by in row.get("joined", ())),
     )  # fmt: skip
 
 
@@ -170,13 +181,31 @@ def covers(label: Label, found: Found) -> bool:
     return label.start_ms - EARLY_MS <= found.opened_ms <= late and shares_member(label.members, found.members)
 
 
+def counts(found: Found) -> bool:
+    """Whether an incident says that something is wrong. Scattered free GPUs are no label's matter."""
+    return found.severity in ("warning", "critical") or (found.kind == "idle" and found.cause != "scattered")
+
+
+def _said(label: Label, found: Found) -> int | None:
+    """When the incident of what a label follows first told of the label too; None: it did not."""
+    late = math.inf if label.end_ms is None else label.end_ms + LATE_MS
+    for ts_ms, by in found.joined:
+        kind = KIND_OF.get(by, by) or found.kind
+        fits = kind in FITTING[label.kind] and shares_member(label.members, found.members)
+        if fits and label.start_ms - EARLY_MS <= ts_ms <= late:
+            return ts_ms
+    return None
+
+
 def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) -> Score:
     """Match `incidents` to `labels`."""
-    told = sorted((f for f in incidents if f.severity in ("warning", "critical")), key=lambda f: f.opened_ms)
+    told = sorted((f for f in incidents if counts(f)), key=lambda f: f.opened_ms)
     faults = [label for label in labels if label.hardware]
     negatives = [label for label in labels if not label.hardware]
     kinds: dict[str, KindScore] = defaultdict(KindScore)
     first: dict[str, Found] = {}
+    when: dict[str, int] = {}
+    delays_of: dict[str, float] = {}
     matched_incidents: set[str] = set()
     false: list[Found] = []
     false_drains: list[Found] = []
@@ -187,7 +216,7 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
             matched_incidents.add(found.id)
             fresh = [label for label in names if label.id not in first]
             for label in fresh:
-                first[label.id] = found
+                first[label.id], when[label.id] = found, found.opened_ms
             duplicates += not fresh
             continue
         drains = found.action in ("drain", "isolate")
@@ -200,12 +229,19 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
         false.append(found)
         if drains:
             false_drains.append(found)
+    for label in sorted(faults, key=lambda label: label.start_ms):
+        source = first.get(label.follows)
+        if label.id not in first and source is not None and (at := _said(label, source)) is not None:
+            first[label.id], when[label.id] = source, at
     for label in faults:
         kind = kinds[label.kind]
         kind.faults += 1
         if label.id in first:
             kind.found += 1
-            kind.delays_s.append(max(0.0, (first[label.id].opened_ms - label.start_ms) / 1000))
+            kind.delays_s.append(max(0.0, (when[label.id] - label.start_ms) / 1000))
+            delays_of[label.id] = kind.delays_s[-1]
     missed = [label for label in faults if label.id not in first]
     matched = len(matched_incidents) - duplicates
-    return Score(dict(kinds), matched, duplicates, false, false_drains, tolerated, len(negatives), missed, gpu_days)
+    return Score(
+        dict(kinds), matched, duplicates, false, false_drains, tolerated, len(negatives), missed, gpu_days, delays_of
+    )  # fmt: skip

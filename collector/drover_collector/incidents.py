@@ -23,7 +23,9 @@ from drover_collector.incidents_rules import (
     NODE_GONE,
     OWN_CAUSES,
     ROOT,
+    apart,
     explains,
+    fleet_wide,
     heat_explains,
     width,
 )
@@ -54,7 +56,7 @@ class IncidentBook:
         self._quiet_ms = quiet_ms
         self._wanted = wanted
         self.records: dict[str, Record] = {}
-        self._near = Near(self._subject_of)
+        self._near = Near(self.subject_of)
         self._ticked_ms = 0  # the last call with `closing`
 
     def restore(self, incidents: Iterable[Incident]) -> None:
@@ -152,24 +154,25 @@ class IncidentBook:
             return scope, job or "", None
         first = self._index.spec.by_name.get(members[0][0]) if members else None
         name = "" if first is None else first.rack if scope == "rack" else first.leaf
-        return scope, cause if cause == "no_telemetry" else name, None
+        return scope, cause if fleet_wide(cause) else name, None
 
-    def _subject_of(self, thing: Finding | Incident) -> tuple[str, str, int | None]:
+    def subject_of(self, thing: Finding | Incident) -> tuple[str, str, int | None]:
+        """What it is about: (scope, name, GPU)."""
         return self._subject(thing.scope, thing.node, thing.gpu, thing.members, thing.job, thing.cause)
 
     def _same(self, finding: Finding, now_ms: int) -> Record | None:
         """The incident about the same thing that this finding goes on with."""
-        subject = self._subject_of(finding)
+        subject = self.subject_of(finding)
         info = finding.severity is Severity.INFO
         best: Record | None = None
         for record in self._near.of_subject(subject):
             incident = record.incident
-            if self._subject_of(incident) != subject:
+            if self.subject_of(incident) != subject:
                 continue
             if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
                 continue
-            if IncidentKind.DRIFT in (incident.kind, finding.kind) and incident.kind is not finding.kind:
-                continue  # how a node is set up stands for weeks: no fault is its sequel, and it keeps none open
+            if apart(finding, incident):
+                continue
             if incident.severity is Severity.INFO and (not info or incident.kind is not finding.kind):
                 continue  # a real fault is not the sequel of a note
             if incident.closed_ms is not None:
@@ -222,7 +225,7 @@ class IncidentBook:
                 incident.closed_ms is None
                 and incident.severity is Severity.CRITICAL
                 and (incident.job == finding.job or any(node in nodes for node, _ in incident.members))
-                and self._subject_of(incident) != self._subject_of(finding)
+                and self.subject_of(incident) != self.subject_of(finding)
                 and at_ms - incident.opened_ms <= JOB_HELD_MS
             ):
                 return True
@@ -232,18 +235,18 @@ class IncidentBook:
         """Whether a probe has cleared this subject of this very suspicion a while ago."""
         if finding.severity is Severity.CRITICAL:
             return False
-        subject = self._subject_of(finding)
+        subject = self.subject_of(finding)
         return any(
             i.closed_ms is not None
             and now_ms - i.closed_ms <= CLEARED_MS
             and (i.kind, i.cause) == (finding.kind, finding.cause)
             and was_cleared(i)
-            and self._subject_of(i) == subject
+            and self.subject_of(i) == subject
             for i in (record.incident for record in self._near.of_subject(subject))
         )
 
     def _new(self, finding: Finding, now_ms: int) -> Record:
-        record = opened(finding, self._subject_of(finding), now_ms)
+        record = opened(finding, self.subject_of(finding), now_ms)
         self.records[record.incident.id] = record
         self._near.put(record)
         return record
@@ -276,12 +279,12 @@ class IncidentBook:
                 other.incident = replace(incident, closed_ms=now_ms, timeline=noted(incident, note))
 
     def _clear(self, finding: Finding) -> None:
-        subject = self._subject_of(finding)
+        subject = self.subject_of(finding)
         for record in self._near.of_subject(subject):
             incident = record.incident
             if incident.closed_ms is not None or finding.detector not in record.holds:
                 continue
-            if self._subject_of(incident) != subject:
+            if self.subject_of(incident) != subject:
                 continue
             if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
                 continue

@@ -7,20 +7,35 @@ from dataclasses import dataclass, field, replace
 
 from drover_collector.incidents_rules import leads as leads_over
 from drover_collector.incidents_rules import width
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Note, Severity, Wanted, stronger, worse
+from drover_proto.events import (
+    AGAIN,
+    CAME_BACK,
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Note,
+    Severity,
+    Wanted,
+    stronger,
+    worse,
+)
 
 MAX_EVIDENCE = 16
 MAX_NOTES = 60
 PART_OF = "part of incident "
 CLEARED = "cleared by a probe"
+AWAY_MS = 300_000  # what a detector has not said for so long, and says again, is news
 
 
 @dataclass(slots=True)
 class Record:
-    """An incident and what only the book needs. `holds`: detector -> when it last said that the condition holds."""
+    """An incident and what only the book needs. `holds`: detector -> when it last said that the condition holds;
+    `told`: (detector, cause) -> when it was last said."""
 
     incident: Incident
     holds: dict[str, int] = field(default_factory=dict)
+    told: dict[tuple[str, str], int] = field(default_factory=dict)
     lost_gpus: float | None = None
     waiting_gpus: float | None = None
     counted_to_ms: int = 0
@@ -34,6 +49,8 @@ def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) 
     seed = f"{scope} {name} {gpu} {finding.since_ms} {finding.severity is Severity.INFO}"
     if finding.severity is Severity.INFO or finding.kind is IncidentKind.DRIFT:
         seed += finding.kind
+    if scope != "gpu":  # a port that flaps does so since it was down, which was an incident of its own
+        seed += f" {finding.kind} {finding.cause}"
     id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
     incident = Incident(
         id_, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.members, now_ms,
@@ -42,8 +59,8 @@ def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) 
         (finding.detector,), finding.job, updated_ms=now_ms,
     )  # fmt: skip
     return Record(
-        incident, {finding.detector: now_ms}, finding.lost_gpus, finding.waiting_gpus,
-        min(finding.since_ms, now_ms), finding.action,
+        incident, {finding.detector: now_ms}, {(finding.detector, finding.cause): now_ms}, finding.lost_gpus,
+        finding.waiting_gpus, min(finding.since_ms, now_ms), finding.action,
     )  # fmt: skip
 
 
@@ -58,10 +75,13 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     leads = not info and leads_over(finding, incident)
     notes: list[str] = []
     if incident.closed_ms is not None:
-        notes.append("came back")
+        notes.append(CAME_BACK)
         incident = replace(incident, closed_ms=None)
     if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
         notes.append(f"{finding.detector}: {finding.summary}")
+    elif not info and now_ms - record.told.get((finding.detector, finding.cause), now_ms) >= AWAY_MS:
+        notes.append(f"{AGAIN}: {finding.summary}")
+    record.told[finding.detector, finding.cause] = now_ms
     severity = incident.severity if info else worse(incident.severity, finding.severity)
     if severity is not incident.severity:
         notes.append(f"now {severity.value}: {finding.summary}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from drover_proto.events import SEVERITY_ORDER, Finding, Incident, IncidentKind
+from drover_proto.events import SEVERITY_ORDER, Finding, Incident, IncidentKind, Severity
 
 ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on the same thing
     IncidentKind.MEMORY: 6,
@@ -20,8 +20,12 @@ ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on t
     IncidentKind.IDLE: 0,
 }
 NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
+COMMON = "_common"  # end of the cause of what too many boards show at once (detectors/crowd.py)
 EXPLAINS_NOTHING = "kernel"  # the detector of what a host says of itself: no word on what its GPUs show
 CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, IncidentKind.HANG, IncidentKind.THERMAL})
+
+OF_PORTS = frozenset({IncidentKind.LINK, IncidentKind.STRAGGLER, IncidentKind.HANG})  # what a bad port brings about
+HARDLY_TOGETHER = ({IncidentKind.MEMORY, IncidentKind.THERMAL}, {IncidentKind.LINK, IncidentKind.THERMAL})
 
 # Why a GPU is slow, told by its own registers: no failure elsewhere in its job can make it look so.
 OWN_CAUSES = frozenset({"power_cap", "thermal", "hbm", "pcie"})
@@ -33,11 +37,42 @@ def width(scope: str) -> int:
     return _WIDTHS[scope]
 
 
+def fleet_wide(cause: str) -> bool:
+    """Whether an incident of this cause is about the fleet, whatever rack its first member is in."""
+    return cause == "no_telemetry" or cause.endswith(COMMON)
+
+
+def jobs_hurt(incidents: Iterable[Incident]) -> set[str]:
+    """Jobs that open incidents hurt; a note (idle GPUs, a newer driver) hurts none."""
+    return {i.job for i in incidents if i.job and i.closed_ms is None and i.severity is not Severity.INFO}
+
+
 def heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
     return wide is IncidentKind.THERMAL and narrow is IncidentKind.STRAGGLER
 
 
+def apart(finding: Finding, incident: Incident) -> bool:
+    """Whether two things on one node or GPU have nothing to do with each other: each is an incident of its own.
+
+    A cable's fault is no sequel of a fan's, and a clock that is wrong has no part in either; whoever mends the one must
+    not close the other with it. On a GPU all joins: its heat, errors and silence have one cause as a rule.
+    """
+    if finding.kind is incident.kind:
+        return False
+    kinds = {finding.kind, incident.kind}
+    if IncidentKind.DRIFT in kinds:
+        return True  # how a node is set up stands for weeks: no fault is its sequel, and it keeps none open
+    if finding.scope != "node":
+        return False
+    if "clock_wrong" in (finding.cause, incident.cause):
+        return True
+    ports = finding.detector == "links" or incident.detectors == ("links",)
+    return (ports and not kinds <= OF_PORTS) or kinds in HARDLY_TOGETHER
+
+
 def explains(wide: Finding, narrow: Incident) -> bool:
+    if wide.cause.endswith(COMMON):  # the very same of each, and nothing else that these boards have
+        return wide.kind is narrow.kind and narrow.cause == wide.cause.removesuffix(COMMON)
     if wide.kind is narrow.kind is IncidentKind.LINK and narrow.scope == "gpu":
         return wide.cause == narrow.cause  # ports and switches explain no NVLink or PCIe of a GPU
     return wide.kind is narrow.kind or heat_explains(wide.kind, narrow.kind)

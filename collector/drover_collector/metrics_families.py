@@ -14,6 +14,7 @@ import psutil
 from drover_collector.api_facts import AHEAD_MS, LONG_S, REPORTING_MS, Facts
 from drover_collector.api_fleet import gpus_by_health
 from drover_collector.exposition import Page
+from drover_collector.incidents_rules import jobs_hurt
 from drover_collector.ingest_limits import Limits
 from drover_collector.store import StoreError
 from drover_proto.events import IncidentKind
@@ -48,7 +49,7 @@ def fleet(page: Page, facts: Facts) -> None:
     kinds = Counter(str(i.kind) for i in incidents)
     page.gauge("drover_open_incidents_by_kind", "open incidents by kind", kinds, "kind")
     incidents = [i for i in incidents if i.kind is not IncidentKind.IDLE]  # GPUs held idle are no fault's cost
-    page.gauge("drover_jobs_hurt", "jobs that open incidents hurt", len({i.job for i in incidents if i.job}))
+    page.gauge("drover_jobs_hurt", "jobs that open incidents hurt", len(jobs_hurt(incidents)))
     lost = sum(i.gpu_hours_lost or 0 for i in incidents)
     waited = sum(i.gpu_hours_waited or 0 for i in incidents)
     page.gauge("drover_open_incidents_lost_gpu_seconds", "GPU time lost to the faults of open incidents", lost * 3600)

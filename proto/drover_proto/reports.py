@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
-from drover_proto.events import Event, Incident
+from drover_proto.events import AGAIN, CAME_BACK, Event, Incident
 from drover_proto.times import iso
 
 
@@ -30,6 +31,7 @@ def incident_report(incident: Incident) -> dict[str, Any]:
         "action": str(incident.action),
         "asked": str(incident.asked or incident.action),
         "detectors": list(incident.detectors),
+        "joined": [[iso(ts_ms), by] for ts_ms, by in _joined(incident)],
         "evidence": [_fact(dataclasses.asdict(evidence)) for evidence in incident.evidence],
         "summary": incident.summary,
         "advice": incident.advice,
@@ -37,6 +39,16 @@ def incident_report(incident: Incident) -> dict[str, Any]:
         "gpu_hours_lost": incident.gpu_hours_lost,
         "gpu_hours_waited": incident.gpu_hours_waited,
     }
+
+
+def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
+    """When something more was seen of it after it opened, and by which detector; "": the same once more."""
+    for note in incident.timeline[1:]:
+        by, told, _ = note.text.partition(": ")
+        if told and by in incident.detectors:
+            yield note.ts_ms, by
+        elif note.text.startswith((CAME_BACK, AGAIN)):
+            yield note.ts_ms, ""
 
 
 def event_report(event: Event) -> dict[str, Any]:

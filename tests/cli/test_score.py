@@ -72,6 +72,36 @@ def test_info_is_never_false() -> None:
     assert not result.false and result.precision is None
 
 
+def test_idle_gpus_are_told_as_information_for_better_and_for_worse() -> None:
+    note = found(kind="idle", cause="idle_gpus", severity="info", action="none")
+    assert score([label(kind="idle", cause="held")], [note], 10.0).found == 1
+    assert len(score([], [note], 10.0).false) == 1
+    assert not score([], [found(kind="idle", cause="scattered", severity="info", action="none")], 10.0).false
+
+
+def test_what_follows_from_a_fault_is_found_where_its_incident_says_so_and_not_by_what_it_said_before() -> None:
+    links = label(kind="link", cause="nvlink")
+    lost: dict[str, Any] = {
+        "id": "f2", "kind": "liveness", "cause": "gpu_lost", "start": BASE + 900_000, "end": BASE + 1_800_000,
+        "follows": "f1",
+    }  # fmt: skip
+    said = {"kind": "link", "cause": "xid_74", "severity": "critical"}
+
+    def joined(at_s: int, by: str) -> dict[str, Any]:
+        return {**said, "joined": [[f"2026-01-01T00:{at_s // 60:02d}:{at_s % 60:02d}Z", by]]}
+
+    def run(change: dict[str, Any], **of_label: Any) -> tuple[int, float | None]:
+        result = score([links, label(**{**lost, **of_label})], [found(**change)], 10.0)
+        assert not result.false
+        return result.found, result.delays_of.get("f2")
+
+    assert run(joined(912, "liveness")) == (2, 12.0)
+    assert run(said) == (1, None)  # open all the time, and silent about it
+    assert run(joined(600, "liveness")) == (1, None)  # before it began
+    assert run(joined(912, "thermal")) == (1, None)  # of something else
+    assert run(joined(912, "liveness"), follows=None) == (1, None)  # no matter of the open incident
+
+
 def test_second_incident_for_one_fault_is_a_duplicate() -> None:
     result = score([label()], [found(), found(id="i2", kind="thermal")], 10.0)
     assert (result.found, result.matched, result.duplicates, len(result.false)) == (1, 1, 1, 0)

@@ -161,6 +161,26 @@ def test_versions_compare_by_their_numbers(a: str, b: str, expected: int) -> Non
     assert compare(a, b) == expected
 
 
+def test_a_vbios_is_compared_as_bytes() -> None:
+    fleet = Fleet()
+    fleet.change(5, HOUR, gpu3__vbios="96.00.74.00.1C")
+    (found,) = fleet.look(2 * HOUR)
+    assert (found.cause, found.severity) == ("vbios", Severity.WARNING)
+    assert compare("96.00.74.00.1C", "96.00.A5.00.01", 16) == -1
+
+
+def test_a_planned_cap_that_is_lifted_node_by_node_is_told_of_nobody_and_one_forgotten_is() -> None:
+    fleet = Fleet()
+    for node in range(4):
+        fleet.change(node, HOUR + node * MINUTE, all__power_limit_set_w="525")
+    assert fleet.look(2 * HOUR) == []
+    for node in range(3):
+        fleet.change(node, 3 * HOUR + node * MINUTE, all__power_limit_set_w="700")
+        assert fleet.look(3 * HOUR + (node + 1) * MINUTE) == []
+    (found,) = fleet.look(4 * HOUR)
+    assert (found.cause, found.node) == ("power_limit", "n03")
+
+
 def test_a_fault_on_a_node_with_drift_is_an_incident_of_its_own() -> None:
     engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
     for name, facts in Fleet().facts.items():

@@ -11,6 +11,7 @@ from drover_collector.detectors.example import START_MS, small_fleet, training_b
 from drover_collector.detectors.idle import IDLE_MS
 from drover_collector.detectors.window import Window
 from drover_collector.engine import Engine
+from drover_collector.incidents_record import opened
 from drover_collector.policy import Policy
 from drover_proto.events import Finding, Health, IncidentKind, Severity, Wanted
 
@@ -55,16 +56,38 @@ def test_a_part_of_a_job_that_does_nothing_is_one_note_with_what_it_cost() -> No
     assert "1.5 GPU-hours" in found.summary
 
 
-def test_work_now_and_then_a_copy_or_another_job_starts_the_wait_again() -> None:
+def test_minutes_of_work_a_copy_or_another_job_start_the_wait_again() -> None:
     for interruption in ({"gpu_util_ratio": 0.4}, {"pcie_tx_bytes_per_s": 2e9}, {"power_w": 400.0}):
         feed = Feed()
         feed.tick([0], BUCKETS - 2)
-        feed.tick([0], **interruption)
-        assert feed.tick([0], 20) == []
+        feed.tick([0], 18, **interruption)
+        assert feed.tick([0], BUCKETS - 2) == []
+        assert feed.tick([0], 3) != []
     feed = Feed()
     feed.tick([0], BUCKETS - 2)
     feed.names = ("813",)
     assert feed.tick([0], 20) == []
+
+
+def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_told() -> None:
+    feed = Feed()
+    feed.tick([0], BUCKETS - 2)
+    feed.tick([0], 3, pcie_tx_bytes_per_s=2e9)  # a save, as a job makes that does nothing else
+    assert feed.tick([0], 20) == []
+    assert feed.tick([0], 20) != []
+    feed.tick([0], 100)
+    feed.tick([0], 6, gpu_util_ratio=0.9)
+    assert feed.tick([0], 6) == []
+
+
+def test_a_restart_goes_on_counting() -> None:
+    feed = Feed()
+    (told,) = feed.tick([0, 1], BUCKETS + 6)[:1]
+    record = opened(told, ("job", "812", None), told.ts_ms)
+    feed.state = idle.restored([record.incident])
+    (again,) = feed.tick([0, 1], 6)[:1]
+    assert 0 <= again.since_ms - told.since_ms <= 10_000
+    assert again.members == told.members
 
 
 def test_a_gap_in_the_data_is_neither_work_nor_idleness() -> None:

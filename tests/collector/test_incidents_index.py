@@ -50,7 +50,7 @@ class Counted(Near):
 
 def book(near: type[Near]) -> IncidentBook:
     made = IncidentBook(INDEX, QUIET, lambda _incident, asked: asked)
-    made._near = near(made._subject_of)
+    made._near = near(made.subject_of)
     return made
 
 
@@ -94,7 +94,7 @@ def test_what_is_looked_at_grows_with_the_incidents_and_not_with_their_square() 
     for nodes in (100, 400):
         index = small_fleet(nodes)
         made = IncidentBook(index, QUIET, lambda _incident, asked: asked)
-        counted = made._near = Counted(made._subject_of)
+        counted = made._near = Counted(made.subject_of)
         for tick in range(3):
             now_ms = START_MS + tick * 10_000
             found = [

@@ -10,7 +10,7 @@ import pytest
 
 from drover_agent.simulation.faults import Fault
 from drover_collector.buckets import Bucket
-from drover_collector.detectors import links, links_gpu
+from drover_collector.detectors import DETECTORS, links, links_gpu
 from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.engine import Engine
@@ -176,6 +176,73 @@ def test_what_is_down_for_longer_than_a_restart_reads_stays_an_incident(down: li
     assert (after.id, after.closed_ms, after.severity) == (before.id, None, Severity.CRITICAL)
     assert words in after.summary
     assert "mlx5_7" not in str(after.evidence)
+
+
+def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_nothing() -> None:
+    """What only one node is seen by may be dead as well as the node: no drain without a sign that the switch lives."""
+
+    def fleet(nodes: int) -> FleetIndex:
+        spec = small_fleet(8, ports=8).spec
+        leaf = {n: "l90" if n < nodes else "l91" for n in range(8)}
+        return FleetIndex(
+            dataclasses.replace(
+                spec, nodes=tuple(dataclasses.replace(node, leaf=leaf[n]) for n, node in enumerate(spec.nodes))
+            )
+        )
+
+    def told(nodes: int, up: int = 0) -> set[tuple[str, Severity, Wanted]]:
+        def change(number: int, link: Columns) -> None:
+            if number >= 3:
+                link["link_up"][up : 8 * nodes] = 0.0
+
+        state, found = None, []
+        for window, now_ms in play(fleet(nodes), 32, links=change):
+            findings, state = links.detect(window, state, now_ms)
+            found += findings
+        return {(f.scope, f.severity, f.action) for f in found}
+
+    assert told(2) == {("leaf", Severity.CRITICAL, Wanted.ADVISE)}
+    assert told(1) == {("node", Severity.WARNING, Wanted.ADVISE)}
+    assert ("node", Severity.CRITICAL, Wanted.DRAIN) in told(1, up=1)  # a port that is up: the switch is well
+
+
+def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_told_later_has_an_id_of_its_own() -> None:
+    only = [detector for detector in DETECTORS if detector.name == "links"]
+    subject = Engine(small_fleet(ports=8), Policy.load(), START_MS, only)
+    told = {}
+    for number in range(720):
+        bucket = training_bucket(subject.index, number)
+        link = bucket.link["link_up"]
+        link[PORT] = 0.0 if 3 <= number < 8 or 700 <= number < 705 else 1.0
+        link[:32] = link[:32] * (not 500 <= number < 510)
+        told |= {i.id: i for i in subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents}
+    found = sorted((i.opened_ms - START_MS, i.scope, i.cause) for i in told.values())
+    assert [(scope, cause) for _, scope, cause in found] == [
+        ("node", "port_down"), ("leaf", "switch"), ("node", "port_flaps"),
+    ]  # fmt: skip
+
+
+def test_flaps_are_remembered_over_a_restart_and_none_is_counted_twice() -> None:
+    index = small_fleet(ports=8)
+
+    def buckets(numbers: range) -> list[Bucket]:
+        found = []
+        for number in numbers:
+            found.append(training_bucket(index, number))
+            found[-1].link["link_downed"][PORT] += sum(number >= at for at in (5, 10, 75))
+        return found
+
+    first, second = (Engine(index, Policy.load(), START_MS) for _ in range(2))
+    for bucket in buckets(range(80)):
+        first.on_bucket(bucket, bucket.end_ms + LAG_MS)
+    (before,) = first.incidents.values()
+    assert before.severity is Severity.CRITICAL
+    second.restore([before], buckets(range(20, 80)), [])
+    for bucket in buckets(range(80, 80 + 2 * links.QUIET_MS // 10_000)):
+        second.on_bucket(bucket, bucket.end_ms + LAG_MS)
+    (after,) = second.incidents.values()
+    assert (after.id, after.closed_ms, after.cause) == (before.id, None, "port_flaps")
+    assert "went down 3 times" in after.summary
 
 
 def test_errors_of_one_port_are_told_with_their_rate_and_those_of_all_are_not() -> None:

@@ -7,14 +7,14 @@ It owns the state that it is given (None at first) and may alter it in place; th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drover_collector.detectors import drift, hang, idle, kernel, links, liveness, memory, risk, straggler, thermal, xid
 from drover_collector.detectors.example import Example
 from drover_collector.detectors.window import Window
-from drover_proto.events import Finding
+from drover_proto.events import Finding, Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class Detector:
     examples: Sequence[Example]
     quiet_ms: int | None
 
+
+# What each knows again after a restart of incidents that are open, beside what it sees in the last minutes.
+RESTORED: Mapping[str, Callable[[Sequence[Incident]], object]] = {
+    module.NAME: module.restored for module in (xid, memory, links, hang, thermal, straggler, idle)
+}  # liveness needs the fleet too; kernel, drift and risk tell again what still stands
 
 DETECTORS: tuple[Detector, ...] = (
     Detector(xid.NAME, xid.VERSION, xid.detect, xid.could_not_judge, xid.EXAMPLES, None),

@@ -144,7 +144,8 @@ class _Look:
     ) -> None:
         self.found_ms = told.told_ms[nodes]
         self.mine, self.nodes, self.usual = mine, nodes, usual
-        self.codes, self.changed_ms = column.codes[mine], column.changed_ms[mine]
+        self.codes, self.changed_ms, self.was = column.codes[mine], column.changed_ms[mine], column.was[mine]
+        self.version = version
         self.now_ms = now_ms
         self.lately_ms = ROLLOUT_MS if version else ROLLOUT_SETTING_MS
 
@@ -163,7 +164,10 @@ class _Look:
         have = self.codes == code
         count = len(np.unique(self.nodes[have]))
         few = count == 1 or (count <= MINORITY_NODES and have.sum() < MINORITY * len(self.mine))
-        if not few or self._movers(code) >= ROLLOUT_NODES:
+        # A setting that others lately gave up is being undone node by node, as a planned power cap is lifted.
+        left = (self.was == code) & (self.changed_ms > self.now_ms - self.lately_ms)
+        undone = not self.version and bool(left.any())
+        if not few or undone or self._movers(code) >= ROLLOUT_NODES:
             return np.zeros(0, np.int64)
         changed = self.changed_ms > 0
         for_ms = self.now_ms - np.where(changed, self.changed_ms, self.found_ms)

@@ -18,6 +18,7 @@ class Attribute(NamedTuple):
         version: grows with updates: ahead of the others is a trial or the start of a rollout, behind was missed.
         below: only less than the others does harm; None: any difference does.
         by_board: differs by board revision, which is therefore part of the group.
+        base: of its numbers: the parts of a VBIOS version are bytes in hexadecimal.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Attribute(NamedTuple):
     below: bool | None = None
     by_board: bool = False
     unit: str = ""
+    base: int = 10
 
 
 _RESET = "It takes effect with the next reset of the GPU."
@@ -61,7 +63,7 @@ ATTRIBUTES = (
     ),
     Attribute(
         "vbios", "vbios", "gpu", "VBIOS", True, Wanted.WATCH,
-        "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True,
+        "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True, base=16,
     ),
     Attribute(
         "gsp_firmware", "gsp_firmware", "gpu", "GSP firmware", True, Wanted.WATCH,
@@ -101,21 +103,23 @@ class Deviation(NamedTuple):
     @property
     def severity(self) -> Severity:
         """Ahead of the others, or with more than they have, is worth a note only."""
-        if self.attribute.version and compare(self.value, self.usual) > 0:
+        if self.attribute.version and compare(self.value, self.usual, self.attribute.base) > 0:
             return Severity.INFO
         if self.attribute.below and compare(self.value, self.usual) > 0:
             return Severity.INFO
         return Severity.WARNING
 
 
-def compare(a: str, b: str) -> int:
+def compare(a: str, b: str, base: int = 10) -> int:
     """-1, 0 or 1: version `a` is older than, like or newer than `b`; by their numbers, other parts as they sort."""
-    one, two = (_parts(text) for text in (a, b))
+    one, two = (_parts(text, base) for text in (a, b))
     return (one > two) - (one < two)
 
 
-def _parts(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (0, part.lower()) for part in re.split(r"[.\-_+~ ]", text)]
+def _parts(text: str, base: int) -> list[tuple[int, str]]:
+    number = re.compile(r"[0-9a-f]+" if base == 16 else r"[0-9]+", re.IGNORECASE)
+    parts = re.split(r"[.\-_+~ ]", text)
+    return [(int(part, base), "") if number.fullmatch(part) else (0, part.lower()) for part in parts]
 
 
 def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_ms: int) -> Finding:

@@ -5,7 +5,7 @@ Both are matters of people and of the scheduler, not of the hardware: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from drover_collector.detectors.inventory import Codes
 from drover_collector.detectors.steady import Ints, column
 from drover_collector.detectors.texts import duration, listing
 from drover_collector.detectors.window import Window
-from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "idle"
 VERSION = 1
@@ -27,6 +27,8 @@ QUIET_MS = 180_000
 # first, and end them after two hours (Princeton Research Computing, "Utilization Policies": zero GPU utilisation).
 IDLE_MS = 1_800_000
 # No kernel in 95 % of the time, and power near rest: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
+IDLE_MS_KEPT = IDLE_MS + 300_000  # of what counts: so much of a break as takes this away is no use of a GPU
+BREAK = 10  # times its length is what a break takes away: half a minute's look at a notebook, or a save of nothing new
 IDLE_UTIL = 0.05
 IDLE_POWER = 0.3  # of its limit
 TRAFFIC = {  # bytes per second: a job that copies is at work. Polling of the driver stays below.
@@ -44,11 +46,36 @@ WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs that hold whole nodes: else
 
 @dataclass(slots=True)
 class State:
-    idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # seen idle without a break, [G]
+    idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # seen idle, but for short breaks, [G]
+    calm_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the same less BREAK times the breaks, [G]
     jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # who held each GPU, of `job_names`; -1 nobody
     job_names: tuple[str, ...] = ()
     scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> since when
     told_ms: int = 0
+    left: Sequence[Incident] = ()  # open at the start
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that goes on counting where a former run of the collector stopped."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+
+
+def _take_over(window: Window, s: State) -> None:
+    bucket, index = window.newest, window.index
+    numbers = {name: number for number, name in enumerate(bucket.job_names)}
+    s.jobs, s.job_names = np.full(index.gpu_count, -1, np.int32), bucket.job_names
+    for incident in s.left:
+        if incident.cause == "scattered" and incident.members:
+            n = index.node_number.get(incident.members[0][0])
+            if n is not None:
+                s.scattered_ms[int(index.leaf[n])] = incident.since_ms
+        for node, slot in incident.members if incident.job in numbers else ():
+            g = None if slot is None else index.gpu(node, slot)
+            if g is not None:
+                s.jobs[g] = numbers[incident.job or ""]
+                s.idle_ms[g] = max(0, bucket.start_ms - incident.since_ms)
+                s.calm_ms[g] = IDLE_MS_KEPT
+    s.left = ()
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -58,11 +85,15 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     bucket = window.newest
     idle = _idle(window)
     if len(s.idle_ms) != window.index.gpu_count:
-        s.idle_ms = np.zeros(window.index.gpu_count, np.int64)
+        s.idle_ms, s.calm_ms = np.zeros(window.index.gpu_count, np.int64), np.zeros(window.index.gpu_count, np.int64)
         s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
-    fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0) | (idle == 0)
+        if s.left:
+            _take_over(window, s)
+    fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0)
     # What was not heard counts neither as idle nor as work: a gap in the data is no use of a GPU.
-    s.idle_ms = np.where(fresh, 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0))
+    length = bucket.length_ms * ((idle == 1) - BREAK * (idle == 0))
+    s.calm_ms = np.where(fresh, 0, np.clip(s.calm_ms + length, 0, IDLE_MS_KEPT))
+    s.idle_ms = np.where(s.calm_ms > 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0), 0)
     s.jobs, s.job_names = bucket.jobs, bucket.job_names
     scattered = dict(_scattered(window, s))
     for leaf in [leaf for leaf in s.scattered_ms if leaf not in scattered]:
@@ -107,7 +138,7 @@ def _idle(window: Window) -> Floats:
 def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     """One finding for each job that holds idle GPUs."""
     bucket, index = window.newest, window.index
-    long = (s.idle_ms >= IDLE_MS) & (bucket.jobs >= 0)
+    long = (s.calm_ms >= IDLE_MS) & (bucket.jobs >= 0)
     for number in np.unique(bucket.jobs[long]).tolist():
         job = bucket.job_names[number]
         held = bucket.jobs == number

@@ -41,14 +41,15 @@ class Column:
 
     Attributes:
         codes: int32 [E], number of the value in `Inventory.values`, UNKNOWN where it is not told.
-        changed_ms: int64 [E], when it became another value than before; 0: as it was found.
+        changed_ms: int64 [E], when it became another value than before; 0: as it was found. was: that value.
     """
 
-    __slots__ = ("changed_ms", "codes", "last")
+    __slots__ = ("changed_ms", "codes", "last", "was")
 
     def __init__(self, count: int) -> None:
         self.codes: Codes = np.full(count, UNKNOWN, np.int32)
         self.last: Codes = np.full(count, UNKNOWN, np.int32)  # newest that was known
+        self.was: Codes = np.full(count, UNKNOWN, np.int32)
         self.changed_ms: Times = np.zeros(count, np.int64)
 
     def put(self, at: int, code: int, now_ms: int) -> bool:
@@ -58,7 +59,7 @@ class Column:
         self.codes[at] = code
         if code != UNKNOWN:
             if self.last[at] not in (UNKNOWN, code):
-                self.changed_ms[at] = now_ms
+                self.changed_ms[at], self.was[at] = now_ms, self.last[at]
             self.last[at] = code
         return True
 

@@ -8,8 +8,8 @@ a way of counting, and tells nobody apart.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -33,6 +33,7 @@ DOWN_MS = 20_000  # told: NCCL's and the adapters' own retries end at about 20 s
 DOWN_CRITICAL_MS = 240_000  # gpud: a port is dropped after 4 minutes
 FLAPS_MS = 3 * 3_600_000  # Azure: three flaps in three hours
 FLAPS_WARNING, FLAPS_CRITICAL = 2, 3
+FLAPS_KEPT = 8  # the newest of a port
 RATES = {  # per second, over the window: NVSentinel ADR-046, those that it calls degraded
     "symbol_errors": 10.0,
     "rx_errors": 10.0,
@@ -60,11 +61,11 @@ class State:
     index: FleetIndex | None = None  # whose ports these are:
     ports: list[Port] = field(default_factory=list)
     of_node: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # each port's
-    left: Sequence[Incident] = ()  # open at the start: their ports were up once
+    left: Sequence[Incident] = ()  # open at the start: their ports were up once, and have flapped
 
 
 def restored(incidents: Sequence[Incident]) -> State:
-    """State that still knows the ports of which a former run of the collector told that they are down."""
+    """State that still knows the ports of which a former run of the collector told that they are down, or flap."""
     return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
@@ -94,23 +95,36 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         ports = ports_of(window.index)
         none, nobody = np.zeros(len(ports), np.int64), np.zeros(len(ports), bool)
         of_node = np.array([port.node for port in ports], np.int64)
-        seen_up = _told_before(window.index, ports, s.left)
-        s = State(seen_up, none, none, nobody, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports, of_node)
+        left = s.left
+        s = State(
+            nobody.copy(), none, none, nobody, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports, of_node
+        )
+        _take_over(s, window.index, left)
     if s.ports and any(len(column) == len(s.ports) for column in window.newest.link.values()):
         found += _ports(window, s.ports, s, now_ms)
     return found, s
 
 
-def _told_before(index: FleetIndex, ports: Sequence[Port], incidents: Sequence[Incident]) -> Bools:
-    found = np.zeros(len(ports), bool)
-    of_node = {n: list(mine) for n, mine in groupby(range(len(ports)), lambda k: ports[k].node)} if incidents else {}
+def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident]) -> None:
+    """What a former run told of ports: which were up once, since when they are down, when they went down."""
+    if not incidents:
+        return
+    of_node = {n: list(mine) for n, mine in groupby(range(len(s.ports)), lambda k: s.ports[k].node)}
+    seen_up, down_ms = s.seen_up.copy(), s.down_ms.copy()
     for incident in incidents:
-        told = [e.text for e in incident.evidence if e.metric == "link_up"]
-        for n in {index.node_number.get(node, -1) for node, _ in incident.members} if told else ():
+        facts = [e for e in incident.evidence if e.metric in ("link_up", "link_downed")]
+        for n in {index.node_number.get(node, -1) for node, _ in incident.members} if facts else ():
             for k in of_node.get(n, ()):
-                found[k] |= incident.cause == "switch" and ports[k].computes
-                found[k] |= any(f"port {ports[k].name} " in text for text in told)
-    return found
+                mine = [e for e in facts if e.text.startswith(f"port {s.ports[k].name} ")]
+                seen_up[k] |= bool(mine) or (incident.cause == "switch" and s.ports[k].computes)
+                for e in mine:
+                    if e.metric == "link_up" and e.from_ms is not None:
+                        down_ms[k] = e.from_ms
+                    elif e.metric == "link_downed" and e.value and e.from_ms is not None and e.to_ms is not None:
+                        # How often, first and last are known; in between they are taken as even.
+                        times = np.linspace(e.from_ms, e.to_ms, min(int(e.value), FLAPS_KEPT)).astype(np.int64)
+                        s.flaps[k] = deque(times.tolist(), maxlen=FLAPS_KEPT)
+    s.seen_up, s.down_ms = seen_up, down_ms
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -135,7 +149,9 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     counted = (downed > s.downed) & (s.down_ms == 0)
     # What comes down with its node, which is silent meanwhile, flaps no more than what never was looked at.
     for k in np.flatnonzero((went_down & s.was_up) | counted).tolist():
-        s.flaps.setdefault(k, deque(maxlen=8)).append(bucket.start_ms)
+        times = s.flaps.setdefault(k, deque(maxlen=FLAPS_KEPT))
+        if not times or bucket.start_ms > times[-1]:  # after a restart: what was told before is seen again
+            times.append(bucket.start_ms)
     s.downed, s.was_up = downed, up == 1
     s.seen_up |= s.was_up
     since_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)  # a long bucket tells how it ended
@@ -150,11 +166,18 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     heard = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
     down = (s.down_ms > 0) & (heard[s.of_node] | ~np.isnan(up))
     leafs = list(_leafs(window, ports, s, down, now_ms))
+    lit = {ports[k].leaf for k in np.flatnonzero(s.was_up).tolist()} if down.any() else set()
+    dark = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - lit - {""}  # switches of which nothing is seen
     of_leafs = {member[0] for finding in leafs for member in finding.members}
+    for k in [k for k in s.flaps if down[k] and index.nodes[ports[k].node].name in of_leafs]:
+        while s.flaps[k] and s.flaps[k][-1] >= s.down_ms[k]:  # its switch went, not the port
+            s.flaps[k].pop()
+        if not s.flaps[k]:
+            del s.flaps[k]
     yield from leafs
     for n, mine in groupby(_told(s, down, bucket.end_ms), lambda k: ports[k].node):  # ports are in the nodes' order
         if index.nodes[n].name not in of_leafs:
-            yield _of_node(window, ports, list(mine), s, down, rates, now_ms)
+            yield _of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
 
 
 def _told(s: State, down: Bools, end_ms: int) -> list[int]:
@@ -195,7 +218,7 @@ def _over(rates: dict[str, Floats], count: int) -> Bools:
 def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms: int) -> Iterator[Finding]:
     """Leaf switches of which most ports are down, on several nodes: it is the switch."""
     end_ms = window.newest.end_ms
-    if down.sum() < LEAF_NODES:
+    if down.sum() < 2:
         return
     used: dict[str, list[int]] = {}
     for k, port in enumerate(ports):
@@ -204,7 +227,8 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
     for leaf, mine in used.items():
         gone = [k for k in mine if down[k]]
         nodes = sorted({window.index.nodes[ports[k].node].name for k in gone})
-        if len(nodes) < LEAF_NODES or len(gone) < LEAF_SHARE * len(mine):
+        most = len(nodes) >= LEAF_NODES and len(gone) >= LEAF_SHARE * len(mine)
+        if not most and (len(nodes) < 2 or len(gone) < len(mine)):  # of a small leaf: all of it
             continue
         since = int(min(s.down_ms[k] for k in gone))
         if end_ms - since < DOWN_MS:
@@ -240,6 +264,7 @@ def _of_node(
     mine: list[int],
     s: State,
     down: Bools,
+    dark: Set[str],
     rates: dict[str, Floats],
     now_ms: int,
 ) -> Finding:
@@ -248,11 +273,19 @@ def _of_node(
     node = index.nodes[n].name
     told = [one for k in mine for one in _of_port(ports[k], k, s, bool(down[k]), rates, window)]
     worst = max(told, key=lambda one: one.rank)
+    severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
+    advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
+    gone = [k for k in mine if down[k] and ports[k].leaf in dark]
+    if gone:  # nothing proves that the switch is alive: the node may be well
+        severity, action = Severity.WARNING, Wanted.ADVISE
+        leafs = listing({ports[k].leaf for k in gone})
+        some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
+        summary = f"{some} of node {node} are down, and no other port at leaf {leafs} is up: the switch or the node."
+        advice = "Look at the switch first; if it is well, at the node's adapters (lspci, mlxlink) and cables."
     return Finding(
         NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
-        min(one.since_ms for one in told), worst.severity, 0.9 if worst.severity is Severity.CRITICAL else 0.8,
-        worst.action, f"Port {worst.text} (node {node}).",
-        "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver.",
+        min(one.since_ms for one in told), severity, 0.9 if severity is Severity.CRITICAL else 0.8, action, summary,
+        advice,
         tuple(one.evidence for one in told), window.job_of(int(index.first_gpu[n])) if index.nodes[n].gpus else None,
     )  # fmt: skip
 
@@ -277,7 +310,8 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
     if flaps >= FLAPS_WARNING:
         first = max(times[0], end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
-        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, ("link_downed", float(flaps), 0.0))
+        one = told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, ("link_downed", float(flaps), 0.0))
+        yield replace(one, evidence=replace(one.evidence, to_ms=times[-1]))  # what a restart reads them from
     if s.errs[k] >= PERSIST:
         for metric, rate in rates.items():
             if rate[k] > RATES[metric]:

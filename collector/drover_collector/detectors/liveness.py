@@ -6,7 +6,7 @@ only after the time in which Slurm itself would give the node up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,10 +16,12 @@ from drover_collector.detectors.example import START_MS, Example, play, small_fl
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
-from drover_proto.events import Event, EventKind, Evidence, Finding, IncidentKind, Severity, Wanted
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Event, EventKind, Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "liveness"
 VERSION = 1
+KIND = IncidentKind.LIVENESS
 
 SILENT_BUCKETS = 3  # without a row before a node counts as silent: rides out an agent's restart and a reconnect
 SILENT_MS = 30_000  # and at least this long
@@ -37,6 +39,7 @@ EXPLAIN_SILENCE = ("driver_hung", "driver_missing", "driver_released")  # of all
 OF_GPUS = frozenset({"gpu_lost", "gpu_missing", "driver_lost", "driver_missing"})  # over once a GPU of it answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU as lost: its word that it is back got lost
 Times = npt.NDArray[np.int64]
+Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
 
 @dataclass(slots=True)
@@ -55,15 +58,53 @@ class State:
     planned: dict[str, int] = field(default_factory=dict)  # node -> when its agent was stopped on purpose
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
     clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> last report, its text; see _clocks
-    told: dict[tuple[str, str, str, int | None], Finding] = field(default_factory=dict)  # what is now so
+    told: dict[Key, Finding] = field(default_factory=dict)  # what is now so
+    left: set[Key] = field(default_factory=set)  # of it, what a former run told and this one has not told again
+
+
+def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) -> State:
+    """State that knows what a former run told of and has not ended: who is away since when, what agents reported."""
+    s = _fresh(index, started_ms)
+    for incident in incidents:
+        if NAME not in incident.detectors or incident.closed_ms is not None:
+            continue
+        # Another detector's headline may stand over it: what this one knows of a GPU is that it does not answer.
+        cause, node = (
+            "gpu_lost" if incident.scope == "gpu" and incident.kind is not KIND else incident.cause,
+            incident.node,
+        )
+        finding = Finding(
+            NAME, KIND, cause, incident.scope, node, incident.gpu, incident.members, incident.updated_ms,
+            incident.since_ms, incident.severity, incident.confidence, incident.asked or incident.action,
+            incident.summary, incident.advice, incident.evidence, incident.job,
+        )  # fmt: skip
+        key = finding.scope, cause, node or _group_of(finding, index), finding.gpu
+        s.told[key] = finding
+        s.left.add(key)
+        if cause == "silent":
+            for name, _ in incident.members:
+                if (n := index.node_number.get(name)) is not None:
+                    s.heard_ms[n] = incident.since_ms
+        if node is not None:
+            if cause == "agent_stopped":
+                s.planned[node] = incident.since_ms
+            elif cause in LOST:
+                s.reported[node, incident.gpu, cause] = incident.since_ms
+            elif cause == "clock_wrong":
+                s.clock_wrong[node] = (incident.updated_ms, incident.evidence[0].text if incident.evidence else "")
+    return s
+
+
+def _fresh(index: FleetIndex, started_ms: int) -> State:
+    return State(
+        np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), np.zeros(index.node_count, np.int64),
+        started_ms,
+    )  # fmt: skip
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     index = window.index
-    s = state or State(
-        np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), np.zeros(index.node_count, np.int64),
-        window.started_ms,
-    )  # fmt: skip
+    s = state or _fresh(index, window.started_ms)
     for event in window.events:
         if event.kind is EventKind.LIFECYCLE:
             _on_lifecycle(s, event, now_ms)
@@ -79,16 +120,22 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         new = [f for key, f in now_told.items() if key not in s.told]
         s.told |= now_told
         return new, s
-    missed = [f for k, f in s.told.items() if k not in now_told]
-    kept = [replace(f, ts_ms=now_ms) for f in missed if _unproven(window, s, f)]
-    s.told = now_told | {(f.scope, f.cause, f.node or "", f.gpu): f for f in kept}
-    over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for f in missed if not _unproven(window, s, f)]
-    return [*found, *kept, *over], s
+    s.left -= now_told.keys()
+    missed = {k: f for k, f in s.told.items() if k not in now_told}
+    kept = {k: replace(f, ts_ms=now_ms) for k, f in missed.items() if _unproven(window, s, k, f)}
+    over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for k, f in missed.items() if k not in kept]
+    s.told, s.left = now_told | kept, s.left & kept.keys()
+    return [*found, *kept.values(), *over], s
 
 
-def _unproven(window: Window, s: State, finding: Finding) -> bool:
-    """Whether a finding about GPUs still stands although nothing repeats it: none of them has answered since."""
+def _unproven(window: Window, s: State, key: Key, finding: Finding) -> bool:
+    """Whether a finding still stands although nothing repeats it: none of its GPUs has answered since; or it is of a
+    former run, and none of its nodes was heard since."""
     index = window.index
+    if key in s.left and finding.gpu is None:
+        numbers = [index.node_number[name] for name, _ in finding.members if name in index.node_number]
+        if numbers and not (s.heard_ms[numbers] >= window.newest.end_ms).any():
+            return True
     n = index.node_number.get(finding.node or "")
     if n is None or finding.cause not in OF_GPUS:
         return False
@@ -359,10 +406,14 @@ def _job(window: Window, node: str) -> str | None:
 
 
 def _group(finding: Finding, window: Window) -> str:
+    return _group_of(finding, window.index)
+
+
+def _group_of(finding: Finding, index: FleetIndex) -> str:
     """Name of a rack or leaf finding's group, from its first member."""
     if finding.node is not None or not finding.members:
         return finding.node or ""
-    node = window.index.spec.by_name.get(finding.members[0][0])
+    node = index.spec.by_name.get(finding.members[0][0])
     return "" if node is None else node.rack if finding.scope == "rack" else node.leaf
 
 

@@ -5,17 +5,19 @@ Thresholds: DCGM 4.6 (DcgmGPUHardwareLimits.h), NVIDIA GPU Memory Error Manageme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from drover_collector.buckets import Floats
+from drover_collector.detectors.crowd import Crowd, common_finding
 from drover_collector.detectors.example import Example, play, small_fleet
+from drover_collector.detectors.steady import Ints
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
-from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "memory"
 VERSION = 1
@@ -41,31 +43,51 @@ STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "r
 class State:
     last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
     grown_ms: dict[str, Floats] = field(default_factory=dict)  # when it last grew, [G], NaN never
-    storm: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row, [G]
+    storm: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row, [G]
     piles: dict[str, Floats] = field(default_factory=dict)  # rows of each GPU at the last two marks, and when told, [G]
     marked_ms: int = 0
-    since_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # (state, GPU) -> when first seen so
+    crowd: Crowd = field(default_factory=Crowd)
+    left: Sequence[Incident] = ()  # open at the start
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that still tells for its hour what a former run of the collector saw grow."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.scope == "gpu"])
+
+
+def _take_over(index: FleetIndex, s: State) -> None:
+    for incident in s.left:
+        g = None if incident.node is None or incident.gpu is None else index.gpu(incident.node, incident.gpu)
+        for e in incident.evidence if g is not None else ():
+            if e.metric in COUNTERS and e.value is not None and e.to_ms is not None:
+                s.last.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.value
+                s.grown_ms.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.to_ms
+            elif e.metric == "remapped_rows_corrected" and e.to_ms is not None:
+                if not s.piles:
+                    s.piles = {name: np.full(index.gpu_count, np.nan) for name in ("before", "mark", "grew_ms")}
+                    s.marked_ms = incident.updated_ms
+                s.piles["grew_ms"][g] = e.to_ms
+    s.left = ()
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     s = state if state is not None else State()
     if not window.fresh:
         return [], s
+    if s.left:
+        _take_over(window.index, s)
     bucket, found = window.newest, []
-    standing: set[tuple[str, int]] = set()
     for metric in STATES:
         values = bucket.gpu.get(metric)
         if values is None:
             continue
-        limit = REMAPPED_ROWS_WARN if metric == "remapped_rows_uncorrected" else 1
-        for g in np.flatnonzero(values >= limit).tolist():
-            standing.add((metric, g))
-            since = s.since_ms.setdefault((metric, g), bucket.start_ms)
-            found.append(_state_finding(window, g, metric, float(values[g]), since, now_ms))
-    found += _storms(window, s, standing, now_ms)
-    found += _piles(window, s, standing, now_ms)
-    for key in [key for key in s.since_ms if key not in standing]:
-        del s.since_ms[key]
+        flags = values >= (REMAPPED_ROWS_WARN if metric == "remapped_rows_uncorrected" else 1)
+        alone, since = s.crowd.split(window, metric, flags, bucket.start_ms)
+        for g in np.flatnonzero(alone).tolist():
+            found.append(_state_finding(window, g, metric, float(values[g]), int(since[g]), now_ms))
+        found += _common(window, s, metric, _TEXTS[metric][0], now_ms)
+    found += _storms(window, s, now_ms)
+    found += _piles(window, s, now_ms)
     for metric in COUNTERS:
         values = bucket.gpu.get(metric)
         if values is None:
@@ -75,8 +97,10 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         more = values > last  # NaN: not known before, hence no growth
         grown[more] = bucket.end_ms
         s.last[metric] = np.where(np.isnan(values), last, values)
-        for g in np.flatnonzero(now_ms - grown <= GROWTH_HELD_MS).tolist():
+        alone, _ = s.crowd.split(window, metric, now_ms - grown <= GROWTH_HELD_MS, bucket.start_ms)
+        for g in np.flatnonzero(alone).tolist():
             found.append(_growth_finding(window, g, metric, float(s.last[metric][g]), int(grown[g]), now_ms))
+        found += _common(window, s, metric, "uncorrected_errors", now_ms)
     return found, s
 
 
@@ -109,6 +133,16 @@ _TEXTS: Mapping[str, tuple[str, Severity, float, Wanted, str, str]] = {
 }  # fmt: skip
 
 
+def _common(window: Window, s: State, metric: str, cause: str, now_ms: int) -> Iterator[Finding]:
+    """What so many boards show at once that it says nothing of each."""
+    for many in s.crowd.together(metric):
+        yield common_finding(
+            window, NAME, IncidentKind.MEMORY, cause, metric, many, now_ms,
+            "Look at how the counter is read first (driver, agent, DCGM) and at what was changed on all of them: so "
+            "many boards do not break in one day. None is drained for it.",
+        )  # fmt: skip
+
+
 def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: int, now_ms: int) -> Finding:
     cause, severity, confidence, action, what, advice = _TEXTS[metric]
     node, gpu = window.index.member(g)
@@ -120,7 +154,7 @@ def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: 
     )  # fmt: skip
 
 
-def _storms(window: Window, s: State, standing: set[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+def _storms(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     """GPUs whose HBM keeps needing correction."""
     values = window.gpu("ecc_dram_corrected")
     if len(values) < 2:
@@ -128,10 +162,12 @@ def _storms(window: Window, s: State, standing: set[tuple[str, int]], now_ms: in
     seconds = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) / 1000
     rate = np.nan_to_num((values[-1] - values[-2]) / seconds)
     s.storm = np.where(rate >= STORM_PER_S, (s.storm if len(s.storm) else 0) + np.ones(len(rate), np.int64), 0)
-    for g in np.flatnonzero(s.storm >= STORM_BUCKETS).tolist():
+    begun = window.buckets[-min(STORM_BUCKETS, len(window.buckets))].start_ms
+    alone, sinces = s.crowd.split(window, "ecc_dram_corrected", s.storm >= STORM_BUCKETS, begun)
+    yield from _common(window, s, "ecc_dram_corrected", "ecc_storm", now_ms)
+    for g in np.flatnonzero(alone).tolist():
         node, gpu = window.index.member(g)
-        standing.add(("storm", g))
-        since = s.since_ms.setdefault(("storm", g), window.buckets[-STORM_BUCKETS].start_ms)
+        since = int(sinces[g])
         evidence = Evidence(
             f"{rate[g]:,.0f} corrected HBM errors a second", "ecc_dram_corrected", from_ms=since,
             to_ms=window.newest.end_ms,
@@ -144,7 +180,7 @@ def _storms(window: Window, s: State, standing: set[tuple[str, int]], now_ms: in
         )  # fmt: skip
 
 
-def _piles(window: Window, s: State, standing: set[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+def _piles(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     """GPUs whose HBM rows are replaced one after the other."""
     rows = window.newest.gpu.get("remapped_rows_corrected")
     if rows is None:
@@ -160,19 +196,21 @@ def _piles(window: Window, s: State, standing: set[tuple[str, int]], now_ms: int
         low = np.isnan(s.piles[name]) | (rows < s.piles[name])
         s.piles[name] = np.where(low, rows, s.piles[name])
     s.piles["grew_ms"] = np.where(rows - s.piles["before"] >= PILE_ROWS, window.newest.end_ms, s.piles["grew_ms"])
-    for g in np.flatnonzero(window.newest.end_ms - s.piles["grew_ms"] <= PILE_MS).tolist():
+    told = window.newest.end_ms - s.piles["grew_ms"] <= PILE_MS
+    begun = min(s.marked_ms, window.newest.start_ms)
+    alone, sinces = s.crowd.split(window, "remapped_rows_corrected", told, begun)
+    yield from _common(window, s, "remapped_rows_corrected", "remaps_pile_up", now_ms)
+    for g in np.flatnonzero(alone).tolist():
         node, gpu = window.index.member(g)
-        standing.add(("pile", g))
-        since = s.since_ms.setdefault(("pile", g), min(s.marked_ms, window.newest.start_ms))
-        count = float(rows[g] - s.piles["before"][g])
+        since, count = int(sinces[g]), float(np.nan_to_num(rows[g] - s.piles["before"][g]))
+        shown = f"has replaced {count:.0f} HBM rows" if count >= PILE_ROWS else "has replaced many HBM rows"
         evidence = Evidence(
             f"remapped_rows_corrected is {rows[g]:.0f}", "remapped_rows_corrected", float(rows[g]), from_ms=since,
-            to_ms=window.newest.end_ms,
+            to_ms=int(s.piles["grew_ms"][g]),
         )  # fmt: skip
         yield Finding(
             NAME, IncidentKind.MEMORY, "remaps_pile_up", "gpu", node, gpu, ((node, gpu),), now_ms, since,
-            Severity.WARNING, 0.8, Wanted.PROBE,
-            f"{place(node, gpu)} has replaced {max(count, 0):.0f} HBM rows within two hours after corrected errors.",
+            Severity.WARNING, 0.8, Wanted.PROBE, f"{place(node, gpu)} {shown} within two hours after corrected errors.",
             "Run a memory test when the node is free, and give it no long job until then: such GPUs can vanish.",
             (evidence,), window.job_of(g),
         )  # fmt: skip
@@ -195,11 +233,22 @@ def _remap_fails(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) 
         gpu["row_remap_failed"][11] = 1
 
 
+def _all_pending(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    """A driver that reads the field wrongly."""
+    if number >= 2:
+        gpu["row_remap_pending"][:] = 1
+
+
 EXAMPLES = (
     Example("no errors", lambda: play(small_fleet(), 4), frozenset()),
     Example(
         "a row remap fails",
         lambda: play(small_fleet(), 4, _remap_fails),
         frozenset({("memory", "remap_failed", "gpu", "critical")}),
+    ),
+    Example(
+        "all boards wait for a reset at once: one finding, which asks for no drain",
+        lambda: play(small_fleet(), 4, _all_pending),
+        frozenset({("memory", "remap_pending_common", "rack", "warning")}),
     ),
 )

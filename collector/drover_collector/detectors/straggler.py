@@ -10,7 +10,7 @@ Each cause is judged by its own metrics, never by a pooled score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +19,11 @@ from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.robust import Bools, peers
 from drover_collector.detectors.steady import Ints, JobAges, boards, column, has_bits, job_groups, working
-from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, LEARN, Drifts
+from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, LEARN, Drifts
 from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look
-from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding
+from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding, usual_of
 from drover_collector.detectors.window import Window
-from drover_proto.events import Finding
+from drover_proto.events import Finding, Incident
 from drover_proto.fleet import LinkSpec
 
 NAME = "straggler"
@@ -70,6 +70,8 @@ SMALL_CLOCK = -0.015  # log ratio to its own offset: less is not told of a clock
 SLOWER = -0.006  # log ratio to its peers, smoothed: what only lost its lead over them holds nobody up
 FREE_BUCKETS = 3  # since its power limit last held it: from then on its clock does not follow its work
 SMALL_GAP = 0.012  # of time, a node's mean
+CLEAR_GAP = 0.03  # likewise, where the CPUs show nothing
+CLEAR_BUCKETS = 6  # in a row with the test's threshold passed
 
 THERMAL_BITS = 0x20 | 0x40
 SETTING_BITS = 0x02
@@ -90,13 +92,34 @@ class State:
     port_serves: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a GPU
     nic_streak: dict[int, int] = field(default_factory=dict)  # link -> buckets in a row
     nic_since_ms: dict[int, int] = field(default_factory=dict)
+    left: Sequence[Incident] = ()  # open at the start
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that still knows what was usual of those that a former run of the collector told of: learnt anew, their
+    slowness would be it."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.node is not None])
+
+
+def _take_over(window: Window, s: State) -> None:
+    index = window.index
+    for incident in s.left:
+        n = index.node_number.get(incident.node or "")
+        gpus = [] if n is None else range(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
+        for name, value in usual_of(incident.evidence).items():
+            channel = CHANNELS.index(name)
+            mine = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g])) or channel == LATE]
+            mine = [g for g in mine if window.job_of(g) == incident.job]
+            s.drifts.mean[channel, mine] = value if channel == LATE else np.log(max(value, 1e-3))
+            s.drifts.count[channel, mine] = FORGET
+    s.left = ()
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     s = state if state is not None else State()
     count = window.index.gpu_count
     if s.drifts.score.shape[1] != count:
-        s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count) for cause in CAUSES})
+        s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count) for cause in CAUSES}, left=s.left)
         s.free = np.zeros(count, np.int64)
     if not window.fresh:
         return [], s
@@ -106,6 +129,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         s.drifts.forget(another)
         for streak in s.streaks.values():
             streak[another] = 0
+    if s.left:
+        _take_over(window, s)
     groups = job_groups(window)
     settle = SETTLE_BUCKETS if window.newest.length_ms <= LONG_BUCKET_MS else 1
     judged = working(window, groups) & (s.ages.buckets >= settle)
@@ -232,11 +257,19 @@ def _small(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str,
         clear &= drifts.recent[CLOCK] <= SLOWER
         result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & waited & clear)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
-    less = drifts.told(DRAM) & (drifts.recent[DRAM] <= SLOWER) & ~slow_clock & ~steady & look.has_duty
-    if less.any():  # less traffic and no less work: the HBM gives less
-        less = look.lone(less & (drifts.moved(DUTY) >= LIGHTER * drifts.moved(DRAM)))
+    less = drifts.told(DRAM) & (np.maximum(drifts.recent[DRAM], drifts.moved(DRAM)) <= SLOWER) & ~slow_clock & ~steady
+    less &= look.has_duty
+    if less.any():  # less traffic and no less work, lately and in this bucket: the HBM gives less
+        less &= (drifts.moved(DUTY) >= LIGHTER * drifts.moved(DRAM)) & (
+            drifts.last[DUTY] >= LIGHTER * drifts.last[DRAM]
+        )
+        less = look.lone(less)
     late = drifts.told(LATE) & (drifts.moved(LATE) >= SMALL_GAP) & ~(np.fmax(look.tensor, look.sm) < SAME_WORK)
     host = _hosts(look.window, look, late, of_cpu=True) if late.any() else nothing
+    # A host may be late with its CPUs at rest: it waits itself. Then more must be missing, for longer.
+    waits = late & (drifts.moved(LATE) >= CLEAR_GAP) & (drifts.last[LATE] >= CLEAR_GAP) & (drifts.late >= CLEAR_BUCKETS)
+    if waits.any():
+        host = host | _hosts(look.window, look, waits, busy=False)
     return result | {"hbm": less, "host": host}
 
 
@@ -245,11 +278,11 @@ def _unknown(*metrics: Floats) -> Bools:
     return np.asarray(np.isnan(np.array(metrics)).all(axis=0))
 
 
-def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False) -> Bools:
+def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: bool = True) -> Bools:
     """GPUs of nodes most of whose GPUs have gaps while the job's other nodes have none, and whose CPU is busy.
 
     Args:
-        of_cpu: only where the CPU is known.
+        of_cpu: only where the CPU is known. busy: only where it is half again as busy as the others'.
     """
     index = window.index
     if not (gaps & look.judged).any():
@@ -260,15 +293,17 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False) -> Boo
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
     share = look.share(flags)
+    if not busy:
+        return flags & (share < 0.5)
     cpu = window.newest.node.get("cpu_util_ratio")
     if cpu is None:
         return flags & (share < 0.5) & (not of_cpu)
     of_gpu = cpu[index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = of_gpu / look.grouping.spread(look.grouping.medians(of_gpu[None])[0][0])
-    busy = ratio >= np.where(share < 0.5, HOST_CPU_RATIO, HOST_CPU_HALF)
+    works = ratio >= np.where(share < 0.5, HOST_CPU_RATIO, HOST_CPU_HALF)
     unread = np.isnan(of_gpu) & (share < 0.5) & (not of_cpu)
-    return np.asarray(flags & (share <= 0.5) & (busy | unread))
+    return np.asarray(flags & (share <= 0.5) & (works | unread))
 
 
 _TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE}
@@ -311,8 +346,16 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
     return Slow(
         cause, s.since_ms[cause, g], look.groups, int(look.size[look.groups[g]]),
         float(np.clip(np.nan_to_num(waiting), 0.0, 1.0)),
-        float(np.exp(s.drifts.mean[CLOCK, g])) if s.drifts.count[CLOCK, g] >= LEARN else None,
+        _usual(s.drifts, cause, g),
     )  # fmt: skip
+
+
+def _usual(drifts: Drifts, cause: str, g: int) -> dict[str, float]:
+    """What the sequential tests of a cause have learnt of a GPU."""
+    channels = {CLOCK: (CLOCK, DUTY), DRAM: (DRAM, DUTY), LATE: (LATE,)}.get(_TESTED.get(cause, -1), ())
+    known = [channel for channel in channels if drifts.count[channel, g] >= LEARN]
+    means = {channel: float(drifts.mean[channel, g]) for channel in known}
+    return {CHANNELS[c]: mean if c == LATE else float(np.exp(mean)) for c, mean in means.items()}
 
 
 def _nics(window: Window, s: State, now_ms: int) -> Iterator[Finding]:

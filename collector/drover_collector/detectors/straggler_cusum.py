@@ -43,6 +43,7 @@ MOST_ALIKE = 0.95  # autocorrelation
 PERCENT = 0.01  # the step of sensors that give whole percents
 ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
+NO_WORK = 0.01  # of the peers' value, and less
 SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # what one bucket may say in it
 
@@ -61,6 +62,7 @@ class Drifts:
         mean, var, count: the learnt offset, its spread, and of how many buckets. score: S.
         last, alike: r of the last bucket, and the mean product of two in a row.
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the threshold of the newest bucket.
+        late: for how many buckets the test of LATE has been over its threshold, int64 [G].
     """
 
     mean: Floats
@@ -71,18 +73,30 @@ class Drifts:
     last: Floats
     alike: Floats
     since_ms: npt.NDArray[np.int64]
+    late: Ints
     h: float = 10.0
 
     @classmethod
     def of(cls, gpus: int) -> Drifts:
         shape = len(CHANNELS), gpus
         zeros = np.zeros((7, *shape))
-        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], zeros[5], zeros[6], np.zeros(shape, np.int64))
+        return cls(
+            zeros[0],
+            zeros[1],
+            zeros[2],
+            zeros[3],
+            zeros[4],
+            zeros[5],
+            zeros[6],
+            np.zeros(shape, np.int64),
+            np.zeros(gpus, np.int64),
+        )
 
     def forget(self, which: Bools) -> None:
         """Another job: what was usual in the last one says nothing."""
         for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike):
             array[:, which] = 0.0
+        self.late[which] = 0
 
     def advance(self, look: Look) -> None:
         """Take one bucket in."""
@@ -115,6 +129,7 @@ class Drifts:
         self.last = np.where(known, rest, self.last)
         self.count = self.count + (rate > 0)
         self._relearn(look)
+        self.late = np.where(self.told(LATE), self.late + known[LATE], 0)
 
     def told(self, channel: int, share: float = 1.0) -> Bools:
         """GPUs whose test has passed `share` of its threshold."""
@@ -139,9 +154,12 @@ class Drifts:
 
 def _inputs(look: Look) -> Floats:
     """x of each channel, float64 [channels, G]; NaN where unknown."""
+    # No work at all is a value too: it must not be taken for one that is unknown.
     with np.errstate(invalid="ignore", divide="ignore"):
-        clock, dram = np.log(look.ratio("sm_clock_mhz")), np.log(look.ratio("dram_active_ratio"))
-        tensor, sm = np.log(look.tensor), np.log(look.sm)
+        clock, dram, tensor, sm = (
+            np.log(np.maximum(values, NO_WORK))
+            for values in (look.ratio("sm_clock_mhz"), look.ratio("dram_active_ratio"), look.tensor, look.sm)
+        )
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
     gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
     x = np.array([clock, duty, dram, _of_node(look, gap)])

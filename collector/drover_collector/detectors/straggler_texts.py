@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,16 +62,24 @@ CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+# What was usual of it in this job; a restart learns it from these words again.
+USUAL: Mapping[str, str] = {
+    "clock": "before, its clock was {:.1%} of its peers'", "duty": "before, its duty was {:.1%} of its peers'",
+    "dram": "before, its HBM traffic was {:.1%} of its peers'",
+    "late": "before, its node was without a kernel for {:+.1%} of the time against its peers",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """What is known of one straggler. `usual_clock`: its own usual share of the peers' clock; None: not learnt yet."""
+    """What is known of one straggler. `usual`: name of USUAL -> what was its own before; what is not learnt lacks."""
 
     cause: str
     since_ms: int
     groups: Groups
     group_size: int
     waiting: float  # share of each step that the peers wait for it
-    usual_clock: float | None
+    usual: Mapping[str, float]
 
 
 def finding(window: Window, g: int, slow: Slow, now_ms: int) -> Finding:
@@ -129,9 +137,19 @@ def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) ->
     if not np.isnan(reasons) and reasons:
         text = f"it reports: {describe(BY_NAME['clock_event_reasons'], float(reasons))}"
         result.append(Evidence(text, "clock_event_reasons", float(reasons), from_ms=slow.since_ms))
-    if slow.usual_clock is not None and metrics[0] == "sm_clock_mhz":
-        result.append(Evidence(f"before, its clock was {slow.usual_clock:.1%} of its peers'"))
+    result += [Evidence(USUAL[name].format(value), value=value) for name, value in slow.usual.items()]
     return tuple(result)
+
+
+def usual_of(evidence: Sequence[Evidence]) -> dict[str, float]:
+    """What an incident's evidence says of `Slow.usual`."""
+    heads = {name: text.partition("{")[0] for name, text in USUAL.items()}
+    return {
+        name: e.value
+        for e in evidence
+        for name, head in heads.items()
+        if e.value is not None and e.text.startswith(head)
+    }
 
 
 def nic_finding(

@@ -7,7 +7,8 @@ Limits are the driver's own margin, never a fixed temperature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,8 @@ from drover_collector.detectors.robust import Bools, group_medians, peers
 from drover_collector.detectors.steady import Ints, boards, column, counter_share
 from drover_collector.detectors.texts import listing, place
 from drover_collector.detectors.window import Window
-from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "thermal"
 VERSION = 1
@@ -32,6 +34,11 @@ LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
 LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
 BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly the sensors' noise
 BUSY_POWER_W = 250.0  # where no limit is read
+# At less, as inference has it, it tells when what is too much lies clear of the sensors too: whole degrees at the core,
+# one or two at the inlet, which all GPUs of a node share; so it is held against the node's others as well.
+LIGHT_RATIO = 0.25  # of the power limit
+LIGHT_OVER_C = 5.0
+LIGHT_GPUS = 4  # of the node, the GPU itself among them
 POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s; and no more below
 # the window's highest: a core keeps for a minute the heat of a load that fell, and some boards show the power of one
 # moment (of 25 in 100 ms: Yang et al. 2023, arXiv 2312.02741), so that a few low values in a row are no lower load.
@@ -43,6 +50,7 @@ PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
 DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: peers are then those of the rack, which share the error
 INLET_HELD_MS = 600_000  # an inlet that is read less often than GPUs counts this long
+OWN_PAST = re.compile(r"GPU (\d+) had [\d.]+ degC/W in its own past")  # as evidence tells it, for a restart
 RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
 RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks together
 RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
@@ -63,6 +71,26 @@ class State:
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
     rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_since_ms: dict[int, int] = field(default_factory=dict)
+    left: Sequence[Incident] = ()  # open at the start
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that still knows how those cooled, and how warm those racks were, that a former run of the collector told
+    of: what is learnt anew from a bad heat sink would call it healthy."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+
+
+def _take_over(index: FleetIndex, s: State) -> None:
+    for incident in s.left:
+        nodes = [index.node_number[node] for node, _ in incident.members if node in index.node_number]
+        for e in incident.evidence if nodes else ():
+            if e.metric == "inlet_temp_c" and incident.scope == "rack" and e.expected is not None:
+                s.rack_past[index.rack[nodes[0]]] = e.expected
+            elif (told := OWN_PAST.match(e.text)) and e.expected is not None:
+                g = index.gpu(incident.members[0][0], int(told[1]))
+                if g is not None:
+                    s.past[g], s.learnt[g] = e.expected, LEARN_BUCKETS
+    s.left = ()
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -77,6 +105,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         s.inlet_ms = np.zeros(index.node_count, np.int64)
         s.rack_past = np.full(len(index.racks), np.nan)
         s.rack_streak = np.zeros(len(index.racks), np.int64)
+        _take_over(index, s)
     if not window.fresh:
         return [], s
     found = list(_racks(window, s, now_ms))
@@ -118,20 +147,22 @@ def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
     return (board + 1)[index.gpu_node], place[index.gpu_node]
 
 
-def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools]:
-    """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS."""
+def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, Bools]:
+    """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS; and for
+    STEADY_BUCKETS, but light."""
     power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
     inlet = np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)
     limit = column(window, "power_limit_w")
     with np.errstate(invalid="ignore", divide="ignore"):
         resistance = (temp - inlet[window.index.gpu_node]) / power[-1]
-        usable = (power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)) & ~np.isnan(resistance)
-        usable &= np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]
+        busy = power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)
+        usable = (np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]) & ~np.isnan(resistance)
         steady, settled = (
             usable & (len(power) >= count) & (np.ptp(power[-count:], axis=0) <= POWER_STEADY * power[-1])
             for count in (STEADY_BUCKETS, SETTLED_BUCKETS)
         )
-    return resistance, steady, settled
+        light = steady & ~busy & (power[-1] >= LIGHT_RATIO * limit)
+    return resistance, steady & busy, settled & busy, light
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +172,8 @@ class Cooling:
     Attributes:
         resistance, expected: degC/W; that of GPUs in the same place, NaN where it is not known.
         count: how many these are, the GPU itself among them.
-        steady, settled: its load was steady for STEADY_BUCKETS, for SETTLED_BUCKETS.
+        steady, settled: its load was steady for STEADY_BUCKETS, for SETTLED_BUCKETS. light: the former, but the load is
+            light, so that much of the resistance is the sensors' noise.
     """
 
     resistance: Floats
@@ -149,11 +181,12 @@ class Cooling:
     count: Floats
     steady: Bools
     settled: Bools
+    light: Bools
 
 
 def cooling(window: Window, inlets: Floats) -> Cooling:
     """`inlets`: degC of each node, float64 [N], NaN where unknown."""
-    resistance, steady, settled = _resistance(window, inlets)
+    resistance, steady, settled, light = _resistance(window, inlets)
     board, place_of = _places(window, inlets)
     alike = np.unique(board * (int(place_of.max(initial=0)) + 1) + place_of, return_inverse=True)[1].astype(np.int64)
     # Peers sit in the same slot: boards behind others get warmer air by design.
@@ -162,7 +195,30 @@ def cooling(window: Window, inlets: Floats) -> Cooling:
     whole = peers(np.where(steady, resistance, np.nan), np.where(steady, alike, -1))
     few = usual.count < 4
     expected, count = np.where(few, whole.median, usual.median), np.where(few, whole.count, usual.count)
-    return Cooling(resistance, expected, count, steady, settled)
+    if light.any():
+        known = light | steady
+        some = peers(np.where(known, resistance, np.nan), np.where(known, alike * 256 + window.index.gpu_slot, -1))
+        all_ = peers(np.where(known, resistance, np.nan), np.where(known, alike, -1))
+        few = some.count < 4
+        expected = np.where(light, np.where(few, all_.median, some.median), expected)
+        count = np.where(light, np.where(few, all_.count, some.count), count)
+    return Cooling(resistance, expected, count, steady, settled, light)
+
+
+def _light_and_hot(window: Window, now: Cooling, over: Floats) -> Bools:
+    """GPUs under a light load that are much warmer than those in the same slots elsewhere, and than their node's.
+
+    Args:
+        over: resistance over what is expected, float64 [G].
+    """
+    index = window.index
+    if not (now.light & (over >= RESISTANCE_RATIO)).any():
+        return np.zeros(len(over), bool)
+    too_warm = np.where(now.light, (now.resistance - now.expected) * column(window, "power_w"), np.nan)
+    of_node, count = group_medians(too_warm, index.gpu_node.astype(np.int64), index.node_count)
+    alone = too_warm - of_node[index.gpu_node]
+    enough = (count >= LIGHT_GPUS)[index.gpu_node]
+    return np.asarray((over >= RESISTANCE_RATIO) & enough & (np.fmin(too_warm, alone) >= LIGHT_OVER_C))
 
 
 def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
@@ -176,6 +232,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
         (over_peers >= RESISTANCE_RATIO)
         | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
     )
+    bad |= _light_and_hot(window, now, over_peers)
     learn = settled & ~bad & (s.streak_bad == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
@@ -184,11 +241,12 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     held = np.fmax(*(counter_share(window, name) for name in HELD_BY_HEAT))
     margin = column(window, "thermal_margin_c")
     slowed = (np.nan_to_num(held) >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
-    s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady, 0, s.streak_bad * slowed))
+    s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady | now.light, 0, s.streak_bad * slowed))
     s.streak_slow = np.where(slowed, s.streak_slow + 1, 0)
     flagged = (s.streak_bad >= PERSIST) | (s.streak_slow >= PERSIST)
     for g in [g for g in s.since_ms if not flagged[g]]:
         del s.since_ms[g]
+    known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
     for n in np.unique(index.gpu_node[flagged]).tolist():
         gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
@@ -197,9 +255,9 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
             s.since_ms.setdefault(g, window.buckets[-min(run, len(window.buckets))].start_ms)
         if int(index.rack[n]) in hot_racks and not poor:
             continue  # hot air, told once for the rack
-        facts = _Facts(resistance, expected, count, s.past, margin, held)
+        facts = _Facts(resistance, expected, count, known_past, margin, held)
         inside = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
-        rises = over_peers[inside][~np.isnan(over_peers[inside])]
+        rises = over_peers[inside][steady[inside] & ~np.isnan(over_peers[inside])]
         together = len(rises) > 2 and float(np.median(rises)) >= NODE_RISE
         if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
@@ -231,6 +289,10 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
                 "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1, **span,
             )
         )  # fmt: skip
+    if not np.isnan(facts.past[g]) and not np.isnan(facts.resistance[g]):
+        now, past, slot = float(facts.resistance[g]), float(facts.past[g]), int(window.index.gpu_slot[g])
+        text = f"GPU {slot} had {past:.3f} degC/W in its own past, and has {now:.3f} now: {now / past - 1:+.0%}"
+        result.append(Evidence(text, None, now, past, **span))
     if not np.isnan(facts.margin[g]):
         text = f"{facts.margin[g]:.0f} degC are left to slowdown"
         result.append(Evidence(text, "thermal_margin_c", float(facts.margin[g]), 0.0, **span))
