@@ -73,7 +73,7 @@ def test_a_device_that_goes_is_lost_and_its_return_is_seen_at_once(node: Path) -
     target = folder.readlink()
     folder.unlink()  # as the driver does; the open files of a real one say ENODEV, see the test with a real device
     for files in source._ports["mlx5_0"]._files.values():
-        for file, _ in files:
+        for file in files:
             file.close()
     reading = source.read(T + 1_000)
     assert absences(reading, "mlx5_0") == dict.fromkeys((m.name for m in of_scope(Scope.LINK)), Absent.LOST)

@@ -13,9 +13,11 @@ has said since DCGM 3.3 and NVML gives them, though default-counters.csv says mi
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
+import socket
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +36,7 @@ from drover_proto.xids import lookup
 AUTO_PORT = 9400
 AUTO_URL = f"http://127.0.0.1:{AUTO_PORT}/metrics"
 RETRY_MS = 60_000  # between looks for a page that is not there
+CONNECT_LIMIT_S = 0.5  # to a port of this machine
 GRACE_MS = 15_000  # NVML has this long to tell of its GPUs before the page stands in for it
 LOST_READS = 2  # failed reads after which NVML may profile again
 
@@ -64,6 +67,13 @@ _INT64_BLANK = float(0x7FFFFFFFFFFFFFF0)  # its four kinds are one number as a d
 _log = logging.getLogger(__name__)
 
 
+def _somebody_listens() -> bool:
+    """On most nodes nobody does, and who it is takes a look at each of perhaps thousands of sockets."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.settimeout(CONNECT_LIMIT_S)
+        return trial.connect_ex(("127.0.0.1", AUTO_PORT)) != errno.ECONNREFUSED
+
+
 class DcgmSource:
     """Rows of the GPUs that the page tells of; nothing while there is no page."""
 
@@ -92,7 +102,7 @@ class DcgmSource:
         if 0 < self._next_try_ms - now_ms <= RETRY_MS:  # more than that: the clock was set back
             return self._without(self._why)
         try:
-            if self._auto:
+            if self._auto and _somebody_listens():
                 self._refuse_users()
             found = parse(self._page.read(), _WANTED)
             if not found:
@@ -104,7 +114,8 @@ class DcgmSource:
         return self._take(now_ms, found)
 
     def _refuse_users(self) -> None:
-        """
+        """Before anything is asked.
+
         Raises:
             PageError: an ordinary user listens where the page is looked for, or it cannot be known who does.
         """

@@ -9,6 +9,7 @@ none that `infiniband.py` tells already, as RoCE.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from drover_agent.sources.base import Reading
@@ -27,6 +28,7 @@ from drover_agent.sources.link_files import (
     read_ports,
 )
 
+FIND_MS = 60_000  # a card that is switched on is noticed within this, one that comes at the next slow tick
 ETHERNET = "1"  # kernel: include/uapi/linux/if_arp.h, ARPHRD_ETHER
 IFF_UP = 1  # kernel: include/uapi/linux/if.h
 
@@ -40,12 +42,18 @@ class EthernetSource:
     def __init__(self, node: str, sys: Path = Path("/sys")) -> None:
         self._node, self._sys = node, sys
         self._ports: dict[str, Port] = {}
-        self._last_slow = -1
+        self._last_slow = self._last_find = -1
+        self._interfaces: list[str] = []
 
     def read(self, now_ms: int) -> Reading:
         slow = now_ms // SLOW_MS != self._last_slow
         self._last_slow = now_ms // SLOW_MS
-        found = self._find() if slow else {}
+        found: dict[str, str] = {}
+        if slow:
+            interfaces = names_in(self._sys / "class/net")
+            if interfaces != self._interfaces or now_ms // FIND_MS != self._last_find:
+                self._interfaces, self._last_find = interfaces, now_ms // FIND_MS
+                found = self._find(interfaces)
         reading = read_ports(self._ports.values(), slow=slow)
         reading.inventory = found
         return reading
@@ -54,10 +62,10 @@ class EthernetSource:
         for port in self._ports.values():
             port.close()
 
-    def _find(self) -> dict[str, str]:
+    def _find(self, interfaces: Iterable[str]) -> dict[str, str]:
         """Take in ports that are new; what is there about their cards. A port that was told of once is kept."""
         inventory: dict[str, str] = {}
-        cards = [name for name in names_in(self._sys / "class/net") if self._is_card(self._sys / "class/net" / name)]
+        cards = [name for name in interfaces if self._is_card(self._sys / "class/net" / name)]
         real = [name for name in cards if not is_virtual_function(self._sys / "class/net" / name / "device")]
         for name in real or cards:
             folder = self._sys / "class/net" / name

@@ -22,7 +22,7 @@ LINK_METRICS = {metric.name: metric for metric in of_scope(Scope.LINK)}
 
 _log = logging.getLogger(__name__)
 
-_MAX_TEXT = 4096  # of a sysfs attribute: one page
+_MAX_TEXT = 256  # a number, a state or a rate: an attribute may have a page, those read here have a short line
 _UNSUPPORTED = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 _GONE = {errno.ENODEV, errno.ENXIO}
 
@@ -38,21 +38,35 @@ class OutOfRangeError(Exception):
 class LinkFile:
     """One attribute, kept open."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_parse", "_text", "_value", "path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, parse: Callable[[str], float]) -> None:
         self.path = str(path)
+        self._parse = parse
         self._fd = -1
+        self._text = b""  # that `_value` was parsed of: most files say the same for long
+        self._value = 0.0
 
-    def read(self) -> str:
-        """Its text now.
+    def read(self) -> float:
+        """Its value now.
 
         Raises:
             OSError: FileNotFoundError where there is none, ENODEV when its device has gone, or what the driver says.
+            UnsupportedError, OutOfRangeError, ValueError: what `parse` makes of its text.
         """
+        text = self._read()
+        if text != self._text:
+            self._text = b""
+            self._value = self._parse(text.decode("ascii", "replace"))
+            self._text = text
+        elif not text:
+            raise ValueError("it is empty")
+        return self._value
+
+    def _read(self) -> bytes:
         if self._fd >= 0:
             try:
-                return os.pread(self._fd, _MAX_TEXT, 0).decode("ascii", "replace")
+                return os.pread(self._fd, _MAX_TEXT, 0)
             except OSError as error:
                 self.close()
                 if error.errno not in _GONE | {errno.EINVAL}:
@@ -60,7 +74,7 @@ class LinkFile:
         # The first time, or the device behind the descriptor went: perhaps its driver was loaded again.
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(self._fd, _MAX_TEXT, 0).decode("ascii", "replace")
+            return os.pread(self._fd, _MAX_TEXT, 0)
         except OSError:
             self.close()
             raise
@@ -84,8 +98,9 @@ class Port:
         self.lost = False
         self._folder = folder
         self._files = {
-            metric: [(LinkFile(folder / path), parse) for path, parse in some] for metric, some in places.items()
+            metric: [LinkFile(folder / path, parse) for path, parse in some] for metric, some in places.items()
         }
+        self._unsupported: set[str] = set()  # of those asked in each tick: asked again in slow ticks only
         self._logged: set[tuple[str, str]] = set()
 
     def read(self, reading: Reading, *, slow: bool) -> None:
@@ -94,12 +109,17 @@ class Port:
         absent: dict[str, Absent] = {}
         # A port that just came back tells everything, so that no counter stays lost until the next slow tick.
         slow = slow or self.lost
-        for metric in LINK_METRICS if slow else FAST:
+        if slow:
+            self._unsupported.clear()
+        for metric in LINK_METRICS if slow else FAST - self._unsupported:
             why = self._read_one(metric, found)
+            if why is None:
+                continue
             if why is Absent.LOST:
                 return self._gone(reading)
-            if why is not None:
-                absent[metric] = why
+            if why is Absent.UNSUPPORTED:
+                self._unsupported.add(metric)
+            absent[metric] = why
         self.lost = False
         if found.get("link_up") == 0 and "rate_gbps" not in absent:
             # A port that is not active has no rate: of InfiniBand that is down the kernel tells the lowest there is.
@@ -112,9 +132,9 @@ class Port:
 
     def _read_one(self, metric: str, found: dict[str, float]) -> Absent | None:
         why = Absent.UNSUPPORTED
-        for file, parse in self._files.get(metric, ()):
+        for file in self._files.get(metric, ()):
             try:
-                value = parse(file.read())
+                value = file.read()
             except OSError as error:
                 why = self._why(error, file.path)
                 if why is not Absent.UNSUPPORTED:
@@ -159,7 +179,7 @@ class Port:
 
     def close(self) -> None:
         for files in self._files.values():
-            for file, _ in files:
+            for file in files:
                 file.close()
 
 

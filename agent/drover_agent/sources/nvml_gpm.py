@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml
@@ -13,8 +13,9 @@ import pynvml
 from drover_agent.sources.nvml_calls import function
 from drover_agent.sources.nvml_fields import GPM_IDS
 
-# nvmlGpmMetric_t: metricId, nvmlReturn, value, three names.
-_METRIC = struct.Struct("=4xid24x")
+# nvmlGpmMetric_t: metricId, nvmlReturn, value, three names; all that are asked for.
+_METRIC = "4xid24x"
+_ANSWERS = struct.Struct("=" + len(GPM_IDS) * _METRIC)
 _POINTERS = struct.Struct("=QQ")  # sample1 and sample2 of nvmlGpmMetricsGet_t
 
 
@@ -49,13 +50,13 @@ class Gpm:
             self._question.metrics[place].metricId = number
         self._at = ctypes.byref(self._question)
         first = type(self._question).metrics.offset
-        self._answers = memoryview(self._question).cast("B")[first : first + _METRIC.size * len(GPM_IDS)]
+        self._answers = memoryview(self._question).cast("B")[first : first + _ANSWERS.size]
         self._pair = memoryview(self._question).cast("B")[type(self._question).sample1.offset :]
         self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
         self._addresses = {id(sample): _address(sample) for sample in self._samples}
 
-    def read(self) -> Iterable[tuple[int, float]]:
-        """(return code, raw value) of each key of GPM_IDS since the previous read; empty at the first.
+    def read(self) -> Sequence[Any]:
+        """Return code and raw value of each key of GPM_IDS in turn, since the previous read; empty at the first.
 
         After an error the next read is a first one again.
         """
@@ -70,7 +71,7 @@ class Gpm:
         _POINTERS.pack_into(self._pair, 0, self._addresses[id(before)], self._addresses[id(sample)])
         if code := self._compute(self._at):
             raise pynvml.NVMLError(code)
-        return _METRIC.iter_unpack(self._answers)
+        return _ANSWERS.unpack(self._answers)
 
     def skip(self) -> None:
         """Not read in this tick: the next read shall not give the mean since long ago."""

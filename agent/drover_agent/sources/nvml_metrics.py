@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import pynvml
@@ -43,16 +43,20 @@ def _target(metric: Metric, reader: str) -> Target:
 
 
 TARGETS: Mapping[str, Target] = {key: _target(metric, "nvml") for key, metric in NVML_METRICS.items()}
-# In GPM's order: the key, its target, whether it is a rate (told in RATE_STEP), the highest raw value that is rounding.
+# In GPM's order: the name, the factor to our unit, the range of raw values (1.05 of a ratio's highest is rounding), our
+# highest value, whether it is a rate, told in RATE_STEP.
 _GPM = tuple(
     (
-        key,
-        _target(metric, "gpm"),
-        metric.unit == "B/s",
+        metric.name,
+        metric.sources["gpm"].scale,
+        metric.low / metric.sources["gpm"].scale,
         metric.high / metric.sources["gpm"].scale * (1.05 if metric.unit == "ratio" else 1.0),
+        metric.high,
+        metric.unit == "B/s",
     )
-    for key, metric in GPM_METRICS.items()
+    for metric in GPM_METRICS.values()
 )
+_GPM_KEYS = tuple(GPM_METRICS)
 
 
 class Found:
@@ -80,30 +84,37 @@ class Found:
                 self.absent[name] = why
 
 
-def put_gpm(found: Found, answers: Iterable[tuple[int, float]], why: Why) -> None:
-    """GPM's answers, (code, value) of each key or none at all, in the resolution that is told."""
-    values, absent = found.values, found.absent
-    for (key, (name, scale, low, high), is_rate, rounding), (code, raw) in zip(_GPM, answers, strict=False):
-        if code:
-            absent[name] = why(code, key)
-        elif not low <= raw * scale or not raw <= rounding:  # NaN fails the first
-            absent[name] = Absent.OUT_OF_RANGE
+def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> None:
+    """GPM's answers, code and value of each key in turn or none at all, in the resolution that is told."""
+    values, codes = found.values, answers[::2]
+    for (name, scale, low, rounding, high, is_rate), raw in zip(_GPM, answers[1::2], strict=False):
+        if not low <= raw <= rounding:  # NaN fails too
+            found.absent[name] = Absent.OUT_OF_RANGE
         elif is_rate:
             values[name] = round(raw * scale / RATE_STEP) * RATE_STEP
         else:  # GPM divides two windows that do not end together: a busy unit comes out above 100 %
             values[name] = min(raw * scale, high)
+    if any(codes):
+        for key, (name, *_), code in zip(_GPM_KEYS, _GPM, codes, strict=True):
+            if code:
+                values.pop(name, None)
+                found.absent[name] = why(code, key)
+
+
+_Call = tuple[Way, Read, tuple[Target, ...]]
 
 
 class _Plan(NamedTuple):
     """What is asked in a tick."""
 
     batch: FieldBatch | None
-    fields: list[tuple[Way, int]]  # of the batch, in its order, with the link's number
-    calls: list[tuple[Way, Read]]
+    fields: list[tuple[Way, int, Target]]  # of the batch, in its order, with the link's number
+    of_links: bool  # some of them are per link
+    calls: list[_Call]
 
     @property
     def ways(self) -> set[Way]:
-        return {way for way, _ in self.fields} | {way for way, _ in self.calls}
+        return {way for way, _, _ in self.fields} | {way for way, _, _ in self.calls}
 
 
 class Metrics:
@@ -156,23 +167,25 @@ class Metrics:
         plan = self._plans.get(pace_ms)
         if plan is None:
             plan = self._plans[pace_ms] = self._planned(pace_ms, frozenset())
-        before, done = len(self._refused), set[Way]()
-        while True:
-            self._ask_batch(found, plan)
-            self._ask_calls(found, plan.calls)
-            if len(self._refused) == before:
-                break
+        before = len(self._refused)
+        self._ask_batch(found, plan)
+        self._ask_calls(found, plan.calls)
+        if len(self._refused) == before:
+            return
+        done: set[Way] = set()
+        while len(self._refused) != before:
             before = len(self._refused)  # what was refused may be had in another way: ask those only
             done |= plan.ways
             self._plans.clear()
             plan = self._planned(pace_ms, done)
-        if done:
-            found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
+            self._ask_batch(found, plan)
+            self._ask_calls(found, plan.calls)
+        found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
 
     def _planned(self, pace_ms: int, done: Set[Way]) -> _Plan:
         covered: set[str] = set()
-        fields: list[tuple[Way, int]] = []
-        calls: list[tuple[Way, Read]] = []
+        fields: list[tuple[Way, int, Target]] = []
+        calls: list[_Call] = []
         for way in (*FIELDS, *CALLS):
             if way in self._refused or covered.issuperset(way.keys):
                 continue
@@ -183,19 +196,20 @@ class Metrics:
                 covered.update(way.keys)
             elif way.make is None:
                 covered.update(way.keys)
-                fields += [(way, link) for link in range(self._links if way.per_link else 1)]
+                target = TARGETS[way.keys[0]]
+                fields += [(way, link, target) for link in range(self._links if way.per_link else 1)]
             elif made := self._made([way]):
                 covered.update(way.keys)
                 calls += made
-        batch = FieldBatch([(self._ids[way.name], link) for way, link in fields]) if fields else None
-        return _Plan(batch, fields, calls)
+        batch = FieldBatch([(self._ids[way.name], link) for way, link, _ in fields]) if fields else None
+        return _Plan(batch, fields, any(way.per_link for way, _, _ in fields), calls)
 
-    def _made(self, ways: Iterable[Way]) -> list[tuple[Way, Read]]:
+    def _made(self, ways: Iterable[Way]) -> list[_Call]:
         made = []
         for way in ways:
             try:
                 if way.make is not None:
-                    made.append((way, way.make()))
+                    made.append((way, way.make(), tuple(TARGETS[key] for key in way.keys)))
             except pynvml.NVMLError as error:  # the library does not have it
                 self._refused[way] = self._why(error.value, way.keys[0])
         return made
@@ -207,22 +221,29 @@ class Metrics:
             answers = plan.batch.read(self._handle)
         except pynvml.NVMLError as error:
             why = self._why(error.value, "nvmlDeviceGetFieldValues")
-            for way, _ in plan.fields:
+            for way, _, _ in plan.fields:
                 self._miss(found, way, why)
             return
+        for (way, _, target), (code, value) in zip(plan.fields, answers, strict=True):
+            if way.per_link:
+                continue
+            if not code:
+                found.put(target, value)
+            elif code == pynvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that came after this driver
+                self._miss(found, way, Absent.UNSUPPORTED)
+            else:
+                self._miss(found, way, self._why(code, way.keys[0]))
+        if plan.of_links:
+            self._take_links(found, plan, answers)
+
+    def _take_links(self, found: Found, plan: _Plan, answers: Sequence[tuple[int, Raw]]) -> None:
         links: dict[Way, dict[int, float]] = {}
         unlinked: dict[Way, dict[int, Absent]] = {}
         known_links = 0
-        for (way, link), (code, value) in zip(plan.fields, answers, strict=True):
-            key = way.keys[0]
+        for (way, link, _), (code, value) in zip(plan.fields, answers, strict=True):
             if not way.per_link:
-                if not code:
-                    found.put(TARGETS[key], value)
-                elif code == pynvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that came after this driver
-                    self._miss(found, way, Absent.UNSUPPORTED)
-                else:
-                    self._miss(found, way, self._why(code, key))
                 continue
+            key = way.keys[0]
             answered = links.setdefault(way, {})
             if code != pynvml.NVML_ERROR_INVALID_ARGUMENT:  # NVML's word for a link past the last
                 known_links = max(known_links, link + 1)
@@ -258,15 +279,15 @@ class Metrics:
             counts.update(answered)
             found.put(TARGETS[key], sum(counts.values()) - self._before[key])
 
-    def _ask_calls(self, found: Found, calls: Iterable[tuple[Way, Read]]) -> None:
-        for way, read in calls:
+    def _ask_calls(self, found: Found, calls: Iterable[_Call]) -> None:
+        for way, read, targets in calls:
             try:
                 values = read(self._handle)
             except pynvml.NVMLError as error:
                 self._miss(found, way, self._why(error.value, way.keys[0]))
                 continue
-            for key, value in zip(way.keys, values, strict=True):
-                found.put(TARGETS[key], value)
+            for target, value in zip(targets, values, strict=True):
+                found.put(target, value)
 
     def _miss(self, found: Found, way: Way, why: Absent) -> None:
         if why in FOR_GOOD:
