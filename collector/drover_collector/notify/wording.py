@@ -218,7 +218,7 @@ def _name(node: str, gpu: int | None) -> str:
 
 
 def _where(scope: str, data: Mapping[str, Any], rack: str, nodes: int) -> str:
-    count = f"the {scope}" if not nodes else "1 node" if nodes == 1 else f"{nodes} nodes"
+    count = f"the {scope or 'fleet'}" if not nodes else "1 node" if nodes == 1 else f"{nodes} nodes"
     if data.get("node"):
         node = str(data["node"])
         return _name(node, data.get("gpu")) if data.get("gpu") is not None else f"node {node}"
