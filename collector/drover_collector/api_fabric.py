@@ -5,23 +5,27 @@ What is wrong is what open incidents say, and ports that are down; figures besid
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from drover_collector.api_facts import Facts, not_found, worst_first
 from drover_collector.api_recent import counted, known, last_known, per_second, recent, told, total
 from drover_collector.buckets import Bucket, Floats
-from drover_collector.detectors.links import Port, ports_of
+from drover_collector.detectors.links import ports_of
+from drover_collector.detectors.robust import group_medians
 from drover_collector.detectors.texts import listing
 from drover_collector.fleet_index import FleetIndex
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind, Severity
+from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind
 
 LEAFS, LEAFS_MAX = 200, 5000
+KEPT_S = 3.0
 PORTS_MAX = 1000
 SHOWN_NODES = 3  # named in a verdict
 BITS = 8
@@ -37,6 +41,33 @@ NO_LINKS = (
 )
 
 
+class Layout:
+    """The ports of a fleet file, laid out once: arrays [L], and [P] over the pairs of a leaf and a node.
+
+    Attributes:
+        leafs: names; leaf: number of each port's. node: of each port. gpu: the slot that it serves, -1 for none.
+        pair: number of each port's pair; pair_leaf, pair_node: of each pair. number: (node, port name) -> port.
+    """
+
+    def __init__(self, index: FleetIndex) -> None:
+        self.ports = ports_of(index)
+        names = [port.leaf or NO_LEAF for port in self.ports]
+        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        self.leafs = list(codes)
+        self.leaf = np.array([codes[name] for name in names], np.int64)
+        self.node = np.array([port.node for port in self.ports], np.int64)
+        slots = (link.gpu for node in index.nodes for link in node.links)
+        self.gpu = np.array([-1 if slot is None else slot for slot in slots], np.int64)
+        whole, self.pair = np.unique(self.leaf * index.node_count + self.node, return_inverse=True)
+        self.pair_leaf, self.pair_node = whole // max(1, index.node_count), whole % max(1, index.node_count)
+        self.of_node: dict[int, list[int]] = {}
+        for k, n in enumerate(self.node.tolist()):
+            self.of_node.setdefault(n, []).append(k)
+
+
+layout_of = functools.lru_cache(2)(Layout)  # an index is never changed
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All ports of the fleet file, arrays [L]; NaN where not known.
@@ -44,11 +75,11 @@ class Ports:
     Attributes:
         state: up, down, unused or unknown. rx, tx: B/s. saturation: 0..1 of the rate, the busier direction.
         errors, downs, discards: counted since `since_ms` (0: nothing is).
-        incident: the worst open one about the port, None without one.
+        incident: port -> the worst open one about it. trouble: port -> what is wrong with it, a sentence.
     """
 
-    ports: Sequence[Port]
-    state: Sequence[str]
+    layout: Layout
+    state: npt.NDArray[np.str_]
     rate_gbps: Floats
     rx: Floats
     tx: Floats
@@ -57,46 +88,37 @@ class Ports:
     downs: Floats
     discards: Floats
     since_ms: int
-    incident: Sequence[Incident | None]
+    incident: Mapping[int, Incident]
+    trouble: Mapping[int, str]
     end_ms: int
 
-    def trouble(self, k: int) -> str:
-        """A sentence; empty where nothing is wrong."""
-        found = self.incident[k]
-        if found is not None:
-            return found.summary
-        name = self.ports[k].name
-        if self.state[k] == "down":
-            return f"Port {name} is down."
-        return f"Port {name} went down {self.downs[k]:.0f} times." if self.downs[k] > 0 else ""
-
     def row(self, index: FleetIndex, k: int) -> pb.PortRow:
-        port, found = self.ports[k], self.incident[k]
+        port, found, slot = self.layout.ports[k], self.incident.get(k), int(self.layout.gpu[k])
         return pb.PortRow(
-            node=index.nodes[port.node].name, link=port.name, leaf=port.leaf, gpu=_gpu(index, port),
-            state=self.state[k], rate_gbps=known(self.rate_gbps[k]), rx_bytes_per_s=known(self.rx[k]),
+            node=index.nodes[port.node].name, link=port.name, leaf=port.leaf, gpu=None if slot < 0 else slot,
+            state=str(self.state[k]), rate_gbps=known(self.rate_gbps[k]), rx_bytes_per_s=known(self.rx[k]),
             tx_bytes_per_s=known(self.tx[k]), saturation=known(self.saturation[k]), errors=known(self.errors[k]),
-            downs=known(self.downs[k]), discards=known(self.discards[k]), trouble=self.trouble(k),
+            downs=known(self.downs[k]), discards=known(self.discards[k]), trouble=self.trouble.get(k, ""),
             incident=found.id if found else "",
         )  # fmt: skip
 
-    def worst(self, which: Iterable[int]) -> list[int]:
+    def worst(self, which: Sequence[int]) -> list[int]:
         """In trouble, then with errors, then the busiest."""
-        return sorted(
-            which,
-            key=lambda k: (
-                not self.trouble(k), -np.nan_to_num(self.errors[k]), -np.nan_to_num(self.saturation[k]), k,
-            ),
-        )  # fmt: skip
+        at = np.array(which, np.int64)
+        calm = np.array([k not in self.trouble for k in at.tolist()], bool)
+        order = np.lexsort((at, -np.nan_to_num(self.saturation[at]), -np.nan_to_num(self.errors[at]), calm))
+        found: list[int] = at[order].tolist()
+        return found
 
 
-def _gpu(index: FleetIndex, port: Port) -> int | None:
-    return next((link.gpu for link in index.nodes[port.node].links if link.link == port.name), None)
+def all_ports(facts: Facts) -> Ports:
+    """Kept for a few seconds: every console that is open asks for it."""
+    return facts.once("ports", KEPT_S, lambda: _all_ports(facts, recent(facts)))
 
 
-def all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
-    ports = ports_of(facts.index)
-    size = len(ports)
+def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
+    layout = layout_of(facts.index)
+    size = len(layout.ports)
     up, rate = (last_known(buckets[-1:], Scope.LINK, name, size) for name in ("link_up", "rate_gbps"))
     rx, tx = (per_second(buckets, Scope.LINK, name, size) for name in ("rx_bytes", "tx_bytes"))
     carried = total(
@@ -110,45 +132,45 @@ def all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
         np.isnan(up), "unknown", np.where(up > 0, "up", np.where(np.nan_to_num(carried) > 0, "down", "unused"))
     )
     nothing = np.full(size, np.nan)
+    downs, incident = grown.get("link_downed", nothing), _incidents(facts, layout)
+    trouble = {
+        k: f"Port {layout.ports[k].name} went down {downs[k]:.0f} times."
+        for k in np.flatnonzero(np.nan_to_num(downs) > 0).tolist()
+    }
+    trouble |= {k: f"Port {layout.ports[k].name} is down." for k in np.flatnonzero(state == "down").tolist()}
+    trouble |= {k: found.summary for k, found in incident.items()}
     return Ports(
-        ports, state.tolist(), rate, rx, tx, saturation, total(grown, ERRORS, size), grown.get("link_downed", nothing),
-        grown.get("tx_discards", nothing), since_ms, _incidents(facts, ports), buckets[-1].end_ms if buckets else 0,
+        layout, state, rate, rx, tx, saturation, total(grown, ERRORS, size), downs, grown.get("tx_discards", nothing),
+        since_ms, incident, trouble, buckets[-1].end_ms if buckets else 0,
     )  # fmt: skip
 
 
 def get_fabric(facts: Facts, request: pb.FabricRequest) -> pb.Fabric:
-    index, buckets = facts.index, recent(facts)
-    ports = all_ports(facts, buckets)
-    of_leaf: dict[str, list[int]] = {}
-    for k, port in enumerate(ports.ports):
-        of_leaf.setdefault(port.leaf or NO_LEAF, []).append(k)
-    leafs = [_leaf(facts, name, mine, ports) for name, mine in of_leaf.items()]
-    leafs.sort(key=_worst_leaf)
+    index, buckets, ports = facts.index, recent(facts), all_ports(facts)
+    layout = ports.layout
+    leafs = _Leafs(index, ports)
     limit = min(request.limit or LEAFS, LEAFS_MAX)
     reply = pb.Fabric(
-        ts_ms=ports.end_ms, counted_from_ms=ports.since_ms, leafs=leafs[:limit], leafs_total=len(leafs),
-        absent=_absent(buckets, ports),
+        ts_ms=ports.end_ms, counted_from_ms=ports.since_ms, leafs=[leafs.row(code) for code in leafs.order()[:limit]],
+        leafs_total=len(layout.leafs), absent=_absent(buckets, ports),
     )  # fmt: skip
     shown: list[int] = []
     if request.node:
         n = facts.node_number(request.node)
-        shown = [k for k, port in enumerate(ports.ports) if port.node == n]
+        shown = layout.of_node.get(n, [])
         reply.nvlinks.extend(_nvlinks(facts, buckets, n))
     elif request.leaf:
-        if request.leaf not in of_leaf:
+        if request.leaf not in layout.leafs:
             raise not_found(f"no leaf {request.leaf!r} in the fleet file; the Fabric page lists them")
-        shown = of_leaf[request.leaf]
+        shown = np.flatnonzero(layout.leaf == layout.leafs.index(request.leaf)).tolist()
     reply.ports.extend(ports.row(index, k) for k in ports.worst(shown)[:PORTS_MAX])
     reply.ports_total = len(shown)
     return reply
 
 
-def _incidents(facts: Facts, ports: Sequence[Port]) -> list[Incident | None]:
-    """The worst open incident about each port: those of a switch stand for all ports of its leaf on its members."""
-    found: list[Incident | None] = [None] * len(ports)
-    of_node: dict[int, list[int]] = {}
-    for k, port in enumerate(ports):
-        of_node.setdefault(port.node, []).append(k)
+def _incidents(facts: Facts, layout: Layout) -> dict[int, Incident]:
+    """The worst open incident about each port: one of a switch stands for all ports of its leaf on its members."""
+    found: dict[int, Incident] = {}
     about = [
         i for i in facts.open_incidents()
         if told(i) and i.cause in OF_PORTS and i.kind in (IncidentKind.LINK, IncidentKind.STRAGGLER)
@@ -157,40 +179,90 @@ def _incidents(facts: Facts, ports: Sequence[Port]) -> list[Incident | None]:
         words = set(re.findall(r"[^\s,;:()]+", " ".join([incident.summary, *(e.text for e in incident.evidence)])))
         words |= {word.rstrip(".") for word in words}
         for node, _ in incident.members:
-            for k in of_node.get(facts.index.node_number.get(node, -1), ()):
-                named = ports[k].leaf in words if incident.scope == "leaf" else ports[k].name in words
-                if named and found[k] is None:
-                    found[k] = incident
+            for k in layout.of_node.get(facts.index.node_number.get(node, -1), ()):
+                port = layout.ports[k]
+                if (port.leaf if incident.scope == "leaf" else port.name) in words:
+                    found.setdefault(k, incident)
     return found
 
 
-def _leaf(facts: Facts, name: str, mine: Sequence[int], ports: Ports) -> pb.LeafRow:
-    index = facts.index
-    by_node: dict[int, list[int]] = {}
-    for k in mine:
-        by_node.setdefault(ports.ports[k].node, []).append(k)
-    row = pb.LeafRow(name=name, ports=len(mine))
-    for n, its in by_node.items():
-        why = next((text for k in ports.worst(its) if (text := ports.trouble(k))), "")
-        unknown = all(ports.state[k] == "unknown" for k in its)
-        state = "trouble" if why else "unknown" if unknown else "ok"
-        row.nodes.add(node=index.nodes[n].name, state=state, why=why or ("its ports are not known" if unknown else ""))
-    troubled = [node for node in row.nodes if node.state == "trouble"]
-    states = [ports.state[k] for k in mine]
-    row.nodes_troubled = len(troubled)
-    row.ports_down, row.ports_unused, row.ports_unknown = (states.count(s) for s in ("down", "unused", "unknown"))
-    for field, values in (("errors", ports.errors), ("downs", ports.downs)):
-        if not np.isnan(values[mine]).all():
-            setattr(row, field, float(np.nansum(values[mine])))
-    busy = ports.saturation[mine]
-    if not np.isnan(busy).all():
-        row.saturation_median, row.saturation_max = float(np.nanmedian(busy)), float(np.nanmax(busy))
-    incidents = {i.id: i for k in mine if (i := ports.incident[k]) is not None}
-    worst = min(incidents.values(), key=lambda i: (i.scope != "leaf", worst_first(i)), default=None)
-    if worst is not None:
-        row.incident, row.severity, row.switch = worst.id, worst.severity, worst.scope == "leaf"
-    row.verdict = _verdict(row, troubled, worst)
-    return row
+class _Leafs:
+    """What is told of each leaf, arrays [F] in the order of the fleet file."""
+
+    def __init__(self, index: FleetIndex, ports: Ports) -> None:
+        self._index, self._ports, layout = index, ports, ports.layout
+        count = len(layout.leafs)
+        self._states = {
+            state: np.bincount(layout.leaf[ports.state == state], minlength=count)
+            for state in ("down", "unused", "unknown")
+        }
+        self._size = np.bincount(layout.leaf, minlength=count)
+        self._sums = {"errors": self._sum(ports.errors), "downs": self._sum(ports.downs)}
+        self._median = group_medians(ports.saturation, layout.leaf, count)[0]
+        self._most = np.full(count, -np.inf)
+        np.fmax.at(self._most, layout.leaf, np.where(np.isnan(ports.saturation), -np.inf, ports.saturation))
+        pairs = len(layout.pair_leaf)
+        bad = np.array(list(ports.trouble), np.int64)
+        self._bad = np.bincount(layout.pair[bad], minlength=pairs) > 0  # pairs
+        unknown = np.bincount(layout.pair[ports.state == "unknown"], minlength=pairs)
+        self._unknown = unknown == np.bincount(layout.pair, minlength=pairs)
+        self._nodes = np.bincount(layout.pair_leaf, minlength=count)
+        self._troubled = np.bincount(layout.pair_leaf[self._bad], minlength=count)
+        self._worst: dict[int, Incident] = {}
+        for k, incident in ports.incident.items():
+            code = int(layout.leaf[k])
+            held = self._worst.get(code)
+            if held is None or _rank(incident) < _rank(held):
+                self._worst[code] = incident
+
+    def _sum(self, values: Floats) -> Floats:
+        """NaN where none of a leaf's ports is known."""
+        layout, there = self._ports.layout, ~np.isnan(values)
+        count = len(layout.leafs)
+        sums = np.bincount(layout.leaf[there], values[there], count)
+        return np.where(np.bincount(layout.leaf[there], minlength=count) > 0, sums, np.nan)
+
+    def order(self) -> list[int]:
+        """Codes of leafs: of which an incident says it is the switch, the gravest, the largest share of nodes."""
+        count = len(self._ports.layout.leafs)
+        graded = [(0, 0)] * count
+        for code, incident in self._worst.items():
+            graded[code] = int(incident.scope == "leaf"), 1 + SEVERITY_ORDER.index(incident.severity)
+        switch, severity = np.array(graded, np.int64).reshape(count, 2).T
+        keys = (
+            -np.nan_to_num(self._most, neginf=0), -np.nan_to_num(self._sums["errors"]),
+            -np.nan_to_num(self._sums["downs"]), -self._troubled / np.maximum(1, self._nodes), -severity, -switch,
+        )  # fmt: skip
+        order: list[int] = np.lexsort(keys).tolist()
+        return order
+
+    def row(self, code: int) -> pb.LeafRow:
+        index, ports, layout = self._index, self._ports, self._ports.layout
+        states = {state: int(counts[code]) for state, counts in self._states.items()}
+        row = pb.LeafRow(
+            name=layout.leafs[code], ports=int(self._size[code]), ports_down=states["down"],
+            ports_unused=states["unused"], ports_unknown=states["unknown"], nodes_troubled=int(self._troubled[code]),
+            errors=known(self._sums["errors"][code]), downs=known(self._sums["downs"][code]),
+            saturation_median=known(self._median[code]), saturation_max=known(self._most[code]),
+        )  # fmt: skip
+        for pair in np.flatnonzero(layout.pair_leaf == code).tolist():
+            n, why, state = int(layout.pair_node[pair]), "", "ok"
+            if self._bad[pair]:
+                mine = [k for k in layout.of_node[n] if layout.pair[k] == pair]
+                state, why = "trouble", ports.trouble[ports.worst(mine)[0]]
+            elif self._unknown[pair]:
+                state, why = "unknown", "its ports are not known"
+            row.nodes.add(node=index.nodes[n].name, state=state, why=why)
+        worst = self._worst.get(code)
+        if worst is not None:
+            row.incident, row.severity, row.switch = worst.id, worst.severity, worst.scope == "leaf"
+        row.verdict = _verdict(row, [node for node in row.nodes if node.state == "trouble"], worst)
+        return row
+
+
+def _rank(incident: Incident) -> tuple[bool, tuple[bool, int, int, int, str]]:
+    """Of the switch before those of its nodes."""
+    return incident.scope != "leaf", worst_first(incident)
 
 
 def _verdict(row: pb.LeafRow, troubled: Sequence[pb.LeafNode], worst: Incident | None) -> str:
@@ -205,14 +277,9 @@ def _verdict(row: pb.LeafRow, troubled: Sequence[pb.LeafNode], worst: Incident |
     return f"{len(troubled)} of {len(row.nodes)} nodes: {names}; nothing says that it is the switch."
 
 
-def _worst_leaf(row: pb.LeafRow) -> tuple[bool, int, float, float, float, float, str]:
-    severity = SEVERITY_ORDER.index(Severity(row.severity)) if row.severity else -1
-    share = row.nodes_troubled / max(1, len(row.nodes))
-    return not row.switch, -severity, -share, -row.downs, -row.errors, -row.saturation_max, row.name
-
-
 def _absent(buckets: Sequence[Bucket], ports: Ports) -> list[str]:
-    if not ports.ports:
+    ports_known = ports.layout.ports
+    if not ports_known:
         return [NO_LINKS]
     if not buckets:
         return ["Nothing was stored in the last minute: are the agents running, and do they reach the collector?"]
@@ -224,7 +291,7 @@ def _absent(buckets: Sequence[Bucket], ports: Ports) -> list[str]:
         found.append("Saturation: needs rate_gbps, and rx_bytes or tx_bytes, of the ports.")
     if not {*ERRORS} & link.keys():
         found.append("Errors: no port reports an error counter.")
-    if not any(port.leaf for port in ports.ports):
+    if not any(port.leaf for port in ports_known):
         found.append("Leafs: fleet.toml names none, so that a switch cannot be told from its nodes; give leaf = there.")
     return found
 

@@ -131,13 +131,10 @@ def _shown(table: Mapping[str, Floats], named: Sequence[bool]) -> list[int]:
 
 def _network(facts: Facts, reply: pb.JobDetail, gpus: Sequence[int]) -> None:
     """Ports that serve its GPUs; those that serve none carry other traffic."""
-    index, ports = facts.index, api_fabric.all_ports(facts, recent(facts))
-    ours = {index.member(g) for g in gpus}
-    serves = {
-        (node.name, link.link) for node in index.nodes for link in node.links
-        if link.gpu is not None and (node.name, link.gpu) in ours
-    }  # fmt: skip
-    mine = [k for k, port in enumerate(ports.ports) if (index.nodes[port.node].name, port.name) in serves]
+    index, ports = facts.index, api_fabric.all_ports(facts)
+    layout, first = ports.layout, index.first_gpu
+    serves = np.where(layout.gpu >= 0, first[layout.node] + layout.gpu, -1)
+    mine = np.flatnonzero(np.isin(serves, gpus)).tolist()
     reply.ports_total = len(mine)
     reply.ports.extend(ports.row(index, k) for k in ports.worst(mine)[:PORTS_MAX])
     busy = ports.saturation[mine]

@@ -136,26 +136,26 @@ def incidents(detail: pb.JobDetail) -> list[Incident]:
     return [from_json(Incident, text) for text in detail.incidents_json]
 
 
-def culprits(found: Sequence[Incident], who: view.Viewer) -> list[str]:
-    """Who slows the job, since when and at what cost: a sentence each, as its open incidents say."""
-    lines = []
-    for incident in found:
-        if incident.closed_ms is not None or incident.job is None or incident.node is None:
-            continue
-        costs = []
-        if incident.gpu_hours_waited is not None:
-            costs.append(f"peers waited {fmt.hours(incident.gpu_hours_waited)} GPU-hours")
-        if incident.gpu_hours_lost is not None:
-            costs.append(f"it lost {fmt.hours(incident.gpu_hours_lost)} itself")
-        cost = f"; {', '.join(costs)}" if costs else "; its cost is not told"
-        lines.append(f"{who.told(incident.summary)}\n{fmt.capital(who.since(incident.since_ms))}{cost}.")
-    return lines
+def culprit(found: Sequence[Incident], who: view.Viewer) -> str:
+    """Who slows the job most, since when and at what cost, as its open incidents say; empty where none names a node."""
+    named = [i for i in found if i.closed_ms is None and i.job is not None and i.node is not None]
+    if not named:
+        return ""
+    named.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst one first where no cost is told
+    worst, costs = named[0], []
+    if worst.gpu_hours_waited is not None:
+        costs.append(f"peers waited {fmt.hours(worst.gpu_hours_waited)} GPU-hours for it")
+    if worst.gpu_hours_lost is not None:
+        costs.append(f"it lost {fmt.hours(worst.gpu_hours_lost)} itself")
+    cost = ", ".join(costs) or "what it costs is not told"
+    more = f" Other open incidents of the job: {len(named) - 1}." if len(named) > 1 else ""
+    return f"{who.told(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}; {cost}.{more}"
 
 
 def slowest(detail: pb.JobDetail) -> tuple[str, int] | None:
     """(node, GPU) that an open incident names first, a straggler before others."""
     found = [i for i in incidents(detail) if i.closed_ms is None and i.node is not None and i.gpu is not None]
-    found.sort(key=lambda i: i.kind is not IncidentKind.STRAGGLER)
+    found.sort(key=lambda i: (-(i.gpu_hours_waited or 0.0), i.kind is not IncidentKind.STRAGGLER))
     named = [(gpu.node, gpu.gpu) for gpu in detail.gpus if gpu.incident]
     return next(((i.node, i.gpu) for i in found if i.node is not None and i.gpu is not None), next(iter(named), None))
 
@@ -192,6 +192,8 @@ def _line(metric: Metric, found: pb.JobMetric, detail: pb.JobDetail) -> dict[str
     least = LEAST_SPAN_C if metric.unit == "degC" else LEAST_SPAN * abs(found.median) or 1.0
     if (lacking := least - (high - low)) > 0:
         low, high = low - lacking / 2, high + lacking / 2
+        if high > metric.high >= found.p90:
+            low, high = low - (high - metric.high), metric.high
         if low < 0 <= found.p10:
             low, high = 0.0, high - low
     text = [fmt.value(metric, value) if math.isfinite(value) else "" for value in values]

@@ -126,6 +126,13 @@ def given(message: Any, field: str) -> float | None:
     return getattr(message, field) if message.HasField(field) else None
 
 
+def numbers(figures: Sequence[tuple[str, str, str]]) -> None:
+    """(label, value, remark) side by side; two in a row on a phone."""
+    with st.container(key="numbers"):
+        for column, (label, value, remark) in zip(st.columns(len(figures), gap="small"), figures, strict=True):
+            column.metric(label, value, remark, delta_color="off", delta_arrow="off", border=True)
+
+
 def go(clicked: str | None, page: Path = NODE) -> None:
     """To what was clicked, `NODE/GPU/INCIDENT` with empty parts where there is none: the incident before the place."""
     if not clicked:

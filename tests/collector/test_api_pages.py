@@ -88,6 +88,12 @@ def _store_links(store: Store, links: list[tuple[str, str]]) -> None:
     store.write_samples(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, START_MS + MINUTES * 60_000), told))
 
 
+@pytest.fixture(autouse=True)
+def _anew(facts: Facts) -> None:
+    """No answer of another test."""
+    facts._kept.clear()
+
+
 def slow_job(facts: Facts) -> str:
     codes, names = facts.jobs()
     return names[codes[facts.index.gpu(*SLOW)]]

@@ -66,14 +66,10 @@ def now(name: str) -> None:
     detail = answer.value
     found = job_parts.incidents(detail)
     view.notice("what", "summary", _head(detail, who))
-    for column, (label, value, remark) in zip(
-        st.columns(7, gap="small"), job_parts.tiles(detail), strict=True
-    ):  # fmt: skip
-        column.metric(label, value, remark, delta_color="off", delta_arrow="off", border=True)
-    told = job_parts.culprits(found, who)
-    for number, text in enumerate(told[:3]):
-        view.notice(f"slow_{number}", "todo", text)
-    if not told and not detail.row.HasField("ended_ms"):
+    view.numbers(job_parts.tiles(detail))
+    if told := job_parts.culprit(found, who):
+        view.notice("slow", "todo", told)
+    elif not detail.row.HasField("ended_ms"):
         view.notice("slow_none", "remark", "No open incident names a GPU or node that slows this job.")
     named = {incident.id: incident.summary for incident in found}
     view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))

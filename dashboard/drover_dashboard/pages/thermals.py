@@ -30,9 +30,7 @@ def racks(by: str, rack: str) -> None:
     reply = answer.value
     if text := heat_parts.verdict(reply, who):
         view.notice("verdict", "summary" if any(rack.incident for rack in reply.racks) else "remark", text)
-    figures = heat_parts.numbers(reply)
-    for column, (label, value, remark) in zip(st.columns(len(figures), gap="small"), figures, strict=True):
-        column.metric(label, value, remark, delta_color="off", delta_arrow="off", border=True)
+    view.numbers(heat_parts.numbers(reply))
     for number, line in enumerate(reply.absent):
         view.notice(f"absent_{number}", "remark", line)
     left, right = st.columns([1.35, 1], gap="medium")
