@@ -7,10 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from standardwebhooks import Webhook as Verifier
 
+from drover_cli import certificates as certs
 from drover_collector.notify.alertmanager import Alertmanager
 from drover_collector.notify.apprise import Apprise
 from drover_collector.notify.base import Notifier
@@ -19,6 +21,7 @@ from drover_collector.notify.pagerduty import PagerDuty
 from drover_collector.notify.slack import Slack
 from drover_collector.notify.webhook import Webhook
 from drover_proto.events import Severity
+from testbed.certificates import Fleet
 from testbed.notified import NOW_MS, PLACES, body
 from testbed.receivers import HttpReceiver, Reply, http_receiver
 from testbed.waiting import wait_until
@@ -146,6 +149,31 @@ def test_a_webhook_that_is_gone_is_given_up_at_once(server: HttpReceiver) -> Non
     result = MAKE["webhook"](server.url, 10).deliver("m1", body(), NOW_MS)
     assert (result.delivered, result.permanent) == (False, True)
     assert "gone for good" in result.detail
+
+
+def test_a_private_authority_is_trusted_only_where_it_is_named(tmp_path: Path) -> None:
+    files = Fleet(tmp_path).issue(certs.COLLECTOR, "receiver")
+    with http_receiver((files.cert, files.key)) as server:
+        server.usual = Reply(200, b"[]")
+        for ca_file, taken in ((str(files.ca), True), (None, False)):
+            for notifier in (
+                Webhook("ops", server.url, KEY, LEAST, 10, ca_file),
+                Alertmanager("ops", (server.url,), LEAST, 10, PLACES, repeat_s=60, ca_file=ca_file),
+            ):
+                result = notifier.deliver("m1", body(), NOW_MS)
+                assert result.delivered is taken, result.detail
+                assert ("TLS failed; is the receiver's certificate valid" in result.detail) is not taken
+        assert [request.method for request in server.got] == ["POST", "GET", "POST"]
+
+
+def test_a_proxy_is_asked_in_the_receivers_place(server: HttpReceiver) -> None:
+    chat = Slack("ops", "http://hooks.example/T0", LEAST, 10, PLACES, proxy=server.url)
+    assert chat.deliver("m1", body(), NOW_MS).delivered
+    assert server.got[0].path == "http://hooks.example/T0"
+    hidden = PagerDuty("ops", ROUTING_KEY, "https://events.example/", LEAST, 10, PLACES, proxy=server.url)
+    result = hidden.deliver("m1", body(), NOW_MS)
+    assert not result.delivered  # this proxy has no CONNECT
+    assert result.detail == "the proxy does not answer, or lets us not through; is its address right?"
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:

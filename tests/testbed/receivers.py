@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from aiosmtpd.controller import Controller
@@ -45,7 +47,8 @@ class HttpReceiver:
         replies: what is answered first; then `usual`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
+        """`tls`: certificate and key."""
         self.got: list[Request] = []
         self.replies: list[Reply] = []
         self.usual = Reply()
@@ -86,8 +89,12 @@ class HttpReceiver:
                 """A client that has left is part of the tests."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
@@ -97,8 +104,8 @@ class HttpReceiver:
 
 
 @contextmanager
-def http_receiver() -> Iterator[HttpReceiver]:
-    made = HttpReceiver()
+def http_receiver(tls: tuple[Path, Path] | None = None) -> Iterator[HttpReceiver]:
+    made = HttpReceiver(tls)
     try:
         yield made
     finally:

@@ -86,7 +86,7 @@ class Http:
                 preload_content=False,
             )
         except ProxyError:
-            return Answer(0, "the proxy does not answer; is its address right?")
+            return Answer(0, "the proxy does not answer, or lets us not through; is its address right?")
         except NewConnectionError:  # before its parent class, a timeout
             return Answer(0, "cannot connect; is the receiver running, and its name known here?")
         except ConnectTimeoutError:
