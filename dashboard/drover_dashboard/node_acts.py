@@ -10,7 +10,7 @@ from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.probes import LEVELS
 
-SAID = "acted"
+SAID, OPEN = "acted", "act_form"  # of the session: what was done; (node, act) whose form is open
 WORDS = {
     "drain": "No new job gets the node; what runs there may end.",
     "resume": "The node gets jobs again once it has passed its probes.",
@@ -19,21 +19,26 @@ WORDS = {
 
 
 def buttons(node: str) -> None:
-    """For operators; a press opens the form."""
+    """For operators; a press opens the form below, another press closes it."""
     told = st.session_state.pop(SAID, None)
     if told:
         view.notice("acted", "remark", told)
     person = signin.person()
     if person is None or not person.may_act:
         return
+    open_ = st.session_state.get(OPEN)
     with st.container(horizontal=True, key="node_acts"):
         for act in WORDS:
             if st.button(f"{act.capitalize()} ...", key=f"act_{act}"):
-                st.dialog(f"{act.capitalize()} {node}", width="large")(_form)(node, act, person)
+                open_ = st.session_state[OPEN] = None if open_ == (node, act) else (node, act)
+    if open_ is not None and open_[0] == node:
+        with st.container(border=True, key="node_act"):
+            _form(node, open_[1], person)
 
 
 def _form(node: str, act: str, person: Person) -> None:
     who = view.viewer()
+    view.notice("act_what", "summary", f"{act.capitalize()} {node}")
     st.text(WORDS[act])
     answer = client.fleet().preview(node, "drain" if act == "probe" else act)
     if answer.value is None:
@@ -95,5 +100,5 @@ def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> No
     if not done:
         view.trouble(f"act_{act}", trouble, 0, view.viewer())
         return
-    st.session_state[SAID] = told
+    st.session_state[SAID], st.session_state[OPEN] = told, None
     st.rerun()

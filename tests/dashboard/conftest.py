@@ -49,6 +49,9 @@ class Chosen(FleetServicer):
         self.ceiling = "enforce"
         self.decision: Decision | None = None
         self.answers: list[tuple[str, str, str, str]] = []
+        self.currency, self.measured = "", True
+        self.preview = pb.ActPreview(may_act=True)
+        self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
         self.calls.append(name)
@@ -134,6 +137,50 @@ class Chosen(FleetServicer):
     def RejectDecision(self, request: pb.Answer, context: grpc.ServicerContext) -> pb.Answered:
         self.answers.append(("reject", request.decision, request.who, request.why))
         return pb.Answered()
+
+    def GetSystem(self, request: Any, context: grpc.ServicerContext) -> pb.System:
+        self._called("system", context)
+        silent = pb.AgentTrouble(node="n1", kind="silent", text=HOSTILE, since_ms=NOW_MS)
+        newer = pb.AgentTrouble(node="n2", kind="a kind of a newer collector", text="x")
+        return pb.System(
+            version="1", ts_ms=NOW_MS, started_ms=NOW_MS - 1000, troubles=[HOSTILE],
+            agents=pb.AgentsState(expected=2, reporting=1, troubles=[silent, newer], trouble_counts={"silent": 1}),
+            notifiers=[pb.NotifierState(name="ops", kind="webhook", pending=3, oldest_s=90, trouble=HOSTILE)],
+        )  # fmt: skip
+
+    def GetCapacity(self, request: pb.CapacityRequest, context: grpc.ServicerContext) -> pb.Capacity:
+        self._called("capacity", context)
+        xid = pb.LostHours(kind="xid", cause="xid_79", incidents=1, lost=3, waited=1, worst="i1")
+        out = pb.LostHours(kind="service", cause="out_of_service", incidents=1, lost=2, worst="i1")
+        pool = pb.PoolCapacity(pool=HOSTILE, nodes=2, gpus=4, held=3, unknown=1, gpu_hours_lost=3)
+        leaf = pb.LeafCapacity(leaf="leaf1", nodes=2, gpus=4, free=1, scattered=1)
+        service = pb.ServiceSpeed(service=HOSTILE, servers=1, nodes=["n1"], tokens_per_s=10)
+        return pb.Capacity(
+            from_ms=request.from_ms, to_ms=NOW_MS, pools=[pool], leafs=[leaf], lost=[xid, out], services=[service],
+            idle=[pb.IdleHolder(job=HOSTILE, gpus=2, idle=1, since_ms=NOW_MS, gpu_hours=0.5)], idle_after_s=1800,
+            currency=self.currency,
+        )  # fmt: skip
+
+    def ListRisk(self, request: pb.RiskRequest, context: grpc.ServicerContext) -> pb.RiskList:
+        self._called("risk", context)
+        rows = [pb.RiskRow(node="n2", chance=0.3, reasons=[HOSTILE]), pb.RiskRow(node="n1", chance=0.02)]
+        measured = pb.RiskMeasured(trace="a trace", servers=400, captured=0.25, top_share=0.05, failed_before=0.7)
+        return pb.RiskList(nodes=rows, total=2, days=7, measured=measured if self.measured else None)
+
+    def PreviewAct(self, request: pb.ActRequest, context: grpc.ServicerContext) -> pb.ActPreview:
+        return self.preview
+
+    def ActOnNode(self, request: pb.ActRequest, context: grpc.ServicerContext) -> pb.ActReply:
+        self.acts.append((request.act, request.node, request.why, request.who, request.force))
+        return pb.ActReply(state="done", detail="no new jobs")
+
+    def RequestProbe(self, request: pb.ProbeAsk, context: grpc.ServicerContext) -> pb.ProbeAsked:
+        self.acts.append(("probe", request.node, request.why, request.who, False))
+        return pb.ProbeAsked(id="o1")
+
+    def CreateSilence(self, request: pb.SilenceAsk, context: grpc.ServicerContext) -> pb.SilenceReply:
+        self.acts.append(("silence", request.incident[0], request.why, request.who, request.hours == 4))
+        return pb.SilenceReply()
 
     def QuerySeries(self, request: pb.SeriesRequest, context: grpc.ServicerContext) -> pb.SeriesReply:
         self._called("series", context)

@@ -47,10 +47,8 @@ def ranking(reply: pb.RiskList, who: view.Viewer) -> None:
         st.switch_page(view.NODE, query_params={"node": clicked})
     others = [risk.chance for risk in reply.nodes if not risk.reasons]
     if others:
-        text = (
-            f"{fmt.number(reply.total - len(rows))} more nodes, of which nothing is known:"
-            f" {_percent(others[0])} each, as any node has."
-        )
+        which = f"{fmt.number(reply.total - len(rows))} more" if rows else f"all {fmt.number(reply.total)}"
+        text = f"Of {which} nodes nothing is known: {_percent(others[0])} each, as any node has."
         view.notice("risk_others", "remark", text)
     elif reply.total > len(rows):
         text = f"{fmt.number(len(rows))} of {fmt.number(reply.total)} nodes shown, the likeliest first."
