@@ -68,6 +68,7 @@ def test_the_end_is_told_as_one_and_asks_for_nothing(server: HttpReceiver) -> No
     told = server.got[0].json
     assert told["text"] == "OVER: r01n03 GPU 3, xid 79, after 42 min"
     assert told["attachments"][0]["color"] == "#2e9e5b"
+    assert "It is over: the condition has ended. It was: XID 79 on GPU 3" in texts(told)
     assert "*Lasted*\\n42 min, until 23 Nov 02:41 UTC" in texts(told)
     assert "What to do" not in texts(told)
     assert "Drover wants" not in texts(told)

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from drover_collector import incidents_record
 from drover_collector.notify.wording import Story, cut, listed, moment, span, story
-from drover_proto.events import Incident
+from drover_proto.events import Incident, Note
 from testbed.notified import LOST_GPU, NOW_MS, OVER, PLACES, body
 
 RACK = tuple((f"r01n{n:02}", None) for n in range(1, 17))
@@ -66,6 +67,15 @@ def test_the_first_line_says_how_it_goes_on() -> None:
     assert told("repeated", NOW_MS + 3_600_000).headline == f"CRITICAL (still open, 74 min): {LOST_GPU.summary}"
     assert told("closed", closed_ms=OVER.closed_ms).headline == "OVER: r01n03 GPU 3, xid 79, after 42 min"
     assert told("news").headline == f"CRITICAL: {LOST_GPU.summary}"  # of a newer collector
+
+
+def test_an_end_says_why_and_one_that_goes_on_elsewhere_is_none() -> None:
+    over = told("closed", closed_ms=OVER.closed_ms, timeline=OVER.timeline)
+    assert over.text(NOW_MS).startswith(f"It is over: the condition has ended. It was: {LOST_GPU.summary}")
+    merged = told("closed", closed_ms=NOW_MS, timeline=(Note(NOW_MS, f"{incidents_record.PART_OF}77aa"),))
+    assert merged.headline == "MERGED: r01n03 GPU 3, xid 79, is now part of incident 77aa"
+    assert merged.text(NOW_MS).startswith("It goes on as part of incident 77aa. It was told as: XID 79")
+    assert told("closed", closed_ms=NOW_MS).text(NOW_MS).startswith("It is over. It was: ")
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -44,7 +44,7 @@ def payload(told: Story, now_ms: int) -> dict[str, Any]:
     """The request's JSON."""
     blocks: list[dict[str, Any]] = []
     if told.over:
-        blocks.append(_section(f"It is over. It was: {told.what}"))
+        blocks.append(_section(told.end))
     elif told.advice:
         blocks.append(_section(f"*What to do:* {escaped(told.advice)}", ready=True))
     fields = [

@@ -25,9 +25,11 @@ def sign(secret: bytes, message_id: str, timestamp_s: int, body: bytes) -> str:
 
 
 def message(kind: str, incident: Incident, ts_ms: int, console_url: str) -> str:
-    """The body: `kind` is incident.opened, incident.changed or incident.closed."""
+    """The body: `kind` is incident.opened, incident.changed, incident.repeated or incident.closed."""
     data: dict[str, Any] = incident_report(incident)
     data["version"] = incident.version
+    if incident.closed_ms is not None and incident.timeline:
+        data["closed_because"] = incident.timeline[-1].text.removeprefix("closed: ")
     data["console"] = f"{console_url.rstrip('/')}/incidents?id={incident.id}"
     return json.dumps({"type": kind, "timestamp": iso(ts_ms), "data": data}, separators=(",", ":"), allow_nan=False)
 

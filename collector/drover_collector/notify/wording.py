@@ -18,6 +18,7 @@ from drover_proto.times import from_iso
 Places = Mapping[str, NodeSpec]
 
 CLOSED = "closed"
+PART_OF = "part of incident "  # so a timeline ends that goes on in another
 LATE_MS = 120_000  # from which age on a message says that it is late
 EVIDENCE = 5  # facts that are shown; the console has all
 NAMED = 6  # members that are named
@@ -30,6 +31,7 @@ class Story:
         step: opened, changed, repeated or closed; or what a newer collector says.
         where: `r01n03 GPU 3`, `node r01n03`, `rack r01`, `job 4711`, `16 nodes`.
         place: `rack r01, pool train, H100-SXM`; "" where it is not known, or differs between members.
+        because: why it was closed; "" where nobody noted it.
         lost: what it cost so far; "" where that cannot be told.
     """
 
@@ -59,6 +61,7 @@ class Story:
     since_ms: int
     opened_ms: int
     closed_ms: int | None
+    because: str  # it was closed
 
     @property
     def over(self) -> bool:
@@ -67,6 +70,8 @@ class Story:
     @property
     def headline(self) -> str:
         """One line for a phone's screen."""
+        if self.merged:
+            return f"MERGED: {self.where}, {self.topic}, is now {self.because}"
         if self.over:
             return f"OVER: {self.where}, {self.topic}, after {span(self.ended_ms - self.since_ms)}"
         again = {
@@ -74,6 +79,18 @@ class Story:
             "repeated": f" (still open, {span(self.told_ms - self.since_ms)})",
         }.get(self.step, "")
         return f"{self.severity.upper()}{again}: {self.what}"
+
+    @property
+    def merged(self) -> bool:
+        """Closed, and not over: another incident has it."""
+        return self.over and self.because.startswith(PART_OF)
+
+    @property
+    def end(self) -> str:
+        """What an end means, in a sentence or two."""
+        if self.merged:
+            return f"It goes on as {self.because}. It was told as: {self.what}"
+        return f"It is over{f': {self.because}' if self.because else ''}. It was: {self.what}"
 
     @property
     def what(self) -> str:
@@ -119,7 +136,7 @@ class Story:
 
     def text(self, now_ms: int) -> str:
         """The whole of it as plain text, for receivers that have no form of their own."""
-        parts = [f"It is over. It was: {self.what}" if self.over else self.what]
+        parts = [self.end if self.over else self.what]
         if self.advice and not self.over:
             parts.append(f"What to do: {self.advice}")
         parts.append("\n".join(f"{label}: {text}" for label, text in self.details(now_ms)))
@@ -182,6 +199,7 @@ def story(body: bytes, places: Places) -> Story:
         since_ms=min(from_iso(data.get("since") or message["timestamp"]), told_ms),
         opened_ms=opened_ms,
         closed_ms=from_iso(data["closed"]) if data.get("closed") else None,
+        because=str(data.get("closed_because") or ""),
     )
 
 
