@@ -1,6 +1,7 @@
 """A real Slurm in a folder: munge, slurmctld and one slurmd for each node, all on this machine and of their own.
 
-As /work/shared/TESTBED.md found it out for Debian's packages (22.05). GPUs are device files
+Debian bookworm's packages (22.05), or where a test says so those of trixie (24.11), which tests/slurm_setup.sh has put
+beside the system; they are started through its `enter`. GPUs are device files
 called nvidiaN with nothing behind them, enough for Slurm to hand them out and to tell jobs which they have. Needs root.
 """
 
@@ -13,13 +14,14 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.system_processes import free_port
 from testbed.waiting import wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "scontrol", "sbatch", "scancel", "squeue")
+NEWER = Path("/var/cache/drover-testbed/slurm-24.11")
 START_S = 60.0  # a second where nothing else runs
 STOP_S = 15.0
 
@@ -31,6 +33,7 @@ class Slurm:
     folder: Path
     nodes: tuple[str, ...]
     env: Mapping[str, str]
+    prefix: tuple[str, ...] = ()  # of all its commands
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def stop(self, name: str) -> None:
@@ -45,16 +48,31 @@ class Slurm:
 
     def start(self, name: str, words: Sequence[str]) -> None:
         with (self.folder / f"{name}.log").open("a") as log:
-            self.children[name] = subprocess.Popen(words, env=self.env, stdout=log, stderr=log, cwd=self.folder)
+            self.children[name] = subprocess.Popen(
+                [*self.prefix, *words], env=self.env, stdout=log, stderr=log, cwd=self.folder
+            )
 
     def start_controller(self) -> None:
         """slurmctld; also again, after `stop("slurmctld")`."""
         self.start("slurmctld", ["slurmctld", "-D", "-f", str(self.folder / "slurm.conf")])
 
+    def start_rest(self, auth: str, address: str) -> None:
+        """slurmrestd, its REST API, with this rest_auth plugin, at `unix:/PATH` or `127.0.0.1:PORT`; soon listening."""
+        # By itself it would not run as root or SlurmUser, and without accounting nobody else may change a node.
+        words = ["env", "SLURMRESTD_SECURITY=disable_user_check", *(["SLURM_JWT=daemon"] if auth == "jwt" else [])]
+        words += ["slurmrestd", "-a", f"rest_auth/{auth}", "-s", "slurmctld" if self.prefix else "v0.0.38"]
+        self.start(f"slurmrestd-{auth}", [*words, address])
+
     def command(self, *words: str) -> str:
         """What a Slurm command prints; it must succeed."""
         done = subprocess.run(
-            words, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=30, check=False
+            [*self.prefix, *words],
+            env=self.env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}\n{self.logs()}"
         return done.stdout
@@ -84,18 +102,19 @@ class Slurm:
 
 
 @contextmanager
-def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8) -> Iterator[Slurm]:
-    """Slurm with these nodes, all idle, while inside."""
+def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8, *, newer: bool = False) -> Iterator[Slurm]:
+    """Slurm with these nodes, all idle, while inside. `newer`: 24.11, with tokens for its REST API."""
     missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
     assert not missing, f"{', '.join(missing)} not found: tests/system_setup.sh installs Slurm"
     env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
-    _configure(folder, nodes, gpus)
-    slurm = Slurm(folder, tuple(nodes), env)
+    assert not newer or (NEWER / "enter").exists(), f"{NEWER} is missing: tests/slurm_setup.sh makes it"
+    _configure(folder, nodes, gpus, newer)
+    slurm = Slurm(folder, tuple(nodes), env, (str(NEWER / "enter"), str(folder)) if newer else ())
     with ExitStack() as stack:
         munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock"]
         munge += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "seed")]
         stack.callback(_stop_all, slurm)
-        slurm.start("munge", munge)
+        replace(slurm, prefix=()).start("munge", munge)
         wait_until((folder / "munge.sock").exists, "munged listens", START_S)
         slurm.start_controller()
         for node in nodes:
@@ -104,12 +123,12 @@ def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8) -> I
         try:
             yield slurm
         finally:
-            subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=env, check=False, timeout=30)
-            subprocess.run(["scancel", "--user=root"], env=env, check=False, timeout=30)
+            for more in (["--signal=KILL"], []):
+                subprocess.run([*slurm.prefix, "scancel", "--user=root", *more], env=env, check=False, timeout=30)
             slurm.wait(lambda: not _active(slurm), "all jobs have ended")
 
 
-def _configure(folder: Path, nodes: Sequence[str], gpus: int) -> None:
+def _configure(folder: Path, nodes: Sequence[str], gpus: int, newer: bool) -> None:
     host = socket.gethostname().partition(".")[0]
     (folder / "state").mkdir()
     lines = [
@@ -130,11 +149,16 @@ def _configure(folder: Path, nodes: Sequence[str], gpus: int) -> None:
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 Gres=gpu:{gpus}"
         )
     lines.append(f"PartitionName=all Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP")
+    if newer:
+        lines += ["AuthAltTypes=auth/jwt", f"AuthAltParameters=jwt_key={folder}/jwt.key"]
+        (folder / "jwt.key").write_bytes(os.urandom(32))
+        (folder / "jwt.key").chmod(0o600)
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
     for gpu in range(gpus):
         os.mknod(folder / f"nvidia{gpu}", stat.S_IFCHR | 0o600, os.makedev(195, gpu))
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-{gpus - 1}]\n")
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # named so that slurmd need not find out; unused
+    # Named so that slurmd need not find out; unused.
+    (folder / "cgroup.conf").write_text(f"CgroupPlugin={'disabled' if newer else 'cgroup/v1'}\n")
     subprocess.run(["mungekey", "--create", f"--keyfile={folder}/munge.key"], check=True, env={"PATH": _path()})
 
 
@@ -145,8 +169,9 @@ def _stop_all(slurm: Slurm) -> None:
 
 def _idle(slurm: Slurm) -> bool:
     done = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--format=%T"], env=slurm.env, capture_output=True, text=True, check=False
-    )
+        [*slurm.prefix, "sinfo", "--noheader", "--Node", "--format=%T"], env=slurm.env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
     return done.returncode == 0 and done.stdout.split() == ["idle"] * len(slurm.nodes)
 
 

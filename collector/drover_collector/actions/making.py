@@ -11,6 +11,7 @@ from drover_collector.actions.kubernetes_api import KubernetesApi
 from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurmrestd import Slurmrestd
 from drover_proto.fleet import FleetSpec
 
 
@@ -20,7 +21,8 @@ def actuators(config: ActConfig) -> list[Actuator]:
         return []
     made: list[Actuator] = []
     if config.slurm.enabled:
-        made.append(SlurmActuator(Scontrol(config.slurm), config.slurm.advise_weight))
+        client = Scontrol(config.slurm) if config.slurm.slurmrestd is None else Slurmrestd(config.slurm)
+        made.append(SlurmActuator(client, config.slurm.advise_weight))
     if config.kubernetes.enabled:
         made.append(KubernetesActuator(KubernetesApi(config.kubernetes), config.kubernetes.gpu_resources))
     if config.command.program:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from drover_proto.settings import SettingsError, between, one_of, setting
 
@@ -20,6 +21,15 @@ class SlurmConfig:
     pools: tuple[str, ...] = setting((), _POOLS)
     scontrol: str = setting("scontrol", "the program, or its path; squeue is looked for beside it")
     conf: str | None = setting(None, "slurm.conf of the cluster; none: as for any Slurm command (SLURM_CONF)")
+    slurmrestd: str | None = setting(
+        None,
+        "its REST API instead of scontrol, of Slurm 23.02 or newer: unix:/run/slurmrestd.sock or https://HOST:PORT"
+        " (http:// on this machine only); it cannot requeue jobs",
+    )
+    token_file: str | None = setting(
+        None, "token for slurmrestd (scontrol token), read for each call; none: a Unix socket knows who asks"
+    )
+    ca_file: str | None = setting(None, "certificate authority of slurmrestd; none: those of this machine")
     timeout_s: float = setting(10.0, "longest wait for one answer of slurmctld", between(1, 120))
     advise_weight: int = setting(
         10_000,
@@ -110,8 +120,25 @@ def validate_act(config: ActConfig) -> None:
         return
     if config.slurm.conf is not None and not Path(config.slurm.conf).is_file():
         raise SettingsError(f"act.slurm.conf: {config.slurm.conf}: no such file")
+    if config.slurm.enabled and config.slurm.slurmrestd is not None:
+        _validate_slurmrestd(config.slurm, config.slurm.slurmrestd)
     if config.kubernetes.enabled:
         _validate_kubernetes(config.kubernetes)
+
+
+def _validate_slurmrestd(config: SlurmConfig, url: str) -> None:
+    parts = urlsplit(url)
+    local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if not (url.startswith("unix:/") or (parts.hostname and (parts.scheme == "https" or local))):
+        raise SettingsError(
+            f"act.slurm.slurmrestd: {url}: must be unix:/PATH, https://HOST:PORT, or http://127.0.0.1:PORT"
+        )
+    if config.token_file is None and not url.startswith("unix:"):
+        raise SettingsError("act.slurm.token_file: say where the token is; only a Unix socket does without")
+    for key in ("token_file", "ca_file"):
+        path = getattr(config, key)
+        if path is not None and not Path(path).is_file():
+            raise SettingsError(f"act.slurm.{key}: {path}: no such file")
 
 
 def _validate_kubernetes(config: KubernetesConfig) -> None:

@@ -94,7 +94,8 @@ class SlurmActuator(Scheduler):
         node = self._node(order.node)
         if (mark := _ours(node)) is not None:
             return Result(f"drained already, with reason {node.reason!r}" if mark == order.mark else _other(node))
-        if "DRAIN" in node.states or ("DOWN" in node.states and node.reason and node.reason not in SLURMS_OWN):
+        down = "DOWN" in node.states and node.reason and node.reason not in SLURMS_OWN and mark_of(node.reason) is None
+        if "DRAIN" in node.states or down:  # a reason of ours may stand there from before: not every undrain ends it
             raise ForeignError(_foreign(node))
         order.may()
         self._client.update(order.node, state="drain", reason=order.reason)
