@@ -1,0 +1,179 @@
+"""System, Capacity and Risk in a real browser, and a drain and a resume by a person whom a proxy's header names.
+
+Screenshots stay in test-artifacts/console/.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from drover_agent.simulation.fleet import build_fleet
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Audit, from_json
+from drover_proto.fleet import dump_toml
+from drover_proto.fleet_pb2_grpc import FleetStub
+from e2e.test_console import EXPECTED_404, PAGE_MS, SCREEN, SHOTS
+from testbed.browser import CHROMIUM, FLAGS
+from testbed.system_processes import collector, free_port, reachable, running
+from testbed.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
+
+NODES = 8
+PHONE = {"width": 390, "height": 844}
+OPERATOR, VIEWER = "alex@example.com", "kim@example.com"
+NEW_404 = re.compile(r"/(system|capacity|risk)/_stcore/(health|host-config)$")
+SETTINGS = """[cost]
+currency = "EUR"
+gpu_hour = 2.5
+[act]
+mode = "approve"
+validate = false
+[act.command]
+program = ["{python}", "{scheduler}", "{folder}"]
+"""
+
+
+class Console(NamedTuple):
+    url: str
+    stub: FleetStub
+    node: str
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """A fleet without faults whose collector acts through a command, and a console that believes a local proxy."""
+    folder = tmp_path_factory.mktemp("operating")
+    (folder / "scheduler").mkdir()
+    scheduler = Path(__file__).resolve().parents[1] / "testbed" / "command_scheduler.py"
+    settings = SETTINGS.format(python=sys.executable, scheduler=scheduler, folder=folder / "scheduler")
+    spec, port = build_fleet(NODES, 7), free_port()
+    with ExitStack() as stack:
+        served = stack.enter_context(collector(folder, dump_toml(spec), settings))
+        stack.enter_context(
+            running(
+                folder, "drover_agent.main", "fleet", "--collector", served.agents, "--faults", "none",
+                "--fleet", str(folder / "fleet.toml"), "--spool-dir", str(folder / "spool"),
+            )
+        )  # fmt: skip
+        log = stack.enter_context(
+            running(
+                folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port),
+                "--user-header", "X-User", "--trusted-proxy", "127.0.0.1", "--operator", OPERATOR,
+            )
+        )  # fmt: skip
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: bool(served.stub.GetStatus(pb.StatusRequest()).newest_tick_ms), "a bucket is judged", 120)
+        yield Console(f"http://127.0.0.1:{port}", served.stub, spec.nodes[0].name, log)
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def browse() -> Iterator[Open]:
+    """Opens pages as a person, in a theme and size; when the test ends none may have had an error."""
+    from playwright.sync_api import sync_playwright
+
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+
+    def note(line: Any) -> None:
+        where = line.location.get("url", "")
+        if line.type == "error" and not EXPECTED_404.search(where) and not NEW_404.search(where):
+            problems.append(f"{line.text} ({where})")
+
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+
+        def opened(url: str, who: str, theme: str = "light", size: dict[str, int] = SCREEN) -> Any:
+            named = {"X-User": who} if who else {}
+            context = chromium.new_context(
+                viewport=size, color_scheme=theme, timezone_id="Europe/Berlin", extra_http_headers=named
+            )
+            page = context.new_page()
+            page.set_default_timeout(PAGE_MS)
+            if who:
+                page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
+                page.on("console", note)
+            page.goto(url)
+            return page
+
+        yield opened
+        chromium.close()
+    assert not problems
+
+
+SEEN = {
+    "system": ("Connected now", "Detector", "Store"),
+    "capacity": ("GPUs of each pool, now", "2.5 EUR a GPU-hour", "Free GPUs under each leaf"),
+    "risk": ("A ranking, not a prophecy", "this ranking", "no ranking at all"),
+}
+
+
+@pytest.mark.parametrize("page", list(SEEN))
+def test_the_pages_draw_in_both_themes_and_on_a_phone(console: Console, browse: Open, page: str) -> None:
+    for name, theme, size in (("dark", "dark", SCREEN), ("light", "light", SCREEN), ("phone", "light", PHONE)):
+        shown = browse(f"{console.url}/{page}", VIEWER, theme, size)
+        for text in SEEN[page]:
+            shown.get_by_text(text).first.wait_for()
+        shown.get_by_text(f"Signed in as {VIEWER} (viewer: may look)").wait_for()
+        assert shown.evaluate("document.documentElement.scrollWidth") <= size["width"], "nothing is cut off"
+        shown.screenshot(path=str(SHOTS / f"{page}-{name}.png"), full_page=name == "phone")
+        shown.context.close()
+    assert "Traceback" not in console.log.read_text()
+
+
+def test_the_span_of_costs_is_in_the_address(console: Console, browse: Open) -> None:
+    page = browse(f"{console.url}/capacity?span=30+days", VIEWER)
+    page.get_by_text("GPU-hours that faults cost in the last 30 days").wait_for()
+    page.get_by_text("1 day", exact=True).click()
+    page.get_by_text("GPU-hours that faults cost in the last 1 days").wait_for()
+    assert "span=1+day" in page.url
+
+
+def test_a_viewer_has_no_button_and_nobody_gets_no_page(console: Console, browse: Open) -> None:
+    page = browse(f"{console.url}/node?node={console.node}", VIEWER)
+    page.get_by_text("last heard").first.wait_for()
+    page.get_by_text("(viewer: may look)").wait_for()
+    assert page.get_by_role("button", name="Drain").count() == 0
+    page = browse(console.url, "")
+    page.get_by_text("This console is reached through its proxy only").wait_for()
+
+
+def stage(console: Console) -> str:
+    duties = console.stub.ListActions(pb.ActionsRequest(node=console.node), timeout=10).duties
+    return duties[0].stage if duties else ""
+
+
+def test_an_operator_drains_and_resumes_a_node_and_the_record_says_who(console: Console, browse: Open) -> None:
+    page = browse(f"{console.url}/node?node={console.node}", OPERATOR)
+    page.get_by_role("button", name="Drain ...").click()
+    page.get_by_text("Jobs that run there").wait_for()
+    page.get_by_label(f"Why ({OPERATOR})").fill("fan replaced")
+    page.screenshot(path=str(SHOTS / "node-drain-light.png"))
+    page.get_by_role("button", name=f"Drain {console.node}").click()
+    page.get_by_text(f"Drain {console.node}: done").wait_for()
+    wait_until(lambda: stage(console) == "drained", "the node is drained", 30)
+    page.get_by_text("drained", exact=True).first.wait_for()
+
+    page.get_by_role("button", name="Resume ...").click()
+    page.get_by_label(f"Why ({OPERATOR})").fill("runs again")
+    page.get_by_role("button", name=f"Resume {console.node}").click()
+    page.get_by_text(f"Resume {console.node}: done").wait_for()
+    wait_until(lambda: stage(console) == "healthy", "the node is back", 30)
+
+    told = console.stub.ListAudit(pb.AuditRequest(subject=console.node), timeout=10).audit_json
+    lines = [from_json(Audit, text) for text in told]
+    assert [(a.what, a.why, a.by) for a in lines] == [
+        ("resume", "runs again", f"{OPERATOR} (a local user)"),
+        ("drain", "fan replaced", f"{OPERATOR} (a local user)"),
+    ]
