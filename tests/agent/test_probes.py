@@ -21,12 +21,14 @@ from drover_agent.probes import (
     memory_pattern,
     near,
     of_level,
+    ranks,
     sdc,
     soak,
     timing,
     train_step,
 )
 from drover_agent.probes.base import Context, Device, Result
+from drover_agent.probes.ranks import RankError
 from testbed.nvml import FakeNvml
 
 torch = pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
@@ -47,21 +49,22 @@ def run(name: str, given: Context) -> list[Result]:
 
 @pytest.mark.parametrize("name", sorted(PROBES))
 def test_every_probe_gives_a_figure_in_its_unit_or_says_why_not(name: str, tmp_path: Path) -> None:
-    results = run(name, context(tmp_path))
+    results = run(name, replace(context(tmp_path), names=collectives.KINDS))  # the three of these at once
     assert results
     own = [result for result in results if result.probe == name]
     assert {result.unit for result in own} == {PROBES[name].unit}
     for result in results:
         assert (result.value is not None and result.value > 0) or result.detail, "never 0, never nothing"
         assert result.ok is not False
-    no_figure = {"gemm_tf32", "gemm_fp8", "soak"}  # a CPU has no tensor cores, and no sensors that NVML reads
+    # A CPU has no tensor cores, and no sensors that NVML reads; nodes of a group are others'.
+    no_figure = {"gemm_tf32", "gemm_fp8", "soak", "allreduce_group", "allgather_group", "alltoall_group"}
     assert all(result.value is None for result in own) == (name in no_figure)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 def test_levels_hold_each_other() -> None:
     quick, standard, deep = ({p.name for p in of_level(level)} for level in Level)
-    assert quick < standard < deep == set(PROBES)
+    assert quick < standard < deep == {p.name for p in PROBES.values() if p.level is not None}
     seconds = sum(p.seconds[0] * (7 if p.name == "p2p" else 1) for p in of_level(Level.QUICK))
     assert seconds < 60, "of one device; devices of a node are measured one after the other only where they must be"
 
@@ -169,14 +172,14 @@ def test_bus_bandwidth_is_that_of_nccl_tests(name: str, factor: float) -> None:
 def test_a_loss_that_changes_from_run_to_run_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([4.5, 4.5, 4.5, 4.25, 4.5, 4.5])
     monkeypatch.setattr(train_step, "_train", lambda *_: (next(losses), [0.1]))
-    found = list(train_step.run(context(tmp_path, THREE, seconds=60), "train_step"))
+    found = list(train_step.alone(context(tmp_path, THREE, seconds=60), "train_step"))
     assert [result.ok for result in found] == [True, False, True]
     assert "differs from run to run" in found[1].detail
 
 
 def test_a_device_whose_loss_the_others_do_not_share_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_step, "_train", lambda _context, device, _shape: (4.5 + (device.slot == 1), [0.1]))
-    found = list(train_step.run(context(tmp_path, THREE, seconds=60), "train_step"))
+    found = list(train_step.alone(context(tmp_path, THREE, seconds=60), "train_step"))
     assert [result.ok for result in found] == [True, False, True]
     assert "2 devices of its model have 4.5" in found[1].detail
 
@@ -246,16 +249,19 @@ def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: py
         nonlocal now_s
         now_s += 1.0
 
-    monkeypatch.setattr(collectives.time, "sleep", sleeps)
-    monkeypatch.setattr(collectives.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(ranks.time, "sleep", sleeps)
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: now_s)
     told: list[float] = []
     given = replace(context(tmp_path, seconds=1.0), tell=lambda _text: told.append(now_s))
     rank, answers = SimpleNamespace(exitcode=None), SimpleNamespace(empty=lambda: True)
-    result = collectives._outcome(given, "allreduce", [rank], answers, 16)
-    assert (result.value, result.detail) == (None, "16 ranks did not finish: one of them, or the network, hangs")
+    with pytest.raises(RankError, match="they did not finish: one of them, or the way between them, hangs"):
+        ranks._await(given, "allreduce over 16 ranks", [rank], answers, 100.0)
     gaps = [after - before for before, after in pairwise([0.0, *told, now_s])]
-    assert max(gaps) <= collectives.TELL_S + 2
-    assert now_s > collectives.IMPORT_S + collectives.JOIN_S, "as long as the network's own patience"
+    assert max(gaps) <= ranks.TELL_S + 2
+    assert now_s > 100.0, "as long as it was given"
+    rank.exitcode = -9
+    with pytest.raises(RankError, match="process 0 of 1 on this node ended by itself"):
+        ranks._await(given, "allreduce over 16 ranks", [rank], answers, 1000.0)
 
 
 def test_the_same_numbers_are_drawn_once_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,15 +288,44 @@ def test_a_loss_is_judged_only_where_its_algorithms_are_deterministic(
         return 4.5 + len(strict), [0.1]
 
     monkeypatch.setattr(train_step, "_train", train)
-    (result,) = train_step.run(context(tmp_path, TWO[:1], seconds=60), "train_step")
+    (result,) = train_step.alone(context(tmp_path, TWO[:1], seconds=60), "train_step")
     assert strict == [True, False, False]
     assert result.ok is None, "it differs from run to run, as it may"
     assert result.value and result.detail.startswith("the loss is not judged")
     assert not torch.are_deterministic_algorithms_enabled(), "later probes are as they were"
 
 
+@pytest.mark.parametrize("odd", [1, None])
+def test_a_sharded_loss_that_changes_is_that_of_a_device_or_of_what_they_share(
+    odd: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_step, "first_answer", lambda *_: train_step.Trained((4.5, 4.25), (0.1, 0.1, 0.2, 0.1)))
+    monkeypatch.setattr(train_step, "_train", lambda _context, device, _shape: (4.5 + (device.slot == odd), [0.1]))
+    *named, whole = train_step.run(context(tmp_path, THREE, seconds=60), "train_step")
+    assert [(result.gpu, result.ok, result.value) for result in named] == [(1, False, None)] * (odd is not None)
+    assert (whole.gpu, whole.ok) == (None, False)
+    assert whole.detail.startswith("the loss differs from run to run: 4.5, 4.25")
+    assert ("it is what they share" in whole.detail) == (odd is None)
+    tokens = train_step.CPU.batch * train_step.CPU.length
+    assert whole.value == pytest.approx(tokens / 0.1), "of each device"
+
+
+def test_a_sharded_loss_that_no_algorithm_makes_exact_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_answer(_context: Any, _what: str, _work: Any, given: Any, _limit_s: float) -> train_step.Trained:
+        if given[0][-1]:
+            raise RankError("RuntimeError: cumsum does not have a deterministic implementation, but you set ...")
+        return train_step.Trained((4.5, 4.25), (0.1,))
+
+    monkeypatch.setattr(train_step, "first_answer", first_answer)
+    (result,) = train_step.run(context(tmp_path, THREE), "train_step")
+    assert (result.ok, result.detail) == (None, train_step.NOT_EXACT)
+    assert result.value
+
+
 def test_the_real_training_step_has_deterministic_algorithms_alone(tmp_path: Path) -> None:
-    (result,) = train_step.run(context(tmp_path, TWO[:1]), "train_step")
+    (result,) = train_step.alone(context(tmp_path, TWO[:1]), "train_step")
     assert result.ok is True
 
 

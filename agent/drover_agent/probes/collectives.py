@@ -4,15 +4,14 @@ Bus bandwidth as nccl-tests defines it, so that it can be held against the hardw
 with S bytes on each rank (all-gather, all-to-all: in all): all-reduce S/t x 2(n-1)/n, the others S/t x (n-1)/n.
 One process a device; NCCL between GPUs, gloo between CPUs.
 
-Those over several nodes (NAME_group) are measured at one meeting, whatever the number of them: a node that does not
-come costs the others their patience once. That it did not come is a result without a figure, and no fault of anybody.
+All that a request has of them are measured by the same processes: to import torch and to start NCCL takes longer. A
+node of a group (NAME_group) that does not come is a result without a figure, and no fault of anybody.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from drover_agent.probes import GROUP
 from drover_agent.probes.base import Context, Device, Group, Result
 from drover_agent.probes.ranks import MissedError, RankError, first_answer
-from drover_agent.probes.rendezvous import Meeting, interface_to
+from drover_agent.probes.rendezvous import Meeting, free_port, interface_to
 
 UNIT = "GB/s"
 BYTES = 256 << 20  # in all; a multiple of every number of ranks is taken
@@ -29,42 +28,42 @@ LEAST_REPEATS = 5
 JOIN_S = 30.0  # for the ranks of one node, and for one operation
 CUDA_CALLS = 10  # between two waits for the device, whose own microseconds would count else
 CPU_RANKS = 2
+KINDS = ("allreduce", "allgather", "alltoall")
 
 Figures = dict[str, tuple[float, int, int]]  # name -> bus bandwidth, bytes, calls
-_met: dict[str, tuple[str, Figures]] = {}  # the group that this process has met with -> what came of it
+_met: dict[tuple[str, tuple[str, ...]], tuple[str, Figures]] = {}  # group and names -> what came of it, in this process
 
 
 def run(context: Context, name: str) -> Iterator[Result]:
-    """`name`: allreduce, allgather or alltoall, or one of these with GROUP at its end."""
-    if name.endswith(GROUP):
-        yield _of_group(context, name)
+    """`name`: allreduce, allgather or alltoall, or one of these with GROUP at its end.
+
+    Raises:
+        RankError: all nodes of a group had come, and then one of them, or the network, failed.
+    """
+    together = name.endswith(GROUP)
+    group, devices = context.group, _devices(context, 1 if together else CPU_RANKS)
+    if not together:
+        group = Group("127.0.0.1", free_port(), 0, 1, join_s=JOIN_S)
+    if group is None:
+        yield Result(name, None, None, UNIT, "needs other nodes: `drover probe --group NODE NODE` asks for it")
         return
-    devices = _devices(context, CPU_RANKS)
-    if len(devices) < 2:
+    world = group.nodes * len(devices)
+    if world < 2:
         yield Result(name, None, None, UNIT, "needs two devices")
         return
-    group = Group("127.0.0.1", _free_port(), 0, 1, join_s=JOIN_S)
-    try:
-        error, figures = _measured(context, (name,), group, devices)
-    except RankError as failed:
-        error, figures = f"{len(devices)} ranks: {failed}", {}
-    yield _result(name, error, figures, len(devices))
-
-
-def _of_group(context: Context, name: str) -> Result:
-    """
-    Raises:
-        RankError: all had come, and then one of them, or the network, failed.
-    """
-    group = context.group
-    if group is None:
-        return Result(name, None, None, UNIT, "needs other nodes: `drover probe --group NODE NODE` asks for it")
-    devices = _devices(context, 1)
-    if group.key not in _met:
-        names = tuple(one for one in context.names if one.endswith(GROUP)) or (name,)
-        _met[group.key] = "not run: the group failed before", {}  # none of them tries alone what failed together
-        _met[group.key] = _measured(context, names, group, devices)
-    return _result(name, *_met[group.key], group.nodes * len(devices))
+    names = tuple(n for n in context.names if n.removesuffix(GROUP) in KINDS and n.endswith(GROUP) == together)
+    met = group.key, names or (name,)
+    if met not in _met:
+        _met[met] = "not run: those before it failed", {}  # none is tried alone where all failed together
+        try:
+            _met[met] = "", _measured(context, met[1], group, devices)
+        except MissedError as missed:
+            _met[met] = str(missed), {}
+        except RankError as failed:
+            if together:
+                raise
+            _met[met] = f"{world} ranks: {failed}", {}
+    yield _result(name, *_met[met], world)
 
 
 def _devices(context: Context, cpus: int) -> list[Device]:
@@ -72,18 +71,17 @@ def _devices(context: Context, cpus: int) -> list[Device]:
     return list(context.devices) if cuda else [Device(None, "cpu", "cpu", 0)] * cpus
 
 
-def _measured(
-    context: Context, names: tuple[str, ...], group: Group, devices: list[Device]
-) -> tuple[str, Figures]:  # fmt: skip
-    """(why there are none, figures)."""
+def _measured(context: Context, names: tuple[str, ...], group: Group, devices: list[Device]) -> Figures:
+    """
+    Raises:
+        MissedError, RankError.
+    """
     what = f"{', '.join(names)} over {group.nodes * len(devices)} ranks"
     context.tell(what)
     given = [(names, device.name, k, len(devices), group, context.seconds) for k, device in enumerate(devices)]
     patience_s = 2 * group.join_s + JOIN_S + len(names) * 3 * context.seconds + 10
-    try:
-        return "", first_answer(context, what, measure, given, patience_s)
-    except MissedError as missed:
-        return str(missed), {}
+    figures: Figures = first_answer(context, what, measure, given, patience_s)
+    return figures
 
 
 def _result(name: str, error: str, figures: Figures, world: int) -> Result:
@@ -172,9 +170,3 @@ def _time(
             break
     ordered = sorted(times[1:])  # the first one builds the connections
     return size, ordered[len(ordered) // 2], len(ordered)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

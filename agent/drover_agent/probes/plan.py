@@ -18,7 +18,9 @@ MEMORY_BYTES = 32 << 30
 # What the measurements of a level may take together, so that the level keeps its promise on a node of many GPUs: a
 # minute, and five. The rest goes to importing torch, contexts and NCCL's start.
 LEVEL_S = {Level.QUICK: 25.0, Level.STANDARD: 210.0}
-OF_THE_NODE = frozenset({"collectives", "disk", "host_memory", "soak"})  # modules that run once, not for each device
+OF_THE_NODE = frozenset(
+    {"collectives", "disk", "host_memory", "soak", "train_step"}
+)  # modules that run once, not for each device
 NO_TORCH = "probes need torch on this node: pip install 'drover[probe]'"
 
 

@@ -80,6 +80,13 @@ def _numeric(names: Iterable[str], family: int) -> set[str]:
     return found
 
 
+def free_port() -> int:
+    """Of loopback, for the ranks of one node."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 def interface_to(address: str, port: int) -> str:
     """The name of the interface by which this node reaches an address; "" where that cannot be told."""
     try:
