@@ -67,9 +67,34 @@ class Courier(threading.Thread):
         return min((row.created_ms for row in rows), default=none_ms)
 
     def add(self, row: OutboxRow) -> None:
+        """Behind what waits of the same incident. An opening that waits for what explains it (`group_wait_s`) goes at
+        once when there is more to tell, and not at all when it is over."""
         with self._changed:
-            self._rows[row.id] = row
+            now_ms = self._now_ms()
+            waits = next(
+                (r for r in self._rows.values() if r.incident_id == row.incident_id and _held(r, now_ms)), None
+            )
+            if waits is not None and kind_of(row) == CLOSED:
+                self._not_sent(waits, "not sent: over, or part of another, before its time to wait was")
+                self._not_sent(row, NOT_SENT)
+            else:
+                if waits is not None:
+                    self._rows[waits.id] = dataclasses.replace(waits, next_ms=now_ms)
+                self._rows[row.id] = row
             self._changed.notify()
+
+    def withdraw(self, id_: str, detail: str) -> bool:
+        """Whether a message was still waiting for what explains it: then it is not sent."""
+        with self._changed:
+            row = self._rows.get(id_)
+            if row is None or not _held(row, self._now_ms()):
+                return False
+            self._not_sent(row, detail)
+            return True
+
+    def _not_sent(self, row: OutboxRow, detail: str) -> None:
+        self._rows.pop(row.id, None)
+        self._clerk.note(dataclasses.replace(row, state=GROUPED, detail=detail))
 
     def refresh(self, row: OutboxRow) -> None:
         """A message that only says that what was told holds still: nothing where others wait, nor while the receiver is
@@ -205,6 +230,11 @@ class Courier(threading.Thread):
                 del self._unopened[next(iter(self._unopened))]
         elif kind == CLOSED or (not lost and kind in (OPENED, CHANGED)):
             self._unopened.pop(row.incident_id, None)
+
+
+def _held(row: OutboxRow, now_ms: int) -> bool:
+    """Whether it waits for its first try, and not because that failed."""
+    return not row.attempts and row.next_ms > now_ms
 
 
 def _asked(result: Delivery) -> float:

@@ -1,5 +1,11 @@
-"""One page for many faults: while a mass event of the guard's is open, its own message stands for those of the
-incidents that it holds. Pure."""
+"""One page for many faults: while a mass event of the guard's is open, its own message stands for those of all
+incidents of its kind and cause, whatever they want. Pure.
+
+There is no second grouping by topology or cause here: the engine joins what shares a GPU, node, job, rack or leaf
+switch, or what too many boards show at once, into one incident; the breaker what would take many nodes out. What is
+left are single faults that happen to come together, of which each is news. A route's `group_wait_s` gives all that
+its time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from collections.abc import Iterable
 
 from drover_collector.guard_breaker import GAP, about, of_guard
 from drover_collector.health import UNHEARD_CAUSES
-from drover_proto.events import Incident, Wanted
+from drover_proto.events import Incident
 
 KEPT = 100  # events that are over
 
@@ -37,5 +43,8 @@ class Grouping:
 def _holds(event: Incident, incident: Incident) -> bool:
     if event.cause == GAP:
         return incident.cause in UNHEARD_CAUSES
-    leaves = incident.action in (Wanted.DRAIN, Wanted.ISOLATE)
-    return leaves and incident.kind is event.kind and incident.cause == about(event)
+    return incident.kind is event.kind and incident.cause == about(event)
+
+
+def instead_of(event: Incident) -> str:
+    return f"not sent: mass event {event.id} was told instead"

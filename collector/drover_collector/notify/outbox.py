@@ -4,7 +4,8 @@ A restart loses none and sends none anew: what was told of an incident is read b
 receiver has a thread of its own (`courier.py`), so that a slow one delays nobody else; and what becomes of messages is
 stored by another (`clerk.py`), so that a store that hangs delays none. Who is told is said by `routes.py`, what by
 `telling.py`, what is held back by `silences.py`. What a mass event's message stands for (`grouping.py`) is stored as
-grouped, and not sent; such a message is sent again each time that its nodes have doubled.
+grouped, and not sent; such a message is sent again each time that its nodes have doubled. Where a route has an opening
+wait (`group_wait_s`), what ends meanwhile, most often as part of a wider incident, is not sent either.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.base import Notifier
 from drover_collector.notify.clerk import MAX_PENDING, Clerk
 from drover_collector.notify.courier import Courier
-from drover_collector.notify.grouping import Grouping
+from drover_collector.notify.figures import Figures
+from drover_collector.notify.grouping import Grouping, instead_of
 from drover_collector.notify.routes import Routes, Target
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.telling import (
@@ -26,6 +29,7 @@ from drover_collector.notify.telling import (
     FAILED,
     GROUPED,
     NOT_SENT,
+    OPENED,
     REPEATED,
     Told,
     after,
@@ -65,7 +69,7 @@ class _Message:
         return transition(self.incident, told, self.target, now_ms=self.row.created_ms) == self.kind
 
 
-class Outbox:
+class Outbox(Figures):
     """Writes messages for changed incidents and has them delivered. `enqueue` and `sweep` may block on the store.
 
     Args:
@@ -98,6 +102,7 @@ class Outbox:
         self._missed: set[str] = set()  # incidents of which a message was given up
         self._muted: set[str] = set()  # those that a silence held back
         self._refreshed: dict[Key, int] = {}  # when a receiver that forgets was told again
+        self._waiting: dict[Key, tuple[str, Incident]] = {}  # openings that wait for what explains them, by message
         self._groups = Grouping()
 
     def start(self) -> None:
@@ -125,6 +130,7 @@ class Outbox:
             self._missed.clear()
             self._muted.clear()
             self._refreshed.clear()
+            self._waiting.clear()
             self._groups = Grouping()
         for row in self._store.pending_outbox():
             courier = self._couriers.get(row.notifier)
@@ -247,7 +253,8 @@ class Outbox:
                 kind = transition(incident, told, target, now_ms=now_ms)
                 if kind is not None:
                     stands_for = event if target is not None and target.group else None
-                    row = self._row(courier, kind, incident, stands_for, told, now_ms)
+                    wait_ms = target.wait_ms if target is not None and kind == OPENED and not of_guard(incident) else 0
+                    row = self._row(courier, kind, incident, stands_for, told, now_ms, wait_ms)
                     made.append(_Message(row, incident, courier, kind, target))
                     known[key] = made[-1].after(told)
         return made
@@ -276,7 +283,24 @@ class Outbox:
             count += 1
             if each.row.state == "pending":
                 each.courier.add(each.row)
+            if each.row.next_ms > each.row.created_ms:
+                self._waiting[each.key] = each.row.id, each.incident
+            else:
+                self._waiting.pop(each.key, None)
+        if any(of_guard(each.incident) for each in made):
+            self._withdraw()
         return count
+
+    def _withdraw(self) -> None:
+        """Openings that still wait, and that a mass event stands for now, are not sent."""
+        for key, (id_, incident) in list(self._waiting.items()):
+            with self._lock:
+                event = self._groups.of(incident)
+            if event is not None and self._couriers[key[1]].withdraw(id_, instead_of(event)):
+                with self._lock:
+                    if (told := self._told.get(key)) is not None:
+                        self._told[key] = replace(told, unsent=GROUPED)
+                del self._waiting[key]
 
     def _fresh(self) -> dict[str, Courier]:
         return {
@@ -293,7 +317,14 @@ class Outbox:
             self._missed.add(row.incident_id)
 
     def _row(
-        self, courier: Courier, kind: str, incident: Incident, event: Incident | None, told: Told | None, now_ms: int
+        self,
+        courier: Courier,
+        kind: str,
+        incident: Incident,
+        event: Incident | None,
+        told: Told | None,
+        now_ms: int,
+        wait_ms: int,
     ) -> OutboxRow:
         """
         Args:
@@ -305,7 +336,7 @@ class Outbox:
         if closes and told is not None and told.unsent:
             state, detail = GROUPED, NOT_SENT
         elif event is not None and not closes:
-            state, detail = GROUPED, f"not sent: mass event {event.id} was told instead"
+            state, detail = GROUPED, instead_of(event)
         elif courier.full:
             state, detail = FAILED, f"given up: {MAX_PENDING} older messages wait for this receiver"
         repeats = f"_r{told.at_ms}" if told is not None and kind == REPEATED else ""
@@ -316,48 +347,9 @@ class Outbox:
             payload_json=message(kind, incident, now_ms, self._console_url),
             created_ms=made_ms,
             state=state,
-            next_ms=now_ms,
+            next_ms=now_ms + wait_ms,
             detail=detail,
         )
-
-    @property
-    def pending(self) -> dict[str, int]:
-        """Messages that wait, by receiver."""
-        return {name: courier.waiting for name, courier in self._couriers.items()}
-
-    @property
-    def oldest_s(self) -> dict[str, float]:
-        """Age of the oldest message that waits, by receiver; 0: none waits."""
-        now_ms = self._now_ms()
-        return {name: max(0, now_ms - courier.oldest_ms(now_ms)) / 1000 for name, courier in self._couriers.items()}
-
-    @property
-    def delivered(self) -> dict[str, float]:
-        """Since the start, by receiver; likewise those below."""
-        return {name: courier.delivered for name, courier in self._couriers.items()}
-
-    @property
-    def tries_failed(self) -> dict[str, float]:
-        return {name: courier.tries_failed for name, courier in self._couriers.items()}
-
-    @property
-    def given_up(self) -> dict[str, float]:
-        return {name: courier.given_up for name, courier in self._couriers.items()}
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """What each receiver is, by name."""
-        return {name: courier.notifier.kind for name, courier in self._couriers.items()}
-
-    @property
-    def trouble_of(self) -> dict[str, str]:
-        """Why a receiver does not take messages now, by name; of those that do, nothing."""
-        return {name: courier.trouble for name, courier in self._couriers.items() if courier.trouble}
-
-    @property
-    def troubles(self) -> list[str]:
-        """A sentence for every receiver that does not take messages now."""
-        return list(self.trouble_of.values())
 
     def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
         """What each receiver was told of these incidents."""

@@ -55,6 +55,12 @@ class RouteConfig:
         0.0, "an incident that is still open is told again after so many hours; 0: it is not", between(0, 720)
     )
     group: bool = setting(True, "while a mass event is open its own message stands for those of its incidents")
+    group_wait_s: float = setting(
+        0.0,
+        "an opening waits so long, unless it gets worse: what meanwhile ends, or becomes part of a wider incident or of"
+        " a mass event, is told with that alone",
+        between(0, 600),
+    )
 
     def matches(self, incident: Incident, places: Sequence[NodeSpec]) -> bool:
         return (
@@ -75,10 +81,12 @@ class RouteConfig:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How one receiver is told: again after `repeat_ms` (None: not), and whether mass events stand for others."""
+    """How one receiver is told: again after `repeat_ms` (None: not), whether mass events stand for others, and how long
+    an opening waits for what explains it."""
 
     repeat_ms: int | None = None
     group: bool = True
+    wait_ms: int = 0
 
 
 class Routes:
@@ -119,7 +127,8 @@ class Routes:
             if not route.matches(incident, places):
                 continue
             matched = True
-            target = Target(round(route.repeat_h * 3_600_000) or None, route.group)
+            repeat_ms = round(route.repeat_h * 3_600_000) or None
+            target = Target(repeat_ms, route.group, round(route.group_wait_s * 1000))
             for name in route.receivers:
                 if route.severity or rank >= self._least.get(name, 0):
                     found.setdefault(name, target)
