@@ -111,10 +111,11 @@ def ended_row(span: JobSpan, incidents: Sequence[Incident]) -> pb.JobRow:
 def _hurt(row: pb.JobRow, incidents: Sequence[Incident], now_ms: int) -> None:
     """Fill in what the incidents that name the job say."""
     hurting = [incident for incident in incidents if told(incident)]
-    hurting.sort(key=lambda i: (-SEVERITY_ORDER.index(i.severity), -(i.gpu_hours_waited or 0.0)))  # stable
+    hurting.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst first where no cost is told
     row.incidents.extend(incident.id for incident in hurting)
     if hurting:
-        row.hurt, row.severity = hurting[0].summary, hurting[0].severity
+        row.hurt = hurting[0].summary
+        row.severity = max((i.severity for i in hurting), key=SEVERITY_ORDER.index)
     for field, costs in (
         ("gpu_hours_waited", [i.gpu_hours_waited for i in incidents]),
         ("gpu_hours_lost", [i.gpu_hours_lost for i in incidents]),

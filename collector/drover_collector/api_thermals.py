@@ -24,6 +24,7 @@ from drover_proto.events import Incident, IncidentKind
 HOT_MAX = 100
 INLET_MS = 600_000  # an inlet that is read less often than GPUs counts this long
 INLET_S = 30.0
+KEPT_S = 3.0  # every console that is open asks for it
 NO_RACK = "no rack"
 
 
@@ -53,7 +54,7 @@ class _Heat:
 
 def get_thermals(facts: Facts, request: pb.ThermalsRequest) -> pb.Thermals:
     index, buckets = facts.index, recent(facts)
-    heat = _Heat(facts, buckets)
+    heat = facts.once("heat", KEPT_S, lambda: _Heat(facts, buckets))
     incidents = [i for i in facts.open_incidents() if told(i) and i.kind is IncidentKind.THERMAL]
     incidents.sort(key=worst_first)
     of_node: dict[str, list[Incident]] = {}

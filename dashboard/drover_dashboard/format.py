@@ -117,6 +117,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def several(count: int, word: str) -> str:
+    """`1 node`, `16 nodes`."""
+    return f"{number(count)} {word}{'' if count == 1 else 's'}"
+
+
 def hours(amount: float | None) -> str:
     """GPU-hours; an untold cost is a word."""
     if amount is None or math.isnan(amount):

@@ -188,6 +188,9 @@ def _resistance(gpu: pb.HotGpu) -> Cell:
 def node_rows(found: Sequence[pb.NodeHeat]) -> list[Row]:
     rows = []
     for node in found:
+        held = Cell("0", kind="faint")
+        if node.throttled:
+            held = Cell("", mark=Mark(fmt.several(node.throttled, "GPU"), "bad"))
         cells = (
             Cell(node.node, kind="strong", mark=Mark("incident", "warn") if node.incident else None),
             Cell(f"{node.inlet_c:.1f} °C") if node.HasField("inlet_c") else ABSENT,
@@ -195,7 +198,7 @@ def node_rows(found: Sequence[pb.NodeHeat]) -> list[Row]:
             Cell(f"{node.gpu_max_c:.0f} °C") if node.HasField("gpu_max_c") else ABSENT,
             Cell(f"{node.power_w / 1000:.2f} kW") if node.HasField("power_w") else ABSENT,
             Cell(f"{node.fan_min_rpm:,.0f} rpm") if node.HasField("fan_min_rpm") else ABSENT,
-            Cell("", mark=Mark(f"{node.throttled} GPUs", "bad")) if node.throttled else Cell("0", kind="faint"),
+            held,
         )
         link = view.href(view.INCIDENTS, id=node.incident) if node.incident else view.href(view.NODE, node=node.node)
         rows.append(Row(cells, id=f"{node.node}//{node.incident}", href=link))

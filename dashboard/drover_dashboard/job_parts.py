@@ -58,7 +58,7 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
     cells = (
         _state(job),
         Cell(job.job, sub=_about(job, who), kind="strong"),
-        Cell(fmt.number(job.gpus), sub=f"{fmt.number(job.nodes)} nodes"),
+        Cell(fmt.number(job.gpus), sub=fmt.several(job.nodes, "node")),
         Cell(who.clock(job.since_ms), sub=_span(job, who)),
         _waits(job),
         Cell(fmt.hours(job.gpu_hours_waited)) if waited else Cell("none told", kind="faint"),
@@ -112,9 +112,9 @@ def tiles(detail: pb.JobDetail) -> list[tuple[str, str, str]]:
     lost = fmt.hours(job.gpu_hours_lost) if job.HasField("gpu_hours_lost") else "not told"
     network = share(detail.saturation_median) if detail.HasField("saturation_median") else "absent"
     loop = next((w for w in detail.workloads if w.HasField("step_time_s")), None)
-    by = f"{loop.name}, {loop.nodes} nodes" if loop else "no loop reports"
+    by = f"on {fmt.several(loop.nodes, 'node')}" if loop else "no loop reports"
     return [
-        ("GPUs", fmt.number(job.gpus), f"{fmt.number(job.nodes)} nodes"),
+        ("GPUs", fmt.number(job.gpus), fmt.several(job.nodes, "node")),
         ("Waits", share(job.waiting_share) if job.HasField("waiting_share") else "none told", "of its GPUs' time"),
         (
             "GPU-hours waited",

@@ -2417,7 +2417,7 @@ class JobRow(_message.Message):
     severity: _builtins.str
     """of the worst of them; empty: not hurt"""
     hurt: _builtins.str
-    """its summary"""
+    """summary of the first"""
     waiting_share: _builtins.float
     """0..1: mean share of its GPUs' time that peers waited for the slowest, since then"""
     gpu_hours_waited: _builtins.float
@@ -2429,7 +2429,7 @@ class JobRow(_message.Message):
     mfu_ratio: _builtins.float
     @_builtins.property
     def incidents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """open ones that name it, the worst first"""
+        """open ones that name it, those that cost most first"""
 
     @_builtins.property
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...

@@ -46,7 +46,7 @@ def listing(ended: bool) -> None:
     shown, total = len(answer.value.jobs), answer.value.total
     cut = f"  ·  the first {fmt.number(shown)} of {fmt.number(total)}" if shown < total else ""
     gpus = fmt.number(sum(job.gpus for job in running))
-    line = f"{fmt.number(len(running))} jobs hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{cut}"
+    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{cut}"
     view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
     if running and not job_parts.reports(answer.value):
         view.notice("steps", "remark", job_parts.NO_STEPS)
@@ -95,7 +95,7 @@ def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
         else who.since(job.since_ms)
     )
     boards = f" of {', '.join(job.skus)}" if job.skus else ""
-    return f"Job {job.job}: {fmt.number(job.gpus)} GPUs{boards} on {fmt.number(job.nodes)} nodes, {span}"
+    return f"Job {job.job}: {fmt.several(job.gpus, 'GPU')}{boards} on {fmt.several(job.nodes, 'node')}, {span}"
 
 
 @st.fragment(run_every=CHARTS_S)
@@ -107,39 +107,38 @@ def past(name: str) -> None:
     who = view.viewer()
     steps = next((loop for loop in detail.workloads if loop.HasField("step_time_s")), None)
     slow = job_parts.slowest(detail)
+    from_ms = max(who.now_ms - SPAN_MS, detail.row.since_ms)
     left, right = st.columns(2, gap="medium")
     if steps is not None:
         target = pb.SeriesTarget(node=steps.node, link=steps.name)
         with left:
-            _chart(f"steps of {steps.name} on {steps.node}", Scope.WORKLOAD, target, ("step_time_s",), who)
+            _chart(f"steps of {steps.name} on {steps.node}", Scope.WORKLOAD, target, "step_time_s", from_ms, who)
     if slow is not None:
         target = pb.SeriesTarget(node=slow[0], gpu=slow[1])
         place = fmt.member(*slow)
         with right if steps is not None else left:
-            _chart(place, Scope.GPU, target, ("sm_clock_mhz",), who)
+            _chart(place, Scope.GPU, target, "sm_clock_mhz", from_ms, who)
         if steps is None:
             with right:
-                _chart(place, Scope.GPU, target, ("power_w",), who)
+                _chart(place, Scope.GPU, target, "power_w", from_ms, who)
 
 
-def _chart(what: str, scope: Scope, target: pb.SeriesTarget, metrics: tuple[str, ...], who: view.Viewer) -> None:
-    from_ms = who.now_ms - SPAN_MS
+def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, from_ms: int, who: view.Viewer) -> None:
     request = pb.SeriesRequest(
-        scope=scope, targets=[target], metrics=metrics, from_ms=from_ms, to_ms=who.now_ms, max_points=POINTS,
+        scope=scope, targets=[target], metrics=[name], from_ms=from_ms, to_ms=who.now_ms, max_points=POINTS,
         with_peers=scope is Scope.GPU,
     )  # fmt: skip
-    answer = client.fleet().series(request, f"job {what} {metrics}")
-    view.trouble(f"chart_{metrics[0]}", answer.trouble, 0, who)
+    answer = client.fleet().series(request, f"job {what} {name}")
+    view.trouble(f"chart_{name}", answer.trouble, 0, who)
     if answer.value is None:
         return
-    for name in metrics:
-        lines = charts.lines_of(answer.value, name, frozenset({target.gpu}))
-        chart = charts.Chart(
-            catalog.BY_NAME[name], charts.times_of(answer.value), lines, from_ms, who.now_ms,
-            note=f"{what}{'; band: peers p10 to p90' if scope is Scope.GPU else ''}",
-            absent="no value in this time" if charts.nothing_there(lines) else "",
-        )  # fmt: skip
-        charts.show(f"job_{name}", chart)
+    lines = charts.lines_of(answer.value, name, frozenset({target.gpu}))
+    chart = charts.Chart(
+        catalog.BY_NAME[name], charts.times_of(answer.value), lines, from_ms, who.now_ms,
+        note=f"{what}{'; band: peers p10 to p90' if scope is Scope.GPU else ''}",
+        absent="no value in this time" if charts.nothing_there(lines) else "",
+    )  # fmt: skip
+    charts.show(f"job_{name}", chart)
 
 
 job, ended = choose()
