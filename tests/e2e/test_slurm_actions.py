@@ -4,6 +4,7 @@ other never does. Needs root and Slurm's packages."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from drover_collector.actions.settings import SlurmConfig
 from drover_proto import fleet_pb2 as pb
 from testbed.acting import Acting, acting
 from testbed.front import front
+from testbed.killing import Killed
 from testbed.nvml import FakeNvml, build
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
@@ -26,7 +28,18 @@ from testbed.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]  # the first test pays for the start of all
 
-NODES = ("gpu01", "gpu02", "gpu03", "gpu04", "gpu05", "gpu06")
+KILLED = ("n1", "n2", "n3")  # of those on which a third collector is killed
+NODES = ("gpu01", "gpu02", "gpu03", "gpu04", "gpu05", "gpu06", *KILLED)
+# scontrol, but for the call in which it kills the collector, its parent: before it is made, or when it is done.
+SCONTROL = """#!/bin/sh
+here=$(dirname "$0")
+die() { [ "$(cat "$here/kill_at" 2>/dev/null)" = "scontrol $1" ] && kill -9 $PPID && exec sleep 0.2; }
+die "$1 before"
+/usr/bin/scontrol "$@"
+status=$?
+die "$1 after"
+exit $status
+"""
 SLOW_S = 60.0  # Slurm takes its time for a requeued job
 
 
@@ -97,7 +110,7 @@ def _empty(scene: Scene, node: str) -> bool:
 
 
 def test_isolate_requeues_the_job_which_starts_elsewhere(scene: Scene) -> None:
-    job = scene.slurm.submit("sleep 600", "--exclude=gpu01,gpu04,gpu05,gpu06")
+    job = scene.slurm.submit("sleep 600", f"--exclude=gpu01,gpu04,gpu05,gpu06,{','.join(KILLED)}")
     scene.slurm.wait_for(job, "RUNNING")
     stays = scene.slurm.submit("sleep 600", "--no-requeue", "-w", "gpu04")
     scene.slurm.wait_for(stays, "RUNNING")
@@ -162,3 +175,51 @@ def test_slurmctld_is_stopped_and_started_again_in_the_middle(scene: Scene) -> N
     wait_until(done, "the drain is done once slurmctld is back", SLOW_S)
     assert scene.node("gpu06").reason == "drover:hand: slow"
     assert "does not answer" not in " ".join(scene.active.stub.GetStatus(pb.StatusRequest(), timeout=5).troubles)
+
+
+def test_a_collector_killed_in_the_middle_has_changed_slurm_once_when_the_next_has_ended(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Between the drain and the requeue of an isolation, after the requeue, after a resume, after an advice: counted in
+    slurmctld's own log. Every other step: test_action_killed.py."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    (tmp_path / "squeue").symlink_to("/usr/bin/squeue")
+    settings = f'[act.slurm]\nenabled = true\nscontrol = "{scontrol}"\nconf = "{scene.slurm.folder}/slurm.conf"\n'
+    jobs = [scene.slurm.submit("sleep 600", "-w", node) for node in ("n1", "n2")]
+    for job in jobs:
+        scene.slurm.wait_for(job, "RUNNING")
+    seen = len(log(scene))
+
+    def told(words: str) -> int:
+        return log(scene)[seen:].count(words)
+
+    with Killed(tmp_path, {"n1": "by_hand", "n2": "by_hand", "n3": "advise"}, settings) as killed:
+        for node, job, at in (("n1", jobs[0], "scontrol update after"), ("n2", jobs[1], "scontrol requeue after")):
+            killed.dies(at, partial(killed.ask, "isolate", node))
+            killed.start()
+            assert killed.ended(node, "isolate").state == "done"
+            assert told(f"update_node: node {node} state set to DRAINING") == 1, at
+            wait_until(partial(restarted, scene, job), "it was requeued", SLOW_S)
+            assert restarted(scene, job) == "1", at
+        killed.dies("scontrol update after", partial(killed.ask, "resume", "n1"))
+        killed.start()
+        assert killed.ended("n1", "resume").state == "done"
+        assert "DRAIN" not in scene.states("n1")
+        assert told("update_node: node n1 state set to IDLE") == 1
+        killed.dies("scontrol update after", partial(killed.fault, "n3"))
+        killed.start()
+        assert killed.ended("n3", "advise").state == "done"
+        assert scene.node("n3").weight == 10_000
+        assert told("nodes n3 weight set to: 10000") == 1
+
+
+def log(scene: Scene) -> str:
+    return (scene.slurm.folder / "slurmctld.log").read_text()
+
+
+def restarted(scene: Scene, job: str) -> str:
+    """How often Slurm has started it again; empty: not yet."""
+    times = re.search(r"Restarts=(\d+)", scene.slurm.command("scontrol", "show", "job", job))
+    return "" if times is None or times[1] == "0" else times[1]
