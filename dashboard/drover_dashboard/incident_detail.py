@@ -203,7 +203,7 @@ def _history(detail: pb.IncidentDetail, who: view.Viewer) -> None:
             "notifications",
             (Column("Notifications", wrap=True),),
             sent,
-            empty="Nobody was notified: no webhook is set for it in the collector's settings.",
+            empty="Nobody was notified: no receiver is set for it in the collector's settings.",
         )
     with right:
         events = [from_json(Event, text) for text in detail.events_json]
