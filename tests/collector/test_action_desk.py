@@ -6,12 +6,16 @@ import json
 import stat
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from drover_collector.actions.base import ActError
+from drover_collector.actions.commands import Commands
 from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.duties import taken_out
+from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
 from drover_proto.events import Act, ActionState, Health, ProbeReason, Wanted
@@ -78,6 +82,34 @@ def test_what_fails_its_validation_goes_to_repair_with_a_ticket_and_back(scene: 
         desk.take([decision(id_="d2")])
         duty = scene.wait_stage(Health.VALIDATING)
         assert duty.returns == 1, "it failed again soon"
+        assert duty.reason == "out again 2.0 days after it came back: xid/xid_79: GPU 3 fell off the bus"
+
+
+def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:
+    out = partial(taken_out, "n1", "inc1", "it fell off", "drover", return_days=14)
+    first = out(before=None, now_ms=T0)
+    assert (first.returns, first.reason) == (0, "it fell off")
+    back = replace(first, stage=Health.HEALTHY, ts_ms=T0 + DAY_MS)
+    second = out(before=back, now_ms=T0 + 2 * DAY_MS)
+    assert (second.returns, second.reason) == (1, "out again 1.0 days after it came back: it fell off")
+    again = replace(second, stage=Health.HEALTHY, ts_ms=T0 + 3 * DAY_MS)
+    third = out(before=again, now_ms=T0 + 10 * DAY_MS)
+    assert (third.returns, third.reason) == (2, "out again 7.0 days after it came back, for the 2. time: it fell off")
+    held = out(before=again, now_ms=T0 + 17 * DAY_MS)
+    assert (held.returns, held.reason) == (0, "it fell off")
+
+
+@pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
+def test_resets_reboots_and_tickets_are_off_by_default(scene: Scene, act: Act) -> None:
+    assert Commands(ActConfig()).acts == frozenset()
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        with pytest.raises(ActError, match=f"no command for it: set act.{act}_command"):
+            desk.drain("n1", act, "it hangs", "ann")
+        desk.on_verdicts([verdict(False)])
+        scene.wait_stage(Health.REPAIR)
+    assert {action.action for action in scene.store.actions()} == {Act.DRAIN}, "nothing was run, no ticket opened"
 
 
 def test_probes_of_another_incident_put_nothing_back(scene: Scene) -> None:

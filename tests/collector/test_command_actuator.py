@@ -59,6 +59,8 @@ def program(tmp_path: Path) -> Program:
 def test_a_drain_is_looked_at_before_and_after_and_a_resume_likewise(program: Program) -> None:
     assert program.do(Act.DRAIN) == "so be it"
     assert program.acts() == ["observe", "drain", "observe"]
+    assert program.do(Act.DRAIN) == "drained already, with reason 'drover:i1: xid'"
+    assert program.acts()[3:] == ["observe"], "it was not asked to drain again"
     state = program.actuator.observe("n1")
     assert (state.service, state.mark, state.jobs) == (Service.DRAINING, "i1", ("17",))
     assert program.do(Act.RESUME) == "so be it"

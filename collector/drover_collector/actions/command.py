@@ -45,6 +45,8 @@ class CommandActuator:
             )
         if wanted_in and state.service is Service.IN:
             return Result("in service already")
+        if act is Act.DRAIN and state.out and state.mark == order.mark:
+            return Result(f"drained already, with reason {state.reason!r}")
         order.may()
         said = _detail(self._call(payload(act, order)))
         after = self.observe(order.node)

@@ -33,10 +33,13 @@ def mark_of_duty(duty: Duty) -> str:
 
 
 def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, now_ms: int, return_days: float) -> Duty:
-    """The first stage of a node. Back for less than `return_days` since `before`, it has returned once more."""
+    """The first stage of a node. One that came back less than `return_days` ago is told apart: counted, and in words."""
     returns = 0
     if before is not None and before.stage is Health.HEALTHY and now_ms - before.ts_ms < return_days * DAY_MS:
         returns = before.returns + 1
+        times = "" if returns == 1 else f", for the {returns}. time"
+        days = (now_ms - before.ts_ms) / DAY_MS
+        reason = f"out again {days:.1f} days after it came back{times}: {reason}"
     return Duty(node, Health.DRAINING, now_ms, "" if mark == HAND else mark, reason, by, returns)
 
 
