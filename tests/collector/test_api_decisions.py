@@ -181,7 +181,9 @@ def test_a_changed_policy_holds_from_the_second_look_on_and_a_bad_one_changes_no
     poll(watched)
     assert (watched.policy.name, watched.engine.policy.mode) == ("ours", "enforce")
     assert "policy" not in watched.ticks.troubles
-    assert [line.subject for line in opened.audit() if line.what == "policy"] == ["ours"]
+    (line,) = [line for line in opened.audit() if line.what == "policy"]
+    assert (line.subject, line.by) == ("ours", "the policy's file")
+    assert "mode: approve -> enforce" in line.detail
 
 
 def test_a_policy_that_is_being_written_is_not_read_by_half(tmp_path: Path) -> None:

@@ -68,6 +68,17 @@ def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, s
     assert store.done == ["write_decisions", "taken 1"]
 
 
+def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: Noting, saving: Saving) -> None:
+    incident: Any = object()
+    saving.known = lambda: {"i1": incident}
+    store.fails.add("write_decisions")
+    saving.put(FOUND, ())
+    saving.put(Outcome(), ())
+    assert store.done == []
+    store.fails.clear()
+    wait_until(lambda: store.done == ["write_decisions", "sweep"], "looked at, once all is stored")
+
+
 def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, saving: Saving) -> None:
     told: list[Outcome] = []
 

@@ -40,11 +40,13 @@ from drover_collector.notify.telling import (
 )
 from drover_collector.notify.webhook import message
 from drover_collector.store import OutboxRow, Store
-from drover_proto.events import Incident
+from drover_proto.events import Incident, Severity, Wanted
 
 # Waits between tries: eight tries over 56 minutes, which outlasts a restart or a failover of a receiver.
 DELAYS_S: tuple[float, ...] = (5, 15, 60, 180, 420, 900, 1800)
 REMEMBERED = 100_000  # (incident, receiver) pairs whose last message is kept in memory; others are read from the store
+
+NEVER = Told(Severity.INFO, Wanted.NONE, True)
 
 Key = tuple[str, str]  # (incident id, receiver)
 
@@ -104,6 +106,7 @@ class Outbox(Figures):
         self._refreshed: dict[Key, int] = {}  # when a receiver that forgets was told again
         self._waiting: dict[Key, tuple[str, Incident]] = {}  # openings that wait for what explains them, by message
         self._groups = Grouping()
+        self._written: tuple[tuple[str, str, int, int], str] = (("", "", 0, 0), "")
 
     def start(self) -> None:
         """Takes up what a previous run left, and begins to deliver; also after a stop.
@@ -194,11 +197,22 @@ class Outbox(Figures):
             return 0
         open_ = [i for i in incidents.values() if i.closed_ms is None]
         self._refresh(open_)
+        least_ms = self.routes.least_repeat_ms
+        due_ms = None if least_ms is None else self._now_ms() - least_ms
         with self._lock:
             self._muted &= incidents.keys()
             self._missed &= incidents.keys()
             looked_at = self._muted | self._missed
-        return self.enqueue(i for i in open_ if self.routes.repeats or i.id in looked_at)
+            due = [i for i in open_ if i.id in looked_at or (due_ms is not None and self._told_before(i.id, due_ms))]
+        return self.enqueue(due)
+
+    def _told_before(self, incident: str, ts_ms: int) -> bool:
+        """Whether a receiver was told last so long ago, or it is not known; with the lock held."""
+        for name in self._couriers:
+            told = self._told.get((incident, name), NEVER)
+            if told is not None and told.at_ms <= ts_ms:
+                return True
+        return False
 
     def _refresh(self, incidents: Iterable[Incident]) -> None:
         """Tells those again that forget what they do not hear of; nothing of it is stored, as each says the same. Under
@@ -222,7 +236,7 @@ class Outbox(Figures):
                 courier.refresh(
                     OutboxRow(
                         f"msg_{incident.id}_{now_ms}_{key[1]}", incident.id, key[1],
-                        message(REPEATED, incident, now_ms, self._console_url), now_ms, next_ms=now_ms,
+                        self._body(REPEATED, incident, now_ms), now_ms, next_ms=now_ms,
                     )
                 )  # fmt: skip
         self._refreshed = kept
@@ -344,12 +358,20 @@ class Outbox(Figures):
             id=f"msg_{incident.id}_{incident.version}_{name}{repeats}",  # the same if it was given up, and is due again
             incident_id=incident.id,
             notifier=name,
-            payload_json=message(kind, incident, now_ms, self._console_url),
+            payload_json=self._body(kind, incident, now_ms),
             created_ms=made_ms,
             state=state,
             next_ms=now_ms + wait_ms,
             detail=detail,
         )
+
+    def _body(self, kind: str, incident: Incident, now_ms: int) -> str:
+        """The message: written once for all receivers that are told the same at one moment."""
+        key, text = self._written
+        if key != (kind, incident.id, incident.version, now_ms):
+            text = message(kind, incident, now_ms, self._console_url)
+            self._written = (kind, incident.id, incident.version, now_ms), text
+        return text
 
     def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
         """What each receiver was told of these incidents."""

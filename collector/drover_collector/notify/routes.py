@@ -109,9 +109,10 @@ class Routes:
         self._placed = any(route.pool or route.sku for route in routes)
 
     @property
-    def repeats(self) -> bool:
-        """Whether any route tells again."""
-        return any(route.repeat_h for route in self._routes)
+    def least_repeat_ms(self) -> int | None:
+        """The shortest time after which a route tells again; None: none does."""
+        repeats = [route.repeat_h for route in self._routes if route.repeat_h]
+        return round(min(repeats) * 3_600_000) if repeats else None
 
     def receivers(self, incident: Incident) -> tuple[str, ...]:
         """Names of those that are to be told, in the order of the routes."""

@@ -31,6 +31,7 @@ class Silences:
         self._windows = tuple(windows)
         self._lock = threading.Lock()  # of two that are taken at once
         self._known: Mapping[str, Silence] = {}
+        self._held: tuple[list[Silence], dict[str, str]] = ([], {})  # likewise
         self._active: tuple[int, Mapping[str, Silence], list[Silence]] = (0, {}, [])  # of the newest question
 
     def load(self, silences: Iterable[Silence]) -> None:
@@ -65,14 +66,16 @@ class Silences:
         found = [silence for silence in self.active(now_ms) if covers(silence, incident, self._nodes)]
         return found[-1] if found else None
 
-    def held(self, now_ms: int) -> dict[str, str]:
+    def held(self, now_ms: int) -> Mapping[str, str]:
         """Nodes in maintenance, each with the sentence that says so."""
-        found: dict[str, str] = {}
-        for silence in self.active(now_ms):
-            if silence.maintenance:
+        holding = [silence for silence in self.active(now_ms) if silence.maintenance]
+        if holding != self._held[0]:  # asked with each tick, of a large fleet
+            found: dict[str, str] = {}
+            for silence in holding:
                 text = f"{MAINTENANCE}: {told(silence)}"
                 found |= {name: text for name in self._nodes if _has((name, None), silence, self._nodes)}
-        return found
+            self._held = holding, found
+        return self._held[1]
 
 
 def covers(silence: Silence, incident: Incident, nodes: Mapping[str, NodeSpec]) -> bool:
