@@ -94,7 +94,7 @@ class Sampler:
         late = []
         for read in whole.begun:
             if read.outcome is None:
-                late.append(read)  # one at most: that which the thread is in
+                late.append(read)  # that which the thread is in
             else:
                 read.owner.take(ts_ms)
         left_s = self._limit_s - self._patience_s

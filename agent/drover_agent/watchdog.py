@@ -82,16 +82,34 @@ def _settle(future: asyncio.Future[T], result: T) -> None:
 
 
 class Read(Generic[T]):
-    """One read of one source; `owner` is whatever asked for it."""
+    """One read of one source; `owner` is whatever asked for it.
 
-    __slots__ = ("_now_ms", "_source", "outcome", "owner")
+    A source with an `ask(now_ms)` is asked first: what that gives makes the Reading later, and waits for nothing.
+    """
+
+    __slots__ = ("_asked_s", "_finish", "_now_ms", "_source", "outcome", "owner")
 
     def __init__(self, owner: T, source: Source, now_ms: int) -> None:
         self.owner, self._source, self._now_ms = owner, source, now_ms
-        self.outcome: Outcome | None = None  # set once, by the reading thread
+        self.outcome: Outcome | None = None  # set once
+        self._finish: Callable[[], Reading] | None = None
+        self._asked_s = 0.0
 
-    def run(self) -> None:
-        self.outcome = measured(lambda: self._source.read(self._now_ms))
+    def run(self) -> bool:
+        """Whether `finish` is to follow."""
+        if ask := getattr(self._source, "ask", None):
+            began = time.perf_counter()
+            with contextlib.suppress(Exception):  # `read` meets it again
+                self._finish = ask(self._now_ms)
+            self._asked_s = time.perf_counter() - began
+        if self._finish is None:
+            self.outcome = measured(lambda: self._source.read(self._now_ms))
+        return self._finish is not None
+
+    def finish(self) -> None:
+        assert self._finish is not None
+        found = measured(self._finish)
+        self.outcome = Outcome(self._asked_s + found.seconds, found.reading, found.error)
 
 
 class Round(Generic[T]):
@@ -100,6 +118,7 @@ class Round(Generic[T]):
     def __init__(self, worker: Worker, reads: Sequence[Read[T]]) -> None:
         self._worker = worker
         self._left = deque(reads)  # its `popleft` is atomic: a read is begun here or taken away, never both
+        self._asked: deque[Read[T]] = deque()  # and a read is finished here or by who does not wait any longer
         self._begun = list(reads)
         self.done: asyncio.Future[None] = worker.start(self._run)
 
@@ -108,12 +127,19 @@ class Round(Generic[T]):
             try:
                 read = self._left.popleft()
             except IndexError:
-                return
-            read.run()
+                return self._finish()
+            if read.run():
+                self._asked.append(read)
+
+    def _finish(self) -> None:
+        """Those that were asked, in one go when all were."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._asked.popleft().finish()
 
     @property
     def begun(self) -> Sequence[Read[T]]:
-        """Reads that were not taken away, in order; at most the last one has no outcome."""
+        """Reads that were not taken away, in order."""
         return self._begun
 
     def take_rest(self) -> list[Read[T]]:
@@ -123,6 +149,7 @@ class Round(Generic[T]):
             while True:
                 rest.insert(0, self._left.pop())  # from the other end than `_run`, so that what is begun stays together
         self._begun = self._begun[: len(self._begun) - len(rest)]
+        self._finish()  # the thread may not come to it
         self._worker.close()
         return rest
 

@@ -18,6 +18,7 @@ import pynvml
 
 Raw = float | None  # None: NVML answered that it has no value
 Read = Callable[[Any], tuple[Raw, ...]]
+Bare = tuple[Callable[..., int], tuple[Any, ...]]
 
 NONE_32 = 2**32 - 1  # NVML_VALUE_NOT_AVAILABLE in the width of the answer
 NONE_64 = 2**64 - 1
@@ -37,21 +38,37 @@ def u64(value: int) -> Raw:
     return None if value == NONE_64 else value
 
 
+class Call:
+    """One function with its buffer. `ask` is the bare call, `values` what it left: whoever makes many calls in a row
+    takes all answers afterwards, for a processor that was idle during a call is slow at first."""
+
+    __slots__ = ("_arguments", "_ask", "values")
+
+    def __init__(self, ask: Callable[..., int], arguments: tuple[Any, ...], values: Callable[[], tuple[Raw, ...]]):
+        self._ask, self._arguments, self.values = ask, arguments, values
+
+    def __call__(self, handle: Any) -> tuple[Raw, ...]:
+        if code := self._ask(handle, *self._arguments):
+            raise pynvml.NVMLError(code)
+        return self.values()
+
+    def bare(self, handle: Any) -> Bare:
+        """The function and its arguments; it gives NVML's return code."""
+        return self._ask, (handle, *self._arguments)
+
+
 def number(name: str, *arguments: int, wide: bool = False) -> Callable[[], Read]:
     """A function that puts one unsigned number into its last argument; `wide`: of 64 bits."""
 
     def make() -> Read:
-        ask = function(name)
         out = ctypes.c_ulonglong() if wide else ctypes.c_uint()
-        at, none = ctypes.byref(out), NONE_64 if wide else NONE_32
+        none = NONE_64 if wide else NONE_32
 
-        def read(handle: Any) -> tuple[Raw, ...]:
-            if code := ask(handle, *arguments, at):
-                raise pynvml.NVMLError(code)
+        def values() -> tuple[Raw, ...]:
             value = out.value
             return (None if value == none else value,)
 
-        return read
+        return Call(function(name), (*arguments, ctypes.byref(out)), values)
 
     return make
 
@@ -66,16 +83,14 @@ def structure(name: str, fresh: Callable[[], ctypes.Structure], layout: str) -> 
 
     def make() -> Read:
         ask, out = function(name), fresh()
-        at, memory = ctypes.byref(out), memoryview(out).cast("B")
+        memory = memoryview(out).cast("B")
         taken = struct.Struct(layout).unpack_from
 
-        def read(handle: Any) -> tuple[Raw, ...]:
-            if code := ask(handle, at):
-                raise pynvml.NVMLError(code)
-            values = taken(memory)
-            return tuple(None if value == none else value for value in values) if none in values else values
+        def values() -> tuple[Raw, ...]:
+            found = taken(memory)
+            return tuple(None if value == none else value for value in found) if none in found else found
 
-        return read
+        return Call(ask, (ctypes.byref(out),), values)
 
     return make
 
@@ -104,6 +119,7 @@ class FieldBatch:
             self._fields[place].fieldId, self._fields[place].scopeId = number_, scope
         self._at = ctypes.byref(self._fields)
         self._bytes = memoryview(self._fields).cast("B")
+        self._codes = struct.Struct("=" + self._count * "28xi8x")
 
     def read(self, handle: Any) -> list[tuple[int, Raw]]:
         """(return code, value) of each, in the order asked; a value means nothing unless its code is 0.
@@ -113,6 +129,19 @@ class FieldBatch:
         """
         if code := self._ask(handle, self._count, self._at):
             raise pynvml.NVMLError(code)
+        return self.values()
+
+    def bare(self, handle: Any) -> Bare:
+        """See Call."""
+        return self._ask, (handle, self._count, self._at)
+
+    @property
+    def good(self) -> bool:
+        """Whether each field was answered."""
+        return not any(self._codes.unpack(self._bytes))
+
+    def values(self) -> list[tuple[int, Raw]]:
+        """What the last call left; see `read`."""
         found: list[tuple[int, Raw]] = []
         for _, _, _, _, kind, code, word in _FIELD.iter_unpack(self._bytes):
             if code:

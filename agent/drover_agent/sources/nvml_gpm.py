@@ -42,6 +42,7 @@ class Gpm:
             self._whose = (handle, instance)
         self._compute = function("nvmlGpmMetricsGet")
         self._previous: Any = None
+        self._answered = False
         # Made once: with room for each of NVML's metrics it takes 19 KB.
         self._question = pynvml.c_nvmlGpmMetricsGet_t()
         self._question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -56,22 +57,31 @@ class Gpm:
         self._addresses = {id(sample): _address(sample) for sample in self._samples}
 
     def read(self) -> Sequence[Any]:
-        """Return code and raw value of each key of GPM_IDS in turn, since the previous read; empty at the first.
+        """Return code and raw value of each key of GPM_IDS in turn, since the previous read; empty at the first, and at
+        the next one after a sample failed."""
+        if code := self.ask():
+            raise pynvml.NVMLError(code)
+        return self.answers()
 
-        After an error the next read is a first one again.
-        """
+    def ask(self) -> int:
+        """Take a sample, and have NVML compare it with the last one; its return code."""
         sample = self._samples[0]
         before, self._previous = self._previous, None
+        self._answered = False
         if code := self._sample(*self._whose, sample):
-            raise pynvml.NVMLError(code)
+            return code
         self._previous = sample
         self._samples.reverse()
         if before is None:
-            return ()
+            return 0
         _POINTERS.pack_into(self._pair, 0, self._addresses[id(before)], self._addresses[id(sample)])
-        if code := self._compute(self._at):
-            raise pynvml.NVMLError(code)
-        return _ANSWERS.unpack(self._answers)
+        code = self._compute(self._at)
+        self._answered = not code
+        return code
+
+    def answers(self) -> Sequence[Any]:
+        """What `ask` brought; see `read`."""
+        return _ANSWERS.unpack(self._answers) if self._answered else ()
 
     def skip(self) -> None:
         """Not read in this tick: the next read shall not give the mean since long ago."""

@@ -63,13 +63,17 @@ class Identity:
         self._asked.clear()
         self._serials.get(self._known.get("serial", ""), set()).discard(self._slot)
 
+    def due(self, now_ms: int) -> bool:
+        """Whether `read` would ask something."""
+        return len(self._asked) < len(_PARTS) or not 0 <= now_ms - self._checked_ms < CHECK_MS
+
     def read(self, handle: Any, now_ms: int, why: Callable[[int, str], Absent]) -> bool:
         """Ask what is not known, and now and then whether it is still the same GPU; whether anything changed.
 
         Raises:
             LostError, DriverGoneError: by `why`.
         """
-        if len(self._asked) == len(_PARTS) and 0 <= now_ms - self._checked_ms < CHECK_MS:
+        if not self.due(now_ms):
             return False
         if len(self._asked) == len(_PARTS):
             self._checked_ms = now_ms

@@ -114,13 +114,16 @@ class Inventory:
         told, self._last, self._due_ms = dict.fromkeys(self._last, ""), {}, None
         return told
 
+    def due(self, now_ms: int) -> bool:
+        return self._due_ms is None or not 0 < self._due_ms - now_ms <= EVERY_MS + self._slot * SPREAD_MS
+
     def read(self, handle: Any, now_ms: int) -> dict[str, str]:
         """What changed since the last read; nothing when it is not due.
 
         Raises:
             LostError, DriverGoneError.
         """
-        if self._due_ms is not None and 0 < self._due_ms - now_ms <= EVERY_MS + self._slot * SPREAD_MS:
+        if not self.due(now_ms):
             return {}
         first = self._due_ms is None
         found = {f"gpu{self._slot}.{key}": value for key, value in self._ask(handle)}

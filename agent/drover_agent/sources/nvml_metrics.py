@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pynvml
 
 from drover_agent.sources.base import RATE_STEP
-from drover_agent.sources.nvml_calls import FieldBatch, Raw, Read
-from drover_agent.sources.nvml_errors import FOR_GOOD
+from drover_agent.sources.nvml_calls import Bare, Call, FieldBatch, Raw, Read
+from drover_agent.sources.nvml_errors import FOR_GOOD, DriverGoneError, LostError
 from drover_agent.sources.nvml_fields import (
     BER_KEY,
     CALLS,
@@ -101,7 +101,7 @@ def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> None:
                 found.absent[name] = why(code, key)
 
 
-_Call = tuple[Way, Read, tuple[Target, ...]]
+_Asked = tuple[Way, Read, tuple[Target, ...]]
 
 
 class _Plan(NamedTuple):
@@ -110,7 +110,8 @@ class _Plan(NamedTuple):
     batch: FieldBatch | None
     fields: list[tuple[Way, int, Target]]  # of the batch, in its order, with the link's number
     of_links: bool  # some of them are per link
-    calls: list[_Call]
+    calls: list[_Asked]
+    bare: list[Bare]  # all of these, to be called in a row; none where one of them is more than a function
 
     @property
     def ways(self) -> set[Way]:
@@ -126,6 +127,8 @@ class Metrics:
         self._counts: dict[str, dict[int, float]] = {}  # link field -> link -> its last count
         self._before: dict[str, float] = {}  # link field -> what links had counted that answered later than others
         self._gpm: Gpm | None = None
+        self._gpm_why: Absent | None = None  # why GPM did not answer `ask`
+        self._asked: _Plan | None = None  # by `ask`
         self._forget(0)
 
     def _forget(self, now_ms: int) -> None:
@@ -161,6 +164,55 @@ class Metrics:
         elif self._gpm is not None:
             self._gpm.skip()
 
+    # ---- a tick in which nothing is slow, refused or new: first all calls in a row, then what they brought
+
+    def ask(self, now_ms: int, *, profile: bool) -> bool:
+        """Make the calls of a tick, for `take`; False: `read` is needed, something was not answered or is to be
+        planned."""
+        plan = self._plans.get(0)
+        if plan is None or not plan.bare or not 0 <= now_ms - self._since_ms < REFUSED_MS:
+            return False
+        gpm = self._gpm if profile else None
+        if profile and gpm is None and self._no_gpm is None:
+            return False
+        for function, arguments in plan.bare:
+            if function(*arguments):
+                return False
+        if plan.batch is not None and not plan.batch.good:
+            return False
+        self._gpm_why = None
+        if gpm is None:
+            if self._gpm is not None:
+                self._gpm.skip()
+        elif self._no_gpm is None and (code := gpm.ask()):
+            try:
+                self._gpm_why = self._why(code, "GPM")
+            except (LostError, DriverGoneError):
+                return False
+        self._asked = plan
+        return True
+
+    def take(self, found: Found, *, profile: bool) -> None:
+        """What `ask` brought. Makes no call: any thread may do it, also when NVML was closed meanwhile."""
+        plan, gpm = self._asked, self._gpm
+        assert plan is not None
+        if plan.batch is not None:
+            for (_, _, target), (_, value) in zip(plan.fields, plan.batch.values(), strict=True):
+                found.put(target, value)
+        for _, call, targets in plan.calls:
+            assert isinstance(call, Call)  # of a bare plan
+            for target, value in zip(targets, call.values(), strict=True):
+                found.put(target, value)
+        if not profile or gpm is None or self._no_gpm is not None:
+            return
+        if self._gpm_why is not None:
+            self._miss_gpm(found, self._gpm_why)
+            return
+        try:
+            put_gpm(found, gpm.answers(), self._why)
+        except (LostError, DriverGoneError):  # the next tick's calls will say so too
+            self._miss_gpm(found, Absent.ERROR)
+
     # ---- NVML
 
     def _ask(self, found: Found, pace_ms: int) -> None:
@@ -185,7 +237,7 @@ class Metrics:
     def _planned(self, pace_ms: int, done: Set[Way]) -> _Plan:
         covered: set[str] = set()
         fields: list[tuple[Way, int, Target]] = []
-        calls: list[_Call] = []
+        calls: list[_Asked] = []
         for way in (*FIELDS, *CALLS):
             if way in self._refused or covered.issuperset(way.keys):
                 continue
@@ -202,9 +254,12 @@ class Metrics:
                 covered.update(way.keys)
                 calls += made
         batch = FieldBatch([(self._ids[way.name], link) for way, link, _ in fields]) if fields else None
-        return _Plan(batch, fields, any(way.per_link for way, _, _ in fields), calls)
+        made = [batch, *(read for _, read, _ in calls)] if batch else [read for _, read, _ in calls]
+        bare = [one.bare(self._handle) for one in made if isinstance(one, FieldBatch | Call)]
+        of_links = any(way.per_link for way, _, _ in fields)
+        return _Plan(batch, fields, of_links, calls, bare if len(bare) == len(made) and not of_links else [])
 
-    def _made(self, ways: Iterable[Way]) -> list[_Call]:
+    def _made(self, ways: Iterable[Way]) -> list[_Asked]:
         made = []
         for way in ways:
             try:
@@ -279,7 +334,7 @@ class Metrics:
             counts.update(answered)
             found.put(TARGETS[key], sum(counts.values()) - self._before[key])
 
-    def _ask_calls(self, found: Found, calls: Iterable[_Call]) -> None:
+    def _ask_calls(self, found: Found, calls: Iterable[_Asked]) -> None:
         for way, read, targets in calls:
             try:
                 values = read(self._handle)
@@ -322,13 +377,15 @@ class Metrics:
                 self._gpm = Gpm(self._handle)
             answers = self._gpm.read()
         except pynvml.NVMLError as error:
-            why = self._why(error.value, "GPM")
-            if why in FOR_GOOD:
-                self._no_gpm = why
-            else:
-                found.rest((metric.name for metric in GPM_METRICS.values()), why)
+            self._miss_gpm(found, self._why(error.value, "GPM"))
             return
         put_gpm(found, answers, self._why)
+
+    def _miss_gpm(self, found: Found, why: Absent) -> None:
+        if why in FOR_GOOD:
+            self._no_gpm = why
+        else:
+            found.rest((metric.name for metric in GPM_METRICS.values()), why)
 
     def close(self) -> None:
         """Give back what GPM holds, while NVML is open."""
