@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from drover_cli.main import main
+from drover_proto.times import iso
 
+T0_MS = 1_793_491_200_000  # 2026-11-01
 SEED = "1201"  # of the tuning seeds
 
 
@@ -50,6 +52,25 @@ def test_simulate_replay_score(case: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["score", str(case), str(tmp_path / "found.jsonl")]) == 0
     table = capsys.readouterr().out
     assert "precision" in table and "DELAY MEDIAN" in table and "per 1,000 GPU-days" in table
+
+
+def test_a_mass_event_is_shown_and_is_no_detection(
+    case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = json.loads((case / "fleet.json").read_text())
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet | {"jobs": []}))
+    names = [node["name"] for node in fleet["nodes"]]
+    rows = {"ts": [T0_MS] * len(names), "node": names, "load1": [1.0] * len(names)}
+    pq.write_table(pa.table({**rows, "ts": pa.array(rows["ts"], pa.timestamp("ms", "UTC"))}), tmp_path / "node.parquet")
+    fell = {"gpu": 0, "kind": "xid", "code": "79", "message": "fallen off the bus"}
+    events = [{"ts": iso(T0_MS + 1000 * n), "node": name, **fell} for n, name in enumerate(names[:8])]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    found, said = replayed(tmp_path, capsys)
+    assert {row["scope"] for row in found} == {"gpu"}
+    assert "mass event, not among the JSON lines: 2026-11-01" in said
+    assert main(["replay", str(tmp_path)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "mass_event" in line]
+    assert "fleet, " in row and "nothing more is taken out" in row
 
 
 def test_a_foreign_case_is_judged_as_far_as_it_goes(

@@ -51,8 +51,12 @@ def run(args: argparse.Namespace) -> int:
     replay = Replay(case.index, _watched(case), case.events, policy, case.inventories, case.probes.verdicts)
     incidents: dict[str, Incident] = {}
     for outcome in replay:
-        incidents.update((i.id, i) for i in outcome.incidents if i.scope != "fleet")  # the guard's: no detection
-    found = sorted(incidents.values(), key=lambda i: (i.opened_ms, i.id))
+        incidents.update((i.id, i) for i in outcome.incidents)
+    shown = sorted(incidents.values(), key=lambda i: (i.opened_ms, i.id))
+    found = [i for i in shown if i.scope != "fleet"]
+    for i in shown if args.json else ():
+        if i.scope == "fleet":  # the guard's word on the others, and no detection: no case's label means it
+            print(f"mass event, not among the JSON lines: {when(i.opened_ms)}: {i.summary}", file=sys.stderr)
     for note in [*case.notes, *replay.could_not_judge()]:
         print(f"could not judge: {note}", file=sys.stderr)
     for detector, trouble in replay.engine.troubles.items() if replay.engine else ():
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_table(
             ["OPENED", "SEVERITY", "KIND", "CAUSE", "WHERE", "WANTS", "SUMMARY"],
-            [[when(i.opened_ms), i.severity, i.kind, i.cause, where(i), i.action, i.summary] for i in found],
+            [[when(i.opened_ms), i.severity, i.kind, i.cause, where(i), i.action, i.summary] for i in shown],
         )
     return 0
 

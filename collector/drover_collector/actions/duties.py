@@ -33,7 +33,7 @@ def mark_of_duty(duty: Duty) -> str:
 
 
 def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, now_ms: int, return_days: float) -> Duty:
-    """The first stage of a node. One that came back less than `return_days` ago is told apart: counted, and in words."""
+    """The first stage of a node. One that came back less than `return_days` ago is told apart, by number and word."""
     returns = 0
     if before is not None and before.stage is Health.HEALTHY and now_ms - before.ts_ms < return_days * DAY_MS:
         returns = before.returns + 1
