@@ -21,8 +21,10 @@ class Command:
 
 NAMES = (
     "status",
+    "top",
     "nodes",
     "incidents",
+    "job",
     "explain",
     "decisions",
     "approve",
@@ -46,6 +48,7 @@ NAMES = (
     "score",
     "demo",
     "certs",
+    "completion",
 )
 
 

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--name", default="drover-ca", help="its name, shown by tools only (default drover-ca)")
     init.add_argument("--days", type=count, help="how long it is good (default 1825)")
     init.add_argument("--force", action="store_true", help="replace the authority that is there")
+    init.add_argument("--json", action="store_true", help="one JSON list")
 
     issue = actions.add_parser("issue", help="issue a certificate", description="Issue certificates, each with a key.")
     issue.add_argument("role", choices=("agent", "collector", "operator", "viewer"), help="what its owner may do")
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     issue.add_argument("--out", type=Path, metavar="FILE", help="the certificate's file; its key goes beside it")
     issue.add_argument("--days", type=count, help="default: agents, collectors, viewers 90; operators 30")
     issue.add_argument("--force", action="store_true", help="replace files that are there")
+    issue.add_argument("--json", action="store_true", help="one JSON list of what was issued")
 
     renew = actions.add_parser(
         "renew", help="renew certificates", description="Issue anew, with a new key, into the same files."
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _dir(renew)
     renew.add_argument("--all-expiring-within", type=count, metavar="DAYS", help="all under DIR that end by then")
     renew.add_argument("--days", type=count, help="how long the new ones are good (default: as for issue)")
+    renew.add_argument("--json", action="store_true", help="one JSON list of what was renewed")
 
     show = actions.add_parser("show", help="show certificate files", description="Whose they are, until when.")
     show.add_argument("files", nargs="+", type=Path, metavar="FILE", help="certificates in PEM form")
@@ -61,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument("what", nargs="+", metavar="SERIAL|NAME", help="a serial number, a name, or ROLE/NAME")
     _dir(revoke)
     revoke.add_argument("--file", type=Path, help=f"the list, tls.denied_serials_file (default DIR/{DENIED})")
+    revoke.add_argument("--json", action="store_true", help="one JSON list of what is denied")
 
 
 def _dir(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +85,10 @@ def _init(args: argparse.Namespace) -> int:
     from drover_cli.certificates import CA_DAYS, init
 
     init(args.dir, args.name, args.days or CA_DAYS, force=args.force)
-    print(f"{args.dir / 'ca.pem'}: the authority; copy it to every machine, and ca.key to none")
+    if args.json:
+        print_json([{"file": str(args.dir / "ca.pem"), "name": args.name}])
+    else:
+        print(f"{args.dir / 'ca.pem'}: the authority; copy it to every machine, and ca.key to none")
     return 0
 
 
@@ -102,6 +109,9 @@ def _issue(args: argparse.Namespace) -> int:
         wanted = {name: path for name, path in wanted.items() if name not in there}
     pairs = [(path, authority.issue(args.role, name, days=days, hosts=args.host)) for name, path in wanted.items()]
     _write(authority, pairs)
+    if args.json:
+        print_json([{"file": str(path), **_plain(line)} for path, (_, _, line) in pairs])
+        return 0
     for path, (_, _, line) in pairs if len(pairs) < 10 else []:
         print(f"{path}: {line.uri}, serial {line.serial}, until {line.ends}")
     if len(pairs) >= 10 or args.fleet is not None:
@@ -170,13 +180,19 @@ def _renew(args: argparse.Namespace) -> int:
     elif not files:
         raise CliError("name the files to renew, or give --all-expiring-within DAYS")
     authority = certs.Authority(args.dir)
+    done: list[dict[str, Any]] = []
     ca_file = (args.dir / "ca.pem").resolve()
     if ca_file in {file.resolve() for file in files}:
         files = [file for file in files if file.resolve() != ca_file]
         certs.write_whole(args.dir / "ca.pem", authority.renewed(args.days or certs.CA_DAYS), certs.CERT_MODE)
         authority = certs.Authority(args.dir)
-        print(f"{args.dir / 'ca.pem'}: until {certs.describe(authority.certificate).ends}, with its key; what it signed"
-              " stays good. Copy it to every machine")  # fmt: skip
+        ends = certs.describe(authority.certificate).ends
+        done.append({"file": str(args.dir / "ca.pem"), "ends": ends})
+        if not args.json:
+            print(
+                f"{args.dir / 'ca.pem'}: until {ends}, with its key; what it signed stays good."
+                " Copy it to every machine"
+            )
     authority.check_time()
     revoked = certs.denied(args.dir / DENIED)
     pairs = []
@@ -188,6 +204,9 @@ def _renew(args: argparse.Namespace) -> int:
         days = _days(args.days, was.role)
         pairs.append((path, authority.issue(was.role, was.name, days=days, hosts=hosts)))
     _write(authority, pairs)
+    if args.json:
+        print_json(done + [{"file": str(path), **_plain(line)} for path, (_, _, line) in pairs])
+        return 0
     for path, (_, _, line) in pairs if len(pairs) < 10 else []:
         print(f"{path}: {line.uri}, serial {line.serial}, until {line.ends}")
     print(f"{len(pairs)} renewed")
@@ -292,6 +311,9 @@ def _revoke(args: argparse.Namespace) -> int:
         chosen += _matching(what, known)
     path = args.file or args.dir / DENIED
     added = certs.deny(path, list(dict.fromkeys(chosen)))
+    if args.json:
+        print_json([_plain(line) for line in dict.fromkeys(chosen)])
+        return 0
     for line in dict.fromkeys(chosen):
         print(f"{line.serial}  {line.uri}")
     print(f"{path}: {added} added; bring it to each collector's tls.denied_serials_file, which takes it up at once")

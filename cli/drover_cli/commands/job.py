@@ -1,0 +1,140 @@
+"""`drover job [ID]`: jobs, hurt ones first; or one of them: who is slow, since when, what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from array import array
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from drover_cli import client
+from drover_cli.arguments import count
+from drover_cli.output import duration, plain, print_json, print_table, when
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import BY_NAME, describe
+from drover_proto.events import Incident, from_json
+from drover_proto.reports import incident_report
+
+HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
+SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first
+METRICS = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio")
+NONE = "-"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("job", nargs="?", default="", metavar="ID", help="one job in full")
+    parser.add_argument("--ended", action="store_true", help="those too that ended in the last 24 h")
+    parser.add_argument("--limit", type=count, default=200, help="at most so many (default 200)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per job")
+
+
+def run(args: argparse.Namespace) -> int:
+    with client.connect(args) as stub:
+        if args.job:
+            return _one(stub.GetJob(pb.JobRequest(job=args.job), timeout=client.DEADLINE_S), args)
+        reply = stub.ListJobs(pb.ListJobsRequest(ended=args.ended, limit=args.limit), timeout=client.DEADLINE_S)
+    if args.json:
+        for row in reply.jobs:
+            print_json(_told(row))
+        return 0
+    if not reply.jobs:
+        print("no job holds a GPU" if not args.ended else "no job holds a GPU, and none ended in the last 24 h")
+        return 0
+    print_table(
+        ["JOB", "GPUS", "NODES", "SINCE", "WAITS", "GPU-H WAITED", "STEP", "MFU", "WHAT HURTS IT"],
+        [_line(row) for row in reply.jobs],
+        right=frozenset({1, 2, 4, 5, 6, 7}),
+    )
+    if reply.total > len(reply.jobs):
+        print(f"{len(reply.jobs)} of {reply.total} shown; --limit shows more")
+    return 0
+
+
+def _line(row: pb.JobRow) -> list[object]:
+    hurt = row.hurt or (f"ended {when(row.ended_ms)}" if row.HasField("ended_ms") else NONE)
+    return [
+        row.job, row.gpus, row.nodes, when(row.since_ms), _optional(row, "waiting_share", "{:.0%}"),
+        _optional(row, "gpu_hours_waited", "{:,.1f}"), _optional(row, "step_time_s", "{:.2f} s"),
+        _optional(row, "mfu_ratio", "{:.0%}"), hurt,
+    ]  # fmt: skip
+
+
+def _optional(row: Any, name: str, form: str) -> str:
+    return form.format(getattr(row, name)) if row.HasField(name) else NONE
+
+
+def _told(row: pb.JobRow) -> dict[str, Any]:
+    """What is not known is left out; times are numbers, ms."""
+    found: dict[str, Any] = MessageToDict(row, preserving_proto_field_name=True)
+    return found | {name: getattr(row, name) for name in ("since_ms", "ended_ms") if name in found}
+
+
+def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
+    row = detail.row
+    incidents = [from_json(Incident, text) for text in detail.incidents_json]
+    places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
+    values = {each.metric: _floats(each.values) for each in detail.metrics}
+    if args.json:
+        gpus = [
+            {
+                "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
+                "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
+            }
+            for at, gpu in enumerate(detail.gpus)
+        ]  # fmt: skip
+        medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
+        reports = [incident_report(incident) for incident in incidents]
+        lacks = list(detail.absent)
+        print_json({**_told(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
+        return 0
+    until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
+    print(f"job {plain(row.job)}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
+    print(f"  {plain(row.hurt) or 'no open incident names it'}")
+    print(
+        f"  waits for its slowest {_optional(row, 'waiting_share', '{:.0%}')} of the time;"
+        f" GPU-hours waited {_optional(row, 'gpu_hours_waited', '{:,.1f}')}, lost"
+        f" {_optional(row, 'gpu_hours_lost', '{:,.1f}')} (7 days)"
+    )
+    for work in detail.workloads:
+        step, mfu = _optional(work, "step_time_s", "{:.2f} s"), _optional(work, "mfu_ratio", "{:.0%}")
+        tokens = _optional(work, "tokens_per_s", "{:,.0f}")
+        print(f"  {plain(work.name)} on {work.nodes} nodes: step {step}, MFU {mfu}, tokens/s {tokens}")
+    now_ms = round(time.time() * 1000)
+    for incident in incidents:
+        state = "closed" if incident.closed_ms else "open"
+        lasted = duration(((incident.closed_ms or now_ms) - incident.since_ms) / 1000)
+        print(f"  {incident.id} {incident.severity}, {state}, {lasted}: {plain(incident.summary)}")
+    shown = [name for name in METRICS if name in values]
+    order = sorted(range(len(places)), key=lambda at: not detail.gpus[at].incident)[:SHOWN]
+    if order:
+        print_table(
+            ["GPU", "HEALTH", *(BY_NAME[name].label for name in shown), "INCIDENT"],
+            [
+                [
+                    f"{places[at][0]} GPU {places[at][1]}", detail.gpus[at].health,
+                    *(_value(name, values[name][at]) for name in shown), detail.gpus[at].incident or NONE,
+                ]
+                for at in order
+            ],
+        )  # fmt: skip
+        medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
+        told = ", ".join(f"{BY_NAME[name].label} {_value(name, medians[name])}" for name in shown if name in medians)
+        print(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {told or 'none known'}")
+    for text in detail.absent:
+        print(f"not known: {plain(text)}")
+    return 0
+
+
+def _floats(packed: bytes) -> list[float]:
+    """float32, little-endian; the machines that this runs on are."""
+    values = array("f")
+    values.frombytes(packed)
+    return values.tolist()
+
+
+def _value(metric: str, value: float) -> str:
+    return describe(BY_NAME[metric], value) if math.isfinite(value) else "absent"

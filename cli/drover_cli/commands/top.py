@@ -1,0 +1,113 @@
+"""`drover top`: the whole fleet in one terminal, live: health of every GPU, what is wrong, which jobs it hurts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from google.protobuf.json_format import MessageToDict
+
+from drover_cli import client
+from drover_cli.arguments import finite
+from drover_cli.errors import CliError, UnreachableError
+from drover_cli.extras import needs
+from drover_cli.output import print_json
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Incident, from_json
+from drover_proto.reports import incident_report
+
+if TYPE_CHECKING:
+    from drover_cli.top_screen import Facts
+
+HELP = "the whole fleet live in one terminal; Ctrl-C ends it"
+LISTED = 100  # of each kind; a terminal has no room for more
+WIDTH, HEIGHT = 100, 40  # where there is no terminal
+LEAST_S, MOST_S = 0.5, 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("--interval", type=finite, default=2.0, help="seconds between two looks (default 2)")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--json", action="store_true", help="one JSON object of what a frame shows, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not LEAST_S <= args.interval <= MOST_S:
+        raise CliError(f"--interval must be from {LEAST_S:g} to {MOST_S:g} seconds")
+    if args.json:
+        print_json(_told(_look(args)))
+        return 0
+    with needs("collector"):
+        from rich.console import Console
+
+        from drover_cli.top_screen import frame
+    if args.once:
+        tty = sys.stdout.isatty()
+        size = shutil.get_terminal_size((WIDTH, HEIGHT)) if tty else None
+        console = Console(width=size.columns if size else WIDTH, highlight=False, no_color=not tty)
+        console.print(frame(_look(args), console.width, size.lines - 1 if size else HEIGHT))
+        return 0
+    if not sys.stdout.isatty():
+        raise CliError("this is no terminal: give --once for one frame, or --json")
+    return _live(args)
+
+
+def _live(args: argparse.Namespace) -> int:
+    """Until Ctrl-C. What cannot be heard any more stays on the screen, with since when."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from drover_cli.top_screen import frame
+
+    facts = _look(args)  # nothing there: an error, and no screen
+    console = Console(highlight=False)
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(frame(facts, console.width, console.height), refresh=True)
+                time.sleep(args.interval)
+                try:
+                    facts = _look(args)
+                except UnreachableError as error:
+                    facts.trouble = (
+                        f"since {time.strftime('%H:%M:%S')}: {error}" if not facts.trouble else facts.trouble
+                    )
+    except KeyboardInterrupt:  # the usual way to end it
+        return 0
+
+
+def _look(args: argparse.Namespace) -> Facts:
+    from drover_cli.top_screen import Facts
+
+    wait = client.DEADLINE_S
+    with client.connect(args) as stub:
+        return Facts(
+            stub.GetStatus(pb.StatusRequest(), timeout=wait),
+            stub.GetLayout(pb.LayoutRequest(), timeout=wait),
+            stub.GetPicture(pb.PictureRequest(color_by="health"), timeout=wait),
+            [
+                from_json(Incident, text)
+                for text in stub.ListIncidents(pb.ListIncidentsRequest(limit=LISTED), timeout=wait).incidents_json
+            ],
+            list(stub.ListJobs(pb.ListJobsRequest(limit=LISTED), timeout=wait).jobs),
+            list(stub.ListNodes(pb.ListNodesRequest(limit=LISTED), timeout=wait).nodes),
+            round(time.time() * 1000),
+        )
+
+
+def _told(facts: Facts) -> dict[str, object]:
+    status = MessageToDict(facts.status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {
+        "status": {name: value for name, value in status.items() if name != "tables"},
+        "incidents": [incident_report(incident) for incident in facts.incidents],
+        "jobs": [json.loads(json.dumps(MessageToDict(job, preserving_proto_field_name=True))) for job in facts.jobs],
+        "nodes": [
+            {"node": n.name, "rack": n.rack, "health": n.health, "reason": n.reason, "gpu_health": list(n.gpu_health)}
+            for n in facts.nodes
+        ],
+    }

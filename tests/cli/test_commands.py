@@ -1,0 +1,133 @@
+"""Every subcommand alike: `--json`, exit codes that scripts can use, one line where something is wrong, completion."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drover_cli.commands import NAMES
+from drover_cli.commands.completion import SHELLS
+from drover_cli.main import build_parser, main
+from testbed.system_processes import free_port
+
+
+def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """(words of a subcommand, its arguments with something plausible for each that it needs)."""
+    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not inner:
+        yield words, [word for action in parser._actions for word in needed(action)]
+    for action in inner:
+        for name, sub in action.choices.items():
+            yield from leaves(sub, (*words, name))
+
+
+def needed(action: argparse.Action) -> list[str]:
+    usual = {"since": "1d", "policy": "nvidia"}.get(action.dest, "1")
+    value = str(next(iter(action.choices))) if action.choices else usual
+    if not action.option_strings:
+        return [value] if action.nargs in (None, "+", 1) else []
+    return [action.option_strings[0], value] if action.required else []
+
+
+def options(words: tuple[str, ...]) -> set[str]:
+    parser = build_parser()
+    for word in words:
+        (inner,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        parser = inner.choices[word]
+    return {option for action in parser._actions for option in action.option_strings}
+
+
+COMMANDS = list(leaves(build_parser()))
+ASKING = [(words, more) for words, more in COMMANDS if "--collector" in options(words)]
+
+
+def ident(value: object) -> str:
+    return "-".join(value) if isinstance(value, tuple) else ""
+
+
+def test_every_name_has_a_command() -> None:
+    assert {words[0] for words, _ in COMMANDS} == set(NAMES)
+
+
+@pytest.mark.parametrize(("words", "_"), COMMANDS, ids=ident)
+def test_every_command_speaks_json(words: tuple[str, ...], _: list[str]) -> None:
+    assert "--json" in options(words)
+
+
+@pytest.mark.parametrize(("words", "more"), ASKING, ids=ident)
+def test_a_collector_that_is_not_there_is_3_and_one_line(
+    words: tuple[str, ...], more: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    if "node" in words or words[0] == "probe":
+        more = ["n1", *more]
+    if words[0] == "silence":
+        more = ["--node", "n1", "--why", "x", "--for", "1h"]
+    code = main([*words, *more, "--json", "--collector", f"127.0.0.1:{free_port()}"])
+    said = capsys.readouterr()
+    assert (code, said.out) == (3, ""), said.err
+    assert said.err.startswith("drover: the collector at 127.0.0.1:")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "more"), ASKING, ids=ident)
+def test_half_of_the_certificates_is_2(
+    words: tuple[str, ...], more: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    if words[0] == "probe":
+        more = ["n1", *more]
+    if words[0] == "silence":
+        more = ["--node", "n1", "--why", "x", "--for", "1h"]
+    if words[0] == "top":
+        more = ["--once"]
+    assert main([*words, *more, "--ca", "ca.pem"]) == 2
+    assert "--ca, --cert and --key belong together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing"], ["status", "--limit"], ["nodes", "--limit", "0"], ["top", "--interval"]]
+)
+def test_a_slip_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+# ---- completion
+
+
+def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["completion", shell, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shell"] == shell
+    return str(told["script"])
+
+
+@pytest.mark.parametrize("shell", list(SHELLS))
+def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = script(shell, capsys)
+    assert [name for name in NAMES if name not in text] == []
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=30)
+
+
+@pytest.mark.parametrize(("typed", "found"), [(["inc"], {"incidents"}), (["incidents", "--sta"], {"--state"})])
+def test_bash_completes(typed: list[str], found: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "drover.bash").write_text(script("bash", capsys))
+    words = " ".join(["drover", *typed])
+    lines = (
+        f"source {tmp_path}/drover.bash; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; COMP_LINE='{words}';"
+        " COMP_POINT=${#COMP_LINE}; _shtab_drover; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=30, check=True)
+    assert set(done.stdout.split()) == found

@@ -1,0 +1,84 @@
+"""`drover job`: the list and one job, for people and as JSON; what is not known is `-`, absent or left out, never 0."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from drover_cli import client
+from drover_cli.main import main
+from drover_proto import fleet_pb2 as pb
+
+NAN = float("nan")
+ROW = pb.JobRow(job="t\x1b1", gpus=16, nodes=2, since_ms=1_800_000_000_000, severity="warning", hurt="n1 is slow")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Requests that were made, in order."""
+    requests: list[Any] = []
+    gpus = [pb.JobGpu(node="n0", gpu=0, health="healthy"), pb.JobGpu(node="n1", gpu=3, health="suspect", incident="i1")]
+    clocks = pb.JobMetric(metric="sm_clock_mhz", values=array("f", [1980, 1410]).tobytes(), median=1980)
+    power = pb.JobMetric(metric="power_w", values=array("f", [550, NAN]).tobytes())
+    detail = pb.JobDetail(row=ROW, gpus=gpus, metrics=[clocks, power], absent=["steps: nothing reports them"])
+
+    class Stub:
+        def ListJobs(self, request: pb.ListJobsRequest, timeout: float) -> pb.JobList:
+            requests.append(request)
+            return pb.JobList(jobs=[] if request.ended else [ROW], total=1)
+
+        def GetJob(self, request: pb.JobRequest, timeout: float) -> pb.JobDetail:
+            requests.append(request)
+            return detail
+
+    @contextlib.contextmanager
+    def connect(args: object) -> Iterator[Stub]:
+        yield Stub()
+
+    monkeypatch.setattr(client, "connect", connect)
+    return requests
+
+
+def test_the_list(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "--limit", "5"]) == 0
+    line = capsys.readouterr().out.splitlines()[2]
+    assert line.split() == ["t", "1", "16", "2", "2027-01-15T08:00:00Z", "-", "-", "-", "-", "n1", "is", "slow"]
+    assert asked[0].limit == 5
+    assert main(["job", "--ended"]) == 0
+    assert "none ended in the last 24 h" in capsys.readouterr().out
+
+
+def test_the_list_as_json_leaves_out_what_is_not_known(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["since_ms"] == 1_800_000_000_000
+    assert "mfu_ratio" not in told
+    assert "ended_ms" not in told
+
+
+def test_one_job_has_those_in_trouble_first(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "t1"]) == 0
+    out = capsys.readouterr().out
+    assert asked[0].job == "t1"
+    lines = [line for line in out.splitlines() if " GPU " in line and line.startswith("n")]
+    assert [line.split()[0] for line in lines] == ["n1", "n0"]
+    assert "1,410 MHz" in lines[0]
+    assert "absent" in lines[0]
+    assert "not known: steps: nothing reports them" in out
+    assert "\x1b" not in out
+
+
+def test_one_job_as_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "t1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [gpu["values"] for gpu in told["gpus_shown"]] == [
+        {"sm_clock_mhz": 1980, "power_w": 550},
+        {"sm_clock_mhz": 1410},
+    ]
+    assert told["medians"] == {"sm_clock_mhz": 1980}
+    assert told["absent"] == ["steps: nothing reports them"]
