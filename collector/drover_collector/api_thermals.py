@@ -20,12 +20,17 @@ from drover_collector.detectors.window import Window
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Incident, IncidentKind
+from drover_proto.fleet import RackSpec
 
 HOT_MAX = 100
 INLET_MS = 600_000  # an inlet that is read less often than GPUs counts this long
 INLET_S = 30.0
 KEPT_S = 3.0  # every console that is open asks for it
 NO_RACK = "no rack"
+NO_BUDGET = (
+    'Power budgets: fleet.toml gives none, so that power is shown alone; give [[racks]] with names = "r01" and'
+    " power_budget_w = 40000."
+)
 
 
 class _Heat:
@@ -106,7 +111,10 @@ def _rack(
 ) -> pb.RackHeat:
     index, gpus = facts.index, _gpus(facts, numbers)
     inlets, temps, power = heat.inlet[numbers], heat.temp[gpus], heat.power[gpus]
-    row = pb.RackHeat(name=name or NO_RACK, nodes=len(numbers), gpus=len(gpus))
+    rack = next((r for r in index.spec.racks if r.name == name), RackSpec(name))
+    row = pb.RackHeat(
+        name=name or NO_RACK, row=rack.row, nodes=len(numbers), gpus=len(gpus), budget_w=rack.power_budget_w
+    )
     if not np.isnan(inlets).all():
         row.inlet_c, row.inlet_max_c = float(np.nanmedian(inlets)), float(np.nanmax(inlets))
     if not np.isnan(temps).all():
@@ -194,4 +202,6 @@ def _absent(facts: Facts, buckets: Sequence[Bucket], heat: _Heat) -> list[str]:
         found.append("Core temperatures: no GPU reports one.")
     if np.isnan(heat.held).all():
         found.append("GPUs held down by heat: no GPU tells the time that heat held it down.")
+    if any(facts.index.racks) and not any(rack.power_budget_w for rack in facts.index.spec.racks):
+        found.append(NO_BUDGET)
     return found

@@ -93,14 +93,15 @@ def _subs(rack: pb.RackHeat) -> list[str]:
 
 
 def power(rack: pb.RackHeat) -> str:
-    """Against the rack's budget where one is given, else against what the GPUs' own limits allow."""
+    """Against the rack's budget, where the fleet file gives one."""
     if not rack.HasField("power_w"):
         return "power absent"
     drawn = f"{rack.power_w / 1000:.1f}"
     if rack.power_known < rack.gpus:
         drawn += f" ({rack.power_known} of {rack.gpus} GPUs)"
     if rack.HasField("budget_w"):
-        return f"{drawn} of {rack.budget_w / 1000:.1f} kW"
+        over = "OVER: " if rack.power_w > rack.budget_w else ""
+        return f"{over}{drawn} of {rack.budget_w / 1000:.1f} kW"
     return f"{drawn} kW"
 
 

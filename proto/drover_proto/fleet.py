@@ -41,6 +41,15 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RackSpec:
+    """What is known of a rack beside its nodes: the row of the room it stands in, and the power it may draw."""
+
+    name: str
+    row: str = ""
+    power_budget_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """A job and the GPUs it holds, each as (node, slot). `end_ms` None: still running."""
 
@@ -55,6 +64,7 @@ class FleetSpec:
     nodes: tuple[NodeSpec, ...]
     jobs: tuple[JobSpec, ...] = ()
     name: str = ""
+    racks: tuple[RackSpec, ...] = ()
     by_name: dict[str, NodeSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +121,7 @@ def load_toml(path: Path) -> FleetSpec:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f"{path}: not valid TOML: {error}") from None
-    _known(path, "the file", data, {"name", "nodes"})
+    _known(path, "the file", data, {"name", "nodes", "racks"})
     nodes: list[NodeSpec] = []
     for number, entry in enumerate(_list(path, "nodes", data.get("nodes", [])), 1):
         where = f"[[nodes]] number {number}"
@@ -125,7 +135,16 @@ def load_toml(path: Path) -> FleetSpec:
         nodes.extend(_node(path, where, {**entry, "name": name}) for name in names)
     if not nodes:
         raise FleetError(f"{path}: no [[nodes]] entry; a fleet needs at least one node")
-    return _spec(path, tuple(nodes), (), data.get("name", ""))
+    known = {node.rack for node in nodes}
+    racks: dict[str, RackSpec] = {}
+    for number, entry in enumerate(_list(path, "racks", data.get("racks", [])), 1):
+        for rack in _racks(f"{path}: [[racks]] number {number}", entry):
+            if rack.name not in known:
+                raise FleetError(f"{path}: [[racks]] number {number}: no node stands in rack {rack.name!r}")
+            if rack.name in racks:
+                raise FleetError(f"{path}: [[racks]] number {number}: rack {rack.name!r} is told of twice")
+            racks[rack.name] = rack
+    return _spec(path, tuple(nodes), (), data.get("name", ""), tuple(racks.values()))
 
 
 def load_json(path: Path) -> FleetSpec:
@@ -177,6 +196,10 @@ def dump_json(spec: FleetSpec) -> str:
 def dump_toml(spec: FleetSpec) -> str:
     """A `fleet.toml` with one entry per node."""
     lines = [f"name = {json.dumps(spec.name)}", ""]
+    for rack in spec.racks:
+        lines += ["[[racks]]", f"names = {json.dumps(rack.name)}", f"row = {json.dumps(rack.row)}"]
+        lines += [f"power_budget_w = {rack.power_budget_w!r}"] if rack.power_budget_w is not None else []
+        lines.append("")
     for node in spec.nodes:
         lines += [
             "[[nodes]]",
@@ -194,9 +217,28 @@ def _inline(link: LinkSpec) -> str:
     return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items() if value is not None) + "}"
 
 
-def _spec(path: Path, nodes: tuple[NodeSpec, ...], jobs: tuple[JobSpec, ...], name: str) -> FleetSpec:
+def _racks(where: str, entry: dict[str, Any]) -> Iterator[RackSpec]:
+    if unknown := sorted(set(entry) - {"names", "row", "power_budget_w"}):
+        raise FleetError(f"{where}: unknown key {unknown[0]!r}; known are names, power_budget_w, row")
+    names, row, budget = entry.get("names"), entry.get("row", ""), entry.get("power_budget_w")
+    if not isinstance(names, str):
+        raise FleetError(f'{where}: names is missing; write names = "r[01-08]"')
+    if not isinstance(row, str):
+        raise FleetError(f"{where}: row must be a string, found {row!r}")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < 1e9):
+        raise FleetError(f"{where}: power_budget_w must be a number of watts above 0, found {budget!r}")
     try:
-        spec = FleetSpec(nodes, jobs, name)
+        for name in expand(names) if "[" in names else (names,):
+            yield RackSpec(name, row, None if budget is None else float(budget))
+    except FleetError as error:
+        raise FleetError(f"{where}: {error}") from None
+
+
+def _spec(
+    path: Path, nodes: tuple[NodeSpec, ...], jobs: tuple[JobSpec, ...], name: str, racks: tuple[RackSpec, ...] = ()
+) -> FleetSpec:
+    try:
+        spec = FleetSpec(nodes, jobs, name, racks)
     except FleetError as error:
         raise FleetError(f"{path}: {error}") from None
     for job in jobs:

@@ -24,7 +24,7 @@ from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Holding, Incident, from_json
-from drover_proto.fleet import FleetSpec
+from drover_proto.fleet import FleetSpec, RackSpec
 from testbed.simulated_buckets import START_MS, record
 
 SLOW, HOT, FLAPPING = ("r01n02", 3), ("r02n01", 5), "r01n05"
@@ -142,7 +142,9 @@ def test_a_job_shows_its_slow_gpu_among_the_others(facts: Facts) -> None:
     assert values[at] == values.min() < clock.p10 <= clock.median <= clock.p90
     assert clock.known == detail.row.gpus
     worst = from_json(Incident, detail.incidents_json[0])
-    assert worst.id == detail.row.incidents[0]
+    assert (worst.cause, worst.node) == ("port_flaps", FLAPPING), "the worst first, whatever it costs"
+    assert {worst.id, detail.row.incidents[0]} <= set(detail.row.incidents)
+    assert detail.row.hurt.startswith(f"GPU {SLOW[1]} of node {SLOW[0]}"), "what costs most"
     assert detail.ports_total == detail.row.gpus, "a port each"
     assert 0 < detail.saturation_median <= detail.saturation_max < 1
     assert detail.ports[0].node == FLAPPING, "the one in trouble before the busiest"
@@ -219,12 +221,23 @@ def test_the_rack_with_the_bad_heat_sink(facts: Facts) -> None:
     bucket = facts.pipeline.engine.buckets[-1]
     assert second.power_w == pytest.approx(bucket.gpu["power_w"][64:].sum())
     assert (second.power_known, second.limit_w) == (64, 64 * 700)
+    assert [(rack.row, rack.HasField("budget_w")) for rack in heat.racks] == [("", False)] * 2
+    assert heat.absent == [api_thermals.NO_BUDGET]
     hot = heat.hot[0]
     assert (hot.node, hot.gpu, hot.incident) == (*HOT, second.incident)
     assert hot.resistance > 1.3 * hot.expected
     assert [node.node for node in heat.nodes] == [f"r02n0{n}" for n in range(1, 9)]
     with pytest.raises(RefusalError, match="no rack 'x'"):
         api_thermals.get_thermals(facts, pb.ThermalsRequest(rack="x"))
+
+
+def test_racks_stand_in_their_row_with_their_budget(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = replace(facts.index.spec, racks=(RackSpec("r02", "A", 30_000.0),))
+    monkeypatch.setattr(facts.index, "spec", told)
+    heat = api_thermals.get_thermals(facts, pb.ThermalsRequest())
+    assert [(rack.row, rack.budget_w) for rack in heat.racks] == [("", 0), ("A", 30_000)]
+    assert not heat.racks[0].HasField("budget_w")
+    assert not heat.absent
 
 
 def test_without_values_all_is_absent_and_the_answer_says_why(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:

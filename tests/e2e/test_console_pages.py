@@ -107,6 +107,7 @@ def test_which_rack_runs_hot(console: Console, browser: Browser, request: pytest
     page.goto(f"{console.url}/thermals?by=hottest")
     page.get_by_text("No rack gets hot air; poor cooling in r02.").wait_for()
     tiles = page.locator(".tile")
+    tiles.nth(1).wait_for()
     assert [tiles.nth(at).locator(".name").inner_text() for at in range(tiles.count())] == ["r01", "r02"]
     tiles.nth(1).get_by_text(re.compile("poor")).wait_for()
     tiles.nth(1).click()

@@ -12,12 +12,15 @@ from drover_proto.fleet import (
     JobSpec,
     LinkSpec,
     NodeSpec,
+    RackSpec,
     dump_json,
     dump_toml,
     expand,
     load_json,
     load_toml,
 )
+
+RACKS = "[[nodes]]\nnames = 'a'\nrack = 'r1'\n[[racks]]\n"
 
 
 def test_host_lists() -> None:
@@ -29,6 +32,16 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     links = (LinkSpec("mlx5_0", 0, "l1"), LinkSpec("eth0"))
     spec = FleetSpec((NodeSpec("a1", "r1", "l1", "train", "H100-SXM", 8, links), NodeSpec("a2", gpus=4)), name="prod")
     path = tmp_path / "fleet.toml"
+    path.write_text(dump_toml(spec))
+    assert load_toml(path) == spec
+
+
+def test_racks_have_a_row_and_a_budget(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    nodes = "".join(f"[[nodes]]\nnames = 'a{n}'\nrack = 'r{n}'\n" for n in (1, 2, 3))
+    path.write_text(f"{nodes}[[racks]]\nnames = 'r[1-2]'\nrow = 'A'\npower_budget_w = 40800\n[[racks]]\nnames = 'r3'")
+    spec = load_toml(path)
+    assert spec.racks == (RackSpec("r1", "A", 40_800.0), RackSpec("r2", "A", 40_800.0), RackSpec("r3"))
     path.write_text(dump_toml(spec))
     assert load_toml(path) == spec
 
@@ -56,6 +69,11 @@ def test_json_round_trip(tmp_path: Path) -> None:
         ("[[nodes]]\nnames = 'a; rm'", "not a node name"),
         ("[[nodes]]\nnames = 'a'\n[[nodes]]\nnames = 'a'", "listed twice"),
         ("[[nodes]\n", "not valid TOML"),
+        (f"{RACKS}names = 'r2'", "no node stands in rack 'r2'"),
+        (f"{RACKS}names = 'r1'\n[[racks]]\nnames = 'r1'", "told of twice"),
+        (f"{RACKS}row = 'A'", "names is missing"),
+        (f"{RACKS}names = 'r1'\npower_budget_w = 0", "watts above 0, found 0"),
+        (f"{RACKS}names = 'r1'\npower_budget_kw = 4", "unknown key 'power_budget_kw'"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
