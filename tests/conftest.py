@@ -37,6 +37,7 @@ FORMS = {
     "test_store_series": (EMBEDDED, CLUSTER),
     "test_store_history": (EMBEDDED, CLUSTER),
     "test_store_actions": (EMBEDDED, CLUSTER),
+    "test_store_jobs": (EMBEDDED, CLUSTER),
     "test_schema": (EMBEDDED, SERVER),
     "test_ingest": (EMBEDDED, SERVER),
     "test_role": (SERVER,),

@@ -49,7 +49,9 @@ function made(tile, data, setTriggerValue) {
     box.append(value);
   }
   if (tile.cells.length) {
-    const cells = element("div", "cells");
+    const cells = element("div", "cells"), bad = tile.cells.filter(([state]) => state === "trouble");
+    cells.setAttribute("role", "img");
+    cells.setAttribute("aria-label", `${bad.length} of ${tile.cells.length} nodes in trouble`);
     for (const [state, title] of tile.cells) {
       const cell = element("span", `cell ${state}`, state === "trouble" ? "!" : "");
       cell.title = title;
