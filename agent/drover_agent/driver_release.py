@@ -1,8 +1,8 @@
 """How an operator asks the running agent to let go of the NVIDIA driver: two small files in the spool's folder.
 
 While NVML is open the agent holds /dev/nvidia*, so that `rmmod nvidia` and `nvidia-smi --gpu-reset` fail. The command
-writes a request and waits for the answer; the agent looks once a second, closes NVML, answers, and opens it again when
-the time is over. No signal and no port: who may write into the folder may ask.
+writes a request and waits for the answer; the agent looks every three seconds, closes NVML, answers, and opens it again
+when the time is over. No signal and no port: who may write into the folder may ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from drover_agent.files import write_whole
 
 MAX_S = 3600  # a request that was forgotten must not leave a node without GPU telemetry
-ANSWER_S = 15.0  # that the command waits; closing NVML takes up to 3 s, and requests are looked for each second
+ANSWER_S = 15.0  # that the command waits; closing NVML takes up to 3 s, and requests are looked for every 3 s
 
 _log = logging.getLogger(__name__)
 

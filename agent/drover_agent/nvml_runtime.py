@@ -21,6 +21,7 @@ from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
 
+LOOK_MS = 3_000  # between looks for a request: it wakes a thread and the loop
 LOOK_LIMIT_S = 0.2  # that a look for a request is waited for; a slower one counts when it is done
 XIDS_AGAIN_S = 1.0  # after a failure that nobody foresaw
 YIELD_S = 0.01  # between two waits for XIDs: whoever closes NVML may begin then
@@ -47,11 +48,13 @@ class NvmlRuntime:
         disk = Worker("nvml:requests")  # the spool's folder may be on a disk that hangs (decision 18)
         looking: asyncio.Future[Request | None] | None = None
         asked: Request | None = None
+        looked = -1
         while True:
             now_ms = self._clock.now_ms()
-            looking = looking or disk.start(partial(self._requests.wanted, now_ms))
-            done, _ = await asyncio.wait([looking], timeout=LOOK_LIMIT_S)
-            if done:
+            if looking is None and (asked or now_ms // LOOK_MS != looked):
+                looked = now_ms // LOOK_MS
+                looking = disk.start(partial(self._requests.wanted, now_ms))
+            if looking is not None and await self._clock.within(looking, LOOK_LIMIT_S):
                 request, looking = looking.result(), None
                 if request != asked:
                     asked = request
