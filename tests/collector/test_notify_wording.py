@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 
 from drover_collector import incidents_record
+from drover_collector.config import CollectorConfig
 from drover_collector.notify.wording import Story, cut, listed, moment, span, story
 from drover_proto.events import Incident, Note
+from drover_proto.settings import load
 from testbed.notified import LOST_GPU, NOW_MS, OVER, PLACES, body
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "notifications.md"
 RACK = tuple((f"r01n{n:02}", None) for n in range(1, 17))
 
 
@@ -99,6 +105,20 @@ def test_an_older_message_with_less_in_it_can_be_told() -> None:
     assert one.headline.startswith("WARNING: ")
     assert "It is slow." in one.text(NOW_MS)
     assert one.since_ms == one.told_ms
+
+
+def test_the_document_shows_a_message_as_it_is() -> None:
+    one = told()
+    shown = textwrap.indent(f"{one.headline}\n\n{one.text(NOW_MS).partition(chr(10) * 2)[2]}", " " * 4)
+    assert shown in DOCUMENT.read_text("utf-8")
+
+
+def test_the_documents_settings_can_be_loaded(tmp_path: Path) -> None:
+    tables = re.findall(r"^    (\[\[notify\.(\w+)\]\]\n(?:    .+\n)+)", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    assert [kind for _, kind in tables] == ["webhook", "slack", "pagerduty", "alertmanager", "apprise"]
+    (tmp_path / "c.toml").write_text("".join(textwrap.dedent(f"    {text}") for text, _ in tables))
+    config = load(CollectorConfig, tmp_path / "c.toml").notify
+    assert [len(getattr(config, kind)) for _, kind in tables] == [1] * 5
 
 
 def test_lengths_and_times_of_day() -> None:
