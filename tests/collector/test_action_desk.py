@@ -346,6 +346,30 @@ def test_a_decision_that_nothing_was_begun_of_ends_with_its_mode(scene: Scene, m
     assert scene.store.actions(node="n1") == []
 
 
+def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: Scene) -> None:
+    """While one node after the other is given to its probes, another one is to be drained."""
+    order: list[str] = []
+    with scene.desk(look_s=1e9) as desk:
+        desk.take([decision(), decision(node="n2", id_="d2")])
+        scene.wait_stage(Health.DRAINING)
+        scene.wait_stage(Health.DRAINING, "n2")
+    ask = scene.probes.ask
+
+    def asked(node: str, why: ProbeReason, **more: str) -> str:
+        order.append(node)
+        if len(order) == 1:
+            desk.intend("n3", Act.DRAIN, "seed", "inc1", "why", "drover")
+        elif len(order) == 2:
+            order.extend(effect.split()[0] for effect in scene.slurm.effects[2:])
+        return ask(node, why, **more)
+
+    scene.probes.ask = asked  # type: ignore[method-assign,assignment]  # the order in which it is asked
+    with scene.desk() as desk:
+        scene.wait_stage(Health.VALIDATING)
+        scene.wait_stage(Health.VALIDATING, "n2")
+    assert order[:3] == ["n1", "n2", "n3"], "the drain of n3 came before the second was asked for"
+
+
 def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:
     free = threading.Event()
 

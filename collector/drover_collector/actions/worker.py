@@ -96,8 +96,8 @@ class Worker:
                     self._work(job)
                 else:
                     look_at = time.monotonic() + self._look_s
-                    if now >= self._away_until:
-                        self._look()
+                    if now >= self._away_until and not self._look():
+                        look_at = 0.0  # it goes on when nothing is due
             except Exception as error:  # a defect must neither end the thread nor go unseen
                 log.exception("%s: a defect", self.actuator.name)
                 self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {type(error).__name__}: {error}."
@@ -262,7 +262,8 @@ class Worker:
 
     # ---- looks at what is out
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """False: it was broken off, as an action has come meanwhile: many nodes may be out, and a store be slow."""
         desk = self._desk
         try:
             desk.store.fence()
@@ -272,6 +273,8 @@ class Worker:
                 self._back()
                 for duty in mine:
                     self._look_at(duty, states)
+                    if self._has_come():
+                        return False
             self._look_at_advices()
             self._look_at_all()
         except StoreError as error:
@@ -280,6 +283,11 @@ class Worker:
             self._gone_away(str(error))
         except ActError as error:
             desk.troubles[self.actuator.name] = f"{self.actuator.name}: {error}."
+        return True
+
+    def _has_come(self) -> bool:
+        with self._changed:
+            return self._stopping or self._next(time.monotonic()) is not None
 
     def _look_at(self, duty: Duty, states: Mapping[str, NodeState]) -> None:
         desk, state = self._desk, states.get(duty.node)
