@@ -31,8 +31,6 @@ def racks(by: str, rack: str) -> None:
     if text := heat_parts.verdict(reply, who):
         view.notice("verdict", "summary" if any(rack.incident for rack in reply.racks) else "remark", text)
     view.numbers(heat_parts.numbers(reply))
-    for number, line in enumerate(reply.absent):
-        view.notice(f"absent_{number}", "remark", line)
     left, right = st.columns([1.35, 1], gap="medium")
     with left:
         clicked = fabric_parts.show_tiles("racks", heat_parts.rack_tiles(reply, heat_parts.MEASURES[by], rack))
@@ -43,6 +41,8 @@ def racks(by: str, rack: str) -> None:
         if reply.hot_total > len(reply.hot):
             view.notice("cut", "remark", f"The worst {len(reply.hot)} of {reply.hot_total} GPUs.")
         view.go(heat_parts.show_hot("hot", reply, who))
+    for number, line in enumerate(reply.absent):
+        view.notice(f"absent_{number}", "remark", line)
     if rack:
         view.notice("nodes", "remark", f"Nodes of rack {rack}")
         view.go(heat_parts.show_nodes("nodes", reply))
