@@ -159,11 +159,12 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
     Raises:
         SettingsError: certificates or receivers that cannot be used. StoreError: a store.url that is none.
     """
-    notifiers(config.notify, config.webhooks, spec)
+    told = ", ".join(f"{n.name} ({n.kind})" for n in notifiers(config.notify, config.webhooks, spec)) or "nobody"
     check_url(config.store.url, config.store.cluster)
     tls = server_tls(config.tls)
     until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
-    print(f"{path or 'defaults'}: good; {len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}{until}")
+    about = f"{len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}{until}; tells {told}"
+    print(f"{path or 'defaults'}: good; {about}")
     return 2 if tls is not None and tls.own.ended(time.time()) else 0
 
 
