@@ -115,6 +115,14 @@ def test_a_secret_that_everyone_can_read_is_refused(write: Write, tmp_path: Path
         load_config(write("c.toml", table(kind, f'url_file = "{secret}"')))
 
 
+@pytest.mark.parametrize("text", [f"{SLACK_URL}\nsecond line", f"{SLACK_URL} x", "hooks.slack.com/x", "", "https://:x"])
+def test_a_file_that_holds_no_address_is_refused_and_not_shown(write: Write, text: str) -> None:
+    secret = write("secret", text)
+    with pytest.raises(SettingsError, match="does not hold an https:// address") as error:
+        load_config(write("c.toml", table("slack", f'url_file = "{secret}"')))
+    assert "S3CR3T" not in str(error.value)
+
+
 def test_an_http_address_is_slacks_only_on_this_machine(write: Write) -> None:
     good = {"U": "http://127.0.0.1:8080/x"}
     assert load_config(write("c.toml", table("slack", 'url_env = "U"')), good)

@@ -36,6 +36,7 @@ def http_url(value: str) -> str | None:
     try:
         parts = urlsplit(value)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        good = good and value.isprintable() and " " not in value  # urlsplit takes more than one line
     except ValueError:
         good = False
     return None if good else "must be an http:// or https:// address"
