@@ -14,15 +14,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from drover_agent.ahead import Ahead
 from drover_agent.clock import Clock
 from drover_agent.config import SpoolConfig
 from drover_agent.disk import DiskThread
-from drover_agent.segments import Stored
+from drover_agent.frames import Stored
 from drover_agent.spool import LANES, Losses, Spool, as_message
 from drover_agent.spool_jobs import Done, Files, Sendable, read, write
-from drover_agent.tail import Ahead, Tail
+from drover_agent.tail import Tail
 from drover_proto import telemetry_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,15 @@ class Outbox:
         self.events, self.telemetry = (
             Tail.behind(log_.next_seq) for log_ in (self._spool.events, self._spool.telemetry)
         )
-        self._ahead = {lane: Ahead() for lane in LANES}
+        self._ahead = {
+            lane: Ahead(
+                lane,
+                self.events if lane == pb.EVENTS else self.telemetry,
+                partial(self._read, lane),
+                lambda: self.on_ready(),
+            )
+            for lane in LANES
+        }
         self._rejected: set[tuple[int, int]] = set()
         self._losses = self._spool.take_losses() or Losses()
         self._waiting = self._spool.pending()  # below the tails, that nobody holds
@@ -241,52 +251,20 @@ class Outbox:
 
     def _next(self, lane: int, after: int) -> Sendable | None:
         if lane == pb.BACKFILL:
-            return self._from_disk(lane, after) if self.plan.after(after) else None
+            return self._ahead[lane].next(after) if self.plan.after(after) else None
         tail = self.events if lane == pb.EVENTS else self.telemetry
         if lane == pb.LIVE:
             after = max(after, self.plan.through)
         if after < tail.nothing_from:
-            return self._from_disk(lane, after)
+            return self._ahead[lane].next(after)
         record = tail.above(after)
         if record is None or record.seq > tail.released:
             return None
         return record.seq, as_message(lane, record.seq, record.payload), len(record.payload)
 
-    def _from_disk(self, lane: int, after: int) -> Sendable | None:
-        ahead = self._ahead[lane]
-        if ahead.after != after:
-            ahead.after = after
-            ahead.found.clear()
-        if ahead.found:
-            found = ahead.found.popleft()
-            ahead.after = found[0]
-            return found
-        if not ahead.asked and not self._closed and (ahead.end is None or after < ahead.end):
-            ahead.asked = True
-            tail = self.events if lane == pb.EVENTS else self.telemetry
-            before, held = tail.nothing_from, dict(self.held)
-            job = self._disk.submit(lambda: read(self._spool, lane, after, held))
-            job.add_done_callback(lambda job: self._was_read(lane, tail, after, before, job))
-        return None
-
-    def _was_read(self, lane: int, tail: Tail, after: int, before: int, job: asyncio.Future[list[Sendable]]) -> None:
-        ahead = self._ahead[lane]
-        ahead.asked = False
-        if job.cancelled() or self._closed:
-            return
-        if error := job.exception():  # a fault in Drover; asked for again when something else wakes the stream
-            log.error("spool: what waits cannot be read: %s", error, exc_info=error)
-            return
-        found = job.result()
-        if ahead.after == after:
-            if lane != pb.BACKFILL:
-                found = [one for one in found if one[0] <= before]
-                if not found and before == tail.nothing_from:
-                    tail.nothing_from = after
-            elif not found:  # what the plan names may be gone (dropped, damaged)
-                ahead.end = after
-            ahead.found.extend(found)
-        self.on_ready()
+    def _read(self, lane: int, after: int) -> asyncio.Future[list[Sendable]]:
+        held = dict(self.held)
+        return self._disk.submit(lambda: read(self._spool, lane, after, held))
 
     async def welcome(self, held: Mapping[int, int]) -> bool:
         """Take over what a collector holds, and move an old backlog to the backfill lane.
@@ -338,7 +316,7 @@ class Outbox:
         while self.telemetry.records and self.telemetry.first <= self.plan.through:
             self.telemetry.pop()
         for ahead in self._ahead.values():
-            ahead.after, ahead.end = -1, None
+            ahead.again()
         self._count_due = True
         self._soon()
 
@@ -392,6 +370,8 @@ class Outbox:
         if self._closed:
             return
         self._closed = True
+        for ahead in self._ahead.values():
+            ahead.close()
         if self._limit:
             self._limit.cancel()
         events, batches = self._untaken()

@@ -26,7 +26,8 @@ from pathlib import Path
 from drover_agent.backfill import BackfillPlan, Range
 from drover_agent.config import SpoolConfig
 from drover_agent.files import write_whole
-from drover_agent.segments import Segment, SegmentLog, Stored
+from drover_agent.frames import Segment, Stored
+from drover_agent.segments import SegmentLog
 from drover_proto import telemetry_pb2 as pb
 
 log = logging.getLogger(__name__)

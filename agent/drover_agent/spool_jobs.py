@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drover_agent.files import write_whole
-from drover_agent.segments import Stored
+from drover_agent.frames import Stored
 from drover_agent.spool import Losses, Spool
 from drover_proto import telemetry_pb2 as pb
 

@@ -1,12 +1,11 @@
-"""The newest records of a log in memory, and records read from the disk before they are asked for."""
+"""The newest records of a log in memory."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from drover_agent.segments import Stored
-from drover_agent.spool_jobs import Sendable
+from drover_agent.frames import Stored
 
 
 @dataclass(slots=True)
@@ -46,13 +45,3 @@ class Tail:
         self.size -= len(record.payload)
         self.first = record.seq + 1
         return record
-
-
-@dataclass(slots=True)
-class Ahead:
-    """Records of one lane read before they are asked for; the first of them follows `after`."""
-
-    after: int = -1
-    found: deque[Sendable] = field(default_factory=deque)
-    asked: bool = False
-    end: int | None = None  # nothing follows this one, until the next Welcome

@@ -23,7 +23,7 @@ import pytest
 from drover_agent import outbox, packing, uplink
 from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.segments import MAGIC
+from drover_agent.frames import MAGIC
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_collector.records import MAX_TEXT
 from drover_proto import telemetry_pb2 as pb

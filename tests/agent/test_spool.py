@@ -13,7 +13,8 @@ import pytest
 
 from drover_agent.backfill import BackfillPlan
 from drover_agent.config import SpoolConfig
-from drover_agent.segments import SegmentLog, frame
+from drover_agent.frames import frame
+from drover_agent.segments import SegmentLog
 from drover_agent.spool import Spool, SpoolError
 from drover_proto import telemetry_pb2 as pb
 

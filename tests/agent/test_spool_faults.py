@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import files, segments
+from drover_agent import files, frames, segments
 from drover_agent.config import SpoolConfig
 from drover_agent.dictionary import Dictionary
 from drover_agent.segments import SegmentLog
@@ -101,7 +101,7 @@ def test_a_record_damaged_under_a_running_agent_costs_itself_alone_and_is_told(t
         event(spool, code)
     path = max(tmp_path.glob("events-*.seg"))
     whole = bytearray(path.read_bytes())
-    whole[spool.events.segments[-1].offsets[1] + segments.FRAME.size] ^= 0x5A
+    whole[spool.events.segments[-1].offsets[1] + frames.FRAME.size] ^= 0x5A
     path.write_bytes(whole)
     for _ in range(2):
         found = payloads(spool.events)
