@@ -27,6 +27,7 @@ class Probing:
         self.asking = Asking(
             pipeline.store, pipeline.index, config, self.desk, lambda: pipeline.leading, lambda: pipeline.incidents,
             pipeline.now_ms, lambda: {risk.node: risk.chance for risk in pipeline.engine.risks},
+            maintained=lambda: pipeline.outbox.silences.held(pipeline.now_ms()),
         )  # fmt: skip
         self.desk.on_verdicts.append(self._judge)
         pipeline.saving.takers.append(self.asking.take)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from drover_collector.deciding import Decider
-from drover_proto.events import Wanted
+from drover_collector.probes.asking import Asking
+from drover_collector.probes.plan import Wish
+from drover_collector.probes.settings import ProbesConfig
+from drover_proto.events import ProbeReason, Wanted
 from testbed.deciding import OPEN, decide, fleet, incident, policy
 
 WINDOW = "maintenance window: by anna until noon: firmware"
@@ -79,3 +83,28 @@ def test_their_silence_is_no_gap_in_telemetry() -> None:
     decide(other, [], 1000, heard=here)
     (event,) = decide(other, [], 11_000, heard=gone)[1]
     assert event.cause == "gap_in_telemetry"
+
+
+def test_no_probe_is_asked_for_on_its_own_account() -> None:
+    class Planned(Asking):
+        def _look(self, now_ms: int) -> None: ...
+
+        def _upkeep(self, now_ms: int) -> list[Wish]:
+            return [Wish(node, ProbeReason.IDLE) for node in ALL[:3]]
+
+    asked: list[str] = []
+
+    class Desk:
+        def ask(self, node: str, *_: object, **__: object) -> str:
+            asked.append(node)
+            return node
+
+    desk: Any = Desk()
+    nothing: Any = None
+    subject = Planned(
+        nothing, fleet(8), ProbesConfig(admit=True), desk, lambda: True, dict, lambda: 0,
+        maintained=lambda: {"n001": WINDOW},
+    )  # fmt: skip
+    subject._restored = True
+    subject.step()
+    assert asked == ["n000", "n002"]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +31,7 @@ class Asking:
     """`run` in the event loop while this collector lives; `take` in the thread that stores outcomes.
 
     Args:
-        incidents: as they are now, by id. risk: node -> how likely a fault is.
+        incidents: as they are now, by id. risk: node -> how likely a fault is. maintained: nodes in maintenance.
     """
 
     store: Store
@@ -43,6 +43,7 @@ class Asking:
     now_ms: Callable[[], int]
     risk: Callable[[], Mapping[str, float]] = dict
     every_s: float = EVERY_S
+    maintained: Callable[[], Container[str]] = tuple  # nodes that people work on: a probe would be in their way
     _decisions: dict[str, Decision] = field(default_factory=dict)  # incident -> the newest that wants a probe
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _idle_since: dict[str, int] = field(default_factory=dict)
@@ -96,9 +97,11 @@ class Asking:
         if active and time.monotonic() - self._upkeep_s >= UPKEEP_S:
             self._upkeep_s = time.monotonic()
             wishes += self._upkeep(now_ms)
+        maintained = self.maintained()
         return [
             self.desk.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
             for w in wishes
+            if w.node not in maintained
         ]
 
     def _upkeep(self, now_ms: int) -> list[Wish]:
