@@ -70,8 +70,8 @@ class FleetApi(FleetServicer):
     async def GetStatus(self, _request: pb.StatusRequest, context: Context) -> pb.Status:
         return await self._answer(context, lambda: api_fleet.get_status(self._facts))
 
-    async def GetLayout(self, _request: pb.LayoutRequest, context: Context) -> pb.Layout:
-        return await self._answer(context, lambda: api_fleet.get_layout(self._facts))
+    async def GetLayout(self, request: pb.LayoutRequest, context: Context) -> pb.Layout:
+        return await self._answer(context, lambda: api_fleet.get_layout(self._facts, request.jobs))
 
     async def GetPicture(self, request: pb.PictureRequest, context: Context) -> pb.Picture:
         return await self._answer(context, lambda: api_fleet.get_picture(self._facts, request.color_by))

@@ -137,7 +137,7 @@ def layout_order(index: FleetIndex) -> npt.NDArray[np.intp]:
     return np.concatenate(cells).astype(np.intp) if cells else np.zeros(0, np.intp)
 
 
-def get_layout(facts: Facts) -> pb.Layout:
+def get_layout(facts: Facts, jobs: bool = False) -> pb.Layout:
     def make() -> pb.Layout:
         index = facts.index
         layout = pb.Layout(version=index.version)
@@ -148,7 +148,13 @@ def get_layout(facts: Facts) -> pb.Layout:
                 rack.nodes.add(name=node.name, gpus=node.gpus, leaf=node.leaf, pool=node.pool, sku=node.sku)
         return layout
 
-    return facts.once("layout", LONG_S, make)
+    layout = facts.once("layout", LONG_S, make)
+    if not jobs:
+        return layout
+    codes, names = facts.jobs()
+    held = pb.Layout(job_names=names, jobs=codes[_order(facts)].astype("<i4").tobytes())
+    held.MergeFrom(layout)
+    return held
 
 
 def get_picture(facts: Facts, color_by: str) -> pb.Picture:

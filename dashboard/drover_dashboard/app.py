@@ -16,6 +16,7 @@ from drover_dashboard import client
 from drover_dashboard.components import ASSETS
 from drover_dashboard.door import Door
 from drover_dashboard.fleet_canvas import frame, metrics, trouble_line
+from drover_dashboard.grouping import GROUPS, USUAL, grouped
 
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 
@@ -43,16 +44,15 @@ def asset(request: Request) -> Response:
     return Response(body, media_type=media_type, headers=headers)
 
 
-def layout(_request: Request) -> Response:
-    """Racks, nodes and GPU counts in the order of a picture's bytes."""
-    answer = client.fleet().layout()
+def layout(request: Request) -> Response:
+    """Groups of nodes with the places of their GPUs in a picture's bytes."""
+    by = request.query_params.get("group", USUAL)
+    if by not in GROUPS:
+        return JSONResponse({"trouble": f"unknown group {json.dumps(by)}; choose one of {', '.join(GROUPS)}"}, 400)
+    answer = client.fleet().layout(jobs=by == "job")
     if answer.value is None:
         return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
-    racks = [
-        {"name": rack.name, "nodes": [{"name": node.name, "gpus": node.gpus} for node in rack.nodes]}
-        for rack in answer.value.racks
-    ]
-    return JSONResponse({"version": answer.value.version, "racks": racks})
+    return JSONResponse({"version": answer.value.version, "group": by, "racks": grouped(answer.value, by)})
 
 
 def picture(request: Request) -> Response:

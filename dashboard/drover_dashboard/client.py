@@ -137,8 +137,9 @@ class FleetClient:
     def status(self) -> Answer[pb.Status]:
         return self._call(self._fleet().GetStatus, pb.StatusRequest(), "status")
 
-    def layout(self) -> Answer[pb.Layout]:
-        return self._call(self._fleet().GetLayout, pb.LayoutRequest(), "layout")
+    def layout(self, jobs: bool = False) -> Answer[pb.Layout]:
+        """`jobs`: with who holds each GPU."""
+        return self._call(self._fleet().GetLayout, pb.LayoutRequest(jobs=jobs), f"layout {jobs}")
 
     def picture(self, color_by: str) -> Answer[pb.Picture]:
         return self._call(self._fleet().GetPicture, pb.PictureRequest(color_by=color_by), f"picture {color_by}")

@@ -35,9 +35,9 @@ def metrics() -> list[Metric]:
     return [m for m in catalog.of_scope(Scope.GPU) if m.unit not in STATE_UNITS]
 
 
-def canvas(color_by: str, height: int) -> Clicked | None:
+def canvas(color_by: str, group: str, height: int) -> Clicked | None:
     """Draw the picture, `height` px high; the GPU just clicked, else None."""
-    data = {"color_by": color_by, "every_s": REFRESH_S, "height": height, "palette": theme.palette()}
+    data = {"color_by": color_by, "group": group, "every_s": REFRESH_S, "height": height, "palette": theme.palette()}
     shown = component("fleet")(key="fleet_picture", data=data, on_open_change=lambda: None, height=height)
     opened: dict[str, Any] | None = shown.open
     return Clicked(opened["node"], opened["gpu"]) if opened else None

@@ -270,12 +270,17 @@ Global___TableSize: _TypeAlias = TableSize  # noqa: Y015
 class LayoutRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOBS_FIELD_NUMBER: _builtins.int
+    jobs: _builtins.bool
+    """with who holds each GPU now"""
     def __init__(
         self,
+        *,
+        jobs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,18 +294,28 @@ class Layout(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     RACKS_FIELD_NUMBER: _builtins.int
+    JOB_NAMES_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
+    jobs: _builtins.bytes
+    """int32 little-endian per cell: its place in job_names, -1: nobody"""
     @_builtins.property
     def racks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rack]: ...
+    @_builtins.property
+    def job_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only where jobs were asked for; likewise"""
+
     def __init__(
         self,
         *,
         version: _builtins.str = ...,
         racks: _abc.Iterable[Global___Rack] | None = ...,
+        job_names: _abc.Iterable[_builtins.str] | None = ...,
+        jobs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["racks", b"racks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_names", b"job_names", "jobs", b"jobs", "racks", b"racks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,7 +121,7 @@ def test_once_prints_one_frame(served: None, capsys: pytest.CaptureFixture[str])
 def test_json_has_what_a_frame_shows(served: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["status"]["nodes_expected"] == 8
+    assert (told["status"]["nodes_expected"], told["status"]["ts_ms"]) == (8, NOW_MS)
     assert [i["node"] for i in told["incidents"]] == ["n0"]
     assert told["jobs"][0]["job"] == "train0"
     assert told["nodes"][0]["gpu_health"] == ["healthy", "confirmed"]

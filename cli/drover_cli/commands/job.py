@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         reply = stub.ListJobs(pb.ListJobsRequest(ended=args.ended, limit=args.limit), timeout=client.DEADLINE_S)
     if args.json:
         for row in reply.jobs:
-            print_json(_told(row))
+            print_json(told(row))
         return 0
     if not reply.jobs:
         print("no job holds a GPU" if not args.ended else "no job holds a GPU, and none ended in the last 24 h")
@@ -67,7 +67,7 @@ def _optional(row: Any, name: str, form: str) -> str:
     return form.format(getattr(row, name)) if row.HasField(name) else NONE
 
 
-def _told(row: pb.JobRow) -> dict[str, Any]:
+def told(row: pb.JobRow) -> dict[str, Any]:
     """What is not known is left out; times are numbers, ms."""
     found: dict[str, Any] = MessageToDict(row, preserving_proto_field_name=True)
     return found | {name: getattr(row, name) for name in ("since_ms", "ended_ms") if name in found}
@@ -89,7 +89,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
         reports = [incident_report(incident) for incident in incidents]
         lacks = list(detail.absent)
-        print_json({**_told(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
+        print_json({**told(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
         return 0
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"job {plain(row.job)}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
@@ -122,8 +122,8 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
             ],
         )  # fmt: skip
         medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
-        told = ", ".join(f"{BY_NAME[name].label} {_value(name, medians[name])}" for name in shown if name in medians)
-        print(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {told or 'none known'}")
+        usual = ", ".join(f"{BY_NAME[name].label} {_value(name, medians[name])}" for name in shown if name in medians)
+        print(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
     for text in detail.absent:
         print(f"not known: {plain(text)}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
@@ -29,13 +30,7 @@ def run(args: argparse.Namespace) -> int:
     with client.connect(args) as stub:
         status = stub.GetStatus(pb.StatusRequest(), timeout=client.DEADLINE_S)
     if args.json:
-        found = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        for name, value in found.items():  # protobuf's JSON writes 64-bit integers as strings
-            if isinstance(value, str) and name.endswith(("_ms", "_stored", "_rejected", "_bytes")):
-                found[name] = int(value)
-        for table in found["tables"]:
-            table.update({name: int(value) for name, value in table.items() if name != "name"})
-        print_json(found)
+        print_json(told(status))
         return 0
     now = round(time.time() * 1000)
     health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
@@ -66,6 +61,19 @@ def run(args: argparse.Namespace) -> int:
     for trouble in status.troubles:
         print(f"trouble         {plain(trouble)}")
     return 0
+
+
+def told(status: pb.Status) -> dict[str, Any]:
+    """As JSON, with numbers as numbers: protobuf writes those of 64 bits as strings."""
+    found: dict[str, Any] = MessageToDict(
+        status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for name, value in found.items():
+        if isinstance(value, str) and name.endswith(("_ms", "_stored", "_rejected", "_bytes")):
+            found[name] = int(value)
+    for table in found["tables"]:
+        table.update({name: int(value) for name, value in table.items() if name != "name"})
+    return found
 
 
 def _detection(status: pb.Status, now_ms: int) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from google.protobuf.json_format import MessageToDict
-
 from drover_cli import client
 from drover_cli.arguments import finite
+from drover_cli.commands import job, status
 from drover_cli.errors import CliError, UnreachableError
 from drover_cli.extras import needs
 from drover_cli.output import print_json
@@ -101,11 +99,10 @@ def _look(args: argparse.Namespace) -> Facts:
 
 
 def _told(facts: Facts) -> dict[str, object]:
-    status = MessageToDict(facts.status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return {
-        "status": {name: value for name, value in status.items() if name != "tables"},
+        "status": {name: value for name, value in status.told(facts.status).items() if name != "tables"},
         "incidents": [incident_report(incident) for incident in facts.incidents],
-        "jobs": [json.loads(json.dumps(MessageToDict(job, preserving_proto_field_name=True))) for job in facts.jobs],
+        "jobs": [job.told(row) for row in facts.jobs],
         "nodes": [
             {"node": n.name, "rack": n.rack, "health": n.health, "reason": n.reason, "gpu_health": list(n.gpu_health)}
             for n in facts.nodes

@@ -1,10 +1,11 @@
-// The picture of every GPU by rack. It fetches its own frames, so that a refresh costs neither a script run nor a flicker.
+// The picture of every GPU, by rack or by what else groups them. It fetches its own frames, so that a refresh costs neither a script run nor a flicker.
 import { clock, element, themeOf } from "./common.js";
 import { arrange, place, hit } from "./fleet_layout.js";
 
 const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
 const HEALTHY = "healthy";
 const UNKNOWN = "unknown";
+const JOBS_MS = 20_000; // how often it is asked anew who holds what
 const pictures = new WeakMap();
 
 export function render({ data, parentElement, setTriggerValue }) {
@@ -13,7 +14,7 @@ export function render({ data, parentElement, setTriggerValue }) {
     picture = mount(parentElement);
     pictures.set(parentElement, picture);
   }
-  const changed = !picture.data || picture.data.color_by !== data.color_by;
+  const changed = !picture.data || picture.data.color_by !== data.color_by || picture.data.group !== data.group;
   picture.data = data;
   picture.open = (cell) => setTriggerValue("open", { node: cell.node, gpu: cell.gpu });
   if (changed) poll(picture);
@@ -56,8 +57,11 @@ async function poll(picture) {
     try {
       const frame = await fetchFrame(picture.data.color_by);
       if (round !== picture.round) return;
-      if (!picture.layout || picture.layout.version !== frame.layout_version) {
-        picture.layout = await fetchJson("drover/layout");
+      const { group } = picture.data;
+      const moves = group === "job" && Date.now() - picture.arrangedMs > JOBS_MS; // jobs come and go
+      if (!picture.layout || picture.layout.version !== frame.layout_version || picture.layout.group !== group || moves) {
+        picture.layout = await fetchJson(`drover/layout?group=${group}`);
+        picture.arrangedMs = Date.now();
         if (round !== picture.round) return;
       }
       if (picture.layout.version === frame.layout_version) picture.frame = frame;
@@ -242,7 +246,8 @@ function hover(picture, event) {
   const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
   tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: nothing heard" : health));
   if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
-  tip.append(element("div", "faint", `${cell.rack} · click to open`));
+  const group = cell.group && cell.group !== cell.rack ? ` · ${cell.group}` : "";
+  tip.append(element("div", "faint", `${cell.rack}${group} · click to open`));
   const box = root.getBoundingClientRect();
   tip.style.left = `${Math.min(event.clientX - box.left + 14, root.clientWidth - 200)}px`;
   const y = event.clientY - box.top;

@@ -50,15 +50,16 @@ function finish(best, style, racks, slots, lines) {
   return plan;
 }
 
-// One entry per GPU in the order of the frame's bytes.
+// One entry per GPU, group by group; `index` is its place in the frame's bytes.
 export function place(layout, plan) {
   const cells = [];
   layout.racks.forEach((rack, number) => {
     const origin = plan.origins[number];
     rack.nodes.forEach((node, line) => {
-      for (let gpu = 0; gpu < node.gpus; gpu += 1) {
-        const [x, y] = [origin.x + gpu * plan.cellWidth, origin.y + line * plan.cellHeight];
-        cells.push({ index: cells.length, node: node.name, gpu, rack: rack.name || "(no rack)", x, y });
+      for (let k = 0; k < node.gpus; k += 1) {
+        const gpu = node.slots ? node.slots[k] : k;
+        const [x, y] = [origin.x + k * plan.cellWidth, origin.y + line * plan.cellHeight];
+        cells.push({ index: node.first + gpu, node: node.name, gpu, rack: node.rack || "(no rack)", group: rack.name, x, y });
       }
     });
   });

@@ -7,6 +7,7 @@ import streamlit as st
 from drover_dashboard import client, incident_rows, view
 from drover_dashboard import format as fmt
 from drover_dashboard.fleet_canvas import canvas, metrics
+from drover_dashboard.grouping import GROUPS, USUAL
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health, Severity
 
@@ -81,10 +82,28 @@ def _tiles(status: pb.Status) -> None:
             f"24 h; waited {fmt.hours(status.gpu_hours_waited)}",
         ),
         ("Jobs hurt", status.jobs_hurt, "now"),
+        ("Fleet MFU", f"{status.mfu_ratio:.0%}" if status.HasField("mfu_ratio") else "-", _mfu(status)),
+        ("Held, idle", _idle_share(status), _idle_of(status)),
     )
     for column, (label, value, context) in zip(st.columns(len(tiles), gap="small"), tiles, strict=True):
         shown = value if isinstance(value, str) else fmt.number(value)
         column.metric(label, shown, context, delta_color="off", delta_arrow="off", border=True)
+
+
+def _mfu(status: pb.Status) -> str:
+    return f"{fmt.number(status.mfu_gpus)} GPUs tell" if status.HasField("mfu_ratio") else "no job tells"
+
+
+def _idle_share(status: pb.Status) -> str:
+    if not status.HasField("gpus_idle") or not status.gpus_held:
+        return "-"
+    return f"{status.gpus_idle / status.gpus_held:.0%}"
+
+
+def _idle_of(status: pb.Status) -> str:
+    if not status.HasField("gpus_idle"):
+        return "not known"
+    return f"{fmt.number(status.gpus_idle)} of {fmt.number(status.gpus_held)}"
 
 
 @st.fragment(run_every=view.ALERT_S)
@@ -107,15 +126,26 @@ def picture() -> None:
     named = {metric.name: f"{fmt.capital(metric.label)}" for metric in metrics()}
     options = [HEALTH, *named]
     asked = st.query_params.get("color", HEALTH)
-    chosen = st.selectbox(
-        "Colour every GPU by",
-        options,
-        index=options.index(asked) if asked in options else 0,
-        format_func=lambda name: named.get(name, "Health"),
-        label_visibility="collapsed",
-    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        chosen = st.selectbox(
+            "Colour every GPU by",
+            options,
+            index=options.index(asked) if asked in options else 0,
+            format_func=lambda name: named.get(name, "Health"),
+            label_visibility="collapsed",
+        )
+        asked_group = st.query_params.get("group", USUAL)
+        group = st.selectbox(
+            "Group them by",
+            list(GROUPS),
+            index=list(GROUPS).index(asked_group) if asked_group in GROUPS else 0,
+            format_func=lambda by: f"by {GROUPS[by]}",
+            label_visibility="collapsed",
+            width=130,
+        )
     view.keep("color", chosen, HEALTH)
-    clicked = canvas(chosen, PICTURE_PX)
+    view.keep("group", group, USUAL)
+    clicked = canvas(chosen, group, PICTURE_PX)
     if clicked:
         st.switch_page(view.NODE, query_params={"node": clicked.node, "gpu": str(clicked.gpu)})
 
