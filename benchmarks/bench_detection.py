@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -32,6 +33,7 @@ FIELD_FAULTS = 0.474  # per 1,000 GPU-days: Llama 3 (16,384 H100, 54 days), all 
 GOALS = {"precision": 0.98, "recall": 0.95, "f1": 0.965, "false_drains": 0.02, "false_warnings": 1.0}
 DRAWS = 2000  # of the bootstrap over fleets
 SEED = 7
+FAILED: list[str] = []  # fleets that could not be played, and why
 
 
 def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
@@ -114,8 +116,17 @@ def by_kind(runs: Sequence[Played], of_cause: bool) -> dict[str, dict[str, Any]]
 
 def _fleet(
     seed: int, gpus: int, hours: float, interval_ms: int, thresholds: dict[str, float], ours: bool, wrong: bool
+) -> dict[str, Played] | str:
+    """One fleet; method -> what it made of it, or why it failed. `wrong` False: one in which nothing goes wrong."""
+    try:
+        return _played(seed, gpus, hours, interval_ms, thresholds, ours, wrong)
+    except Exception:  # noqa: BLE001  # one fleet that fails must not cost the others; it is told, and counts as missing
+        return f"seed {seed}: {traceback.format_exc()}"
+
+
+def _played(
+    seed: int, gpus: int, hours: float, interval_ms: int, thresholds: dict[str, float], ours: bool, wrong: bool
 ) -> dict[str, Played]:
-    """One fleet; method -> what it made of it. `wrong` False: one in which nothing goes wrong."""
     none = {} if wrong else {"faults_per_1000_gpu_days": 0.0, "negatives_per_1000_gpu_days": 0.0}
     fleet = draw(seed, gpus=gpus, hours=hours, **none)
     methods = {name: (BASELINES[name.partition(" @")[0]], value) for name, value in thresholds.items()}
@@ -132,12 +143,23 @@ def run(
         ours=ours, wrong=wrong,
     )  # fmt: skip
     result: dict[str, list[Played]] = {}
+    began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(min(args.processes, len(seeds)), maxtasksperchild=1) as pool:
-        for done, played in enumerate(pool.imap(one, seeds), 1):
-            for name, p in played.items():
-                result.setdefault(name, []).append(p)
-            print(f"{done} of {len(seeds)} fleets", file=sys.stderr, flush=True)
-    return result
+        for done, played in enumerate(pool.imap_unordered(one, seeds), 1):
+            if isinstance(played, str):
+                FAILED.append(played)
+                print(f"A fleet failed, {played}", file=sys.stderr, flush=True)
+            else:
+                for name, p in played.items():
+                    result.setdefault(name, []).append(p)
+            passed = time.monotonic() - began
+            left = passed / done * (len(seeds) - done)
+            print(
+                f"{done} of {len(seeds)} fleets in {passed:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True
+            )
+    if not result:
+        sys.exit("No fleet could be played.")
+    return {name: sorted(runs, key=lambda p: p.seed) for name, runs in result.items()}
 
 
 def tune(args: argparse.Namespace) -> dict[str, float]:
@@ -165,6 +187,7 @@ def page(result: dict[str, Any]) -> str:
         f"{result['seeds'][1]}:",
         f"{ours['gpu_days']:,} GPU-days at {result['interval_s']:g} s, {ours['faults']} faults, "
         f"{ours['negatives']} hard negatives.",
+        *(f"A fleet could not be played: {why.splitlines()[0]}" for why in result["failed"]),
         "Tuning used seeds from 1000 on. Intervals are of 95 %: Wilson's for shares, bootstrap over fleets for F1.", "",
         "| Method | Precision | Recall | F1 | Delay median, p95 | False warnings | False drains "
         "| Precision in the field |",
@@ -244,11 +267,12 @@ def _false(runs: Sequence[Played]) -> dict[str, int]:
 
 def healthy(args: argparse.Namespace) -> dict[str, Any]:
     """Fleets in which nothing goes wrong, at 60 s, from seed 50 on (scoring seeds that the cases do not use)."""
-    gpus, hours = 4096, 24.0
+    gpus, hours = 4096, args.healthy_hours
     count = max(1, math.ceil(args.healthy / (gpus * hours / 24)))
     if count > 50:
-        sys.exit("--healthy: at most 204,800 GPU-days, or the seeds run out")
-    runs = run(range(50, 50 + count), args, 60_000, {}, wrong=False, gpus=gpus, hours=hours)[OURS]
+        sys.exit(f"--healthy: at most {50 * gpus * hours / 24:,.0f} GPU-days, or the seeds run out")
+    first = args.first_seed + 50  # scoring seeds 50 to 99, which the cases do not use; for trying out 1050 and more
+    runs = run(range(first, first + count), args, 60_000, {}, wrong=False, gpus=gpus, hours=hours)[OURS]
     days, false = sum(p.gpu_days for p in runs), sum(len(p.false) for p in runs)
     return {
         "gpu_days": round(days), "false": false, "false_drains": sum(len(p.false_drains) for p in runs),
@@ -264,7 +288,8 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples")
     parser.add_argument("--first-seed", type=int, default=0, help="for trying out: 1000 and more")
     parser.add_argument("--healthy", type=float, default=0.0, metavar="GPU_DAYS", help="play healthy fleets too")
-    parser.add_argument("--only-healthy", action="store_true")
+    parser.add_argument("--healthy-hours", type=float, default=24.0, help="of each healthy fleet of 4,096 GPUs")
+    parser.add_argument("--only-healthy", action="store_true", help="and nothing else; writes nothing")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--tune", action="store_true", help="choose the baselines' thresholds on the tuning seeds")
     parser.add_argument("--no-write", action="store_true", help="leave docs/detectors_scores.md as it is")
@@ -274,7 +299,7 @@ def main() -> None:
         print(json.dumps({"benchmark": "detection_tuning", "thresholds": tune(args)}))
         return
     if args.only_healthy:
-        print(json.dumps({"benchmark": "detection_healthy", **healthy(args)}))
+        print(json.dumps({"benchmark": "detection_healthy", **healthy(args), "failed": FAILED}))
         return
     thresholds = {name: float(module.THRESHOLD) for name, module in BASELINES.items()}
     seeds = range(args.first_seed, args.first_seed + args.fleets)
@@ -284,11 +309,12 @@ def main() -> None:
         "interval_s": args.interval, "seeds": [seeds[0], seeds[-1]], "thresholds": thresholds,
         "methods": {name: summary(runs) for name, runs in played.items()},
         "kinds": by_kind(played[OURS], False), "causes": by_kind(played[OURS], True),
-        "told_wrongly": _false(played[OURS]),
+        "told_wrongly": _false(played[OURS]), "failed": FAILED,
     }  # fmt: skip
     if args.healthy:
         result["healthy"] = healthy(args)
     result["wall_s"] = round(time.monotonic() - began)
+    result["cpu_s_per_fleet"] = round(sum(p.seconds for runs in played.values() for p in runs) / len(played[OURS]), 1)
     if not args.no_write:
         PAGE.write_text(page(result), encoding="utf-8")
     print(json.dumps(result))

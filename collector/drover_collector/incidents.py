@@ -94,12 +94,16 @@ class IncidentBook:
                 record.holds = {name: min(now_ms, last_ms + unseen_ms) for name, last_ms in record.holds.items()}
         self._ticked_ms = now_ms if closing else self._ticked_ms
         for record in self.open():
+            if not closing and before.get(record.incident.id) is record.incident:
+                continue  # a call for events: what they say nothing of waits for the bucket
             self._count(record, now_ms)
             self._set_action(record, now_ms, new=record.incident.id not in before)
             if closing:
                 self._close_if_quiet(record, now_ms)
         for id_, record in self.records.items():
             old, new = before.get(id_), record.incident
+            if not closing and old is new:
+                continue
             news = old is None or visible(old) != visible(new)
             if news or (new.closed_ms is None and now_ms - new.updated_ms >= REFRESH_MS):
                 version = 1 if old is None else old.version + 1

@@ -341,8 +341,8 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
     duty = look.tensor[g] if not np.isnan(look.tensor[g]) else look.sm[g]
     if cause in ("hbm", "nvlink"):
         duty = look.sm[g]
-    util = column(look.window, "gpu_util_ratio")
-    waiting = float(peers(util, look.groups).median[g] - util[g]) if cause in ("host", "pcie") else 1 - 1 / duty
+    util = "gpu_util_ratio"
+    waiting = float(look.medians[util][g] - look.values[util][g]) if cause in ("host", "pcie") else 1 - 1 / duty
     return Slow(
         cause, s.since_ms[cause, g], look.groups, int(look.size[look.groups[g]]),
         float(np.clip(np.nan_to_num(waiting), 0.0, 1.0)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.detectors.robust import Groups, peers
+from drover_collector.detectors.robust import MAD_TO_SIGMA, Groups
 from drover_collector.detectors.steady import column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -122,17 +122,16 @@ def _finding(
 def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) -> tuple[Evidence, ...]:
     """Each metric of the GPU against its peers."""
     result = []
+    inside = np.flatnonzero(slow.groups == slow.groups[g])  # its group alone: there may be hundreds of stragglers
     for name in metrics:
         values = column(window, name)
         if np.isnan(values[g]):
             continue
-        of = peers(values, slow.groups)
-        metric, value, median = BY_NAME[name], float(values[g]), float(of.median[g])
-        count = int(of.count[g]) - 1
+        known = values[inside][~np.isnan(values[inside])]
+        metric, value, median = BY_NAME[name], float(values[g]), float(np.median(known))
+        sigma, count = float(np.median(np.abs(known - median))) * MAD_TO_SIGMA, len(known) - 1
         text = f"{metric.label}: {describe(metric, value)}; median of {count} peers {describe(metric, median)}"
-        result.append(
-            Evidence(text, name, value, median, float(of.sigma[g]), count, slow.since_ms, window.newest.end_ms)
-        )
+        result.append(Evidence(text, name, value, median, sigma, count, slow.since_ms, window.newest.end_ms))
     reasons = column(window, "clock_event_reasons")[g]
     if not np.isnan(reasons) and reasons:
         text = f"it reports: {describe(BY_NAME['clock_event_reasons'], float(reasons))}"

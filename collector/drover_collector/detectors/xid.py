@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -49,7 +50,9 @@ QUIET_CRITICAL_MS = 600_000  # after the GPU came back: no repeat for this long 
 QUIET_WARNING_MS = 3_600_000
 QUIET_INFO_MS = 600_000
 CRASH_CODE = re.compile(r"failed with XID (\d+) on")  # as the summary of a crash tells it, for a restart
+PRUNE_MS = 1_000
 PER_KEY = 16  # bursts remembered per GPU and code
+MOST_PENDING = 512  # faults that wait and are looked through for those that a worse one explains
 MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
 
 
@@ -58,12 +61,14 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if state is not None and not window.events and not window.fresh:
         return [], state
     s = state if state is not None else State()
-    s.recent = [seen for seen in s.recent if now_ms - seen.ts_ms <= CRASH_WINDOW_MS]
-    s.causes = [
-        seen
-        for seen in s.causes
-        if now_ms - seen.ts_ms <= (JOB_ATTRIBUTE_MS if seen.severity is Severity.CRITICAL else CRASH_WINDOW_MS)
-    ]
+    if abs(now_ms - s.pruned_ms) >= PRUNE_MS:
+        s.pruned_ms = now_ms
+        s.recent = {key: seen for key, seen in s.recent.items() if now_ms - seen.ts_ms <= CRASH_WINDOW_MS}
+        s.causes.forget(
+            lambda seen: (
+                now_ms - seen.ts_ms > (JOB_ATTRIBUTE_MS if seen.severity is Severity.CRITICAL else CRASH_WINDOW_MS)
+            )
+        )
     found: list[Finding] = []
     for event in window.events:
         if event.kind in (EventKind.XID, EventKind.SXID):
@@ -140,7 +145,7 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
     _note(s, Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
     if verdict.app and job is not None:
         if not same_burst or (job, verdict.code) in s.crashes:
-            s.pending.append((now_ms + HOLD_MS, event, job))
+            s.pending.setdefault(key, (now_ms + HOLD_MS, event, job))
         return []
     if verdict.app:
         return [] if same_burst else [_app_fault(s, event, verdict, ts_ms, job)]
@@ -148,7 +153,10 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
 
 
 def _note(s: State, seen: Seen) -> None:
-    (s.recent if seen.severity is Severity.INFO else s.causes).append(seen)
+    if seen.severity is Severity.INFO:
+        s.recent[seen.node, seen.gpu, seen.code] = seen
+    else:
+        s.causes.add(seen)
 
 
 def _cause_of(s: State, event: Event, verdict: Verdict, job: str | None, ts_ms: int) -> Seen | None:
@@ -158,7 +166,7 @@ def _cause_of(s: State, event: Event, verdict: Verdict, job: str | None, ts_ms: 
     if named is not None:
         causes |= {named}
     found: list[Seen] = []
-    for seen in s.causes:
+    for seen in s.causes.near(event.node, job if verdict.app else None):
         close = seen.code in causes and abs(ts_ms - seen.ts_ms) <= ATTRIBUTE_MS
         same_gpu = close and (seen.node, seen.gpu) == (event.node, event.gpu)
         same_node = close and seen.node == event.node and verdict.code in (74, 145)
@@ -183,8 +191,9 @@ def _follows(event: Event, verdict: Verdict, cause: Seen, ts_ms: int, job: str |
 
 def _hardware_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | None) -> Finding:
     evidence = [_line(event, ts_ms)]
-    for item in [item for item in s.pending if _explains(verdict.code, item, event, job)]:
-        s.pending.remove(item)
+    held = [(key, item) for key, item in islice(s.pending.items(), MOST_PENDING)]
+    for key, item in [(key, item) for key, item in held if _explains(verdict.code, item, event, job)]:
+        del s.pending[key]
         evidence.append(Evidence(f"XID {item[1].code} on {place(item[1].node, item[1].gpu)} belongs to it"))
     times = _bursts_today(s, (event.node, event.gpu, verdict.code), ts_ms)
     if times > 1:
@@ -228,7 +237,7 @@ def _app_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | 
 def _crashes(s: State, now_ms: int) -> list[Finding]:
     """Jobs whose programs failed alike on many nodes: one finding each, and nothing for the nodes."""
     together: dict[tuple[str, int], list[Seen]] = {}
-    for seen in s.recent:
+    for seen in s.recent.values():
         if seen.job is not None:
             together.setdefault((seen.job, seen.code), []).append(seen)
     found = []
@@ -256,10 +265,11 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
 
 
 def _due(s: State, now_ms: int) -> list[Finding]:
-    due = [item for item in s.pending if item[0] <= now_ms]
-    s.pending = [item for item in s.pending if item[0] > now_ms]
+    due = {key: item for key, item in s.pending.items() if item[0] <= now_ms}
+    if due:
+        s.pending = {key: item for key, item in s.pending.items() if key not in due}
     found = []
-    for _, event, job in due:
+    for _, event, job in due.values():
         verdict = judge(event)
         if verdict is None or (job, verdict.code) in s.crashes:
             continue

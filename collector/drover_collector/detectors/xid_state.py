@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from drover_proto.events import Event, IncidentKind, Member, Severity
@@ -37,14 +38,47 @@ class Seen:
     severity: Severity
 
 
+PER_JOB = 16  # causes kept of a job: the first ones, to which the rest is put down
+
+
+class Causes:
+    """Worse lines of the last minutes, to which others are put down: the newest of each GPU and code, by node; the
+    first critical ones by job. A storm has one of each GPU of the fleet, and each line asks."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, dict[Key, Seen]] = {}
+        self._of_job: dict[str, dict[Key, Seen]] = {}
+
+    def add(self, seen: Seen) -> None:
+        key = (seen.node, seen.gpu, seen.code)
+        self._of_node.setdefault(seen.node, {})[key] = seen
+        if seen.job is not None and seen.severity is Severity.CRITICAL:
+            mine = self._of_job.setdefault(seen.job, {})
+            if len(mine) < PER_JOB:
+                mine.setdefault(key, seen)
+
+    def near(self, node: str, job: str | None) -> list[Seen]:
+        """Those of a node and of a job."""
+        mine = {} if job is None else self._of_job.get(job, {})
+        return list({**mine, **self._of_node.get(node, {})}.values())
+
+    def forget(self, old: Callable[[Seen], bool]) -> None:
+        for table in (self._of_node, self._of_job):
+            for name in list(table):
+                table[name] = {key: seen for key, seen in table[name].items() if not old(seen)}
+                if not table[name]:
+                    del table[name]
+
+
 @dataclass(slots=True)
 class State:
     bursts: dict[Key, list[list[int]]] = field(default_factory=dict)  # [first, last] of each, oldest first
     app_faults: dict[Key, list[int]] = field(default_factory=dict)  # those that were no crash of a whole job
     open: dict[Where, Open] = field(default_factory=dict)
-    recent: list[Seen] = field(default_factory=list)  # programs' faults: thousands when a large job crashes
-    causes: list[Seen] = field(default_factory=list)  # worse ones, to which others are put down
-    pending: list[tuple[int, Event, str]] = field(default_factory=list)  # (due, event, job)
+    recent: dict[Key, Seen] = field(default_factory=dict)  # programs' faults: thousands when a large job crashes
+    causes: Causes = field(default_factory=lambda: Causes())
+    pending: dict[Key, tuple[int, Event, str]] = field(default_factory=dict)  # (due, event, job)
+    pruned_ms: int = 0  # when `recent` and `causes` last were
     crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
 
 
