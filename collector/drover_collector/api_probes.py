@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -74,9 +75,22 @@ def _figures(rows: Iterable[ProbeRow], node: str) -> list[pb.ProbeFigure]:
         if node and not any(m.node == node for m, _ in pairs):
             continue
         # As strict as an order for all figures, so that none is called bad here that it would have passed.
-        judged = judge((m for m, _ in pairs), BUDGET / JUDGED)
+        judged = _newest_of_each(judge((m for m, _ in pairs), BUDGET / JUDGED))
         found.append(_figure(figure, sku, judged, {_place(m): row for m, row in pairs}, node))
     return found
+
+
+def _newest_of_each(judged: Judgement) -> Judgement:
+    """Of what was measured briefly and at length the later one: both count in the judgement, and one is shown."""
+
+    def place(v: Verdict) -> object:
+        return v.measurement.node, v.measurement.gpu, v.measurement.peer
+
+    last: dict[object, int] = {}
+    for v in judged.verdicts:
+        last[place(v)] = max(v.measurement.ts_ms, last.get(place(v), 0))
+    kept = [v for v in judged.verdicts if v.measurement.ts_ms == last[place(v)]]
+    return replace(judged, verdicts=tuple(kept))
 
 
 def _figure(figure: str, sku: str, judged: Judgement, rows: dict[object, ProbeRow], node: str) -> pb.ProbeFigure:
@@ -123,6 +137,7 @@ def configuration(key: Key) -> str:
         f"{key.nvlinks} NVLinks" if key.nvlinks is not None else "",
         "MIG" if key.mig else "",
         key.host,
+        {"long": "measured at length"}.get(key.form, key.form),
     ]
     return ", ".join(text for text in parts if text) or "nothing is known of it"
 
@@ -133,7 +148,7 @@ def _part(key: Key, figure: str) -> Key:
 
 
 def _place(m: Measurement) -> object:
-    return m.node, m.gpu, m.peer, m.probe
+    return m.node, m.gpu, m.peer, m.probe, m.key.form
 
 
 def probe_history(facts: Facts, request: pb.ProbeHistoryRequest) -> pb.ProbeHistoryReply:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.probes import eligible, plan
+from drover_agent.probes import eligible, trying
 from drover_agent.probes.eligible import DriverError, Found, Gpu, Guard, choose, look
 from drover_agent.probes.runner import End, GpuRef, Request, Runner
 from testbed.nvml import FakeNvml
@@ -174,8 +174,8 @@ def test_a_gpu_that_is_lost_under_a_probe_is_the_finding_and_no_giving_way(free:
             lambda text: free.lose(4) if "bf16" in text else None,
             [sys.executable, str(CHILD), "hang"],
         )
-        report = plan.told(runner.run(), guard)
-    assert (report.end, report.gpu, report.probe) == (End.CRASHED, 4, "gemm_bf16")
+        report = trying._told(runner.run(), guard)
+    assert (report.end, report.gpu, report.probe) == (End.LOST, 4, "gemm_bf16")
     assert report.detail.startswith("the driver lost GPU 4 under the probe; it gave way during gemm_bf16, GPU 7")
 
 

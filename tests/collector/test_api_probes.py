@@ -82,7 +82,7 @@ def test_a_figure_over_the_fleet_marks_the_slow_gpu_and_tells_what_it_is_held_ag
         assert len(values) == 120
         assert (np.diff(values) >= 0).all()
         (group,) = figure.groups
-        assert (group.size, group.configuration) == (120, "NVIDIA H200, driver 570.124, 700 W, ECC on")
+        assert (group.size, group.configuration) == (120, "NVIDIA H200, driver 570.124, 700 W, ECC on, quick")
 
     against(check)
 

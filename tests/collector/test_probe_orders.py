@@ -164,11 +164,16 @@ async def test_it_is_sent_again_after_a_reconnect_and_to_no_stream_twice(store: 
 
 
 ENDS: dict[str, tuple[ProbeResult, list[tuple[int | None, bool | None]], str]] = {
-    "hung": (
-        closing("", "hung", probe="gemm_bf16", gpu=3, detail="nothing came for 34 s"), [(3, False), (None, False)],
-        "failed",
+    "hung in two tries": (
+        closing("", "hung", probe="gemm_bf16", gpu=3, detail="nothing came for 34 s", tries=2),
+        [(3, False), (None, False)], "failed",
     ),
-    "crashed": (closing("", "crashed", probe="sdc", gpu=0, detail="CUDA error"), [(0, False), (None, False)], "failed"),
+    "hung once": (closing("", "hung", probe="gemm_bf16", gpu=3), [(3, None), (None, None)], "failed"),
+    "crashed in two tries": (
+        closing("", "crashed", probe="sdc", gpu=0, detail="CUDA error", tries=2), [(0, False), (None, False)], "failed",
+    ),
+    "crashed once": (closing("", "crashed", probe="sdc", gpu=0), [(0, None), (None, None)], "failed"),
+    "lost": (closing("", "lost", probe="sdc", gpu=0), [(0, False), (None, False)], "failed"),
     "timeout": (closing("", "timeout", probe="sdc", gpu=0), [(0, None), (None, None)], "failed"),
     "memory": (closing("", "memory", probe="sdc", gpu=0), [(None, None)], "failed"),
     "stopped": (closing("", "stopped", detail="a job came"), [(None, None)], "failed"),

@@ -30,6 +30,9 @@ def wait() -> None:
 
 def main(part: str, file: Path) -> None:
     request = json.loads(sys.stdin.readline())
+    if part.endswith("_once"):  # the second process of this FILE goes well
+        part = "well" if file.exists() else part.removesuffix("_once")
+        file.write_text(json.dumps(request))
     if part == "silent":
         wait()
     if part == "unfit":

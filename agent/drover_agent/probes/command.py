@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drover_agent.probes import PROBES, Level, eligible, plan
+from drover_agent.probes import PROBES, Level, eligible, plan, trying
 from drover_agent.probes.base import Result
 from drover_agent.probes.runner import End, Report, Runner
 
@@ -110,19 +110,27 @@ def _watched(
     request = plan.request_of(names, level, gpus, options.timeout, options.folder)
     began, signals = time.monotonic(), [0]
     tolerated = [pid for gpu in gpus for pid in gpu.pids]
-    with eligible.Guard(gpus, tolerated) as guard:
-        runner = Runner(request, guard.needed, lambda text: _say(f"{time.monotonic() - began:5.0f} s  {text}"))
+    running: list[Runner] = []
 
-        def stop(number: int, _frame: object) -> None:
-            signals[0] = number
+    def stop(number: int, _frame: object) -> None:
+        signals[0] = number
+        for runner in running:
             runner.stop("it was interrupted")
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return plan.told(runner.run(), guard), signals[0]
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def started(runner: Runner) -> None:
+        running[:] = [runner]
+        if signals[0]:
+            runner.stop("it was interrupted")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        told = trying.run(
+            request, gpus, started, lambda text: _say(f"{time.monotonic() - began:5.0f} s  {text}"), tolerated
+        )  # fmt: skip
+        return told, signals[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _slots(text: str) -> list[int]:

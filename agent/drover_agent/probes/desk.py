@@ -235,6 +235,7 @@ def results_of(answer: Answer, node: str, now_ms: int) -> list[ProbeResult]:
         ProbeResult(
             f"{answer.id}/end", node, answer.gpu, answer.probe, ts_ms, None, None, "", detail[:4000], answer.id,
             level=answer.level, end=answer.end, seconds=answer.seconds, device=models.get(answer.gpu, all_models),
+            tries=answer.tries,
         )
     )  # fmt: skip
     return found

@@ -74,6 +74,7 @@ class Answer:
     Attributes:
         end: of `runner.End` or `Outcome`; done: all ran to its end. detail: why it did not, a sentence.
         probe, gpu: what it was in when it did not.
+        tries: how often that was run, each time with the same end.
         left_out: "GPU 3: why" of each that was not probed. devices: what was; the CPU where there is no driver.
     """
 
@@ -88,6 +89,7 @@ class Answer:
     results: tuple[Result, ...] = ()
     left_out: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
+    tries: int = 1
 
 
 def is_id(text: str) -> bool:

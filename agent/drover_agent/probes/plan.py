@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import math
 import os
 from collections.abc import Iterable, Sequence
 
 from drover_agent.probes import PROBES, Level, of_level
-from drover_agent.probes.eligible import Gpu, Guard
+from drover_agent.probes.eligible import Gpu
 from drover_agent.probes.exchange import LONGEST_S
-from drover_agent.probes.runner import START_S, End, GpuRef, Report, Request
+from drover_agent.probes.runner import START_S, GpuRef, Request
 
 PATIENCE = 3.0  # times the probes' own lengths: a slow device is what they are for
 MEMORY_BYTES = 32 << 30
@@ -62,14 +61,6 @@ def memory_bytes() -> int:
 def has_torch() -> bool:
     """Without importing it."""
     return importlib.util.find_spec("torch") is not None
-
-
-def told(report: Report, guard: Guard) -> Report:
-    """The report of a run that `guard` watched: that a GPU was lost under the probe is its finding, no giving way."""
-    if guard.lost is None or report.end is not End.STOPPED:
-        return report
-    detail = f"the driver lost GPU {guard.lost} under the probe; it {report.detail}"
-    return dataclasses.replace(report, end=End.CRASHED, gpu=guard.lost, detail=detail)
 
 
 def request_of(

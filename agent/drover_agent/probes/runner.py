@@ -54,6 +54,7 @@ class End(StrEnum):
     STOPPED = "stopped"  # asked to, or the node was needed
     HUNG = "hung"
     CRASHED = "crashed"
+    LOST = "lost"  # the driver no longer answers for the GPU
     TIMEOUT = "timeout"
     MEMORY = "memory"  # took more of the host's memory than it may, or the kernel had none left
     REFUSED = "refused"  # nothing can be run on this node as it is set up: says nothing of a device
@@ -61,7 +62,7 @@ class End(StrEnum):
     @property
     def bad(self) -> bool:
         """Whether it speaks against the device, and not only against this run."""
-        return self in (End.HUNG, End.CRASHED)
+        return self in (End.HUNG, End.CRASHED, End.LOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drover_agent.probes import Level, eligible, plan
+from drover_agent.probes import Level, eligible, plan, trying
 from drover_agent.probes.exchange import Answer, Ask, Folder, Outcome, is_id, read_ask
 from drover_agent.probes.runner import Report, Request, Runner
 
@@ -146,18 +146,19 @@ class Service:
         return Answer(
             ask.id, report.end, report.detail[:TEXT], ask.level, now_ms(), report.probe, report.gpu,
             round(report.seconds, 3), tuple(report.results),
-            tuple(f"GPU {slot}: {why}" for slot, why in left_out.items()), tuple(report.devices),
+            tuple(f"GPU {slot}: {why}" for slot, why in left_out.items()), tuple(report.devices), report.tries,
         )  # fmt: skip
 
     def _run(self, request: Request, gpus: Sequence[eligible.Gpu]) -> Report:
-        with eligible.Guard(gpus) as guard:
-            self._runner = Runner(request, guard.needed, log.info)
-            try:
-                if self._stop.is_set():
-                    self._runner.stop("the probe service was told to stop")
-                return plan.told(self._runner.run(), guard)
-            finally:
-                self._runner = None
+        try:
+            return trying.run(request, gpus, self._started, log.info)
+        finally:
+            self._runner = None
+
+    def _started(self, runner: Runner) -> None:
+        self._runner = runner
+        if self._stop.is_set():
+            runner.stop("the probe service was told to stop")
 
 
 def now_ms() -> int:

@@ -23,15 +23,16 @@ from drover_proto.probes import FIGURES, Better
 Floats = NDArray[np.float64]
 
 # What a figure depends on by design; a field that it does not depend on would only make groups smaller.
-_CORE = ("sku", "driver", "power_limit_w", "ecc", "mig")
+_CORE = ("sku", "driver", "power_limit_w", "ecc", "mig", "form")
+_LINKS = ("sku", "driver", "nvlinks", "mig", "form")
 _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "gemm": _CORE, "hbm": _CORE, "train": _CORE, "soak": _CORE, "launch": (*_CORE, "host"),
-        "pcie": ("sku", "driver", "pcie_gen", "pcie_width", "mig", "host"),
-        "p2p": ("sku", "driver", "nvlinks", "pcie_gen", "pcie_width", "mig"),
-        "allreduce": ("sku", "driver", "nvlinks", "mig"), "allgather": ("sku", "driver", "nvlinks", "mig"),
-        "alltoall": ("sku", "driver", "nvlinks", "mig"),
-        "host": ("host",), "disk": ("host",),
+        "gemm": _CORE, "hbm": _CORE, "train": (*_CORE, "nvlinks"), "soak": (*_CORE, "host"),
+        "launch": (*_CORE, "host"),
+        "pcie": ("sku", "driver", "pcie_gen", "pcie_width", "mig", "host", "form"),
+        "p2p": ("sku", "driver", "nvlinks", "pcie_gen", "pcie_width", "mig", "form"),
+        "allreduce": _LINKS, "allgather": _LINKS, "alltoall": _LINKS,
+        "host": ("host", "form"), "disk": ("host", "form"),
     }
 )  # fmt: skip
 

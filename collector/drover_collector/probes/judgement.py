@@ -7,6 +7,7 @@ what can.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -25,14 +26,14 @@ from drover_collector.probes.measurements import (
     NoteKind,
     Verdict,
 )
-from drover_collector.probes.references import reference
-from drover_collector.probes.shared import by_slot, by_software, doubted
+from drover_collector.probes.references import Reference, reference
+from drover_collector.probes.shared import LONE_SLOT, MOST_BAD, by_slot, by_software, doubted
 from drover_collector.probes.texts import number, share
 from drover_proto.probes import FIGURES, Better
 
 BUDGET = 1.0  # false fails per 1,000 GPUs validated
-MOST_BAD = 1 / 3  # of a group: more of them are another kind of board, or a batch; the fit holds up to here
-MOST_FASTER = 0.1  # likewise: a few fast boards are chance or a slip, many are another kind
+MOST_FASTER = 0.1  # of a group, likewise: a few fast boards are chance or a slip, many are another kind
+TRIES = 2  # hangs or crashes of one probe on one device, each in a process of its own
 TWO_KINDS = "its configuration is of two kinds"
 
 Timed = dict[tuple[str, Key], list[Measurement]]
@@ -68,12 +69,12 @@ def judge(measurements: Iterable[Measurement], budget: float = BUDGET) -> Judgem
 
 
 def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """One for each GPU, pair or node and probe, in their order; of two at the same time the worse one."""
-    kept: dict[tuple[str, int, int, str], Measurement] = {}
+    """One for each GPU, pair or node, probe and form, in their order; of two at the same time the worse one."""
+    kept: dict[tuple[str, int, int, str, str], Measurement] = {}
     for m in measurements:
         if m.probe not in FIGURES:
             raise ValueError(f"no probe gives a figure called {m.probe}; there are {', '.join(FIGURES)}")
-        place = (m.node, -1 if m.gpu is None else m.gpu, -1 if m.peer is None else m.peer, m.probe)
+        place = (m.node, -1 if m.gpu is None else m.gpu, -1 if m.peer is None else m.peer, m.probe, m.key.form)
         if place not in kept or (m.ts_ms, _badness(m)) > (kept[place].ts_ms, _badness(kept[place])):
             kept[place] = m
     return [kept[place] for place in sorted(kept)]
@@ -85,9 +86,15 @@ def by_itself(m: Measurement) -> Verdict | None:
     figure = FIGURES[m.probe]
     if m.ok is False:
         return Verdict(m, False, f"{m.who}: {m.probe} gave a wrong answer{why}", Basis.EXACT)
+    if m.end is End.LOST:
+        ok = False if m.gpu is not None else None
+        return Verdict(m, ok, f"{m.who}: the driver no longer answers for it{why}", Basis.END, suspicious=True)
     if m.end in (End.HUNG, End.CRASHED):
-        ok = False if m.gpu is not None else None  # of a device; a disk or a collective may hang for another's fault
-        return Verdict(m, ok, f"{m.who}: {m.probe} {m.end.value}{why}", Basis.END, suspicious=True)
+        # Once may be chance, or what ran before it. Of a device: a disk or a collective may hang for another's fault.
+        ok = False if m.gpu is not None and m.tries >= TRIES else None
+        how = "" if m.tries < TRIES else " in two tries"
+        again = "; once is no proof: probe it again" if m.gpu is not None and m.tries < TRIES else ""
+        return Verdict(m, ok, f"{m.who}: {m.probe} {m.end.value}{how}{why}{again}", Basis.END, suspicious=True)
     if m.end is not End.DONE:
         text = f"{m.who}: {m.probe} {_ENDS[m.end]}{why}: not judged"
         return Verdict(m, None, text, Basis.END, suspicious=m.end is End.TIMEOUT)
@@ -128,9 +135,11 @@ def _judge_group(
         )
         notes.append(Note(NoteKind.BELOW_REFERENCE, probe, key, text, len(group)))
     if len(group) < LEAST or scale.coarse:
-        verdicts = by_few(group, logs, scale, published, _pool(probe, key, timed, alpha))
+        verdicts = _below_published(
+            by_slot(by_few(group, logs, scale, published, _pool(probe, key, timed, alpha))), published
+        )
         return _most_slow(verdicts) if len(group) >= LEAST else verdicts, notes, seen
-    verdicts = by_slot(by_fleet(group, logs, scale, low))
+    verdicts = _below_published(by_slot(by_fleet(group, logs, scale, low)), published)
     slower = [v for v in verdicts if v.ok is False]
     reach = float(scale.reach())
     fast = (logs > scale.fit.centre + reach).tolist()
@@ -147,6 +156,22 @@ def _judge_group(
     if len(faster) > MOST_BAD * len(group):
         return [v if is_fast else doubted(v, TWO_KINDS) for v, is_fast in zip(verdicts, fast, strict=True)], notes, seen
     return _most_slow(verdicts), notes, seen
+
+
+def _below_published(verdicts: list[Verdict], published: Reference | None) -> list[Verdict]:
+    """What was doubted for its slot alone fails where it is below what is published, and others are not: no slot is
+    meant to give so little."""
+    if published is None or not any((v.measurement.value or 0.0) >= published.floor for v in verdicts):
+        return verdicts
+    return [
+        dataclasses.replace(
+            v, ok=False, suspicious=False,
+            text=v.text.replace(LONE_SLOT, f"and below the {number(published.floor)} of any slot ({published.source})"),
+        )
+        if v.ok is None and LONE_SLOT in v.text and (v.measurement.value or 0.0) < published.floor
+        else v
+        for v in verdicts
+    ]  # fmt: skip
 
 
 def _most_slow(verdicts: list[Verdict]) -> list[Verdict]:
@@ -170,9 +195,9 @@ def _pool(probe: str, key: Key, timed: Timed, alpha: float) -> Scale | None:
     return None if scale.coarse else scale
 
 
-def _place(verdict: Verdict) -> tuple[str, int, int, str]:
+def _place(verdict: Verdict) -> tuple[str, int, int, str, str]:
     m = verdict.measurement
-    return m.node, -1 if m.gpu is None else m.gpu, -1 if m.peer is None else m.peer, m.probe
+    return m.node, -1 if m.gpu is None else m.gpu, -1 if m.peer is None else m.peer, m.probe, m.key.form
 
 
 def _badness(m: Measurement) -> tuple[bool, bool, float, str]:

@@ -39,8 +39,8 @@ def judge_order(store: Store, order: ProbeOrder, now_ms: int) -> tuple[list[Prob
     return verdicts(order, rows, judge([*fleet, *own]), _drifts(store, rows), now_ms), end
 
 
-def _place(m: Measurement) -> tuple[str, int | None, int | None, str]:
-    return m.node, m.gpu, m.peer, m.probe
+def _place(m: Measurement) -> tuple[str, int | None, int | None, str, str]:
+    return m.node, m.gpu, m.peer, m.probe, m.key.form
 
 
 def _drifts(store: Store, rows: list[ProbeRow]) -> dict[int, list[Drift]]:

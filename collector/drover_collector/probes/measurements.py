@@ -14,6 +14,7 @@ class Key:
         sku: the model, as NVML names it. power_limit_w: as enforced, W. ecc: on or off.
         pcie_gen, pcie_width: what the board and its slot can do at most, not what the link came up with.
         nvlinks: links by design. mig: on or off. host: model of the host, for figures of the host and of PCIe.
+        form: how long, and over what, it was measured (`rows.form_of`): a second's products are those of a cool board.
     """
 
     sku: str = ""
@@ -25,6 +26,7 @@ class Key:
     nvlinks: int | None = None
     mig: bool | None = None
     host: str = ""
+    form: str = ""
 
 
 class End(StrEnum):
@@ -35,6 +37,7 @@ class End(StrEnum):
     HUNG = "hung"
     CRASHED = "crashed"
     TIMEOUT = "timeout"
+    LOST = "lost"  # the driver no longer answers for the GPU
     MEMORY = "memory"  # took more of the host's memory than it may
     UNSERVED = "unserved"  # the node could not run probes, or never answered
 
@@ -47,7 +50,7 @@ class Measurement:
         gpu: slot, None: of the node. peer: the other GPU of a pair.
         value: median of `repeats`, in the probe's unit; None: not measured, `detail` says why.
         spread: coefficient of variation over the repeats, None for one.
-        ok: of exact probes, which the node judges itself.
+        ok: of exact probes, which the node judges itself. tries: of one that hung or crashed, how often it did.
     """
 
     node: str
@@ -62,6 +65,7 @@ class Measurement:
     ok: bool | None = None
     detail: str = ""
     end: End = End.DONE
+    tries: int = 1
 
     @property
     def who(self) -> str:

@@ -50,10 +50,11 @@ _SHOWS: Mapping[tuple[IncidentKind, str], tuple[tuple[str, ...], ...]] = Mapping
         (_SLOW, "power_cap"): (_GEMM,), (_SLOW, "clock"): (_GEMM,), (_SLOW, "thermal"): (("soak",),),
         (_SLOW, "hbm"): (_HBM,), (_SLOW, "pcie"): (("pcie_h2d",), ("pcie_d2h",)), (_SLOW, "nvlink"): (("p2p",),),
         (_SLOW, "host"): (("host_memory",),), (_SLOW, "disk"): (("disk_read",),),
-        (_SLOW, "nic"): ((),),  # needs more than one node
+        (_SLOW, "nic"): (("allreduce_group",),),  # needs more than one node
         (_LINK, "pcie"): (("pcie_h2d",), ("pcie_d2h",)), (_LINK, "nvlink"): (("p2p",),),
         (_LINK, "collective"): (("allreduce",),), (_HANG, "probe_hung"): (_GEMM, ("sdc",)),
-        (_HANG, "probe_crashed"): (_GEMM, ("sdc",)), (IncidentKind.SDC, "wrong_results"): (("sdc",),),
+        (_HANG, "probe_crashed"): (_GEMM, ("sdc",)), (_HANG, "probe_lost"): (_GEMM, ("sdc",)),
+        (IncidentKind.SDC, "wrong_results"): (("sdc",),),
         (IncidentKind.MEMORY, "memory_pattern"): (("memory_pattern",),),
         (IncidentKind.THERMAL, "cooling"): (("soak",),),
     }

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drover_collector.probes.fleet import LEAST
+from drover_collector.probes.groups import family
 from drover_collector.probes.measurements import Basis, Verdict
 
+MOST_BAD = 1 / 3  # of a group: more of them are another kind of board, or a batch; the fit holds up to here
 MOST_OF_NODE = 1 / 2  # of a node's GPUs, and at least two: a wrong answer or a crash of more is the software's
 MOST_NODES = 0.1  # of the nodes that ran a probe, and at least LEAST: likewise
+# Figures that depend by design on where in the host a board sits: its way to the host's memory, its air.
+OF_THE_SLOT = frozenset({"pcie", "launch", "soak"})
+LONE_SLOT = "but no other node shows that its slot gives more: not judged"
 MOST_OF_SLOT = 1 / 2  # of the nodes' GPUs in one slot, and at least LEAST: this slot is slower by design
 
 
@@ -56,19 +61,33 @@ def _told(verdict: Verdict, many: set[str], most: set[tuple[str, str]], nodes: i
 
 
 def by_slot(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """GPUs that are slow as most in the same slot of other nodes are: their way to the host or their air is longer."""
+    """GPUs that are slow as most in the same slot of other nodes are: their way to the host or their air is longer.
+
+    Of a figure that depends on the slot, one whose slot no other node shows to give more is a doubt, too: on a lone
+    node nobody can tell a slot by design from a fault. Where more are slow than single faults can be, `judge` says so.
+    """
     all_: dict[int, int] = defaultdict(int)
     slow: dict[int, int] = defaultdict(int)
+    good: dict[int, set[str]] = defaultdict(set)
     for v in verdicts:
         if (gpu := v.measurement.gpu) is not None:
             all_[gpu] += 1
             slow[gpu] += v.ok is False
-    design = {gpu for gpu, bad in slow.items() if bad >= LEAST and bad > MOST_OF_SLOT * all_[gpu]}
-    if not design:
-        return list(verdicts)
-    return [
-        doubted(v, f"so are {slow[gpu]} of the {all_[gpu]} in its slot, which is by design")
-        if v.ok is False and (gpu := v.measurement.gpu) in design
-        else v
-        for v in verdicts
-    ]
+            if v.ok:
+                good[gpu].add(v.measurement.node)
+    few = sum(slow.values()) <= MOST_BAD * len(verdicts)
+    return [_in_its_slot(v, slow, all_, good, few=few) for v in verdicts]
+
+
+def _in_its_slot(
+    v: Verdict, slow: Mapping[int, int], all_: Mapping[int, int], good: Mapping[int, set[str]], *, few: bool
+) -> Verdict:
+    gpu = v.measurement.gpu
+    if v.ok is not False or gpu is None:
+        return v
+    bad = slow[gpu]
+    if bad > MOST_OF_SLOT * all_[gpu] and (bad >= LEAST or (few and bad == all_[gpu] > 1)):
+        return doubted(v, f"so are {bad} of the {all_[gpu]} in its slot, which is by design")
+    if few and family(v.measurement.probe) in OF_THE_SLOT and not good.get(gpu, set()) - {v.measurement.node}:
+        return dataclasses.replace(v, ok=None, text=f"{v.text}; {LONE_SLOT}", suspicious=True)
+    return v

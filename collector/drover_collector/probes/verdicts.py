@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from drover_collector.probes.drift import Drift
 from drover_collector.probes.measurements import Basis, Judgement, Verdict
-from drover_collector.probes.rows import CPU
+from drover_collector.probes.rows import CPU, form_of
 from drover_collector.store import ProbeRow
 from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_proto.probes import FIGURES, Better
 
 DONE = "done"
 WRONG = "wrong"  # ProbeVerdict.end of what gave a wrong answer
-AGAINST = frozenset({"hung", "crashed", "timeout"})  # ends that say something of what they name
+AGAINST = frozenset({"hung", "crashed", "lost", "timeout"})  # ends that say something of what they name
 LEAST_JUDGED = 0.5  # of a GPU's figures: with fewer nothing is proved, though none is bad
 Place = tuple[str, int | None]
 
@@ -39,7 +39,7 @@ def verdicts(
     of: dict[Place, list[Verdict]] = defaultdict(list)
     for verdict in judged.verdicts:
         m = verdict.measurement
-        if (m.node, m.gpu, m.peer, m.probe) in own:
+        if (m.node, m.gpu, m.peer, m.probe, m.key.form) in own:
             for place in {(m.node, m.gpu), *(verdict.against if verdict.ok is False else ())}:
                 of[place].append(verdict)
     slots = {row.result.gpu for row in rows if row.result.gpu is not None} | set(order.gpus)
@@ -152,5 +152,5 @@ def _expected(verdict: Verdict | None) -> float | None:
     return value * (1 - worse) if FIGURES[verdict.measurement.probe].better is Better.LOWER else value / (1 - worse)
 
 
-def _place(result: ProbeResult) -> tuple[str, int | None, int | None, str]:
-    return result.node, result.gpu, result.peer, result.probe
+def _place(result: ProbeResult) -> tuple[str, int | None, int | None, str, str]:
+    return result.node, result.gpu, result.peer, result.probe, form_of(result)

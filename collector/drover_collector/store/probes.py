@@ -16,8 +16,9 @@ NEWEST_DAYS = 90  # an older figure says little of what a GPU gives now
 CPU = "cpu"  # ProbeResult.device where there was no NVIDIA driver
 # Results that say something of hardware: a figure has no end; of the closing ones, those that speak against what they
 # name. The others (gave way, refused, ...) must not hide an earlier figure.
-_TELLS = "probe != '' AND device != 'cpu' AND end IN ('', 'hung', 'crashed', 'timeout')"
+_TELLS = "probe != '' AND device != 'cpu' AND end IN ('', 'hung', 'crashed', 'lost', 'timeout')"
 _PLACE = "node, gpu, peer, probe"
+_QUICK = "JSONExtractString(json, 'level') = 'quick'"  # measured for a moment, and for longer: they differ by design
 _ENDED = "state NOT IN ('asked', 'sent')"
 
 
@@ -124,7 +125,8 @@ class Probes(Writes):
     def newest_probes(
         self, probes: Iterable[str] = (), *, sku: str | None = None, node: str = "", nodes: int = 512, now_ms: int
     ) -> list[ProbeRow]:
-        """The newest result of each GPU, pair or node and figure, for the judgement: no figures of a CPU.
+        """The newest result of each GPU, pair or node and figure, for the judgement: no figures of a CPU. Of those at
+        level quick and of longer ones the newest each.
 
         Args:
             probes: these figures; none: all. sku: of nodes with this board; None: of all.
@@ -139,7 +141,7 @@ class Probes(Writes):
         where += f" AND (node = {{node:String}} OR node IN ({last}))"
         return self._rows(
             f"SELECT key, serial, uuid, received, json FROM probes WHERE {where} ORDER BY ts DESC, id DESC"
-            f" LIMIT 1 BY {_PLACE}",
+            f" LIMIT 1 BY {_PLACE}, {_QUICK}",
             node=node,
         )
 

@@ -1,0 +1,80 @@
+"""A run of probes, and, where one hung or crashed on a GPU, a second try of that one on it alone, by a new process.
+
+Once may be chance, another program's doing or what ran before; twice is a finding about the GPU. Where the driver does
+not answer for it any more there is no second try: that is the finding. What a second try does not repeat is told too,
+and clears nothing: the run was cut short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from drover_agent.probes import eligible
+from drover_agent.probes.eligible import Gpu, Guard
+from drover_agent.probes.runner import End, Report, Request, Runner
+
+LEAST_S = 60.0  # for a second try, however long the first took
+
+Start = Callable[[Runner], None]  # told of each runner before it begins, to stop it
+
+
+def run(
+    request: Request,
+    gpus: Sequence[Gpu],
+    started: Start,
+    tell: Callable[[str], None],
+    tolerated: Sequence[int] = (),
+    look: Callable[[], eligible.Found] = eligible.look,
+) -> Report:
+    """`tolerated`: processes that a person has forced the probes upon."""
+    report = _once(request, gpus, started, tell, tolerated)
+    if report.end not in (End.HUNG, End.CRASHED) or report.gpu is None or not report.probe:
+        return report
+    if report.stuck:
+        why = "its process cannot be killed: it stands in a call into the driver"
+        return _ended(report, End.LOST, f"{report.detail}; {why}")
+    gpu = next(gpu for gpu in gpus if gpu.slot == report.gpu)
+    try:
+        now = next((one for one in look().gpus if one.uuid == gpu.uuid), None)
+    except eligible.DriverError as error:
+        return _ended(report, End.LOST, f"{report.detail}; {error}")
+    if now is None or now.refusal:
+        why = now.refusal if now is not None else "the driver does not list it any more"
+        return _ended(report, End.LOST, f"{report.detail}; {why}")
+    if [pid for pid in now.pids if pid not in tolerated] or (now.unseen_bytes and not tolerated):
+        return _ended(report, report.end, f"{report.detail}; no second try: {now.why_not()}")
+    tell(f"{report.probe} on GPU {report.gpu} once more: it {report.end.value}")
+    refs = tuple(ref for ref in request.gpus if ref.slot == report.gpu)
+    left_s = max(LEAST_S, request.timeout_s - report.seconds)
+    alone = dataclasses.replace(request, probes=(report.probe,), gpus=refs, timeout_s=left_s)
+    again = _once(alone, [now], started, tell, tolerated)
+    report.seconds += again.seconds
+    if again.end in (End.HUNG, End.CRASHED, End.LOST):
+        report.tries = 2
+        end = End.LOST if again.stuck or again.end is End.LOST else report.end
+        return _ended(report, end, f"{report.detail}; in a second try on it alone: {again.detail}")
+    if again.end is End.DONE:
+        return _ended(report, report.end, f"{report.detail}; a second try on it alone went well")
+    return _ended(report, report.end, f"{report.detail}; a second try came to nothing: {again.detail}")
+
+
+def _ended(report: Report, end: End, detail: str) -> Report:
+    return dataclasses.replace(report, end=end, detail=detail)
+
+
+def _once(
+    request: Request, gpus: Sequence[Gpu], started: Start, tell: Callable[[str], None], tolerated: Sequence[int]
+) -> Report:
+    with Guard(gpus, tolerated) as guard:
+        runner = Runner(request, guard.needed, tell)
+        started(runner)
+        return _told(runner.run(), guard)
+
+
+def _told(report: Report, guard: Guard) -> Report:
+    """That the driver lost a GPU under the probe is its finding, and no giving way."""
+    if guard.lost is None or report.end is not End.STOPPED:
+        return report
+    detail = f"the driver lost GPU {guard.lost} under the probe; it {report.detail}"
+    return dataclasses.replace(report, end=End.LOST, gpu=guard.lost, detail=detail)

@@ -1,0 +1,123 @@
+"""One hang or crash on a GPU is tried again by a new process; a GPU that the driver has lost is told as such."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drover_agent.probes import runner, trying
+from drover_agent.probes.desk import results_of
+from drover_agent.probes.eligible import DriverError, Found, Gpu
+from drover_agent.probes.exchange import Answer
+from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
+from drover_collector.probes.judgement import judge
+from drover_collector.probes.measurements import Key
+from drover_collector.probes.rows import measurement
+from drover_collector.store import ProbeRow
+
+CHILD = Path(__file__).resolve().parents[1] / "testbed/probe_child.py"
+GPUS = (Gpu(2, "GPU-a", "board"), Gpu(7, "GPU-b", "board"))
+HELD = Gpu(7, "GPU-b", "board", pids=(1,), holders=("1 (init, root)",))
+
+
+class Idle:
+    """In place of a guard: nobody comes to hold a GPU."""
+
+    lost: int | None = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> Idle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def needed(self, _session: int) -> str:
+        return ""
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Report]:
+    monkeypatch.setattr(trying, "Guard", Idle)
+    monkeypatch.setattr(runner, "SLACK_S", 0.3)
+    monkeypatch.setattr(runner, "SLACK", 0.0)
+
+    def run(part: str, *now: Gpu, error: str = "") -> Report:
+        def look() -> Found:
+            if error:
+                raise DriverError(error)
+            return Found(now or GPUS)
+
+        monkeypatch.setattr(runner, "CHILD", (sys.executable, str(CHILD), part, str(tmp_path / "told")))
+        request = Request(("gemm_bf16", "launch"), tuple(GpuRef(gpu.slot, gpu.uuid) for gpu in GPUS))
+        return trying.run(request, GPUS, started.append, lambda text: None, look=look)
+
+    started: list[Runner] = []
+    return run
+
+
+def judged(report: Report) -> tuple[bool | None, str]:
+    """What the collector makes of it."""
+    answer = Answer("r", report.end, report.detail, "quick", 1, report.probe, report.gpu, tries=report.tries)
+    end = results_of(answer, "n1", 1)[-1]
+    found = measurement(ProbeRow(end, Key("board")))
+    assert found is not None
+    (verdict,) = judge([found]).verdicts
+    return verdict.ok, verdict.text
+
+
+@pytest.mark.parametrize(("part", "end"), [("crash", End.CRASHED), ("hang", End.HUNG)])
+def test_twice_is_a_finding_about_the_gpu(tried: Callable[..., Report], part: str, end: End) -> None:
+    report = tried(part)
+    assert (report.end, report.gpu, report.probe, report.tries) == (end, 7, "gemm_bf16", 2)
+    assert "; in a second try on it alone: " in report.detail
+    ok, text = judged(report)
+    assert ok is False
+    assert text.startswith(f"GPU 7 of n1: gemm_bf16 {end.value} in two tries (")
+
+
+def test_once_and_then_well_condemns_and_clears_nobody(tried: Callable[..., Report]) -> None:
+    report = tried("crash_once")
+    assert (report.end, report.gpu, report.tries) == (End.CRASHED, 7, 1)
+    assert report.detail.endswith("; a second try on it alone went well")
+    ok, text = judged(report)
+    assert (ok, text.endswith("once is no proof: probe it again")) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("now", "error", "end", "text", "ok"),
+    [
+        ((Gpu(7, "GPU-b", "board", "the driver says of it: GPU is lost"),), "", End.LOST, "GPU is lost", False),
+        ((GPUS[0],), "", End.LOST, "the driver does not list it any more", False),
+        ((), "the NVIDIA driver does not answer within 10 s", End.LOST, "does not answer within 10 s", False),
+        ((HELD,), "", End.CRASHED, "no second try: held by process 1 (init, root)", None),
+    ],
+)
+def test_where_there_is_no_second_try_it_says_why(
+    tried: Callable[..., Report], now: tuple[Gpu, ...], error: str, end: End, text: str, ok: bool | None
+) -> None:
+    report = tried("crash", *now, error=error)
+    assert (report.end, report.gpu, report.tries) == (end, 7, 1)
+    assert report.detail.endswith(text)
+    assert judged(report)[0] is ok
+
+
+def test_a_process_that_cannot_be_killed_stands_in_the_driver(
+    tried: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_all = runner.end_all
+    monkeypatch.setattr(runner, "end_all", lambda child, *, at_once: not end_all(child, at_once=at_once))
+    report = tried("hang")
+    assert (report.end, report.tries) == (End.LOST, 1)
+    ok, text = judged(report)
+    assert (ok, "the driver no longer answers for it" in text) == (False, True)
+
+
+def test_what_names_no_gpu_or_ends_well_is_not_tried_again(tried: Callable[..., Report]) -> None:
+    assert tried("well").end is End.DONE
+    assert "second try" not in tried("killed").detail, "the kernel was out of memory"
