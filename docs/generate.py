@@ -145,6 +145,8 @@ everything on, values that move as in training, on the C stand-in for NVML; besi
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU takes 5 calls a second (fields, SM
   clock, temperature, utilisation, GPM's sample) and 13 more once in 10 s, in a second of its own: 51 a second for 8. A
   call that only sleeps costs this machine 39 us of CPU: 2 ms a second (`sleep_cpu_us`).
+- A processor that slept in a call comes back with cold caches. So a tick makes the calls of all GPUs in a row, and
+  takes what they brought afterwards.
 - A real driver is not measured. Calls that keep the CPU busy cost what they take: that is the row with spinning.
 - gRPC keeps as many threads as the machine has cores, 2 to 16. After each message they look for work in growing
   pauses: 0.5 to 0.7 ms a second here, 1.1 with 16 of them.

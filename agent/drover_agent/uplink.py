@@ -47,6 +47,8 @@ OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),  # our pauses between attempts, not those of a shared channel
     ("grpc.enable_retries", 0),
+    # Little comes down the stream: no pings that measure its bandwidth after each Ack, each of which wakes gRPC's pool.
+    ("grpc.http2.bdp_probe", 0),
 )
 
 

@@ -89,8 +89,8 @@ class NvmlDevice:
         """Make the calls of a tick in which nothing is slow, new or wrong; what they brought is the Reading of what is
         given, which makes none. None: `read` is needed. Both block when the driver does.
 
-        A processor that sleeps in a call comes back with cold caches, so that less work between two calls costs less:
-        with calls that sleep 140 us, a tick of eight GPUs a quarter less (docs/sources.md).
+        A processor that sleeps in a call comes back with cold caches: the less is done between two calls, the less it
+        costs.
         """
         if not self.calling.acquire(blocking=False):
             return None
