@@ -28,6 +28,7 @@ MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
 PATIENCE_S = 2.0  # how long judging waits for a write; a store under load answers within one
 BACKLOG = 8  # with so many waiting, judging waits for none
 RETRY_S = 5.0  # after a store has failed, if nothing new comes
+SWEEP_MS = 5_000  # events come by far more often than ticks
 STOP_S = 10.0  # for what is left at a stop
 
 
@@ -51,6 +52,7 @@ class Saving:
         self._changed = threading.Condition()
         self._due = self._stopping = False
         self._since_s: float | None = None  # when the write under way began
+        self._swept_ms = 0
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -159,6 +161,10 @@ class Saving:
 
     def _sweep(self) -> None:
         """What is told because time has passed. Here, as each tick comes by, and all that is known is stored."""
+        now_ms = self._now_ms()
+        if 0 <= now_ms - self._swept_ms < SWEEP_MS:
+            return
+        self._swept_ms = now_ms
         try:
             self._outbox.sweep(self.known())
         except StoreError as error:

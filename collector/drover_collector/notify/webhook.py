@@ -13,7 +13,7 @@ from typing import Any
 
 from drover_collector.notify.base import Delivery
 from drover_collector.notify.http import Answer, Bounded, Http
-from drover_proto.events import SEVERITY_ORDER, Incident, Severity
+from drover_proto.events import Incident, Severity
 from drover_proto.reports import incident_report
 from drover_proto.times import iso
 
@@ -56,9 +56,6 @@ class Webhook:
         self._secret = secret
         self._http = Http(timeout_s, ca_file, proxy)
         self._bounded = Bounded[Answer](f"{self.kind}-{name}-try", 2 * timeout_s)
-
-    def wants(self, severity: Severity) -> bool:
-        return SEVERITY_ORDER.index(severity) >= SEVERITY_ORDER.index(self.min_severity)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
         """Post once. Only a 2xx answer counts; 410 is the receiver's word that it is gone for good."""
