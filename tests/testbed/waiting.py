@@ -7,21 +7,28 @@ import time
 from collections.abc import Callable
 
 LIMIT_S = 20.0
+FIRST_S, LAST_S = 0.01, 0.05  # between looks, from the first to those after 2 s: many conditions ask a collector
+
+
+def _pause_s(waited_s: float) -> float:
+    return min(LAST_S, FIRST_S + waited_s / 50)
 
 
 async def until(condition: Callable[[], object], what: str = "", limit_s: float = LIMIT_S) -> None:
     """Return when `condition()` is true; fail after `limit_s`."""
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > limit_s:
             raise AssertionError(f"did not happen within {limit_s:g} s: {what or condition}")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(_pause_s(waited))
 
 
 def wait_until(condition: Callable[[], object], what: str = "", limit_s: float = LIMIT_S) -> None:
     """The same outside an event loop."""
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > limit_s:
             raise AssertionError(f"did not happen within {limit_s:g} s: {what or condition}")
-        time.sleep(0.01)
+        time.sleep(_pause_s(waited))
