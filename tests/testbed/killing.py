@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -78,6 +79,7 @@ class Killed:
         self.child = int(self._said(START_S))
         self.channel = grpc.insecure_channel(self.api, SOON)
         self.stub = FleetStub(self.channel)
+        self.stub.GetStatus(pb.StatusRequest(), timeout=START_S, wait_for_ready=True)
         wait_until(self._acts, "the collector acts", START_S)
 
     def _end(self) -> None:
@@ -138,10 +140,16 @@ class Killed:
         return [line for line in found if line.act == act]
 
     def ended(self, node: str, act: str) -> pb.ActionLine:
-        """The one action of this kind on the node, when it has an outcome."""
-        wait_until(lambda: [a for a in self.actions(node, act) if a.state != "intended"], f"{act} of {node} has ended")
+        """The one action of this kind on the node, when it has an outcome: its log tells, as each question costs it."""
+        if not self._outcome(node, act):
+            told = re.compile(rf"{act} {node}: (done|failed): ")
+            wait_until(lambda: told.search(self.log.read_text()), f"{act} of {node} has ended")
         (line,) = self.actions(node, act)
+        assert line.state != "intended"
         return line
+
+    def _outcome(self, node: str, act: str) -> bool:
+        return any(line.state != "intended" for line in self.actions(node, act))
 
     def stage(self, node: str) -> str:
         duties = self.stub.ListActions(pb.ActionsRequest(node=node), timeout=CALL_S).duties
