@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.api_facts import Facts, not_found, worst_first
-from drover_collector.api_recent import counted, known, last_known, per_second, recent, told, total
+from drover_collector.api_recent import NOW, counted, known, last_known, per_second, recent, told, total
 from drover_collector.buckets import Bucket, Floats
 from drover_collector.detectors.links import ports_of
 from drover_collector.detectors.robust import group_medians
@@ -119,7 +119,7 @@ def all_ports(facts: Facts) -> Ports:
 def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
     layout = layout_of(facts.index)
     size = len(layout.ports)
-    up, rate = (last_known(buckets[-1:], Scope.LINK, name, size) for name in ("link_up", "rate_gbps"))
+    up, rate = (last_known(buckets[-NOW:], Scope.LINK, name, size) for name in ("link_up", "rate_gbps"))
     rx, tx = (per_second(buckets, Scope.LINK, name, size) for name in ("rx_bytes", "tx_bytes"))
     carried = total(
         {name: last_known(buckets, Scope.LINK, name, size) for name in ("rx_bytes", "tx_bytes")},

@@ -8,7 +8,7 @@ import numpy as np
 
 from drover_collector import api_fabric, api_jobs
 from drover_collector.api_facts import RECENT_MS, Facts, bad_argument, worst_first
-from drover_collector.api_recent import last_known, recent, told
+from drover_collector.api_recent import NOW, last_known, recent, told
 from drover_collector.buckets import BUCKET_MS, Floats
 from drover_collector.store import JobSpan
 from drover_proto import fleet_pb2 as pb
@@ -70,7 +70,7 @@ def _now(facts: Facts) -> tuple[int, Mapping[str, Floats]]:
     buckets, size = recent(facts), facts.index.gpu_count
     if not buckets:
         return 0, {}
-    return buckets[-1].end_ms, {metric: last_known(buckets[-1:], Scope.GPU, metric, size) for metric in METRICS}
+    return buckets[-1].end_ms, {metric: last_known(buckets[-NOW:], Scope.GPU, metric, size) for metric in METRICS}
 
 
 def _then(facts: Facts, job: JobSpan) -> tuple[int, Mapping[str, Floats]]:

@@ -19,6 +19,7 @@ SILENT_MS = 60_000  # values older than this are not what a GPU does now
 COUNTED_MS = 3_600_000  # errors are counted over the last hour
 COUNTED_S = 30.0  # so long the counters of an hour ago are kept
 MINUTE_MS = 60_000  # some counters are read each 30 s only
+NOW = 3  # buckets whose newest value stands for now: agents may read each 10 s, and be late
 APART = 5  # buckets between the two that a standby reads: rates need two
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from drover_collector.api_facts import Facts, not_found, worst_first
 from drover_collector.api_fleet import racks
-from drover_collector.api_recent import MINUTE_MS, known, last_known, recent, told
+from drover_collector.api_recent import MINUTE_MS, NOW, known, last_known, recent, told
 from drover_collector.buckets import Bucket, Floats
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.steady import counter_share
@@ -40,7 +40,7 @@ class _Heat:
         index = facts.index
         gpus, nodes = index.gpu_count, index.node_count
         self.temp, self.margin, self.power, self.limit = (
-            last_known(buckets[-1:], Scope.GPU, name, gpus)
+            last_known(buckets[-NOW:], Scope.GPU, name, gpus)
             for name in ("gpu_temp_c", "thermal_margin_c", "power_w", "power_limit_w")
         )
         self.inlet = _inlets(facts, buckets)

@@ -150,6 +150,18 @@ def test_a_job_shows_its_slow_gpu_among_the_others(facts: Facts) -> None:
     assert detail.ports[0].node == FLAPPING, "the one in trouble before the busiest"
 
 
+def test_of_a_large_job_the_named_and_the_farthest_are_drawn() -> None:
+    clocks = np.full(3000, 1980.0) + np.arange(3000) % 7
+    clocks[[5, 1999]] = 1200.0, np.nan
+    named = np.zeros(3000, bool)
+    named[777] = True
+    shown = api_job._shown({"sm_clock_mhz": clocks}, named.tolist())
+    assert len(shown) == api_job.GPUS_MAX
+    assert shown == sorted(set(shown))
+    assert {5, 777} <= set(shown)
+    assert max(np.diff(shown)) < 20, "others evenly"
+
+
 def test_steps_are_those_of_the_whole_job_and_added_up_once(facts: Facts) -> None:
     detail = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
     (loop,) = detail.workloads
@@ -238,6 +250,19 @@ def test_racks_stand_in_their_row_with_their_budget(facts: Facts, monkeypatch: p
     assert [(rack.row, rack.budget_w) for rack in heat.racks] == [("", 0), ("A", 30_000)]
     assert not heat.racks[0].HasField("budget_w")
     assert not heat.absent
+
+
+def test_a_bucket_that_heard_nobody_hides_no_value_of_before(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that read each 10 s, and are late."""
+    held = facts.pipeline.engine.buckets
+    empty = replace(held[-1], gpu={}, node={}, link={})
+    monkeypatch.setattr(type(facts.pipeline.engine), "buckets", property(lambda _: (*held[1:], empty)))
+    job = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
+    assert {each.metric for each in job.metrics} >= {"sm_clock_mhz", "power_w"}
+    assert {port.state for port in job.ports} <= {"up", "down"}
+    monkeypatch.setattr(type(facts.pipeline.engine), "buckets", property(lambda _: (*held[3:], empty, empty, empty)))
+    facts._kept.clear()
+    assert not api_job.get_job(facts, pb.JobRequest(job=slow_job(facts))).metrics, "of half a minute ago"
 
 
 def test_without_values_all_is_absent_and_the_answer_says_why(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
