@@ -85,9 +85,8 @@ def _tiles(status: pb.Status) -> None:
         ("Fleet MFU", f"{status.mfu_ratio:.0%}" if status.HasField("mfu_ratio") else "-", _mfu(status)),
         ("Held, idle", _idle_share(status), _idle_of(status)),
     )
-    for column, (label, value, context) in zip(st.columns(len(tiles), gap="small"), tiles, strict=True):
-        shown = value if isinstance(value, str) else fmt.number(value)
-        column.metric(label, shown, context, delta_color="off", delta_arrow="off", border=True)
+    told = [(label, value if isinstance(value, str) else fmt.number(value), context) for label, value, context in tiles]
+    view.tiles("fleet", told)
 
 
 def _mfu(status: pb.Status) -> str:
