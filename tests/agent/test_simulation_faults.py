@@ -177,6 +177,7 @@ SIGNATURES: dict[tuple[str, str], Callable[[Seen], bool]] = {
         and np.all(s.soon["power_w"][s.members] < s.before["power_w"][s.members] - 50)
         and np.median(s.soon["sm_clock_mhz"][s.members]) < 0.95 * np.median(s.before["sm_clock_mhz"][s.members])
     ),
+    ("sdc", "wrong_results"): lambda s: not s.slowed(),  # nothing tells it but a probe: test_simulated_probes.py
     ("thermal", "inlet"): lambda s: bool(np.all(s.soon["inlet_temp_c"][:8] > s.before["inlet_temp_c"][:8] + 6)),
 }
 
@@ -294,7 +295,7 @@ def test_drawn_faults_meet_their_jobs_and_leave_each_other_alone(nodes: int, hou
 
 def test_a_large_draw_has_all_kinds_and_hard_negatives() -> None:
     faults = draw_faults(build_fleet(128, 5), 6.0, 5)
-    assert {(f.kind, f.cause) for f in faults} == set(KINDS)
+    assert {(f.kind, f.cause) for f in faults} == {name for name, kind in KINDS.items() if kind.weight}
     assert 0.1 < np.mean([not KINDS[f.kind, f.cause].hardware for f in faults]) < 0.4
 
 

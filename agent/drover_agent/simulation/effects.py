@@ -134,6 +134,10 @@ def _hang_driver(fleet: SimulatedFleet, _fault: Fault, target: Target, _level: f
     fleet.modifiers.hung[target.nodes] = True
 
 
+def _corrupt(fleet: SimulatedFleet, _fault: Fault, target: Target, _level: float, _dt: float) -> None:
+    fleet.modifiers.corrupting[target.gpus] = True
+
+
 def _ecc_storm(fleet: SimulatedFleet, fault: Fault, target: Target, _level: float, dt: float) -> None:
     c = fleet.counters.gpu
     c["ecc_dram_corrected"][target.gpus] += target.rng.poisson(fault.severity * dt)
@@ -308,6 +312,7 @@ EFFECTS: Mapping[tuple[str, str], Effect] = MappingProxyType(
         ("liveness", "silent"): Effect(begin=_go_silent, during=_silence),
         ("liveness", "gpu_lost"): Effect(begin=_vanish, during=_lose, end=_come_back),
         ("liveness", "driver_hung"): Effect(begin=_tell_hung, during=_hang_driver, end=_tell_driver_back),
+        ("sdc", "wrong_results"): Effect(during=_corrupt),
         ("xid", "application"): Effect(begin=_crash_application),
         ("straggler", "workload"): Effect(during=_uneven),
         ("hang", "data_stall"): Effect(during=_stall),

@@ -23,7 +23,7 @@ class FaultKind:
         ends_job: the job crashes; the scheduler starts it again without the node.
         severity: range (low, high); what it means stands at the row.
         ramp_s: usual time to full severity. duration_s: range.
-        weight: how often `draw_faults` takes it.
+        weight: how often `draw_faults` takes it; 0: only where a file of faults asks for it.
     """
 
     scope: str
@@ -71,6 +71,8 @@ KINDS: Mapping[tuple[str, str], FaultKind] = MappingProxyType(
         ("liveness", "silent"): FaultKind("node", needs_job=False, ends_job=True, duration_s=_SHORT),
         ("liveness", "gpu_lost"): FaultKind("gpu", needs_job=False, ends_job=True, duration_s=_SHORT),
         ("liveness", "driver_hung"): FaultKind("node", needs_job=False, duration_s=_SHORT),
+        # No sensor tells it, only a probe: where none is asked for it cannot be found, so it is drawn for nobody.
+        ("sdc", "wrong_results"): FaultKind("gpu", needs_job=False, duration_s=_LONG, weight=0),
         # Hard negatives: only 1.7 % of straggling jobs owe most of it to workers; the rest are uneven sequences and
         # stages, garbage collection, data loading.
         ("xid", "application"): FaultKind("job", hardware=False, ends_job=True, duration_s=(120.0, 120.0), weight=2),

@@ -20,7 +20,8 @@ class Modifiers:
         network_time: factor on the time of collectives between nodes. work: factor on a rank's share of the work.
         running: share of time that the job has data to work on. stopped: the rank takes no further step.
         deadlocked: the rank spins in a collective that nobody ends.
-        lost: the GPU does not answer. inlet_rise_c, host_busy (0..1), silent, hung: per node.
+        lost: the GPU does not answer. corrupting: it gives a wrong product now and then, which no sensor tells.
+        inlet_rise_c, host_busy (0..1), silent, hung: per node.
         link_rate: share of the port's rate. link_down: per port.
     """
 
@@ -42,6 +43,7 @@ class Modifiers:
         self.stopped: Bools = np.zeros(gpus, np.bool_)
         self.deadlocked: Bools = np.zeros(gpus, np.bool_)
         self.lost: Bools = np.zeros(gpus, np.bool_)
+        self.corrupting: Bools = np.zeros(gpus, np.bool_)
         self.inlet_rise_c: Floats = np.zeros(nodes)
         self.host_busy: Floats = np.zeros(nodes)
         self.silent: Bools = np.zeros(nodes, np.bool_)
@@ -58,7 +60,9 @@ class Modifiers:
             ones.fill(1.0)
         for zeros in (self.nvlinks_down, self.inlet_rise_c, self.host_busy):
             zeros.fill(0.0)
-        for flags in (self.stopped, self.deadlocked, self.lost, self.silent, self.hung, self.link_down):
+        for flags in (
+            self.stopped, self.deadlocked, self.lost, self.corrupting, self.silent, self.hung, self.link_down,
+        ):  # fmt: skip
             flags.fill(False)
         self.limit_w[:] = self._hardware.tdp_w
         self.pcie_generation[:] = self._hardware.pcie_generation

@@ -35,7 +35,7 @@ class Prober:
     """Of all nodes of a fleet. The same request is answered with the same figures.
 
     Args:
-        corrupting: (node, slot) of GPUs that now and then give a wrong product.
+        corrupting: (node, slot) of GPUs that now and then give a wrong product, beside those of the fleet's faults.
     """
 
     def __init__(self, fleet: SimulatedFleet, seed: int, corrupting: Collection[Member] = ()) -> None:
@@ -89,7 +89,7 @@ class Prober:
         clock = fleet.physics.clock_for(everyone, everyone.astype(bool), mod)[g]
         bf16, hbm = _PEAKS[hw.sku_of_node[n].name]
         links = (mod.nvlink_speed * (1 - mod.nvlinks_down / np.maximum(hw.nvlinks, 1)) * hw.nvlink_bytes_per_s / 1e9)[g]
-        bad = [(hw.names[n], slot) in self._corrupting for slot in slots]
+        bad = [(hw.names[n], slot) in self._corrupting or bool(mod.corrupting[first + slot]) for slot in slots]
         idle_host = 1 - float(mod.host_busy[n])
         if name in _GEMM:
             yield from _each(slots, (_GEMM[name] * bf16 * clock * hw.speed[g]).tolist())
@@ -115,8 +115,8 @@ class Prober:
         elif name == "launch":
             yield from ((slot, None, 4.5 * (1 + 0.03 * abs(float(rng.standard_normal()))), None) for slot in slots)
         elif name == "train_step":
-            values = (2e5 * clock * hw.speed[g]).tolist()
-            yield from ((s, None, v, not wrong) for s, v, wrong in zip(slots, values, bad, strict=True))
+            speed = 2e5 * float((clock * hw.speed[g]).min())  # sharded over all: as fast as the slowest
+            yield (None if len(slots) > 1 else slots[0]), None, speed, not any(bad)
         else:  # soak
             yield from _each(slots, (hw.resistance * mod.resistance)[g].tolist())
 

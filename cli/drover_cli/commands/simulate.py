@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faults", metavar="FILE", help="faults as JSON (default: drawn by the seed)")
     parser.add_argument("--interval", type=finite, default=10.0, help="seconds between samples, 1 to 600 (default 10)")
     parser.add_argument(
+        "--probes", action="store_true", help="nodes are probed while nothing runs on them: probes.jsonl of the case"
+    )
+    parser.add_argument(
         "--adversary", action="store_true",
         help="a fleet made to prove detectors wrong: mixed, noisy, full of hard negatives (docs/simulation.md)",
     )  # fmt: skip
@@ -37,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     with needs("simulation"):
         from drover_agent.simulation.faults import FaultsError, draw_faults, load_faults
         from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-        from drover_cli.case import NewFolder
+        from drover_cli.case import NewFolder, write_jsonl
+        from drover_cli.simulated_probes import SimulatedProbes
         from drover_cli.writers import CaseSink
 
     started = time.monotonic()
@@ -53,11 +57,16 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(f"simulating {args.nodes} nodes, {args.hours:g} h", steps)
     with NewFolder(args.out) as folder:
         sink = CaseSink(folder, spec)
+        probes = SimulatedProbes(fleet, args.seed) if args.probes else None
         for step in range(steps):
             fleet.step(args.interval)
             sink.take(fleet)
+            if probes is not None:
+                probes.take()
             progress.update(step + 1)
         sink.close(fleet)
+        if probes is not None:
+            write_jsonl(folder / "probes.jsonl", probes.lines())
     progress.done()
     summary = {
         "case": str(args.out),
@@ -66,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         "hours": args.hours,
         "samples": sink.samples,
         "events": sink.events,
+        **({"probes": probes.orders} if probes is not None else {}),
         "faults": sum(label.hardware for label in fleet.labels),
         "hard_negatives": sum(not label.hardware for label in fleet.labels),
         "seconds": round(time.monotonic() - started, 1),
@@ -82,6 +92,8 @@ def _adversary(args: argparse.Namespace, started: float) -> int:
 
     if args.faults:
         raise CliError("--adversary draws its own faults; leave out --faults")
+    if args.probes:
+        raise CliError("--probes is for the plain fleet: leave out --adversary")
     fleet = draw(args.seed, gpus=8 * args.nodes, hours=args.hours)
     steps = max(1, round(args.hours * 3600 / args.interval))
     progress = Progress(f"simulating {args.nodes} nodes, {args.hours:g} h", steps)
