@@ -12,7 +12,6 @@ from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import ALL_LOST_MS, RETRY_MS, NvmlSource
 from drover_agent.sources.nvml_fields import RARE_MS
-from drover_agent.sources.nvml_identity import CHECK_MS
 from drover_agent.sources.nvml_metrics import REFUSED_MS
 from drover_proto.catalog import Absent
 from testbed.nvml import FakeNvml
@@ -256,11 +255,11 @@ def test_uuids_are_swapped_after_a_reset(fake_nvml: FakeNvml, source: NvmlSource
 
 
 def test_a_gpu_that_became_another_unnoticed_is_found_out(fake_nvml: FakeNvml, source: NvmlSource) -> None:
-    """No error told of it: a row may carry the old key for at most CHECK_MS."""
+    """No error told of it: a row may carry the old key for at most a minute."""
     with fake_nvml.batch():
         fake_nvml.set(6, "serial", "1654099999999")
         fake_nvml.set(6, "uuid", "GPU-ffffffff-0000-4000-8000-000000000000")
-    reading = source.read(START + CHECK_MS)
+    reading = source.read(START + 60_000)
     assert keys_of(reading)[6] == "1654099999999"
     assert reading.inventory["gpu6.uuid"] == "GPU-ffffffff-0000-4000-8000-000000000000"
 

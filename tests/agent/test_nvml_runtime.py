@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent import nvml_runtime
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.driver_release import MAX_S, ReleaseError, ReleaseRequests, ask
 from drover_agent.runtime import NodeRuntime
@@ -22,6 +23,11 @@ from drover_proto import telemetry_pb2 as pb
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def looks_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_runtime, "LOOK_MS", 1_000)
 
 
 def codes(node: NodeRuntime) -> list[str]:
@@ -83,8 +89,9 @@ def test_an_operator_has_the_driver_let_go_and_given_back(tmp_path: Path, fake_n
 
 
 def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_told_why(
-    tmp_path: Path, fake_nvml: FakeNvml
+    tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvml, "CLOSE_LIMIT_S", 0.2)
     fake_nvml.count_calls(tmp_path / "calls")
 
     async def scenario() -> None:
@@ -93,7 +100,7 @@ def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_told_w
             fake_nvml.block(2, "nvmlDeviceGetFieldValues")
             await until(lambda: "driver_hung" in codes(node), "the hang")
             with pytest.raises(ReleaseError, match="a call for GPU 2 does not return from the driver"):
-                await asyncio.to_thread(ask, tmp_path / "spool", 60, 6.0)
+                await asyncio.to_thread(ask, tmp_path / "spool", 60, 4.0)
             assert opened(fake_nvml) == 1
             fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
             await until(lambda: "driver_back" in codes(node), "its return")

@@ -204,7 +204,12 @@ def test_backoff_is_honoured_and_ends(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_a_backoff_in_place_of_a_welcome_and_a_foreign_server_are_survived(tmp_path: Path) -> None:
+def test_a_backoff_in_place_of_a_welcome_and_a_foreign_server_are_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(uplink, "LONGEST_PAUSE_S", 0.02)
+
     async def scenario() -> None:
         backoff = pb.CollectorMessage(backoff=pb.Backoff(wait_ms=1, reason="full"))
         server = TelemetryServer(instead_of_welcome=backoff)
