@@ -153,6 +153,25 @@ def test_one_that_forgets_is_told_all_the_time_and_nothing_of_it_is_stored() -> 
     assert scene.store.states() == [("opened", "delivered"), ("closed", "delivered")]
 
 
+def test_news_goes_before_what_only_holds_still_and_one_that_is_away_is_asked_once() -> None:
+    manager = Listener("am", repeat_s=120)
+    scene = Scene(manager)
+    scene.tell(*(fault(f"i{n}") for n in range(20)))
+    scene.now_ms += 120_000
+    scene.outbox.sweep(scene.open)
+    scene.outbox.enqueue([fault("new")])
+    assert scene.outbox.pending == {"am": 21}
+    scene.outbox.step()
+    assert manager.heard("new") == ["opened"]
+    manager.answer = AWAY
+    tries = manager.tries
+    scene.run()
+    assert (manager.tries - tries, scene.outbox.pending) == (1, {"am": 0})
+    manager.answer = Delivery(True)
+    scene.wait(5)
+    assert manager.heard().count("repeated") == 20
+
+
 def test_under_a_silence_nothing_is_told_and_afterwards_what_is_still_so() -> None:
     scene = Scene()
     (ops,) = scene.listeners

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from drover_collector.notify.base import Delivery, Notifier
 from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
-from drover_collector.notify.telling import CHANGED, CLOSED, GROUPED, NOT_SENT, OPENED, kind_of
+from drover_collector.notify.telling import CHANGED, CLOSED, FAILED, GROUPED, NOT_SENT, OPENED, kind_of
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.times import iso
 
@@ -154,10 +154,16 @@ class Courier(threading.Thread):
         return f"{self.notifier.kind} {self.notifier.name}"
 
     def _first(self) -> OutboxRow | None:
+        """What is due, news before what only says that all holds still; else what is due first."""
         first_of_incident: dict[str, OutboxRow] = {}
         for row in self._rows.values():
             first_of_incident.setdefault(row.incident_id, row)
-        return min(first_of_incident.values(), key=lambda r: (r.next_ms, r.created_ms), default=None)
+        now_ms = self._now_ms()
+        return min(
+            first_of_incident.values(),
+            key=lambda r: (r.next_ms > now_ms, r.id in self._fleeting, r.next_ms, r.created_ms),
+            default=None,
+        )
 
     def _due_ms(self, row: OutboxRow) -> int:
         return max(row.next_ms, self._pause_ms)
@@ -193,7 +199,7 @@ class Courier(threading.Thread):
             self.trouble = ""
             self.delivered += 1
         elif fleeting or result.permanent or attempts > len(self._delays_s):
-            row = dataclasses.replace(row, state="failed", attempts=attempts, detail=f"given up: {result.detail}")
+            row = dataclasses.replace(row, state=FAILED, attempts=attempts, detail=f"given up: {result.detail}")
             lost = not fleeting
             self.given_up += lost
         else:
@@ -212,6 +218,10 @@ class Courier(threading.Thread):
             if self._abandoned:
                 return
             self._fleeting.discard(row.id)
+            if fleeting and row.state == FAILED:  # each would wait as long for a receiver that is away
+                for id_ in self._fleeting:
+                    self._rows.pop(id_, None)
+                self._fleeting.clear()
             if row.state == "pending":
                 self._rows[row.id] = row
             else:
