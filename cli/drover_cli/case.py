@@ -71,6 +71,7 @@ class Case:
     inventories: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # when, node, all that it told
     probes: CaseProbes = field(default_factory=CaseProbes)
     notes: list[str] = field(default_factory=list)
+    _members: list[npt.NDArray[np.int64]] = field(default_factory=list)  # GPUs of each job
 
     @property
     def bucket_ms(self) -> int:
@@ -101,8 +102,9 @@ class Case:
             link, _ = _aggregate(self.link, start, count, length, len(_ports(self.index)), refused)
             for i in range(count):
                 begin = (start + i) * length
-                rows = node_rows[i].copy()
-                np.add.at(rows, self.index.gpu_node, gpu_rows[i])  # a case without node.parquet: its GPUs speak for it
+                # A case without node.parquet: its GPUs speak for it.
+                of_gpus = np.bincount(self.index.gpu_node, gpu_rows[i], self.index.node_count)
+                rows = node_rows[i] + of_gpus.astype(np.int32)
                 yield Bucket(
                     start_ms=begin,
                     length_ms=length,
@@ -121,9 +123,14 @@ class Case:
 
     def _jobs_at(self, ts_ms: int) -> npt.NDArray[np.int32]:
         jobs = np.full(self.index.gpu_count, -1, np.int32)
+        if not self._members:
+            first, number_of = self.index.first_gpu, self.index.node_number
+            self._members = [
+                np.array([first[number_of[n]] + slot for n, slot in job.members], np.int64) for job in self.spec.jobs
+            ]
         for number, job in enumerate(self.spec.jobs):
             if job.start_ms < ts_ms and (job.end_ms is None or ts_ms <= job.end_ms):
-                jobs[[self.index.first_gpu[self.index.node_number[n]] + slot for n, slot in job.members]] = number
+                jobs[self._members[number]] = number
         return jobs
 
 
@@ -137,12 +144,20 @@ def _aggregate(
     low, high = np.searchsorted(samples.ts_ms, [start * length, (start + count) * length])
     ts_ms = samples.ts_ms[low:high]
     cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
-    pairs = np.unique(np.stack([cell.astype(np.int64), ts_ms]), axis=1)[0]
-    np.add.at(rows.reshape(-1), pairs, 1)
+    each = np.bincount(cell, minlength=count * entities)
+    alone = bool(each.max(initial=0) <= 1)  # a row per bucket, as at an interval of 10 s: each is the bucket's value
+    if not alone:
+        each = np.bincount(np.unique(np.stack([cell.astype(np.int64), ts_ms]), axis=1)[0], minlength=count * entities)
+    rows = each.astype(np.int32).reshape(count, entities)
     values = {}
     for name in samples.table.column_names:
         column = samples.column(BY_NAME[name], int(low), int(high), refused)
-        values[name] = aggregate(name, cell, ts_ms, column, count * entities).reshape(count, entities)
+        if alone:
+            made = np.full(count * entities, np.nan)
+            made[cell] = column
+        else:
+            made = aggregate(name, cell, ts_ms, column, count * entities)
+        values[name] = made.reshape(count, entities)
     return values, rows
 
 

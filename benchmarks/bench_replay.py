@@ -1,0 +1,55 @@
+"""Replay of 1,000 GPU-days at 10 s: CPU seconds of what `drover replay` does, from Parquet to incidents. One JSON line.
+
+    python benchmarks/bench_replay.py [--gpus 2048] [--hours 1] [--seed 1000]
+
+The adversary's fleet is written as a case folder first (not timed). Reading, bucket aggregation, detectors and the rest
+are told apart; figures are CPU seconds of one process, scaled to 1,000 GPU-days, for machines are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from drover_agent.simulation.adversary import draw
+from drover_cli.case import read_case
+from drover_collector.policy import Policy
+from drover_collector.replay import Replay
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=2048)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1000)
+    args = parser.parse_args()
+    fleet = draw(args.seed, gpus=args.gpus, hours=args.hours)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case"
+        written = fleet.write_case(path)
+        wall, cpu = time.monotonic(), time.process_time()
+        case = read_case(path)
+        read_s = time.process_time() - cpu
+        replay = Replay(case.index, case.buckets(), case.events, Policy.named("nvidia"), case.inventories)
+        incidents = {i.id for outcome in replay for i in outcome.incidents}
+        whole_s, wall_s = time.process_time() - cpu, time.monotonic() - wall
+    detecting_s = sum(replay.engine.seconds.values()) if replay.engine else 0.0
+    scale = 1000 / fleet.gpu_days
+    print(
+        json.dumps(
+            {
+                "benchmark": "replay", "gpu_days": round(fleet.gpu_days, 1), "samples": written["samples"],
+                "cores": os.cpu_count(), "incidents": len(incidents),
+                "cpu_s_per_1000_gpu_days": round(whole_s * scale, 1), "read_cpu_s": round(read_s * scale, 1),
+                "detectors_wall_s": round(detecting_s * scale, 1), "wall_s_per_1000_gpu_days": round(wall_s * scale, 1),
+            }
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A restart in the middle of trouble: what was open stays open under its id, nothing is told twice, and what ended
+while nobody judged is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from drover_collector.buckets import Bucket
+from drover_collector.detectors.example import LAG_MS, START_MS, small_fleet, training_bucket
+from drover_collector.engine import Engine
+from drover_collector.policy import Policy
+from drover_proto.events import Event, EventKind, Incident
+
+INDEX = small_fleet(8, ports=8)
+Columns = dict[str, np.ndarray]
+RESTART, BEGINS, READ, AFTER = (
+    130,
+    40,
+    60,
+    45,
+)  # buckets: when, since when there is trouble, what a start reads, how long
+
+
+def _memory(number: int, gpu: Columns, _link: Columns) -> None:
+    gpu["ecc_dram_uncorrected"][11] = number >= BEGINS  # once, 15 minutes before the restart
+
+
+def _flaps(number: int, _gpu: Columns, link: Columns) -> None:
+    link["link_downed"][20] += sum(number >= at for at in (BEGINS, BEGINS + 5, BEGINS + 10))
+
+
+def _port(number: int, _gpu: Columns, link: Columns) -> None:
+    link["link_up"][20] = number < BEGINS
+
+
+def _cooling(number: int, gpu: Columns, _link: Columns) -> None:
+    """Worse than its own past by 26 %, and than its peers by less than they differ."""
+    if number >= BEGINS:
+        gpu["gpu_temp_c"][21] = 26 + (gpu["gpu_temp_c"][21] - 26) * 1.26
+
+
+def _clock(number: int, gpu: Columns, _link: Columns) -> None:
+    """2.5 % slower than before, and its job waits for it."""
+    if number >= BEGINS:
+        gpu["sm_clock_mhz"][21] *= 0.975
+        for metric in ("sm_active_ratio", "tensor_active_ratio"):
+            gpu[metric][np.arange(64) != 21] *= 0.975
+
+
+def _nothing(_number: int, _gpu: Columns, _link: Columns) -> None:
+    pass
+
+
+def _buckets(
+    change: Callable[[int, Columns, Columns], None], away: Callable[[int], Sequence[int]], numbers: range
+) -> list[Bucket]:
+    return [
+        training_bucket(
+            INDEX, n, lambda k, gpu, _node: change(k, gpu, {}), away(n), links=lambda k, link: change(k, {}, link)
+        )
+        for n in numbers
+    ]
+
+
+def _event(code: str, node: str, gpu: int | None, number: int) -> Event:
+    ts_ms = START_MS + number * 10_000
+    return Event(f"{code}/{number}", ts_ms, node, gpu, EventKind.LIFECYCLE, code, code, received_ms=ts_ms + 500)
+
+
+def _run(engine: Engine, buckets: Sequence[Bucket], events: Sequence[Event] = ()) -> None:
+    waiting = list(events)
+    for bucket in buckets:
+        while waiting and waiting[0].ts_ms < bucket.end_ms:
+            event = waiting.pop(0)
+            engine.on_events([event], event.received_ms or event.ts_ms)
+        engine.on_bucket(bucket, bucket.end_ms + LAG_MS)
+
+
+def _open(engine: Engine) -> dict[str, Incident]:
+    return {i.id: i for i in engine.incidents.values() if i.closed_ms is None}
+
+
+def _nobody(_number: int) -> Sequence[int]:
+    return ()
+
+
+CASES = {
+    "an uncorrected error": (_memory, _nobody, ()), "flaps": (_flaps, _nobody, ()), "a port": (_port, _nobody, ()),
+    "cooling against its own past": (_cooling, _nobody, ()), "a small slowness": (_clock, _nobody, ()),
+    "a silent node": (_nothing, lambda n: [2] if n >= BEGINS else (), ()),
+    "a lost GPU": (_nothing, _nobody, (_event("gpu_lost", "n03", 4, BEGINS),)),
+    "a hung driver": (_nothing, _nobody, (_event("driver_hung", "n03", None, BEGINS),)),
+    "an agent stopped on purpose": (
+        _nothing, lambda n: [2] if n >= BEGINS else (), (_event("agent_stopped", "n02", None, BEGINS),)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_open_stays_open_and_is_not_told_twice(name: str) -> None:
+    change, away, events = CASES[name]
+    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+
+    def changed(number: int, gpu: Columns, link: Columns) -> None:
+        if (gpu and change in (_flaps, _port)) or (link and change not in (_flaps, _port)):
+            return
+        change(number, gpu, link)
+        if gpu and name == "a lost GPU" and number >= BEGINS:
+            for values in gpu.values():
+                values[28] = np.nan
+        if gpu and name == "a hung driver" and number >= BEGINS:
+            for values in gpu.values():
+                values[24:32] = np.nan
+
+    _run(first, _buckets(changed, away, range(RESTART)), events)
+    before = _open(first)
+    assert len(before) == 1, [i.summary for i in before.values()]
+    second.started_ms = START_MS + RESTART * 10_000
+    second.restore(list(before.values()), _buckets(changed, away, range(RESTART - READ, RESTART)), [])
+    _run(second, _buckets(changed, away, range(RESTART, RESTART + AFTER)))
+    assert [(i.id, i.cause) for i in second.incidents.values()] == [(i.id, i.cause) for i in before.values()]
+    (after,) = _open(second).values()
+    assert not any("over" in note.text or "came back" in note.text for note in after.timeline[1:])
+
+
+@pytest.mark.parametrize("name", ["a silent node", "a lost GPU", "an agent stopped on purpose"])
+def test_what_ended_while_nobody_judged_is_ended(name: str) -> None:
+    _, away, events = CASES[name]
+    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    _run(first, _buckets(_nothing, away, range(RESTART)), events)
+    before = list(_open(first).values())
+    if name == "a lost GPU":  # its values never went away here; the agent's word stands until they are seen again
+        before = before or list(first.incidents.values())
+    assert len(before) == 1
+    second.restore(before, _buckets(_nothing, _nobody, range(RESTART, RESTART + READ)), [])
+    _run(second, _buckets(_nothing, _nobody, range(RESTART + READ, RESTART + READ + 10)))
+    assert _open(second) == {}
