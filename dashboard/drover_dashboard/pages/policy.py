@@ -15,8 +15,10 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Decision, Duty, Incident, from_json
 
 SHOWN = 100
+EVERY_S = 5
 
 
+@st.fragment(run_every=EVERY_S)
 def show() -> None:
     who = view.viewer()
     answer = client.fleet().policy()
@@ -78,11 +80,17 @@ def _decisions(key: str, title: str, found: Sequence[Decision], who: view.Viewer
                 Cell(f"{d.wanted} {d.node}" if d.node else "go on with a mass event", sub=d.rule),
                 Cell(who.told(d.reason)),
             ),
+            id=d.incident_id,
             href=view.href(view.INCIDENTS, id=d.incident_id, state="all"),
         )
         for d in found
     ]
-    table(f"policy_{key}", (Column(title), Column(), Column("Why", wrap=True)), rows, empty=empty)
+    _open(table(f"policy_{key}", (Column(title), Column(), Column("Why", wrap=True)), rows, empty=empty))
+
+
+def _open(incident: str | None) -> None:
+    if incident:
+        st.switch_page(view.INCIDENTS, query_params={"id": incident, "state": "all"})
 
 
 def _held(held: Sequence[Decision], who: view.Viewer) -> None:
@@ -97,12 +105,13 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
                 Cell(f"{wanted} {_some([d.node for d in found])}", sub=rule),
                 Cell(who.told(reason)),
             ),
+            id=found[0].incident_id,
             href=view.href(view.INCIDENTS, id=found[0].incident_id, state="all"),
         )
         for (wanted, rule, reason), found in list(groups.items())[:SHOWN]
     ]
     columns = (Column("Held back by the guard"), Column(wrap=True), Column("Why", wrap=True))
-    table("policy_held", columns, rows, empty="The guard holds nothing back.")
+    _open(table("policy_held", columns, rows, empty="The guard holds nothing back."))
 
 
 def _some(nodes: Sequence[str]) -> str:
@@ -120,10 +129,11 @@ def _out(state: pb.PolicyState, who: view.Viewer) -> None:
         duty = duties.get(node)
         stage = view.health_cell(duty.stage) if duty else Cell("would be out", kind="faint")
         why = f"{who.clock(duty.ts_ms)} {duty.reason}" if duty else "by a decision, in observe mode or about to be done"
-        rows.append(Row((Cell(node), stage, Cell(why)), href=view.href(view.NODE, node=node)))
-    table(
-        "policy_out", (Column("Out of service"), Column(), Column(wrap=True)), rows, empty="No node is out of service."
-    )
+        rows.append(Row((Cell(node), stage, Cell(why)), id=node, href=view.href(view.NODE, node=node)))
+    columns = (Column("Out of service"), Column(), Column(wrap=True))
+    clicked = table("policy_out", columns, rows, empty="No node is out of service.")
+    if clicked:
+        st.switch_page(view.NODE, query_params={"node": clicked})
 
 
 def _guard(limits: dict[str, Any]) -> None:
