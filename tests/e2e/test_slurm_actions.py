@@ -70,9 +70,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             assert two.role() == "standby"
             yield Scene(slurm, one, two)
             assert (one.role(), two.role()) == ("active", "standby")
-        acted = [
-            line for line in (folder / "two" / "drover_collector.main.log").read_text().splitlines() if "drain" in line
-        ]
+        lines = (folder / "two" / "drover_collector.main.log").read_text().splitlines()
+        acted = [line for line in lines if "drover_collector.actions." in line and "drain" in line]
         assert acted == [], "the one without the lease has done nothing"
 
 
