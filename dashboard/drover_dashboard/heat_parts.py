@@ -13,7 +13,7 @@ from drover_dashboard.table import Cell, Column, Mark, Row, table
 from drover_proto import fleet_pb2 as pb
 
 TILE_PX, SMALL_PX = 132, 84
-SMALL_FROM = 120  # racks from which on a tile has its name and number only
+SMALL_FROM = 48  # racks from which on a tile has its name and number only
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ def rack_tiles(reply: pb.Thermals, measure: Measure, chosen: str) -> dict[str, A
 
 def _tile(rack: pb.RackHeat, measure: Measure, span: tuple[float, float], small: bool) -> dict[str, Any]:
     value = view.given(rack, measure.field)
-    subs = [] if small else _subs(rack)
+    subs = (
+        [] if small else _subs(rack)[1 if measure.field == "inlet_c" and value is not None else 0 :]
+    )  # the number says it
     marks = [f"{rack.throttled} held" if rack.throttled else "", f"{rack.poor} poor" if rack.poor else ""]
     mark = ", ".join(filter(None, marks)) or CAUSES.get(rack.cause, rack.cause)
     tone = "bad" if rack.throttled or rack.severity == "critical" else "warn" if rack.incident else ""
