@@ -86,7 +86,7 @@ def _in_its_slot(
     if v.ok is not False or gpu is None:
         return v
     bad = slow[gpu]
-    if bad > MOST_OF_SLOT * all_[gpu] and (bad >= LEAST or (few and bad == all_[gpu] > 1)):
+    if bad > MOST_OF_SLOT * all_[gpu] and bad >= LEAST:
         return doubted(v, f"so are {bad} of the {all_[gpu]} in its slot, which is by design")
     if few and family(v.measurement.probe) in OF_THE_SLOT and not good.get(gpu, set()) - {v.measurement.node}:
         return dataclasses.replace(v, ok=None, text=f"{v.text}; {LONE_SLOT}", suspicious=True)
