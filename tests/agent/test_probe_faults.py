@@ -137,5 +137,5 @@ def test_a_probe_that_the_kernel_kills_for_memory_says_so_and_speaks_against_no_
     ended = Measurement("n1", 3, "gemm_bf16", None, end=JudgedEnd(report.end.value), detail=report.detail)
     (verdict,) = judge([ended]).verdicts
     assert verdict.ok is None, "the host's memory: no word against a GPU that was named"
-    hung = dataclasses.replace(ended, end=JudgedEnd.HUNG)
+    hung = dataclasses.replace(ended, end=JudgedEnd.HUNG, tries=2)
     assert judge([hung]).verdicts[0].ok is False
