@@ -167,6 +167,7 @@ def test_pages_refresh_in_place(console: Console, browser: Browser) -> None:
     page.get_by_text("Inventory").first.wait_for()
     marked = page.evaluate(f"{COMPONENTS}.map((e) => {{ e.dataset.kept = 'yes'; }}).length")
     assert marked > 8
+    page.wait_for_function("document.querySelector('[data-testid=stMain]').scrollHeight >= innerHeight + 300")
     page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop = 300")
     before = page.get_by_text("last heard").first.inner_text()
     text = f"{COMPONENTS}.map((e) => e.textContent).find((t) => t.includes('last heard'))"
@@ -181,6 +182,7 @@ def test_the_picture_by_a_metric(console: Console, browser: Browser, request: An
     page.goto(f"{console.url}/?color=gpu_temp_c")
     page.wait_for_function("window.__drover_fleet && window.__drover_fleet.colorBy === 'gpu_temp_c'")
     page.get_by_text("°C").first.wait_for()
+    page.get_by_text("Held, idle").wait_for()  # the numbers above are there: nothing moves the picture any more
     cell = page.evaluate("window.__drover_fleet.cells().find((c) => c.health === 'healthy')")
     page.mouse.move(cell["x"], cell["y"])
     page.get_by_text(re.compile(r"Core temperature: .*°C")).wait_for()
