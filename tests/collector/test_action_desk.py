@@ -18,7 +18,7 @@ from drover_collector.actions.duties import taken_out
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
-from drover_proto.events import Act, ActionState, Health, ProbeReason, Wanted
+from drover_proto.events import Act, ActionState, Duty, Health, ProbeReason, Wanted
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
@@ -349,10 +349,9 @@ def test_a_decision_that_nothing_was_begun_of_ends_with_its_mode(scene: Scene, m
 def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: Scene) -> None:
     """While one node after the other is given to its probes, another one is to be drained."""
     order: list[str] = []
-    with scene.desk(look_s=1e9) as desk:
-        desk.take([decision(), decision(node="n2", id_="d2")])
-        scene.wait_stage(Health.DRAINING)
-        scene.wait_stage(Health.DRAINING, "n2")
+    for node in ("n1", "n2"):
+        scene.slurm.drain_by(node, "root", "drover:inc1: xid")
+        scene.store.write_duties([Duty(node, Health.DRAINING, T0, "inc1", "xid")])
     ask = scene.probes.ask
 
     def asked(node: str, why: ProbeReason, **more: str) -> str:
@@ -360,7 +359,7 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: S
         if len(order) == 1:
             desk.intend("n3", Act.DRAIN, "seed", "inc1", "why", "drover")
         elif len(order) == 2:
-            order.extend(effect.split()[0] for effect in scene.slurm.effects[2:])
+            order.extend(effect.split()[0] for effect in scene.slurm.effects)
         return ask(node, why, **more)
 
     scene.probes.ask = asked  # type: ignore[method-assign,assignment]  # the order in which it is asked
