@@ -40,6 +40,33 @@ def test_states(metric: str, value: float, cause: str, severity: Severity, actio
     assert len({f.since_ms for f in told}) == 1
 
 
+def test_what_hundreds_of_boards_show_at_once_is_one_finding_and_what_stood_before_stays_one_of_its_own() -> None:
+    state, told = None, []
+
+    def change(number: int, gpu: Columns, _node: Columns) -> None:
+        gpu["row_remap_pending"][11] = 1
+        gpu["row_remap_pending"][40:] = number >= 70
+
+    for window, now_ms in play(small_fleet(), 80, change):
+        told, state = memory.detect(window, state, now_ms)
+    assert sorted((f.scope, f.cause, f.node, f.gpu, f.action) for f in told if f.scope == "gpu") == [
+        ("gpu", "remap_pending", "n01", 3, Wanted.DRAIN), *[
+            ("gpu", "remap_pending", f"n0{5 + k // 8}", k % 8, Wanted.DRAIN) for k in range(24)
+        ],
+    ]  # fmt: skip
+
+    def most(number: int, gpu: Columns, node: Columns) -> None:
+        change(number, gpu, node)
+        gpu["row_remap_pending"][24:] = number >= 70
+
+    state = None
+    for window, now_ms in play(small_fleet(), 80, most):
+        told, state = memory.detect(window, state, now_ms)
+    assert [(f.scope, f.cause, f.action, len(f.members)) for f in told] == [
+        ("gpu", "remap_pending", Wanted.DRAIN, 1), ("rack", "remap_pending_common", Wanted.ADVISE, 5),
+    ]  # fmt: skip
+
+
 def test_511_remapped_rows_are_quiet() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["remapped_rows_uncorrected"][11] = 511

@@ -44,6 +44,20 @@ def test_a_bad_heat_sink_is_told_with_its_resistance() -> None:
     assert "degC/W" in told[0].summary
 
 
+def test_under_a_light_load_one_gpu_is_told_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:
+    def light(which: slice, over_c: float) -> Callable[[int, Columns, Columns], None]:
+        def change(number: int, gpu: Columns, _node: Columns) -> None:
+            gpu["power_w"][:] = 240.0  # of 700
+            gpu["gpu_temp_c"][:] = 26 + 0.055 * 240
+            gpu["gpu_temp_c"][which] += over_c * (number >= 4)
+
+        return change
+
+    assert {(f.node, f.gpu, f.cause) for f in run(light(slice(21, 22), 7.0))} == {("n02", 5, "cooling")}
+    assert run(light(slice(21, 22), 4.0)) == []
+    assert run(light(slice(16, 24), 7.0)) == []  # its inlet sensor may be off
+
+
 def test_heat_that_slows_it_asks_for_a_drain_and_below_the_slowdown_offset_is_critical() -> None:
     def slowed(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 4:

@@ -335,7 +335,7 @@ def _node_finding(
     window: Window, s: State, n: int, gpus: list[int], poor: list[int], facts: _Facts, now_ms: int
 ) -> Finding:
     node = window.index.nodes[n].name
-    worst = max(gpus, key=lambda g: _known(facts.resistance[g]))
+    worst = max(gpus, key=lambda g: _known(float(facts.resistance[g])))
     slow = [g for g in gpus if s.streak_slow[g] >= PERSIST]
     one = len(gpus) == 1
     rest = "all GPUs there are too warm" if len(gpus) > 1 else "the others there are too warm as well"
