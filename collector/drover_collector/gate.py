@@ -50,6 +50,10 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "RejectDecision": OPERATORS,
     _FLEET + "ListAudit": READERS,
     _FLEET + "GetPolicy": READERS,
+    _FLEET + "ListJobs": READERS,
+    _FLEET + "GetJob": READERS,
+    _FLEET + "GetFabric": READERS,
+    _FLEET + "GetThermals": READERS,
     _FLEET + "GetSystem": READERS,
     _FLEET + "GetCapacity": READERS,
     _FLEET + "PreviewAct": READERS,  # changes nothing
