@@ -354,7 +354,10 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: S
         scene.store.write_duties([Duty(node, Health.DRAINING, T0, "inc1", "xid")])
     ask = scene.probes.ask
 
+    begun = threading.Event()
+
     def asked(node: str, why: ProbeReason, **more: str) -> str:
+        assert begun.wait(20)
         order.append(node)
         if len(order) == 1:
             desk.intend("n3", Act.DRAIN, "seed", "inc1", "why", "drover")
@@ -364,6 +367,7 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: S
 
     scene.probes.ask = asked  # type: ignore[method-assign,assignment]  # the order in which it is asked
     with scene.desk() as desk:
+        begun.set()
         scene.wait_stage(Health.VALIDATING)
         scene.wait_stage(Health.VALIDATING, "n2")
     assert order[:3] == ["n1", "n2", "n3"], "the drain of n3 came before the second was asked for"
