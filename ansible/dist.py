@@ -47,7 +47,7 @@ class Bundle:
         return HERE / "locks" / f"{self.name}-{machine}.txt"
 
 
-BUNDLES = (Bundle("agent", ()), Bundle("server", ("certs", "collector", "dashboard")))
+BUNDLES = (Bundle("agent", ()), Bundle("server", ("apprise", "certs", "collector", "dashboard", "signin")))
 
 
 class DistError(Exception):
