@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -293,12 +293,14 @@ def _of_node(
 def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
     end_ms = window.newest.end_ms
 
-    def told(grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float]) -> Told:
+    def told(
+        grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float], to_ms: int = end_ms
+    ) -> Told:
         metric, value, expected = fact
         return Told(
             Severity.CRITICAL if grave else Severity.WARNING,
             Wanted.DRAIN if grave and port.computes else Wanted.ADVISE, cause, f"{port.name} {text}",
-            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, end_ms), since_ms,
+            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms), since_ms,
         )  # fmt: skip
 
     down_ms = int(end_ms - s.down_ms[k]) if down else 0
@@ -310,8 +312,8 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
     if flaps >= FLAPS_WARNING:
         first = max(times[0], end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
-        one = told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, ("link_downed", float(flaps), 0.0))
-        yield replace(one, evidence=replace(one.evidence, to_ms=times[-1]))  # what a restart reads them from
+        fact = ("link_downed", float(flaps), 0.0)  # from the first to the last: a restart reads them from it
+        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
     if s.errs[k] >= PERSIST:
         for metric, rate in rates.items():
             if rate[k] > RATES[metric]:
