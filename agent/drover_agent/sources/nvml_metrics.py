@@ -254,10 +254,11 @@ class Metrics:
                 covered.update(way.keys)
                 calls += made
         batch = FieldBatch([(self._ids[way.name], link) for way, link, _ in fields]) if fields else None
-        made = [batch, *(read for _, read, _ in calls)] if batch else [read for _, read, _ in calls]
-        bare = [one.bare(self._handle) for one in made if isinstance(one, FieldBatch | Call)]
+        bare = [batch.bare(self._handle)] if batch else []
+        bare += [read.bare(self._handle) for _, read, _ in calls if isinstance(read, Call)]
         of_links = any(way.per_link for way, _, _ in fields)
-        return _Plan(batch, fields, of_links, calls, bare if len(bare) == len(made) and not of_links else [])
+        whole = len(bare) == (batch is not None) + len(calls) and not of_links
+        return _Plan(batch, fields, of_links, calls, bare if whole else [])
 
     def _made(self, ways: Iterable[Way]) -> list[_Asked]:
         made = []
