@@ -11,8 +11,9 @@ import importlib.metadata
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,6 +38,9 @@ class Held:
     order: str
 
 
+Columns = Mapping[str, Mapping[str, Any]]  # of one table, by name
+
+
 def ensure(clients: Clients, tables: Iterable[Table]) -> list[str]:
     """Make what is missing, and bring to its present form what is older.
 
@@ -49,15 +53,16 @@ def ensure(clients: Clients, tables: Iterable[Table]) -> list[str]:
     wanted = tuple(tables)
     held = _held(clients)
     newest = _version(clients) if "schema_versions" in held else 1 if held else schema.VERSION
+    columns = _held_columns(clients) if held else {}
     changes: list[str] = []
     for table in wanted:
-        changes += _ensure(clients, table, held, newest <= schema.VERSION)
+        changes += _ensure(clients, table, held, columns.get(table.name, {}), newest <= schema.VERSION)
     if changes or (held and newest < schema.VERSION):
         _note(clients, changes or ["nothing to change"])
     return changes
 
 
-def _ensure(clients: Clients, table: Table, held: dict[str, Held], forward: bool) -> list[str]:
+def _ensure(clients: Clients, table: Table, held: dict[str, Held], columns: Columns, forward: bool) -> list[str]:
     copy = f"{table.name}_copy"
     if table.name not in held:
         if copy in held:  # a copy that was stopped before its last step
@@ -70,7 +75,7 @@ def _ensure(clients: Clients, table: Table, held: dict[str, Held], forward: bool
     if forward and _form(table) != (found.engine, found.partition, found.order):
         _copy(clients, table, found)
         return [f"{table.name}: copied, from {found.engine} by {found.partition or 'nothing'} in order {found.order}"]
-    changes += _columns(clients, table, forward)
+    changes += _columns(clients, table, columns, forward)
     if forward and table.ttl and f"TTL {table.ttl}" not in found.ddl:
         _alter(clients, table.name, f"MODIFY TTL {table.ttl} SETTINGS materialize_ttl_after_modify = 0")
         changes.append(f"{table.name}: TTL {table.ttl}")
@@ -82,8 +87,7 @@ def _ensure(clients: Clients, table: Table, held: dict[str, Held], forward: bool
     return changes
 
 
-def _columns(clients: Clients, table: Table, forward: bool) -> list[str]:
-    held = {row["name"]: row for row in clients.rows(f"DESCRIBE TABLE {table.name}")}
+def _columns(clients: Clients, table: Table, held: Columns, forward: bool) -> list[str]:
     alters, changes = [], []
     for column in table.columns:
         row = held.get(column.name)
@@ -92,7 +96,7 @@ def _columns(clients: Clients, table: Table, forward: bool) -> list[str]:
             changes.append(f"{table.name}: column {column.name}")
             continue
         _same(table.name, column, row["type"], row["comment"])
-        if forward and column.codec and column.codec != row["codec_expression"]:
+        if forward and column.codec and row["compression_codec"] != f"CODEC({column.codec})":
             alters.append(f"MODIFY COLUMN `{column.name}` CODEC({column.codec})")
             changes.append(f"{table.name}: {column.name} as {column.codec}")
     if alters:
@@ -168,6 +172,16 @@ def _held(clients: Clients) -> dict[str, Held]:
         row["name"]: Held(row["ddl"], _engine(row["engine_full"]), row["partition_key"], _bare(row["sorting_key"]))
         for row in rows
     }
+
+
+def _held_columns(clients: Clients) -> Mapping[str, Columns]:
+    """table -> column -> its form. One question for all: asked table by table it was half of a start."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in clients.rows(
+        "SELECT table, name, type, comment, compression_codec FROM system.columns WHERE database = currentDatabase()"
+    ):
+        found.setdefault(row["table"], {})[row["name"]] = row
+    return found
 
 
 def _engine(full: str) -> str:
