@@ -273,7 +273,9 @@ def _idle(facts: Facts, used: Use) -> list[pb.IdleHolder]:
         return []
     index, idle = facts.index, used.idle
     now_ms, found = facts.now_ms(), []
-    for code in np.unique(used.jobs[idle]).tolist():
+    lain_ms = np.bincount(used.jobs[idle], used.idle_ms[idle], len(used.job_names))
+    worst = np.argsort(-lain_ms, kind="stable")[:SHOWN]  # there may be as many jobs as GPUs
+    for code in worst[lain_ms[worst] > 0].tolist():
         of_job = used.jobs == code
         gpus = np.flatnonzero(idle & of_job)
         nodes = sorted({index.nodes[n].name for n in index.gpu_node[gpus].tolist()})
@@ -289,7 +291,7 @@ def _idle(facts: Facts, used: Use) -> list[pb.IdleHolder]:
                 pool=index.nodes[int(index.gpu_node[gpus[0]])].pool,
             )
         )
-    return sorted(found, key=lambda row: (-row.gpu_hours, row.job))[:SHOWN]
+    return sorted(found, key=lambda row: (-row.gpu_hours, row.job))
 
 
 def _services(rows: Iterable[WorkloadRow]) -> list[pb.ServiceSpeed]:

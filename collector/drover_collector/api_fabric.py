@@ -148,7 +148,7 @@ def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
 def get_fabric(facts: Facts, request: pb.FabricRequest) -> pb.Fabric:
     index, buckets, ports = facts.index, recent(facts), all_ports(facts)
     layout = ports.layout
-    leafs = _Leafs(index, ports)
+    leafs = facts.once("leafs", KEPT_S, lambda: _Leafs(index, ports))
     limit = min(request.limit or LEAFS, LEAFS_MAX)
     reply = pb.Fabric(
         ts_ms=ports.end_ms, counted_from_ms=ports.since_ms, leafs=[leafs.row(code) for code in leafs.order()[:limit]],
@@ -208,6 +208,7 @@ class _Leafs:
         self._unknown = unknown == np.bincount(layout.pair, minlength=pairs)
         self._nodes = np.bincount(layout.pair_leaf, minlength=count)
         self._troubled = np.bincount(layout.pair_leaf[self._bad], minlength=count)
+        self._rows: dict[int, pb.LeafRow] = {}
         self._worst: dict[int, Incident] = {}
         for k, incident in ports.incident.items():
             code = int(layout.leaf[k])
@@ -237,6 +238,12 @@ class _Leafs:
         return order
 
     def row(self, code: int) -> pb.LeafRow:
+        """Made once: every console that is open asks for it."""
+        if code not in self._rows:
+            self._rows[code] = self._row(code)
+        return self._rows[code]
+
+    def _row(self, code: int) -> pb.LeafRow:
         index, ports, layout = self._index, self._ports, self._ports.layout
         states = {state: int(counts[code]) for state, counts in self._states.items()}
         row = pb.LeafRow(

@@ -22,6 +22,7 @@ METRICS = (
 GPUS_MAX = 512  # drawn; a screen has room for no more dots in a row
 FARTHEST = 128  # of them those farthest from the median
 PORTS_MAX = 32
+INCIDENTS_MAX = 200  # the worst first; a mass event may open thousands on a large job
 BEFORE_END_MS = 60_000  # an ended job is shown as it was then
 NO_STEPS = (
     "Step time, tokens per second and MFU: nothing reports them on its nodes. A training loop does with three lines of"
@@ -43,7 +44,9 @@ def get_job(facts: Facts, request: pb.JobRequest) -> pb.JobDetail:
         gpus, row = list(job.gpus), api_jobs.row_of(facts, job)
         ts_ms, values = _now(facts)
     incidents = _incidents(facts, job.job, gpus, job.since_ms, isinstance(job, JobSpan))
-    reply = pb.JobDetail(row=row, ts_ms=ts_ms if gpus else 0, incidents_json=[to_json(i) for i in incidents])
+    reply = pb.JobDetail(
+        row=row, ts_ms=ts_ms if gpus else 0, incidents_json=[to_json(i) for i in incidents[:INCIDENTS_MAX]]
+    )  # fmt: skip
     of_gpu = _by_gpu(facts, gpus, incidents)
     table = {m: values[m][gpus] for m in METRICS if m in values and not np.isnan(values[m][gpus]).all()}
     shown = _shown(table, [g in of_gpu for g in gpus])

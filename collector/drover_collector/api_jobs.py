@@ -31,6 +31,10 @@ class Running:
 
 def running(facts: Facts) -> dict[str, Running]:
     """By name."""
+    return facts.once("running", LONG_S, lambda: _running(facts))
+
+
+def _running(facts: Facts) -> dict[str, Running]:
     codes, names = facts.jobs()
 
     def since() -> dict[str, int]:
@@ -64,15 +68,19 @@ def workloads(facts: Facts) -> dict[str, list[WorkloadRow]]:
 
 def list_jobs(facts: Facts, request: pb.ListJobsRequest) -> pb.JobList:
     now, over = running(facts), ended(facts) if request.ended else {}
-    named = incidents_by_job(facts)
-    rows = [_row(facts, job, named.get(job.job, ())) for job in now.values() if request.contains in job.job]
-    rows.sort(key=lambda row: (not row.incidents, -row.waiting_share, -row.gpus, row.job))
-    past = [
-        ended_row(span, named.get(span.job, ())) for span in over.values()
-        if span.job not in now and request.contains in span.job
-    ]  # fmt: skip
-    rows += sorted(past, key=lambda row: (-row.ended_ms, row.job))
-    return pb.JobList(jobs=rows[: min(request.limit or JOBS, JOBS_MAX)], total=len(rows))
+    named, limit = incidents_by_job(facts), min(request.limit or JOBS, JOBS_MAX)
+    asked = [job for job in now.values() if request.contains in job.job]
+    hurt = [_row(facts, job, named[job.job]) for job in asked if any(map(told, named.get(job.job, ())))]
+    hurt.sort(key=lambda row: (-row.waiting_share, -row.gpus, row.job))
+    shown = {row.job for row in hurt}
+    well = sorted((job for job in asked if job.job not in shown), key=lambda job: (-len(job.gpus), job.job))
+    past = [span for span in over.values() if span.job not in now and request.contains in span.job]
+    past.sort(key=lambda span: (-span.ended_ms, span.job))
+    # Rows are made of those that are shown only: there may be as many jobs as GPUs.
+    rows = hurt[:limit]
+    rows += [_row(facts, job, named.get(job.job, ())) for job in well[: limit - len(rows)]]
+    rows += [ended_row(span, named.get(span.job, ())) for span in past[: limit - len(rows)]]
+    return pb.JobList(jobs=rows, total=len(asked) + len(past))
 
 
 def incidents_by_job(facts: Facts) -> dict[str, list[Incident]]:

@@ -5,7 +5,7 @@ Who is poorly cooled is what open incidents say; the resistance beside it is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -68,8 +68,7 @@ def get_thermals(facts: Facts, request: pb.ThermalsRequest) -> pb.Thermals:
             of_node.setdefault(node, []).append(incident)
     standing = racks(index)
     reply = pb.Thermals(ts_ms=buckets[-1].end_ms if buckets else 0, absent=_absent(facts, buckets, heat))
-    for name, numbers in standing.items():
-        reply.racks.append(_rack(facts, name, numbers, heat, of_node))
+    reply.racks.extend(facts.once("rack heat", KEPT_S, lambda: _racks(facts, standing, heat, of_node)))
     if request.rack:
         wanted = "" if request.rack == NO_RACK else request.rack
         if wanted not in standing:
@@ -106,14 +105,20 @@ def _gpus(facts: Facts, numbers: Sequence[int]) -> list[int]:
     return [g for n in numbers for g in range(int(first[n]), int(first[n + 1]))]
 
 
+def _racks(
+    facts: Facts, standing: Mapping[str, Sequence[int]], heat: _Heat, of_node: dict[str, list[Incident]]
+) -> list[pb.RackHeat]:
+    specs = {rack.name: rack for rack in facts.index.spec.racks}
+    return [_rack(facts, specs.get(name, RackSpec(name)), standing[name], heat, of_node) for name in standing]
+
+
 def _rack(
-    facts: Facts, name: str, numbers: Sequence[int], heat: _Heat, of_node: dict[str, list[Incident]]
+    facts: Facts, rack: RackSpec, numbers: Sequence[int], heat: _Heat, of_node: dict[str, list[Incident]]
 ) -> pb.RackHeat:
     index, gpus = facts.index, _gpus(facts, numbers)
     inlets, temps, power = heat.inlet[numbers], heat.temp[gpus], heat.power[gpus]
-    rack = next((r for r in index.spec.racks if r.name == name), RackSpec(name))
     row = pb.RackHeat(
-        name=name or NO_RACK, row=rack.row, nodes=len(numbers), gpus=len(gpus), budget_w=rack.power_budget_w
+        name=rack.name or NO_RACK, row=rack.row, nodes=len(numbers), gpus=len(gpus), budget_w=rack.power_budget_w
     )
     if not np.isnan(inlets).all():
         row.inlet_c, row.inlet_max_c = float(np.nanmedian(inlets)), float(np.nanmax(inlets))

@@ -288,3 +288,36 @@ def test_a_fleet_file_without_links_says_how_to_name_them(facts: Facts, monkeypa
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest())
     assert fabric.absent == [api_fabric.NO_LINKS]
     assert not fabric.leafs
+
+
+def test_only_jobs_that_are_shown_are_looked_at(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be as many jobs as GPUs: rows of 100,000 took 11 s of the collector's time, for each open page."""
+    every, made = api_jobs.list_jobs(facts, pb.ListJobsRequest(ended=True)), []
+    make = api_jobs._row
+    monkeypatch.setattr(api_jobs, "_row", lambda facts, job, found: made.append(job.job) or make(facts, job, found))
+    hurt = sum(bool(job.incidents) for job in every.jobs)
+    assert len(every.jobs) > hurt + 2
+    first = api_jobs.list_jobs(facts, pb.ListJobsRequest(limit=hurt + 1, ended=True))
+    assert [job.job for job in first.jobs] == [job.job for job in every.jobs][: hurt + 1]
+    assert first.total == every.total == len(every.jobs)
+    assert made == [job.job for job in first.jobs]
+
+
+def test_of_a_job_with_many_incidents_the_worst_are_sent(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
+    assert len(whole.incidents_json) > 1
+    monkeypatch.setattr(api_job, "INCIDENTS_MAX", 1)
+    cut = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
+    assert list(cut.incidents_json) == list(whole.incidents_json)[:1]
+    assert list(cut.gpus) == list(whole.gpus), "marks of GPUs come of all"
+
+
+def test_leafs_and_racks_are_made_once_for_all_open_pages(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric, heat = (
+        api_fabric.get_fabric(facts, pb.FabricRequest()),
+        api_thermals.get_thermals(facts, pb.ThermalsRequest()),
+    )
+    for made in (api_fabric._Leafs, "_row"), (api_thermals, "_rack"):
+        monkeypatch.delattr(*made)
+    assert api_fabric.get_fabric(facts, pb.FabricRequest()) == fabric
+    assert api_thermals.get_thermals(facts, pb.ThermalsRequest()) == heat
