@@ -29,6 +29,7 @@ PATIENCE_S = 2.0  # how long judging waits for a write; a store under load answe
 BACKLOG = 8  # with so many waiting, judging waits for none
 RETRY_S = 5.0  # after a store has failed, if nothing new comes
 SWEEP_MS = 5_000  # events come by far more often than ticks
+UNSWEPT_MS = 30_000  # after so long without, the store fails or hangs
 STOP_S = 10.0  # for what is left at a stop
 
 
@@ -53,6 +54,7 @@ class Saving:
         self._due = self._stopping = False
         self._since_s: float | None = None  # when the write under way began
         self._swept_ms = 0
+        self._refreshed_ms = now_ms()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -75,11 +77,11 @@ class Saving:
                 self._bound()
             self._due = True
             self._changed.notify_all()
-            if empty:
-                return
-            self._changed.wait_for(lambda: result.stored or result.refused or self._behind(), PATIENCE_S)
-        if not result.stored:
+            if not empty:
+                self._changed.wait_for(lambda: result.stored or result.refused or self._behind(), PATIENCE_S)
+        if not empty and not result.stored:
             self._tell_unstored(result)
+        self._refresh_unswept()
 
     def forget(self) -> None:
         with self._changed:
@@ -113,6 +115,17 @@ class Saving:
             lost = self._waiting[1]
             del self._waiting[1]
             self._lost(lost)
+
+    def _refresh_unswept(self) -> None:
+        """Receivers that forget what they do not hear of must not take a store that fails for the end of all faults."""
+        now_ms = self._now_ms()
+        if not self._waiting or now_ms - max(self._swept_ms, self._refreshed_ms) < UNSWEPT_MS:
+            return
+        self._refreshed_ms = now_ms
+        try:
+            self._outbox.refresh(self.known().values())
+        except Exception as error:  # noqa: BLE001  # nor may this end detection
+            self._ticks.failed(error, now_ms)
 
     def _tell_unstored(self, result: _Result) -> None:
         if not result.refused:

@@ -79,6 +79,27 @@ def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: N
     wait_until(lambda: store.done == ["write_decisions", "sweep"], "looked at, once all is stored")
 
 
+@pytest.mark.parametrize("way", ["fails", "hangs"])
+def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
+    store: Noting, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_saving, "RETRY_S", 0.01)
+    monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.05)
+    clock_ms, one = [T0], object()
+    made = Saving(store, store, Ticks(), lambda: clock_ms[0])  # type: ignore[arg-type]  # it stands for both
+    made.known = lambda: {"i1": one}  # type: ignore[dict-item]  # nothing is asked of it
+    store.fails, store.hangs = ({"write_decisions"}, "") if way == "fails" else (set(), "write_decisions")
+    try:
+        for _ in range(13):  # two minutes of ticks
+            made.put(FOUND, ())
+            clock_ms[0] += 10_000
+        assert store.done == ["refresh"] * 4, "else Alertmanager says that all is over"
+    finally:
+        store.fails.clear()
+        store.free.set()
+        made.stop()
+
+
 def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, saving: Saving) -> None:
     told: list[Outcome] = []
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import logging
 import math
 import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
 
 from drover_collector.notify.base import Delivery, Notifier
-from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
-from drover_collector.notify.telling import CHANGED, CLOSED, FAILED, GROUPED, NOT_SENT, OPENED, kind_of
+from drover_collector.notify.clerk import MAX_PENDING, Clerk
+from drover_collector.notify.telling import CHANGED, CLOSED, FAILED, GROUPED, NOT_SENT, OPENED, kind_of, said_by
 from drover_collector.store import OutboxRow, Store, StoreError
+from drover_proto.events import SEVERITY_ORDER
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,9 @@ class Courier(threading.Thread):
         self._delays_s = tuple(delays_s)
         self._now_ms = now_ms
         self._rows: dict[str, OutboxRow] = {}  # pending ones, oldest first
+        self._queues: dict[str, dict[str, None]] = {}  # incident -> ids, in their order
+        self._later: list[tuple[int, int, str]] = []  # heap of (next_ms, created_ms, id)
+        self._ready: list[tuple[bool, int, int, int, str]] = []  # heap of what is due, the most urgent first
         self._fleeting: set[str] = set()  # ids of those that are not stored, and tried once: see `refresh`
         self._unopened: dict[str, None] = {}  # incidents whose opening was given up, the oldest first
         self._pause_ms = 0  # nothing is sent before: the receiver asked for it
@@ -71,39 +78,37 @@ class Courier(threading.Thread):
         once when there is more to tell, and not at all when it is over."""
         with self._changed:
             now_ms = self._now_ms()
-            waits = next(
-                (r for r in self._rows.values() if r.incident_id == row.incident_id and _held(r, now_ms)), None
-            )
+            of_incident = (self._rows[id_] for id_ in self._queues.get(row.incident_id, ()))
+            waits = next((r for r in of_incident if _held(r, now_ms)), None)
             if waits is not None and kind_of(row) == CLOSED:
                 self._not_sent(waits, "not sent: over, or part of another, before its time to wait was")
                 self._not_sent(row, NOT_SENT)
             else:
                 if waits is not None:
-                    self._rows[waits.id] = dataclasses.replace(waits, next_ms=now_ms)
-                self._rows[row.id] = row
+                    self._keep(dataclasses.replace(waits, next_ms=now_ms))
+                self._keep(row)
             self._changed.notify()
 
-    def withdraw(self, id_: str, detail: str) -> bool:
+    def withdraw(self, id_: str, state: str, detail: str) -> bool:
         """Whether a message was still waiting for what explains it: then it is not sent."""
         with self._changed:
             row = self._rows.get(id_)
             if row is None or not _held(row, self._now_ms()):
                 return False
-            self._not_sent(row, detail)
+            self._not_sent(row, detail, state)
             return True
 
-    def _not_sent(self, row: OutboxRow, detail: str) -> None:
-        self._rows.pop(row.id, None)
-        self._clerk.note(dataclasses.replace(row, state=GROUPED, detail=detail))
+    def _not_sent(self, row: OutboxRow, detail: str, state: str = GROUPED) -> None:
+        self._drop(row.id)
+        self._clerk.note(dataclasses.replace(row, state=state, detail=detail))
 
     def refresh(self, row: OutboxRow) -> None:
         """A message that only says that what was told holds still: nothing where others wait, nor while the receiver is
         away; tried once, as the next one says the same."""
         with self._changed:
-            waits = any(held.incident_id == row.incident_id for held in self._rows.values())
-            if not waits and not self.full:
-                self._rows[row.id] = row
+            if row.incident_id not in self._queues and not self.full:
                 self._fleeting.add(row.id)
+                self._keep(row)
                 self._changed.notify()
 
     def ask_to_stop(self) -> None:
@@ -111,10 +116,11 @@ class Courier(threading.Thread):
             self._stopping = True
             self._changed.notify()
 
-    def join_and_close(self) -> None:
-        """A try still under way after STOP_S is left behind: its message stays pending and goes again, same id."""
+    def join_and_close(self, until_s: float) -> None:
+        """A try still under way at `until_s` (time.monotonic) is left behind: its message stays pending and goes
+        again, same id."""
         if self.is_alive():
-            self.join(STOP_S)
+            self.join(max(0.0, until_s - time.monotonic()))
         with self._changed:
             self._abandoned = True
         if not self.is_alive():
@@ -145,8 +151,9 @@ class Courier(threading.Thread):
                 self._settle(row, kind, None)
             else:
                 self._settle(row, kind, self.notifier.deliver(row.id, row.payload_json.encode(), self._now_ms()))
-        except Exception as error:  # whatever one message does, the thread must serve the next
-            log.exception("%s: message %s", self._who, row.id)
+        except Exception as error:  # noqa: BLE001  # whatever one message does, the thread must serve the next
+            frames = "".join(traceback.format_tb(error.__traceback__))  # its words may hold an address or a key
+            log.error("%s: message %s: %s\n%s", self._who, row.id, type(error).__name__, frames)
             self._settle(row, "", Delivery(False, f"failed ({type(error).__name__})"))
 
     @property
@@ -154,16 +161,50 @@ class Courier(threading.Thread):
         return f"{self.notifier.kind} {self.notifier.name}"
 
     def _first(self) -> OutboxRow | None:
-        """What is due, news before what only says that all holds still; else what is due first."""
-        first_of_incident: dict[str, OutboxRow] = {}
-        for row in self._rows.values():
-            first_of_incident.setdefault(row.incident_id, row)
+        """What is due: news before what only says that all holds still, the worst first, as a storm of warnings may
+        take an hour; else what is due first."""
         now_ms = self._now_ms()
-        return min(
-            first_of_incident.values(),
-            key=lambda r: (r.next_ms > now_ms, r.id in self._fleeting, r.next_ms, r.created_ms),
-            default=None,
-        )
+        while self._later and self._later[0][0] <= now_ms:
+            next_ms, created_ms, id_ = heapq.heappop(self._later)
+            if (row := self._standing(id_, next_ms)) is not None:
+                urgency = -SEVERITY_ORDER.index(said_by(row).severity)
+                heapq.heappush(self._ready, (id_ in self._fleeting, urgency, next_ms, created_ms, id_))
+        while self._ready:
+            if (row := self._standing(self._ready[0][4], self._ready[0][2])) is not None:
+                return row
+            heapq.heappop(self._ready)
+        while self._later:
+            if (row := self._standing(self._later[0][2], self._later[0][0])) is not None:
+                return row
+            heapq.heappop(self._later)
+        return None
+
+    def _standing(self, id_: str, next_ms: int) -> OutboxRow | None:
+        """The message, if it still waits until then, and none of the same incident is before it."""
+        row = self._rows.get(id_)
+        good = row is not None and row.next_ms == next_ms and next(iter(self._queues[row.incident_id])) == id_
+        return row if good else None
+
+    def _keep(self, row: OutboxRow) -> None:
+        """A new message, or a new state of one in its place."""
+        self._rows[row.id] = row
+        self._queues.setdefault(row.incident_id, {})[row.id] = None
+        self._line_up(row.incident_id)
+
+    def _drop(self, id_: str) -> None:
+        row = self._rows.pop(id_, None)
+        if row is not None:
+            queue = self._queues[row.incident_id]
+            del queue[id_]
+            if queue:
+                self._line_up(row.incident_id)
+            else:
+                del self._queues[row.incident_id]
+
+    def _line_up(self, incident: str) -> None:
+        """The first of an incident; what it was before is passed over when its turn comes."""
+        row = self._rows[next(iter(self._queues[incident]))]
+        heapq.heappush(self._later, (row.next_ms, row.created_ms, row.id))
 
     def _due_ms(self, row: OutboxRow) -> int:
         return max(row.next_ms, self._pause_ms)
@@ -220,12 +261,12 @@ class Courier(threading.Thread):
             self._fleeting.discard(row.id)
             if fleeting and row.state == FAILED:  # each would wait as long for a receiver that is away
                 for id_ in self._fleeting:
-                    self._rows.pop(id_, None)
+                    self._drop(id_)
                 self._fleeting.clear()
             if row.state == "pending":
-                self._rows[row.id] = row
+                self._keep(row)
             else:
-                self._rows.pop(row.id, None)
+                self._drop(row.id)
                 self._note_opening(row, kind, lost)
             if not fleeting:
                 self._clerk.note(row)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from drover_collector.guard_breaker import GAP, about, of_guard
 from drover_collector.health import UNHEARD_CAUSES
+from drover_collector.notify.telling import DEFERRED, GROUPED
 from drover_proto.events import Incident
 
 KEPT = 100  # events that are over
@@ -46,5 +47,8 @@ def _holds(event: Incident, incident: Incident) -> bool:
     return incident.kind is event.kind and incident.cause == about(event)
 
 
-def instead_of(event: Incident) -> str:
-    return f"not sent: mass event {event.id} was told instead"
+def instead_of(event: Incident) -> tuple[str, str]:
+    """State and detail of a message for which that of `event` stands."""
+    if event.cause == GAP:
+        return DEFERRED, f"not sent while the gap in telemetry {event.id} lasts, which was told instead"
+    return GROUPED, f"not sent: mass event {event.id} was told instead"

@@ -4,7 +4,8 @@ A restart loses none and sends none anew: what was told of an incident is read b
 receiver has a thread of its own (`courier.py`), so that a slow one delays nobody else; and what becomes of messages is
 stored by another (`clerk.py`), so that a store that hangs delays none. Who is told is said by `routes.py`, what by
 `telling.py`, what is held back by `silences.py`. What a mass event's message stands for (`grouping.py`) is stored as
-grouped, and not sent; such a message is sent again each time that its nodes have doubled. Where a route has an opening
+grouped, and not sent; such a message is sent again each time that its nodes have doubled. What is still wrong when a
+gap in telemetry is over is told then. Where a route has an opening
 wait (`group_wait_s`), what ends meanwhile, most often as part of a wider incident, is not sent either.
 """
 
@@ -16,9 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drover_collector.guard_breaker import of_guard
+from drover_collector.guard_breaker import GAP, of_guard
 from drover_collector.notify.base import Notifier
-from drover_collector.notify.clerk import MAX_PENDING, Clerk
+from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
 from drover_collector.notify.courier import Courier
 from drover_collector.notify.figures import Figures
 from drover_collector.notify.grouping import Grouping, instead_of
@@ -26,6 +27,7 @@ from drover_collector.notify.routes import Routes, Target
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.telling import (
     CLOSED,
+    DEFERRED,
     FAILED,
     GROUPED,
     NOT_SENT,
@@ -68,7 +70,10 @@ class _Message:
 
     def due(self, told: Told | None) -> bool:
         """Whether it still is what `told` calls for."""
-        return transition(self.incident, told, self.target, now_ms=self.row.created_ms) == self.kind
+        return (
+            transition(self.incident, told, self.target, now_ms=self.row.created_ms, gap=self.row.state == DEFERRED)
+            == self.kind
+        )
 
 
 class Outbox(Figures):
@@ -101,7 +106,7 @@ class Outbox(Figures):
         self._couriers = self._fresh()
         self._lock = threading.Lock()  # of what was told; held for moments
         self._told: OrderedDict[Key, Told | None] = OrderedDict()
-        self._missed: set[str] = set()  # incidents of which a message was given up
+        self._missed: set[str] = set()  # incidents of which a message was given up, or waits for the end of a gap
         self._muted: set[str] = set()  # those that a silence held back
         self._refreshed: dict[Key, int] = {}  # when a receiver that forgets was told again
         self._waiting: dict[Key, tuple[str, Incident]] = {}  # openings that wait for what explains them, by message
@@ -135,20 +140,24 @@ class Outbox(Figures):
             self._refreshed.clear()
             self._waiting.clear()
             self._groups = Grouping()
+        gone: list[OutboxRow] = []
         for row in self._store.pending_outbox():
             courier = self._couriers.get(row.notifier)
             if courier is None:
-                gone = f"given up: no receiver {row.notifier!r} is configured any more"
-                self._store.write_outbox(replace(row, state=FAILED, detail=gone))
+                detail = f"given up: no receiver {row.notifier!r} is configured any more"
+                gone.append(replace(row, state=FAILED, detail=detail))
             else:
                 courier.add(row)
+        if gone:
+            self._store.write_outbox(gone)
 
     def stop(self) -> None:
         """Ends delivery; what is pending stays so in the store."""
         for courier in self._couriers.values():
             courier.ask_to_stop()
+        until_s = time.monotonic() + STOP_S  # for all of them: those that hang do so at the same time
         for courier in self._couriers.values():
-            courier.join_and_close()
+            courier.join_and_close(until_s)
         self._clerk.end()
 
     def step(self) -> bool:
@@ -196,7 +205,7 @@ class Outbox(Figures):
         if not self._couriers:
             return 0
         open_ = [i for i in incidents.values() if i.closed_ms is None]
-        self._refresh(open_)
+        self.refresh(open_)
         least_ms = self.routes.least_repeat_ms
         due_ms = None if least_ms is None else self._now_ms() - least_ms
         with self._lock:
@@ -214,22 +223,27 @@ class Outbox(Figures):
                 return True
         return False
 
-    def _refresh(self, incidents: Iterable[Incident]) -> None:
+    def refresh(self, incidents: Iterable[Incident]) -> None:
         """Tells those again that forget what they do not hear of; nothing of it is stored, as each says the same. Under
-        a silence too: else they would say that it is over."""
+        a silence too, and while the store fails: else they would say that it is over. Never blocks; from any thread."""
         forgetful = [c for c in self._couriers.values() if c.notifier.repeat_s is not None]
         if not forgetful:
             return
         now_ms = self._now_ms()
         kept: dict[Key, int] = {}
+        refreshed = self._refreshed
         for incident in incidents:
+            if incident.closed_ms is not None:
+                continue
             for courier in forgetful:
                 key = (incident.id, courier.notifier.name)
                 with self._lock:
                     told = self._told.get(key)
+                    if told is not None:
+                        self._told.move_to_end(key)  # or newer ones push it out, and it is refreshed no more
                 if told is None or told.closed or told.unsent:
                     continue
-                kept[key] = max(self._refreshed.get(key, 0), told.at_ms)
+                kept[key] = max(refreshed.get(key, 0), told.at_ms)
                 if now_ms - kept[key] < 1000 * (courier.notifier.repeat_s or 0):
                     continue
                 kept[key] = now_ms
@@ -264,9 +278,10 @@ class Outbox(Figures):
             for name, courier in self._couriers.items():
                 key, target = (incident.id, name), targets.get(name)
                 told = known.get(key)
-                kind = transition(incident, told, target, now_ms=now_ms)
+                stands_for = event if target is not None and target.group else None
+                gap = stands_for is not None and stands_for.cause == GAP
+                kind = transition(incident, told, target, now_ms=now_ms, gap=gap)
                 if kind is not None:
-                    stands_for = event if target is not None and target.group else None
                     wait_ms = target.wait_ms if target is not None and kind == OPENED and not of_guard(incident) else 0
                     row = self._row(courier, kind, incident, stands_for, told, now_ms, wait_ms)
                     made.append(_Message(row, incident, courier, kind, target))
@@ -294,6 +309,8 @@ class Outbox(Figures):
                 if each.key in self._told and not each.due(told):
                     continue
                 self._remember(each.key, each.after(told))
+                if each.row.state in (FAILED, DEFERRED):
+                    self._missed.add(each.incident.id)
             count += 1
             if each.row.state == "pending":
                 each.courier.add(each.row)
@@ -310,11 +327,16 @@ class Outbox(Figures):
         for key, (id_, incident) in list(self._waiting.items()):
             with self._lock:
                 event = self._groups.of(incident)
-            if event is not None and self._couriers[key[1]].withdraw(id_, instead_of(event)):
+            if event is None:
+                continue
+            state, detail = instead_of(event)
+            if self._couriers[key[1]].withdraw(id_, state, detail):
                 with self._lock:
                     if (told := self._told.get(key)) is not None:
-                        self._told[key] = replace(told, unsent=GROUPED)
-                del self._waiting[key]
+                        self._told[key] = replace(told, unsent=state)
+                    if state == DEFERRED:
+                        self._missed.add(incident.id)
+                self._waiting.pop(key, None)
 
     def _fresh(self) -> dict[str, Courier]:
         return {
@@ -350,7 +372,7 @@ class Outbox(Figures):
         if closes and told is not None and told.unsent:
             state, detail = GROUPED, NOT_SENT
         elif event is not None and not closes:
-            state, detail = GROUPED, instead_of(event)
+            state, detail = instead_of(event)
         elif courier.full:
             state, detail = FAILED, f"given up: {MAX_PENDING} older messages wait for this receiver"
         repeats = f"_r{told.at_ms}" if told is not None and kind == REPEATED else ""
@@ -387,7 +409,7 @@ class Outbox(Figures):
                 elif not blind:
                     self._remember(key, stored.get(key))
                 known[key] = told = self._told.get(key)
-                if told is not None and told.missed:
+                if told is not None and (told.missed or told.unsent == DEFERRED):
                     self._missed.add(key[0])
         return known
 

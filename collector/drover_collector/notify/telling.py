@@ -24,6 +24,7 @@ from drover_proto.times import iso
 
 OPENED, CHANGED, REPEATED, CLOSED = (f"incident.{word}" for word in ("opened", "changed", "repeated", "closed"))
 GROUPED = "grouped"  # state of a message that is not sent
+DEFERRED = "deferred"  # state of one that is not sent while a gap in telemetry lasts
 FAILED = "failed"  # state of one that was given up
 NOT_SENT = "not sent, as its opening was not"
 AGAIN_MS = 2 * 3_600_000  # what was given up is told again after so long, while the incident is open
@@ -37,7 +38,7 @@ class Told:
     action: Wanted
     closed: bool
     members: int = 0
-    unsent: str = ""  # its opening did not arrive: GROUPED (a mass event's message stands for it) or FAILED
+    unsent: str = ""  # its opening did not arrive: GROUPED (a mass event's message stands for it), DEFERRED or FAILED
     missed: bool = False  # the newest message was given up
     at_ms: int = 0  # when that was made
 
@@ -52,18 +53,23 @@ class Facts:
     members: int
 
 
-def transition(incident: Incident, told: Told | None, target: Target | None, *, now_ms: int = 0) -> str | None:
+def transition(
+    incident: Incident, told: Told | None, target: Target | None, *, now_ms: int = 0, gap: bool = False
+) -> str | None:
     """Which message, if any, `incident` calls for.
 
     Args:
         told: what this receiver was told; None: nothing.
         target: how it is to be told; None: it is not, by the routes or for a silence.
+        gap: a gap in telemetry stands for it now. That ends by time alone, and its nodes may be as silent as before.
     """
     if incident.closed_ms is not None:
         return CLOSED if told is not None and not told.closed else None
     if target is None:
         return None
     if told is None or told.closed:
+        return OPENED
+    if told.unsent == DEFERRED and not gap:
         return OPENED
     raised = SEVERITY_ORDER.index(incident.severity) > SEVERITY_ORDER.index(told.severity) or WANTED_ORDER.index(
         incident.action
@@ -81,7 +87,7 @@ def transition(incident: Incident, told: Told | None, target: Target | None, *, 
 
 def after(told: Told | None, said: Facts, state: str, at_ms: int) -> Told:
     """What is told when a message is on its way: `state` is that of its row."""
-    kept_back = state if state in (GROUPED, FAILED) else ""
+    kept_back = state if state in (GROUPED, DEFERRED, FAILED) else ""
     closed, missed = said.kind == CLOSED, state == FAILED
     if told is None or said.kind == OPENED:
         return Told(said.severity, said.action, closed, said.members, kept_back, missed, at_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from drover_collector.notify.base import Notifier
+from drover_collector.notify.base import Delivery, Notifier
 from drover_collector.notify.webhook import message
 from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted
 from drover_proto.settings import SettingsError
@@ -49,6 +49,8 @@ def try_out(
                        now_ms, console_url)  # fmt: skip
         try:
             result = notifier.deliver(f"msg_test-{notifier.name}_{now_ms}", body.encode(), now_ms)
+        except Exception as error:  # noqa: BLE001  # the others are tried too; its words may hold an address or a key
+            result = Delivery(False, f"failed ({type(error).__name__})")
         finally:
             notifier.close()
         took_s = time.time() - now_ms / 1000

@@ -132,7 +132,7 @@ class OutboxRow:
     notifier: str
     payload_json: str
     created_ms: int
-    state: str = "pending"  # pending, delivered, failed, grouped (a mass event was told instead)
+    state: str = "pending"  # pending, delivered, failed, grouped or deferred (a mass event, a gap told instead)
     attempts: int = 0
     next_ms: int = 0  # not tried again before this
     detail: str = ""
