@@ -4,9 +4,8 @@ A label (hardware: true) is found by an incident of severity warning or critical
 kind, and opened between 30 s before the label's start and 60 s after its end. Labels with hardware: false are hard
 negatives: a drain or isolate on one is a false alarm, anything weaker is not counted either way.
 
-Two exceptions. Idle GPUs are told as information and never more, so that an incident of kind idle counts whatever its
-severity, for better and for worse. What comes out of an earlier fault (`follows`) may be told in that fault's incident:
-it is found where that incident says so in the label's time, and by nothing that it said before.
+Nothing else is found. What was told in another way is counted beside it (`otherwise`) and mends no figure: idle GPUs,
+which are information and never more, and what comes out of an earlier fault (`follows`), told in that fault's incident.
 """
 
 from __future__ import annotations
@@ -88,7 +87,9 @@ class Score:
     negatives: int
     missed: list[Label]
     gpu_days: float
-    delays_of: dict[str, float] = field(default_factory=dict)  # label -> seconds until it was told
+    delays_of: dict[str, float] = field(default_factory=dict)  # label -> seconds until it was found
+    otherwise: dict[str, float] = field(default_factory=dict)  # missed label -> seconds until it was told otherwise
+    false_notes: int = 0  # notes of idle GPUs that name nothing
 
     @property
     def faults(self) -> int:
@@ -182,8 +183,13 @@ def covers(label: Label, found: Found) -> bool:
 
 
 def counts(found: Found) -> bool:
-    """Whether an incident says that something is wrong. Scattered free GPUs are no label's matter."""
-    return found.severity in ("warning", "critical") or (found.kind == "idle" and found.cause != "scattered")
+    """Whether an incident says that something is wrong; information does not."""
+    return found.severity in ("warning", "critical")
+
+
+def _is_note(found: Found) -> bool:
+    """Whether it tells of idle GPUs. Scattered free ones are no label's matter."""
+    return found.severity == "info" and found.kind == "idle" and found.cause != "scattered"
 
 
 def _said(label: Label, found: Found) -> int | None:
@@ -204,7 +210,6 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
     negatives = [label for label in labels if not label.hardware]
     kinds: dict[str, KindScore] = defaultdict(KindScore)
     first: dict[str, Found] = {}
-    when: dict[str, int] = {}
     delays_of: dict[str, float] = {}
     matched_incidents: set[str] = set()
     false: list[Found] = []
@@ -216,7 +221,7 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
             matched_incidents.add(found.id)
             fresh = [label for label in names if label.id not in first]
             for label in fresh:
-                first[label.id], when[label.id] = found, found.opened_ms
+                first[label.id] = found
             duplicates += not fresh
             continue
         drains = found.action in ("drain", "isolate")
@@ -229,19 +234,27 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
         false.append(found)
         if drains:
             false_drains.append(found)
-    for label in sorted(faults, key=lambda label: label.start_ms):
-        source = first.get(label.follows)
-        if label.id not in first and source is not None and (at := _said(label, source)) is not None:
-            first[label.id], when[label.id] = source, at
     for label in faults:
         kind = kinds[label.kind]
         kind.faults += 1
         if label.id in first:
             kind.found += 1
-            kind.delays_s.append(max(0.0, (when[label.id] - label.start_ms) / 1000))
+            kind.delays_s.append(max(0.0, (first[label.id].opened_ms - label.start_ms) / 1000))
             delays_of[label.id] = kind.delays_s[-1]
     missed = [label for label in faults if label.id not in first]
+    notes = sorted(filter(_is_note, incidents), key=lambda f: f.opened_ms)
+    otherwise: dict[str, float] = {}
+    for label in missed:
+        source = first.get(label.follows)
+        at = _said(label, source) if source is not None else None
+        if at is None and label.kind == "idle":
+            at = next((note.opened_ms for note in notes if covers(label, note)), None)
+        if at is not None:
+            otherwise[label.id] = max(0.0, (at - label.start_ms) / 1000)
+    named = [label for label in labels if not label.hardware or label.kind == "idle"]
+    false_notes = sum(not any(covers(label, note) for label in named) for note in notes)
     matched = len(matched_incidents) - duplicates
     return Score(
-        dict(kinds), matched, duplicates, false, false_drains, tolerated, len(negatives), missed, gpu_days, delays_of
+        dict(kinds), matched, duplicates, false, false_drains, tolerated, len(negatives), missed, gpu_days, delays_of,
+        otherwise, false_notes,
     )  # fmt: skip

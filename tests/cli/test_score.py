@@ -72,14 +72,16 @@ def test_info_is_never_false() -> None:
     assert not result.false and result.precision is None
 
 
-def test_idle_gpus_are_told_as_information_for_better_and_for_worse() -> None:
+def test_notes_of_idle_gpus_are_counted_beside_the_score_and_mend_no_figure() -> None:
     note = found(kind="idle", cause="idle_gpus", severity="info", action="none")
-    assert score([label(kind="idle", cause="held")], [note], 10.0).found == 1
-    assert len(score([], [note], 10.0).false) == 1
-    assert not score([], [found(kind="idle", cause="scattered", severity="info", action="none")], 10.0).false
+    result = score([label(kind="idle", cause="held")], [note], 10.0)
+    assert (result.found, result.precision, result.false_notes) == (0, None, 0)
+    assert set(result.otherwise) == {m.id for m in result.missed}
+    assert score([], [note], 10.0).false_notes == 1
+    assert not score([], [found(kind="idle", cause="scattered", severity="info", action="none")], 10.0).false_notes
 
 
-def test_what_follows_from_a_fault_is_found_where_its_incident_says_so_and_not_by_what_it_said_before() -> None:
+def test_what_follows_from_a_fault_and_is_told_in_its_open_incident_alone_is_missed_and_told_otherwise() -> None:
     links = label(kind="link", cause="nvlink")
     lost: dict[str, Any] = {
         "id": "f2", "kind": "liveness", "cause": "gpu_lost", "start": BASE + 900_000, "end": BASE + 1_800_000,
@@ -90,16 +92,17 @@ def test_what_follows_from_a_fault_is_found_where_its_incident_says_so_and_not_b
     def joined(at_s: int, by: str) -> dict[str, Any]:
         return {**said, "joined": [[f"2026-01-01T00:{at_s // 60:02d}:{at_s % 60:02d}Z", by]]}
 
-    def run(change: dict[str, Any], **of_label: Any) -> tuple[int, float | None]:
+    def run(change: dict[str, Any], **of_label: Any) -> float | None:
         result = score([links, label(**{**lost, **of_label})], [found(**change)], 10.0)
         assert not result.false
-        return result.found, result.delays_of.get("f2")
+        assert (result.found, [m.id for m in result.missed]) == (1, ["f2"])
+        return result.otherwise.get("f2")
 
-    assert run(joined(912, "liveness")) == (2, 12.0)
-    assert run(said) == (1, None)  # open all the time, and silent about it
-    assert run(joined(600, "liveness")) == (1, None)  # before it began
-    assert run(joined(912, "thermal")) == (1, None)  # of something else
-    assert run(joined(912, "liveness"), follows=None) == (1, None)  # no matter of the open incident
+    assert run(joined(912, "liveness")) == 12.0
+    assert run(said) is None  # open all the time, and silent about it
+    assert run(joined(600, "liveness")) is None  # before it began
+    assert run(joined(912, "thermal")) is None  # of something else
+    assert run(joined(912, "liveness"), follows=None) is None  # no matter of the open incident
 
 
 def test_second_incident_for_one_fault_is_a_duplicate() -> None:

@@ -98,6 +98,8 @@ def report(result: Score) -> dict[str, Any]:
         "hard_negatives": result.negatives,
         "tolerated_on_negatives": result.tolerated,
         "missed": [lost(label) for label in result.missed],
+        "told_otherwise": result.otherwise,
+        "false_notes": result.false_notes,
         "gpu_days": result.gpu_days,
     }
 
@@ -133,4 +135,6 @@ def _print(result: Score) -> None:
         print(f"false: {f.id} {f.kind}/{f.cause} on {sorted(f.members, key=str)[:3]}, wants {f.action}")
     for label in result.missed:
         members = sorted(label.members, key=str)[:3]
-        print(f"missed: {label.id} {label.kind}/{label.cause} on {members} at {iso(label.start_ms)}")
+        late = result.otherwise.get(label.id)
+        told = "" if late is None else f"; told after {late:.0f} s by a note or in an incident open before"
+        print(f"missed: {label.id} {label.kind}/{label.cause} on {members} at {iso(label.start_ms)}{told}")
