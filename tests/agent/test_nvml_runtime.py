@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import shutil
 import sys
 import threading
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import nvml_runtime
+from drover_agent import nvml_runtime, runtime
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.driver_release import MAX_S, ReleaseError, ReleaseRequests, ask
 from drover_agent.runtime import NodeRuntime
+from drover_agent.sampler import Sampler
 from drover_agent.sources import nvml
 from drover_agent.sources.nvml_events import BURST
 from drover_agent.sources.nvml_library import SONAME, replaced_by
@@ -24,10 +26,19 @@ from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
 
+HANG_S = 1.0  # that a read, an opening or a closing is waited for here, so that no test waits for long
+# The agent's own command, but for how often it tries to start NVML.
+AGENT = (
+    "import sys; from drover_agent.main import main; from drover_agent.sources import nvml; nvml.RETRY_MS = 500; "
+    "sys.exit(main())"
+)
+
 
 @pytest.fixture(autouse=True)
-def looks_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def looks_and_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_runtime, "LOOK_MS", 1_000)
+    monkeypatch.setattr(nvml_runtime, "READ_LIMIT_S", HANG_S)
+    monkeypatch.setattr(runtime, "Sampler", functools.partial(Sampler, limit_s=HANG_S))
 
 
 def codes(node: NodeRuntime) -> list[str]:
@@ -223,7 +234,7 @@ def test_an_agent_whose_library_was_replaced_starts_again_in_place(
         }
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         agent = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "drover_agent.main", "run", *words, env=fake.env(), stderr=asyncio.subprocess.PIPE
+            sys.executable, "-c", AGENT, "run", *words, env=fake.env(), stderr=asyncio.subprocess.PIPE
         )
         await until(lambda: any(e.gpu == 1 and e.serial for h in server.hellos for e in h.entities), "the GPUs")
         shutil.copy(nvml_library, new)
