@@ -25,6 +25,7 @@ MAX_EVIDENCE = 16
 MAX_NOTES = 60
 PART_OF = "part of incident "
 CLEARED = "cleared by a probe"
+BEFORE = " Before that: "  # between what made an incident worse and its root cause
 AWAY_MS = 300_000  # what a detector has not said for so long, and says again, is news
 
 
@@ -73,6 +74,12 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     # What a wider incident explains is its evidence, and asks for nothing by itself.
     info = info or width(finding.scope) < width(incident.scope)
     leads = not info and leads_over(finding, incident)
+    # Whoever reads it must do what the worst of it asks for, although its root cause was told before.
+    raises = not info and not leads and worse(incident.severity, finding.severity) is not incident.severity
+    words = raises or (leads and not _outdone(record, finding))
+    summary = finding.summary if words else incident.summary
+    if raises:
+        summary += BEFORE + incident.summary
     notes: list[str] = []
     if incident.closed_ms is not None:
         notes.append(CAME_BACK)
@@ -106,17 +113,25 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
         incident,
         kind=finding.kind if leads else incident.kind,
         cause=finding.cause if leads else incident.cause,
-        summary=finding.summary if leads else incident.summary,
-        advice=finding.advice if leads else incident.advice,
+        summary=summary,
+        advice=finding.advice if words else incident.advice,
         severity=severity,
         confidence=max(incident.confidence, finding.confidence) if not info else incident.confidence,
         members=members,
         since_ms=incident.since_ms,
-        evidence=_merged(incident.evidence, finding.evidence, leads),
+        evidence=_merged(incident.evidence, finding.evidence, words),
         timeline=timeline,
         detectors=tuple(dict.fromkeys((*incident.detectors, finding.detector))),
         job=incident.job or finding.job,
     )
+
+
+def _outdone(record: Record, finding: Finding) -> bool:
+    """Whether something worse than this root cause was told since, and still holds: its words stay."""
+    incident = record.incident
+    same = (finding.kind, finding.cause) == (incident.kind, incident.cause)
+    milder = worse(incident.severity, finding.severity) is not finding.severity
+    return same and milder and BEFORE in incident.summary and any(name != finding.detector for name in record.holds)
 
 
 def _told(incident: Incident, finding: Finding) -> bool:

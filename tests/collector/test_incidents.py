@@ -92,6 +92,25 @@ def test_severity_and_action_are_the_strongest() -> None:
     assert (incident.severity, incident.action) == (Severity.CRITICAL, Wanted.DRAIN)
 
 
+def test_what_makes_an_incident_worse_says_what_to_do_and_the_root_cause_stays() -> None:
+    """A GPU with remapped rows vanishes: nobody shall run a memory test on it."""
+    b = book()
+    piles = finding("memory", "remaps_pile_up", summary="Rows pile up.", advice="Run a memory test.")
+    lost = finding(
+        "liveness", "gpu_lost", severity="critical", action="drain", summary="It is gone.", advice="Drain it."
+    )
+    give(b, 0, piles)
+    for at_s in (10, 20):
+        give(b, at_s, lost, piles)
+        (incident,) = opened(b)
+        assert (incident.kind, incident.cause) == ("memory", "remaps_pile_up")
+        assert (incident.severity, incident.action) == (Severity.CRITICAL, Wanted.DRAIN)
+        assert (incident.summary, incident.advice) == ("It is gone. Before that: Rows pile up.", "Drain it.")
+    give(b, 30, dataclasses.replace(lost, cleared=True), piles)
+    (incident,) = opened(b)
+    assert (incident.summary, incident.advice) == ("Rows pile up.", "Run a memory test.")
+
+
 def test_neighbours_are_separate() -> None:
     b = book()
     give(b, 0, finding(gpu=2), finding(gpu=3), finding(node="n02"))

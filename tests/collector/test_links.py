@@ -206,6 +206,39 @@ def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_n
     assert ("node", Severity.CRITICAL, Wanted.DRAIN) in told(1, up=1)  # a port that is up: the switch is well
 
 
+def test_a_port_that_flaps_at_a_switch_that_lives_drains_although_another_is_at_a_dark_one() -> None:
+    spec = small_fleet(8, ports=8).spec
+    nodes = list(spec.nodes)
+    nodes[2] = dataclasses.replace(
+        nodes[2],
+        links=tuple(dataclasses.replace(link, leaf="l90") if i == 0 else link for i, link in enumerate(nodes[2].links)),
+    )
+
+    def change(number: int, link: Columns) -> None:
+        if number >= 3:
+            link["link_up"][16] = 0.0  # the only port of its leaf
+        link["link_up"][PORT] = 0.0 if number in (5, 9, 13) else 1.0
+
+    state, found = None, []
+    for window, now_ms in play(FleetIndex(dataclasses.replace(spec, nodes=tuple(nodes))), 16, links=change):
+        findings, state = links.detect(window, state, now_ms)
+        found += findings
+    first = next(f for f in found if f.cause == "port_down")
+    assert (first.severity, first.action) == (Severity.WARNING, Wanted.ADVISE)
+    assert ("port_flaps", Severity.CRITICAL, Wanted.DRAIN) in {(f.cause, f.severity, f.action) for f in found}
+
+
+def test_ports_that_dip_together_with_most_of_their_switch_do_not_flap() -> None:
+    """A switch that resets itself three times within hours, for seconds each, costs no node its service."""
+
+    def change(number: int, link: Columns) -> None:
+        link["link_up"][:32] = 0.0 if number in (4, 8, 12) else 1.0
+        link["link_up"][PORT] = 0.0 if number in (4, 6, 10, 14) else 1.0
+
+    told = run(change, count=18)
+    assert {f.node for f in told if f.cause == "port_flaps"} == {"n02"}  # the one that goes down by itself, too
+
+
 def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_told_later_has_an_id_of_its_own() -> None:
     only = [detector for detector in DETECTORS if detector.name == "links"]
     subject = Engine(small_fleet(ports=8), Policy.load(), START_MS, only)

@@ -7,9 +7,9 @@ a way of counting, and tells nobody apart.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -148,7 +148,8 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     # A port that was down and up again between two looks shows only in its counter.
     counted = (downed > s.downed) & (s.down_ms == 0)
     # What comes down with its node, which is silent meanwhile, flaps no more than what never was looked at.
-    for k in np.flatnonzero((went_down & s.was_up) | counted).tolist():
+    flapped = np.flatnonzero((went_down & s.was_up) | counted).tolist()
+    for k in _of_their_own(ports, s, flapped):
         times = s.flaps.setdefault(k, deque(maxlen=FLAPS_KEPT))
         if not times or bucket.start_ms > times[-1]:  # after a restart: what was told before is seen again
             times.append(bucket.start_ms)
@@ -178,6 +179,21 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     for n, mine in groupby(_told(s, down, bucket.end_ms), lambda k: ports[k].node):  # ports are in the nodes' order
         if index.nodes[n].name not in of_leafs:
             yield _of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
+
+
+def _of_their_own(ports: Sequence[Port], s: State, flapped: list[int]) -> list[int]:
+    """Ports that flapped, less those that did so together with most of their switch, on several nodes: it was the
+    switch, for less than the time after which `_leafs` tells of it."""
+    of_leaf: dict[str, list[int]] = {}
+    for k in flapped:
+        if ports[k].leaf:
+            of_leaf.setdefault(ports[k].leaf, []).append(k)
+    many = {leaf: mine for leaf, mine in of_leaf.items() if len({ports[k].node for k in mine}) >= LEAF_NODES}
+    if not many:
+        return flapped
+    used = Counter(ports[k].leaf for k in np.flatnonzero(s.seen_up).tolist())
+    common = {leaf for leaf, mine in many.items() if len(mine) >= LEAF_SHARE * used[leaf]}
+    return [k for k in flapped if ports[k].leaf not in common]
 
 
 def _told(s: State, down: Bools, end_ms: int) -> list[int]:
@@ -271,13 +287,17 @@ def _of_node(
     """All that is wrong with a node's ports; the headline is the worst of it."""
     index, n = window.index, ports[mine[0]].node
     node = index.nodes[n].name
-    told = [one for k in mine for one in _of_port(ports[k], k, s, bool(down[k]), rates, window)]
+    gone = [k for k in mine if down[k] and ports[k].leaf in dark]  # nothing proves that their switch is alive
+    told, doubted = [], []
+    for k in mine:
+        for one in _of_port(ports[k], k, s, bool(down[k]), rates, window):
+            mild = replace(one, severity=Severity.WARNING, action=Wanted.ADVISE) if k in gone else one
+            told.append(mild)
+            doubted += [mild] if k in gone else []
     worst = max(told, key=lambda one: one.rank)
     severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
     advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
-    gone = [k for k in mine if down[k] and ports[k].leaf in dark]
-    if gone:  # nothing proves that the switch is alive: the node may be well
-        severity, action = Severity.WARNING, Wanted.ADVISE
+    if any(worst is one for one in doubted):  # the node may be well
         leafs = listing({ports[k].leaf for k in gone})
         some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
         summary = f"{some} of node {node} are down, and no other port at leaf {leafs} is up: the switch or the node."
