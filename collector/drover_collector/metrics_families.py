@@ -168,13 +168,13 @@ def detection(page: Page, facts: Facts) -> None:
 
 def notifications(page: Page, facts: Facts) -> None:
     outbox = facts.pipeline.outbox
-    page.gauge("drover_outbox_pending", "messages that wait, by webhook", outbox.pending, "webhook")
-    page.gauge("drover_outbox_oldest_seconds", "age of the oldest of them; 0: none waits", outbox.oldest_s, "webhook")
-    page.counter("drover_outbox_delivered_total", "messages delivered", outbox.delivered, "webhook")
+    page.gauge("drover_outbox_pending", "messages that wait, by receiver", outbox.pending, "receiver")
+    page.gauge("drover_outbox_oldest_seconds", "age of the oldest of them; 0: none waits", outbox.oldest_s, "receiver")
+    page.counter("drover_outbox_delivered_total", "messages delivered", outbox.delivered, "receiver")
     page.counter(
-        "drover_outbox_tries_failed_total", "tries that failed; most are repeated", outbox.tries_failed, "webhook"
+        "drover_outbox_tries_failed_total", "tries that failed; most are repeated", outbox.tries_failed, "receiver"
     )
-    page.counter("drover_outbox_given_up_total", "messages given up", outbox.given_up, "webhook")
+    page.counter("drover_outbox_given_up_total", "messages given up", outbox.given_up, "receiver")
 
 
 def process(page: Page, facts: Facts) -> None:

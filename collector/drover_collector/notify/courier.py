@@ -69,9 +69,10 @@ class Courier(threading.Thread):
         return len(self._rows)
 
     def oldest_ms(self, none_ms: int) -> int:
-        """When the oldest message that waits was made."""
+        """When the oldest message that waits was made, or was to go first where it waits for what explains it."""
         rows = list(self._rows.values())
-        return min((row.created_ms for row in rows), default=none_ms)
+        made_ms = (row.created_ms if row.attempts else max(row.created_ms, row.next_ms) for row in rows)
+        return min(made_ms, default=none_ms)
 
     def add(self, row: OutboxRow) -> None:
         """Behind what waits of the same incident. An opening that waits for what explains it (`group_wait_s`) goes at
