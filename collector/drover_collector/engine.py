@@ -145,16 +145,8 @@ class Engine:
         """Judge events at once."""
         if not events:
             return Outcome()
-        return self._judge(self._window(False, tuple(map(self._dealt_with, events))), now_ms)
-
-    def _dealt_with(self, event: Event) -> Event:
-        """An error that is told late (no agent ran, or no collector) and was before its node's return to service is
-        what the node was mended of: noted like all backlog, or the node would go out again for it."""
-        late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
-        duty = self.decider.pace.returned.get(event.node) if late else None
-        if duty is None or event.ts_ms >= duty.ts_ms or event.kind is EventKind.LIFECYCLE:
-            return event
-        return replace(event, backlog=True)
+        returned = self.decider.pace.returned
+        return self._judge(self._window(False, tuple(_dealt_with(event, returned) for event in events)), now_ms)
 
     def on_bucket(self, bucket: Bucket, now_ms: int) -> Outcome:
         """Judge the newest closed bucket; buckets come in order of time."""
@@ -258,7 +250,9 @@ class Engine:
         self._states |= {name: restored(incidents) for name, restored in RESTORED.items()}
         self._states[liveness.NAME] = liveness.restored(self.index, incidents, self.started_ms)
         over: dict[object, Finding] = {}
-        told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in events), key=lambda entry: entry[0])
+        back = {node: duty for node, duty in (duties or {}).items() if duty.stage is Health.HEALTHY}
+        again = (_dealt_with(event, back) for event in events)
+        told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in again), key=lambda entry: entry[0])
         seen = ((b.end_ms + LAG_MS, 1, b) for b in buckets)
         together: list[tuple[int, Event]] = []
         timed: Iterator[tuple[int, int, Bucket | Event]] = heapq.merge(told, seen, key=lambda entry: entry[:2])
@@ -386,3 +380,13 @@ class Engine:
     def _folded(self) -> health.Fold:
         incidents = [record.incident for record in self._book.open()]
         return health.fold(self.index, incidents, *self._heard_lately(), self.decider.duties)
+
+
+def _dealt_with(event: Event, returned: Mapping[str, Duty]) -> Event:
+    """An error that is told late (no agent ran, or no collector) and was before its node's return to service is what
+    the node was mended of: noted like all backlog, or the node would go out again for it."""
+    late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
+    duty = returned.get(event.node) if late else None
+    if duty is None or event.ts_ms >= duty.ts_ms or event.kind is EventKind.LIFECYCLE:
+        return event
+    return replace(event, backlog=True)

@@ -273,6 +273,21 @@ def test_a_node_that_came_back_is_not_taken_out_for_an_error_of_before(
     )
 
 
+@pytest.mark.parametrize("returned", [True, False], ids=["came back since", "was never out"])
+def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned: bool) -> None:
+    """A kernel line waits 10 s; a stop in that time must not make a fault of what was noted only."""
+    subject = Engine(INDEX, POLICY, START_MS)
+    duties = {"n01": Duty("n01", Health.HEALTHY, START_MS + 3_000_000, "gone", "validated")} if returned else {}
+    bucket = training_bucket(INDEX, 400)
+    told = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
+    late = Event(
+        "e", START_MS + 60_000, "n01", 2, EventKind.KERNEL, "aer", told, "kmsg", received_ms=bucket.end_ms + LAG_MS
+    )
+    subject.restore([], [training_bucket(INDEX, 399), bucket], [late], [], duties)
+    found = [incident for outcome in feed(subject, range(401, 404)) for incident in outcome.incidents]
+    assert [(i.cause, i.severity) for i in found] == ([] if returned else [("pcie_fatal", Severity.WARNING)])
+
+
 def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of a job's crash, each looked at beside all others, took minutes."""
     subject, calls = engine(), []
