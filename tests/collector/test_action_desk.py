@@ -269,6 +269,49 @@ def test_a_scheduler_that_is_away_gets_it_when_it_is_back(scene: Scene, monkeypa
     assert len(scene.slurm.effects) == 2
 
 
+def test_what_an_isolation_closed_before_it_failed_is_out_also_when_that_cannot_be_seen_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    scene.slurm.start("n1", "17")
+    scene.slurm.requeues = False
+    jobs = scene.slurm.jobs
+    lost = threading.Event()
+
+    def jobs_and_away(node: str) -> tuple[str, ...]:
+        found = jobs(node)
+        if not lost.is_set():
+            scene.slurm.away = True
+            lost.set()
+        return found
+
+    monkeypatch.setattr(scene.slurm, "jobs", jobs_and_away)
+    with scene.desk() as desk:
+        desk.take([decision(Wanted.ISOLATE)])
+        wait_until(lambda: any("tried again" in a.detail for a in scene.store.intended_actions()))
+        scene.slurm.away = False
+        done = scene.wait(Act.ISOLATE)
+        assert (done.state, scene.stage()) == (ActionState.FAILED, Health.DRAINING), "Drover knows that it is out"
+    assert scene.slurm.effects == ["n1 state=drain reason=drover:inc1: xid/xid_79: GPU 3 fell off the bus"]
+
+
+def test_a_drain_of_two_incidents_is_done_for_the_second_when_the_first_ends_before(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    scene.incidents["inc2"] = incident("inc2")
+    scene.slurm.away = True
+    with scene.desk(replace(CONFIG, validate=False)) as desk:
+        desk.take([decision(), decision(id_="d2", of="inc2")])
+        wait_until(lambda: len(scene.store.intended_actions()) == 2)
+        scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
+        scene.slurm.away = False
+        wait_until(lambda: not scene.store.intended_actions())
+        told = {a.incident_id: a.state for a in scene.store.actions(node="n1")}
+    assert told == {"inc1": ActionState.FAILED, "inc2": ActionState.DONE}
+    assert scene.slurm.effects == ["n1 state=drain reason=drover:inc2: xid/xid_79: GPU 3 fell off the bus"]
+
+
 def test_what_cannot_be_done_for_long_has_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     scene.slurm.away = True

@@ -196,7 +196,10 @@ class ActionDesk:
             worker = self._worker_of(node, act, workers)
             if found := next(iter(self.store.action_history(id_)[-1:]), None):
                 return found
-            same = next((a for a in (worker.waiting() if worker else ()) if (a.node, a.action) == (node, act)), None)
+            # Not that of another incident, nor a person's: it is not done when that incident ends before.
+            key = node, act, incident
+            waiting = worker.waiting() if worker else ()
+            same = next((a for a in waiting if (a.node, a.action, a.incident_id) == key), None)
             if same is not None:
                 return same
             actuator = "" if worker is None else worker.actuator.name

@@ -163,7 +163,10 @@ class Slurmrestd:
         parts = urlsplit(self._url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=self._ca_file)
+            try:
+                context = ssl.create_default_context(cafile=self._ca_file)
+            except OSError as error:
+                raise AwayError(f"the certificates in {self._ca_file} cannot be read: {error.strerror}") from None
             return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 

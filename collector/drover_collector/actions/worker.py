@@ -128,8 +128,10 @@ class Worker:
             self._closed_so_far(job.action)
             self._later(job, str(error))
         except ActError as error:
-            self._closed_so_far(job.action)
-            self._fail(job, str(error))
+            if self._closed_so_far(job.action):
+                self._fail(job, str(error))
+            else:  # a node that it has closed must not be forgotten with it
+                self._later(job, str(error))
 
     def _act(self, job: Job) -> str:
         """Carries it out. Raises ActError and its kind, StoreError."""
@@ -192,16 +194,23 @@ class Worker:
             if job.action.ts_ms <= resume.ts_ms:
                 self._fail(job, f"not done to its end: {resume.by} has put the node back")
 
-    def _closed_so_far(self, action: Action) -> None:
-        """An isolation that waits for its last pod, or fails there, has closed the node: that is out."""
+    def _closed_so_far(self, action: Action) -> bool:
+        """An isolation that waits for its last pod, or fails there, has closed the node: that is out.
+
+        False: that cannot be told now, or not be kept.
+        """
         if action.action not in CLOSINGS or is_out(self._desk.duties.get(action.node)):
-            return
+            return True
         try:
             state = self.actuator.observe_all([action.node]).get(action.node)
             if state is not None and state.mark == _mark(action):
                 self._move(action)
-        except (ActError, StoreError) as error:
+        except (LaterError, StoreError) as error:
             log.debug("%s: not known whether it is closed: %s", action.node, error)
+            return False
+        except ActError as error:
+            log.warning("%s: not to be known whether it is closed: %s", action.node, error)
+        return True
 
     def _move(self, action: Action) -> None:
         """The node's duty after an act that is done."""
