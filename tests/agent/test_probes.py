@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -251,17 +253,66 @@ def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(ranks.time, "sleep", sleeps)
     monkeypatch.setattr(ranks.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(ranks, "_heard", lambda _: None)
     told: list[float] = []
     given = replace(context(tmp_path, seconds=1.0), tell=lambda _text: told.append(now_s))
-    rank, answers = SimpleNamespace(exitcode=None), SimpleNamespace(empty=lambda: True)
+    rank = SimpleNamespace(exitcode=None)
     with pytest.raises(RankError, match="they did not finish: one of them, or the way between them, hangs"):
-        ranks._await(given, "allreduce over 16 ranks", [rank], answers, 100.0)
+        ranks._await(given, "allreduce over 16 ranks", [rank], [], 100.0)
     gaps = [after - before for before, after in pairwise([0.0, *told, now_s])]
     assert max(gaps) <= ranks.TELL_S + 2
     assert now_s > 100.0, "as long as it was given"
     rank.exitcode = -9
     with pytest.raises(RankError, match="process 0 of 1 on this node ended by itself"):
-        ranks._await(given, "allreduce over 16 ranks", [rank], answers, 1000.0)
+        ranks._await(given, "allreduce over 16 ranks", [rank], [], 1000.0)
+
+
+def test_ranks_have_nothing_in_shared_memory_that_a_kill_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = f"drover-test-{os.getpid()}"
+    monkeypatch.setitem(multiprocessing.current_process()._config, "semprefix", f"/{prefix}")  # type: ignore[attr-defined]
+    made = multiprocessing.get_context("spawn").Lock()
+    left = len(list(Path("/dev/shm").glob(f"sem.{prefix}*")))
+    assert left == 1, "that is what a lock leaves"
+    found: list[int] = []
+
+    def stopping() -> bool:
+        found.append(len(list(Path("/dev/shm").glob(f"sem.{prefix}*"))) - left)
+        return True
+
+    with pytest.raises(InterruptedError):
+        ranks.first_answer(replace(context(tmp_path), stopping=stopping), "sleep", time.sleep, [(60,), (60,)], 60.0)
+    del made
+    assert found == [0]
+
+
+def test_a_rank_whose_parent_is_gone_already_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "die_with_parent", lambda: None)
+    heard, told = multiprocessing.Pipe(duplex=False)
+    for pid, rank_tells in ((os.getppid(), True), (os.getppid() + 1, False)):
+        monkeypatch.setattr(ranks, "parent_process", lambda pid=pid: SimpleNamespace(pid=pid))
+        ranks._rank(abs, (-3,), told)
+        assert heard.poll() is rank_tells
+        if rank_tells:
+            assert heard.recv() == (False, "", 3)
+
+
+def test_switches_that_add_up_in_any_order_are_kept_out_of_an_exact_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the site's settings want them: a healthy node would differ from itself."""
+    seen: list[tuple[str | None, str | None]] = []
+
+    def starts(*_: object, **__: object) -> None:
+        seen.append((os.environ.get("NCCL_NVLS_ENABLE"), os.environ.get("NCCL_ALGO")))
+        raise InterruptedError
+
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    monkeypatch.setenv("NCCL_ALGO", "NVLS")
+    monkeypatch.setattr(torch.distributed, "init_process_group", starts)
+    monkeypatch.setattr(train_step, "Meeting", lambda *_: SimpleNamespace(join=lambda: None))
+    with pytest.raises(InterruptedError):
+        train_step.train_sharded("cpu", 0, 2, train_step.Group("127.0.0.1", 1, 0, 1), 1, False)
+    assert seen == [("0", None)]
 
 
 def test_the_same_numbers_are_drawn_once_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,18 @@ def test_one_that_gave_way_or_was_not_there_is_no_hang_of_the_others() -> None:
         assert False not in {v.passed for v in found.values()}
 
 
+def test_a_node_whose_probe_service_is_killed_is_not_named_for_it() -> None:
+    """It crashed in no probe: somebody killed the service, or the node was restarted. Its partners fail for it."""
+    healthy = [one for one in fabric(set()) if "n3" not in one.members]
+    odd = [ran(("n3", f"n{k}"), ends=("crashed", "crashed")) for k in (5, 6)]
+    for one in odd:
+        id_ = one.orders[0].id
+        one.rows[id_] = [replace(row, result=replace(row.result, probe="")) for row in one.rows[id_] if row.result.end]
+    found = verdicts([*healthy, *odd], [], LEAF, NOW)
+    assert {found[f"n3-n{k}/n3"].passed for k in (5, 6)} == {None}
+    assert False not in {v.passed for v in found.values()}
+
+
 def test_a_node_that_hangs_with_each_partner_is_named() -> None:
     healthy = [one for one in fabric(set()) if "n3" not in one.members]
     odd = [ran(("n3", f"n{k}"), ends=("crashed", "hung")) for k in (5, 6)]

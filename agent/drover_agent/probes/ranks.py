@@ -6,8 +6,11 @@ here gives signs of life.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from drover_agent.probes.base import Context
@@ -38,21 +41,33 @@ def first_answer(
         InterruptedError: it was told to stop. MissedError, RankError.
     """
     spawned = context.torch.multiprocessing.get_context("spawn")
-    answers = spawned.SimpleQueue()
-    ranks = [spawned.Process(target=_rank, args=(work, given, answers), daemon=True) for given in arguments]
-    for rank in ranks:
-        rank.start()
+    # A pipe each, and no queue: that has locks in /dev/shm, which stay there when the session is killed.
+    pipes = [spawned.Pipe(duplex=False) for _ in arguments]
+    ranks = [
+        spawned.Process(target=_rank, args=(work, given, answer), daemon=True)
+        for given, (_, answer) in zip(arguments, pipes, strict=True)
+    ]
     try:
-        return _await(context, what, ranks, answers, IMPORT_S + limit_s)
+        for rank in ranks:
+            rank.start()
+        for _, answer in pipes:
+            answer.close()
+        return _await(context, what, ranks, [heard for heard, _ in pipes], IMPORT_S + limit_s)
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.join()
+            if rank.ident is not None:
+                rank.kill()
+                rank.join()
+        for pipe in pipes:
+            for end in pipe:
+                end.close()
 
 
-def _await(context: Context, what: str, ranks: Sequence[Any], answers: Any, limit_s: float) -> Any:
+def _await(
+    context: Context, what: str, ranks: Sequence[Any], answers: list[Connection], limit_s: float
+) -> Any:  # fmt: skip
     began = told = time.monotonic()
-    while answers.empty():
+    while (answer := _heard(answers)) is None:
         now_s = time.monotonic()
         if now_s > told + TELL_S:
             told = now_s
@@ -60,27 +75,40 @@ def _await(context: Context, what: str, ranks: Sequence[Any], answers: Any, limi
         if context.stopping():
             raise InterruptedError("told to stop")
         if dead := [k for k, rank in enumerate(ranks) if rank.exitcode not in (None, 0)]:
-            if not answers.empty():  # it told before it ended
+            if (answer := _heard(answers)) is not None:  # it told before it ended
                 break
             raise RankError(f"process {dead[0]} of {len(ranks)} on this node ended by itself")
         if now_s > began + limit_s:
             raise RankError("they did not finish: one of them, or the way between them, hangs")
         time.sleep(0.05)
-    missed, error, found = answers.get()
+    missed, error, found = answer
     if error:
         raise MissedError(error) if missed else RankError(error)
     return found
 
 
-def _rank(work: Callable[..., Any], given: tuple[Any, ...], answers: Any) -> None:
+def _heard(answers: list[Connection]) -> Any:
+    """What one of them has told, None: nothing yet. Those that ended without a word are dropped."""
+    for answer in wait(answers, 0):
+        assert isinstance(answer, Connection)
+        try:
+            return answer.recv()
+        except EOFError:
+            answers.remove(answer)
+    return None
+
+
+def _rank(work: Callable[..., Any], given: tuple[Any, ...], answer: Connection) -> None:
     """One process."""
     die_with_parent()
+    if (parent := parent_process()) is not None and parent.pid != os.getppid():
+        return  # it had ended before that held
     try:
         found = work(*given)
     except MissedError as error:
-        answers.put((True, str(error), None))
+        answer.send((True, str(error), None))
     except Exception as error:  # noqa: BLE001  # whatever it is, it is why there is no figure
-        answers.put((False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", None))
+        answer.send((False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", None))
     else:
         if found is not None:
-            answers.put((False, "", found))
+            answer.send((False, "", found))

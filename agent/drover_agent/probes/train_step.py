@@ -7,13 +7,15 @@ process a device; NCCL between GPUs, gloo between two processes on a CPU. A lone
 With deterministic algorithms and one seed the loss after STEPS steps is one number, so that a node must agree with
 itself. Where it does not, each device trains alone: the one whose loss differs is named, or else what they share.
 Strictly deterministic ones: with `warn_only` PyTorch leaves flash attention's backward pass as it is, whose sums come
-in any order (pytorch/pytorch#182551), and a healthy device would differ from itself. Where a build has no such
-algorithm for a step, the tokens per second are measured and the loss is not judged.
+in any order (pytorch/pytorch#182551), and a healthy device would differ from itself. Nor may NVSwitches add up (NVLS),
+whose sums differ from call to call (NVIDIA/nccl#1497): older torch lets them (pytorch/pytorch#156381). Where a build
+has no such algorithm for a step, the tokens per second are measured and the loss is not judged.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -117,6 +119,8 @@ def train_sharded(
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(device)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # before NCCL's first call
+    os.environ.pop("NCCL_ALGO", None)  # the site's may want nothing else
     torch.use_deterministic_algorithms(exact)
     dist.init_process_group(
         "nccl" if cuda else "gloo", store=Meeting(group, rank, {"devices": world}).join(), rank=rank, world_size=world,

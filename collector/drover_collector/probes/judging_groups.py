@@ -18,7 +18,7 @@ from drover_collector.probes.measurements import End
 from drover_collector.probes.rows import CPU
 from drover_collector.store import ProbeRow, Store
 from drover_collector.store.probes import NEWEST_DAYS
-from drover_proto.events import ProbeOrder, ProbeVerdict
+from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_proto.probes import GROUP_FIGURES
 
 FRESH_MS = 3_600_000  # groups that ran so near to each other tell of the same nodes
@@ -97,7 +97,7 @@ def runs_of(one: Ran) -> dict[str, Run]:
         return {}
     ends = [next((row.result for row in one.rows[o.id] if row.result.end), None) for o in one.orders]
     whole = len(one.orders) == len(one.members)
-    apart = [e for e in ends if e is None or e.end not in _TOGETHER]
+    apart = [e for e in ends if e is None or not _came(e)]
     board = next((f"{row.key.sku} {row.result.level}" for rows in one.rows.values() for row in rows), "")
     found = {}
     for probe in GROUP_FIGURES:
@@ -116,6 +116,11 @@ def runs_of(one: Ran) -> dict[str, Run]:
             why = why or next((r.detail for r in figures if r.value is None), "")
             found[probe] = Run(one.members, probe, None, End.UNSERVED if apart else End.DONE, why, board)
     return found
+
+
+def _came(end: ProbeResult) -> bool:
+    """One that ended in no probe did not: its service was killed, or its process had not begun yet."""
+    return end.end in _TOGETHER and (end.end == "done" or bool(end.probe))
 
 
 def _verdict(
