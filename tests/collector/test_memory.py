@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from drover_collector.detectors import memory
-from drover_collector.detectors.example import play, small_fleet
-from drover_proto.events import Finding, Severity, Wanted
+from drover_collector.detectors import DETECTORS, memory
+from drover_collector.detectors.example import LAG_MS, START_MS, play, small_fleet, training_bucket
+from drover_collector.engine import Engine
+from drover_collector.policy import Policy
+from drover_proto.events import Finding, Incident, Severity, Wanted
 
 Columns = dict[str, np.ndarray]
 
@@ -65,6 +67,25 @@ def test_what_hundreds_of_boards_show_at_once_is_one_finding_and_what_stood_befo
     assert [(f.scope, f.cause, f.action, len(f.members)) for f in told] == [
         ("gpu", "remap_pending", Wanted.DRAIN, 1), ("rack", "remap_pending_common", Wanted.ADVISE, 5),
     ]  # fmt: skip
+
+
+def test_a_board_that_stood_alone_before_the_many_does_so_after_a_restart_too() -> None:
+    def detect(numbers: range, left: Sequence[Incident]) -> Engine:
+        engine = Engine(small_fleet(), Policy.load(), START_MS, [d for d in DETECTORS if d.name == "memory"])
+        engine.restore(left, [], [])
+        for number in numbers:
+            made = training_bucket(engine.index, number)
+            made.gpu["row_remap_pending"] = np.where(np.arange(64) >= 24, float(number >= 70), 0.0)
+            made.gpu["row_remap_pending"][11] = 1
+            engine.on_bucket(made, made.end_ms + LAG_MS)
+        return engine
+
+    def told(engine: Engine) -> set[tuple[str, str | None, str]]:
+        return {(i.id, i.node, i.cause) for i in engine.incidents.values() if i.closed_ms is None}
+
+    before = detect(range(80), [])
+    assert sorted(cause for _, _, cause in told(before)) == ["remap_pending", "remap_pending_common"]
+    assert told(detect(range(80, 120), list(before.incidents.values()))) == told(before)
 
 
 def test_511_remapped_rows_are_quiet() -> None:

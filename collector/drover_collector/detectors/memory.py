@@ -39,6 +39,9 @@ COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
 STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected")
 
 
+JUDGED = (*STATES, *COUNTERS, "ecc_dram_corrected", "remapped_rows_corrected")
+
+
 @dataclass(slots=True)
 class State:
     last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
@@ -51,7 +54,8 @@ class State:
 
 
 def restored(incidents: Sequence[Incident]) -> State:
-    """State that still tells for its hour what a former run of the collector saw grow."""
+    """State that still tells for its hour what a former run of the collector saw grow, and since when each shows it:
+    a sick board that stood alone is not lost among many that show the same later."""
     return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.scope == "gpu"])
 
 
@@ -59,6 +63,9 @@ def _take_over(index: FleetIndex, s: State) -> None:
     for incident in s.left:
         g = None if incident.node is None or incident.gpu is None else index.gpu(incident.node, incident.gpu)
         for e in incident.evidence if g is not None else ():
+            if e.metric in JUDGED:
+                since = s.crowd.since_ms.setdefault(e.metric, np.zeros(index.gpu_count, np.int64))
+                since[g] = e.from_ms if e.from_ms is not None else incident.since_ms
             if e.metric in COUNTERS and e.value is not None and e.to_ms is not None:
                 s.last.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.value
                 s.grown_ms.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.to_ms
