@@ -25,6 +25,7 @@ GUARD = "guard"  # the detector's name
 MASS = "mass_event"
 GAP = "gap_in_telemetry"
 JOINED_MS = 10_000  # nodes that join are stored no more often than this
+BY_ITSELF = "closed: none of its nodes is to leave service"  # and nobody has answered
 MAX_NOTES = 60
 KEPT_MS = 3_600_000  # a closed event is remembered this long, as closed incidents are
 
@@ -138,7 +139,7 @@ class Breaker:
                 node in standing for node in self._nodes[incident.id]
             )
             if incident.closed_ms is None and over and incident.cause != GAP:
-                changed.append(self._changed(incident, now_ms, "closed: none of its nodes is to leave service", True))
+                changed.append(self._changed(incident, now_ms, BY_ITSELF, True))
             elif incident.closed_ms is not None and now_ms - incident.closed_ms > KEPT_MS:
                 del self.events[incident.id], self._nodes[incident.id]
         return changed

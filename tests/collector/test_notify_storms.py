@@ -17,7 +17,7 @@ from drover_collector.notify.trying import try_out
 from drover_collector.store import OutboxRow
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 from testbed.deciding import OPEN, fleet, incident
-from testbed.outboxes import T0, Listener, Scene, fault
+from testbed.outboxes import T0, Listener, Scene, fault, silence
 
 AWAY = Delivery(False, "answered 500")
 LIMITS = replace(OPEN, mass_nodes=3, gap_ratio=0.01)
@@ -63,6 +63,25 @@ def test_a_gap_that_ended_while_the_collector_was_down_hides_nothing_either() ->
     scene.open[gap.id] = breaker.end_gaps(scene.now_ms, LIMITS)[0]
     scene.restart()
     assert ops.heard("n000") == ["opened"]
+
+
+def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_told() -> None:
+    """A rack's nodes fail, it goes into maintenance, most of them are mended: the rest must not outlive it unseen."""
+    scene = Scene()
+    (ops,) = scene.listeners
+    breaker = Breaker(fleet(64))
+    held = [replace(incident(node, at_ms=T0), id=node) for node in SILENT]
+    (event,) = breaker.note(held, T0, LIMITS)
+    scene.tell(event, *held)
+    scene.silences.take(silence(node=SILENT, minutes=60, maintenance=True))
+    scene.now_ms += 20_000
+    scene.tell(*breaker.end(set(), scene.now_ms))  # nothing is to be done to its nodes for a while
+    scene.wait(55)
+    scene.tell(*(replace(one, version=2, closed_ms=scene.now_ms) for one in held[1:]))
+    assert ops.heard() == ["opened", "closed"]
+    scene.wait(10)
+    assert ops.heard(SILENT[0]) == ["opened"]
+    assert len(ops.got) == 3
 
 
 def test_what_a_person_has_answered_for_all_is_not_told_for_each() -> None:

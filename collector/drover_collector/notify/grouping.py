@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drover_collector.guard_breaker import GAP, about, of_guard
+from drover_collector.guard_breaker import BY_ITSELF, GAP, about, of_guard
 from drover_collector.health import UNHEARD_CAUSES
 from drover_collector.notify.telling import DEFERRED, GROUPED
 from drover_proto.events import Incident
 
 KEPT = 100  # events that are over
+NOTHING: frozenset[str] = frozenset()
 
 
 class Grouping:
@@ -39,6 +40,18 @@ class Grouping:
         if of_guard(incident):
             return None
         return next((e for e in self._events.values() if e.closed_ms is None and _holds(e, incident)), None)
+
+    def owed(self, incident: Incident) -> frozenset[str]:
+        """What was not sent of it and is told now, by its state: what a gap stood for once that is over; what a mass
+        event stood for once that is over by itself, as in maintenance. What a person has answered is known."""
+        event = self.of(incident)
+        if event is not None:
+            return NOTHING if event.cause == GAP else frozenset({DEFERRED})
+        last = next(
+            (e for e in reversed(self._events.values()) if _holds(e, incident) and not of_guard(incident)), None
+        )
+        alone = last is not None and bool(last.timeline) and last.timeline[-1].text == BY_ITSELF
+        return frozenset({DEFERRED, GROUPED}) if alone else frozenset({DEFERRED})
 
 
 def _holds(event: Incident, incident: Incident) -> bool:

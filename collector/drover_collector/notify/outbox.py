@@ -5,7 +5,7 @@ receiver has a thread of its own (`courier.py`), so that a slow one delays nobod
 stored by another (`clerk.py`), so that a store that hangs delays none. Who is told is said by `routes.py`, what by
 `telling.py`, what is held back by `silences.py`. What a mass event's message stands for (`grouping.py`) is stored as
 grouped, and not sent; such a message is sent again each time that its nodes have doubled. What is still wrong when a
-gap in telemetry is over is told then. Where a route has an opening
+gap in telemetry, or a mass event that nobody has answered, is over is told then. Where a route has an opening
 wait (`group_wait_s`), what ends meanwhile, most often as part of a wider incident, is not sent either.
 """
 
@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drover_collector.guard_breaker import GAP, of_guard
+from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.base import Notifier
 from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
 from drover_collector.notify.courier import Courier
@@ -27,7 +27,6 @@ from drover_collector.notify.routes import Routes, Target
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.telling import (
     CLOSED,
-    DEFERRED,
     FAILED,
     GROUPED,
     NOT_SENT,
@@ -59,6 +58,7 @@ class _Message:
     incident: Incident
     courier: Courier
     kind: str
+    owed: frozenset[str]  # see `transition`
     target: Target | None  # None: told of the end though the routes would not name it any more
 
     @property
@@ -70,10 +70,7 @@ class _Message:
 
     def due(self, told: Told | None) -> bool:
         """Whether it still is what `told` calls for."""
-        return (
-            transition(self.incident, told, self.target, now_ms=self.row.created_ms, gap=self.row.state == DEFERRED)
-            == self.kind
-        )
+        return transition(self.incident, told, self.target, now_ms=self.row.created_ms, owed=self.owed) == self.kind
 
 
 class Outbox(Figures):
@@ -106,7 +103,7 @@ class Outbox(Figures):
         self._couriers = self._fresh()
         self._lock = threading.Lock()  # of what was told; held for moments
         self._told: OrderedDict[Key, Told | None] = OrderedDict()
-        self._missed: set[str] = set()  # incidents of which a message was given up, or waits for the end of a gap
+        self._missed: set[str] = set()  # incidents of which a message was given up, or something else stood for it
         self._muted: set[str] = set()  # those that a silence held back
         self._refreshed: dict[Key, int] = {}  # when a receiver that forgets was told again
         self._waiting: dict[Key, tuple[str, Incident]] = {}  # openings that wait for what explains them, by message
@@ -267,10 +264,10 @@ class Outbox(Figures):
         now_ms = self._now_ms()
         with self._lock:
             self._groups.take(incidents)
-            events = [self._groups.of(incident) for incident in incidents]
+            events = [(self._groups.of(incident), self._groups.owed(incident)) for incident in incidents]
         known = self._recall({i.id for i in incidents}, blind)
         made: list[_Message] = []
-        for incident, event in zip(incidents, events, strict=True):
+        for incident, (event, owed) in zip(incidents, events, strict=True):
             muted = incident.closed_ms is None and self.silences.of(incident, now_ms) is not None
             targets = {} if muted else self.routes.targets(incident)
             with self._lock:
@@ -279,12 +276,11 @@ class Outbox(Figures):
                 key, target = (incident.id, name), targets.get(name)
                 told = known.get(key)
                 stands_for = event if target is not None and target.group else None
-                gap = stands_for is not None and stands_for.cause == GAP
-                kind = transition(incident, told, target, now_ms=now_ms, gap=gap)
+                kind = transition(incident, told, target, now_ms=now_ms, owed=owed)
                 if kind is not None:
                     wait_ms = target.wait_ms if target is not None and kind == OPENED and not of_guard(incident) else 0
                     row = self._row(courier, kind, incident, stands_for, told, now_ms, wait_ms)
-                    made.append(_Message(row, incident, courier, kind, target))
+                    made.append(_Message(row, incident, courier, kind, owed, target))
                     known[key] = made[-1].after(told)
         return made
 
@@ -309,7 +305,7 @@ class Outbox(Figures):
                 if each.key in self._told and not each.due(told):
                     continue
                 self._remember(each.key, each.after(told))
-                if each.row.state in (FAILED, DEFERRED):
+                if each.row.state != "pending":
                     self._missed.add(each.incident.id)
             count += 1
             if each.row.state == "pending":
@@ -334,8 +330,7 @@ class Outbox(Figures):
                 with self._lock:
                     if (told := self._told.get(key)) is not None:
                         self._told[key] = replace(told, unsent=state)
-                    if state == DEFERRED:
-                        self._missed.add(incident.id)
+                    self._missed.add(incident.id)
                 self._waiting.pop(key, None)
 
     def _fresh(self) -> dict[str, Courier]:
@@ -409,7 +404,7 @@ class Outbox(Figures):
                 elif not blind:
                     self._remember(key, stored.get(key))
                 known[key] = told = self._told.get(key)
-                if told is not None and (told.missed or told.unsent == DEFERRED):
+                if told is not None and (told.missed or told.unsent):
                     self._missed.add(key[0])
         return known
 

@@ -54,14 +54,19 @@ class Facts:
 
 
 def transition(
-    incident: Incident, told: Told | None, target: Target | None, *, now_ms: int = 0, gap: bool = False
+    incident: Incident,
+    told: Told | None,
+    target: Target | None,
+    *,
+    now_ms: int = 0,
+    owed: frozenset[str] = frozenset(),
 ) -> str | None:
     """Which message, if any, `incident` calls for.
 
     Args:
         told: what this receiver was told; None: nothing.
         target: how it is to be told; None: it is not, by the routes or for a silence.
-        gap: a gap in telemetry stands for it now. That ends by time alone, and its nodes may be as silent as before.
+        owed: kinds of `unsent` that are told now, as what stood for it is over and nobody has answered that.
     """
     if incident.closed_ms is not None:
         return CLOSED if told is not None and not told.closed else None
@@ -69,7 +74,7 @@ def transition(
         return None
     if told is None or told.closed:
         return OPENED
-    if told.unsent == DEFERRED and not gap:
+    if told.unsent in owed:
         return OPENED
     raised = SEVERITY_ORDER.index(incident.severity) > SEVERITY_ORDER.index(told.severity) or WANTED_ORDER.index(
         incident.action
