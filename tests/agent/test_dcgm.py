@@ -195,6 +195,21 @@ def listens(proc: Path, port: int, user: int, name: str = "tcp") -> None:
     (proc / "net" / name).write_text(HEAD + text)
 
 
+def test_a_page_that_began_since_it_was_looked_for_is_not_asked_unseen(
+    page: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_agent.sources.dcgm.AUTO_PORT", page.port)
+    monkeypatch.setattr("drover_agent.sources.dcgm.AUTO_URL", page.url)
+    listens(tmp_path, page.port, 1001)
+    with monkeypatch.context() as before:
+        before.setattr("drover_agent.sources.dcgm._somebody_listens", lambda: False)
+        dcgm = DcgmSource("n1", "auto", with_nvml(), proc=tmp_path)
+        assert dcgm.read(T) == Reading()
+    assert not page.requests
+    listens(tmp_path, page.port, 0)
+    assert dcgm.read(T + RETRY_MS).rows
+
+
 @pytest.mark.parametrize("name", ["tcp", "tcp6"])
 def test_a_page_that_an_ordinary_user_serves_unasked_is_not_believed(
     page: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str

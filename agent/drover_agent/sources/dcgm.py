@@ -102,7 +102,9 @@ class DcgmSource:
         if 0 < self._next_try_ms - now_ms <= RETRY_MS:  # more than that: the clock was set back
             return self._without(self._why)
         try:
-            if self._auto and _somebody_listens():
+            if self._auto:
+                if not _somebody_listens():  # and whoever begins to just now is not asked unseen
+                    raise PageError(Absent.LOST, f"nobody serves {AUTO_URL}")
                 self._refuse_users()
             found = parse(self._page.read(), _WANTED)
             if not found:
