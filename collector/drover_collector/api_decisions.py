@@ -35,7 +35,8 @@ def named(caller: Identity | None, who: str) -> str:
     """Who answers: the certificate's name, and before it what a person said of itself."""
     name = "a local user" if caller is None else caller.name
     if who.strip():
-        return f"{' '.join(who.split())[:80]} ({name})"
+        told = "".join(c if c.isprintable() else " " for c in who)  # no sign may turn what stands behind it around
+        return f"{' '.join(told.split())[:80]} ({name})"
     return f"{name} (a certificate)" if name == ITSELF else name
 
 

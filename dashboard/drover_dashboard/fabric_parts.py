@@ -68,8 +68,13 @@ def verdict(reply: pb.Fabric, who: view.Viewer) -> tuple[str, str]:
     """(kind of notice, sentence): is it one node or the switch?"""
     bad = [row for row in reply.leafs if row.nodes_troubled]
     if not bad:
-        known = any(node.state == "ok" for row in reply.leafs for node in row.nodes)
-        return "remark", "No leaf has trouble." if known else ""
+        states = [node.state for row in reply.leafs for node in row.nodes]
+        unknown = states.count("unknown")
+        if unknown == len(states):
+            return "remark", ""
+        return "remark", "No leaf has trouble." if not unknown else (
+            f"No leaf is known to have trouble; of {fmt.several(unknown, 'node')} the ports are not known."
+        )
     switches = [row for row in bad if row.switch]
     if switches:
         return "summary", who.told(switches[0].verdict)

@@ -188,3 +188,8 @@ def out_of_service(out: Collection[str], with_duty: Collection[str]) -> str:
     only_decided = sum(node not in with_duty for node in out)
     said = f"nodes: {len(out) - only_decided}"
     return f"{said}; only by a decision, with nothing done: {only_decided}" if only_decided else said
+
+
+def plain(text: str) -> str:
+    """Text for a label, which Streamlit reads as Markdown: no sign in it means anything."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)

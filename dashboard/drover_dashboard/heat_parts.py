@@ -47,6 +47,7 @@ NODE_COLUMNS = (
 ABSENT = Cell("absent", kind="absent", title="not reported")
 CAUSES = {"inlet": "hot air", "cooling": "poor cooling", "fan": "fan or coolant"}
 NOTHING = ("absent", "none reports it")
+NOT_TOLD = "GPUs held down by heat:"  # so the collector's line begins when no GPU tells it
 
 
 def text(measure: Measure, value: float) -> str:
@@ -107,6 +108,11 @@ def power(rack: pb.RackHeat) -> str:
     return f"{drawn} kW"
 
 
+def held_told(reply: pb.Thermals) -> bool:
+    """Whether any GPU tells what heat holds it down: else none counted is no good news."""
+    return bool(reply.ts_ms) and not any(line.startswith(NOT_TOLD) for line in reply.absent)
+
+
 def numbers(reply: pb.Thermals) -> list[tuple[str, str, str]]:
     """(label, value, remark) of the numbers on top."""
 
@@ -123,7 +129,7 @@ def numbers(reply: pb.Thermals) -> list[tuple[str, str, str]]:
         ("Warmest inlet", *((f"{warmest.inlet_c:.1f} °C", f"rack {warmest.name}") if warmest else NOTHING)),
         ("Hottest GPU", *((f"{core.gpu_max_c:.0f} °C", core.gpu_max_at) if core else NOTHING)),
         ("Least margin", *((f"{least.margin_min_c:.0f} °C", f"rack {least.name}") if least else NOTHING)),
-        ("Held by heat", fmt.number(held), "GPUs, now"),
+        ("Held by heat", *((fmt.number(held), "GPUs, now") if held_told(reply) else NOTHING)),
         ("Poorly cooled", fmt.number(poor), "open incidents"),
         (
             "GPU power",
@@ -145,7 +151,9 @@ def verdict(reply: pb.Thermals, who: view.Viewer) -> str:
         )
         return who.told(rooms[0].summary) + more
     if others:
-        return f"No rack gets hot air; poor cooling in {fmt.members([(rack.name, None) for rack in others])}."
+        where = f"poor cooling in {fmt.members([(rack.name, None) for rack in others])}."
+        told = any(rack.HasField("inlet_c") for rack in reply.racks)
+        return f"No rack gets hot air; {where}" if told else f"{fmt.capital(where)} Inlets are not known."
     return "No open incident of heat." if any(rack.HasField("gpu_max_c") for rack in reply.racks) else ""
 
 
@@ -188,10 +196,11 @@ def _resistance(gpu: pb.HotGpu) -> Cell:
     )
 
 
-def node_rows(found: Sequence[pb.NodeHeat]) -> list[Row]:
+def node_rows(found: Sequence[pb.NodeHeat], held_told: bool = True) -> list[Row]:
     rows = []
     for node in found:
-        held = Cell("0", kind="faint")
+        silent = not (node.HasField("gpu_median_c") or node.HasField("power_w"))
+        held = ABSENT if silent or not held_told else Cell("0", kind="faint")
         if node.throttled:
             held = Cell("", mark=Mark(fmt.several(node.throttled, "GPU"), "bad"))
         cells = (
@@ -211,8 +220,10 @@ def node_rows(found: Sequence[pb.NodeHeat]) -> list[Row]:
 def show_hot(key: str, reply: pb.Thermals, who: view.Viewer) -> str | None:
     lines = hot_rows(reply.hot, who)
     empty = "No GPU is held down by heat, and no incident tells of poor cooling."
+    if not held_told(reply):
+        empty = "No incident tells of heat. Which GPUs heat holds down is not known."
     return table(key, HOT_COLUMNS, lines, empty=empty, link_column=0, height=380 if len(lines) > 7 else None)
 
 
 def show_nodes(key: str, reply: pb.Thermals) -> str | None:
-    return table(key, NODE_COLUMNS, node_rows(reply.nodes), empty="", link_column=0)
+    return table(key, NODE_COLUMNS, node_rows(reply.nodes, held_told(reply)), empty="", link_column=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import streamlit as st
@@ -133,6 +134,8 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
     pad_ms = min(MOST_PAD_MS, max(LEAST_PAD_MS, (end_ms - incident.since_ms) // 2))
     from_ms, to_ms = incident.since_ms - pad_ms, min(who.now_ms, end_ms + pad_ms)
     targets = _targets(incident, metric.scope)
+    if not targets:
+        return  # of a port or workload that the evidence does not name: the sentence below tells the value
     request = pb.SeriesRequest(
         scope=metric.scope,
         targets=targets,
@@ -140,7 +143,7 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
         from_ms=from_ms,
         to_ms=to_ms,
         max_points=POINTS,
-        with_peers=metric.scope is Scope.GPU and bool(targets),
+        with_peers=metric.scope is Scope.GPU,
     )
     answer = client.fleet().series(request, f"{incident.id} {name}")
     if answer.value is None:
@@ -168,7 +171,12 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
 
 
 def _targets(incident: Incident, scope: Scope) -> list[pb.SeriesTarget]:
-    """Whose values prove it: the GPU named, else the members' GPUs, else all of the node; nodes for node metrics."""
+    """Whose values prove it: the GPU named, else the members' GPUs, else all of the node; nodes for node metrics,
+    ports where the evidence names them (`port NAME ...`)."""
+    if scope in (Scope.LINK, Scope.WORKLOAD):
+        ports = (item.text.split()[1] for item in incident.evidence if re.match(r"port \S+ ", item.text))
+        node = incident.node
+        return [pb.SeriesTarget(node=node, link=port) for port in dict.fromkeys(ports)][:SHOWN_TARGETS] if node else []
     if scope is not Scope.GPU:
         nodes = list(dict.fromkeys([incident.node] if incident.node else [node for node, _ in incident.members]))
         return [pb.SeriesTarget(node=node) for node in nodes[:SHOWN_TARGETS]]

@@ -14,7 +14,7 @@ from typing import Any
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 NAME_CHARS = 80
-OIDC_NAMES = ("email", "preferred_username", "name", "sub")  # the first that the provider tells is the person's
+OIDC_NAMES = ("email", "preferred_username", "name", "sub")  # the first by which nobody else can pose is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,15 @@ class SignIn:
         if not claims.get("is_logged_in"):
             return None
         told = {key: _clean(str(claims[key])) for key in OIDC_NAMES if claims.get(key)}
-        if claims.get("email_verified") is False:  # anybody may have typed it
+        if str(claims.get("email_verified", True)).lower() != "true":  # anybody may have typed it; some tell "false"
             told.pop("email", None)
+            if "@" in told.get("preferred_username", ""):  # the same address, where people register with it
+                del told["preferred_username"]
         groups = claims.get(self.groups_claim)
         listed = [groups] if isinstance(groups, str) else [str(g) for g in groups] if isinstance(groups, list) else []
         # A display name may be anybody's choice: it is shown, and nobody is an operator by it.
         sure = [told[key] for key in ("email", "preferred_username", "sub") if key in told]
-        shown = next((name for name in told.values() if name), "")
+        shown = next((name for name in (*sure, *told.values()) if name), "")  # it is kept with what they do
         person = self._person(sure, listed) if shown else None
         return Person(shown, person.may_act) if person else None
 

@@ -119,6 +119,7 @@ def test_who_may_answer() -> None:
     callers = [None, ANNA, Identity(Role.VIEWER, "tv")]
     assert [api_decisions.may_answer(caller) for caller in callers] == [True, True, False]
     assert [api_decisions.named(c, "") for c in callers] == ["a local user", "anna", "tv"]
+    assert api_decisions.named(callers[1], "eve (bob)\n\x1b[8m\u202e") == "eve (bob) [8m (anna)", "bare, and last"
     assert api_decisions.named(Identity(Role.OPERATOR, "drover"), "") != "drover", "as which Drover itself is told"
 
 

@@ -91,3 +91,7 @@ def test_what_would_be_out_is_not_told_as_out() -> None:
     assert fmt.out_of_service([], []) == "nodes: 0"
     assert fmt.out_of_service(["n1", "n2"], {"n2": 1}) == "nodes: 1; only by a decision, with nothing done: 1"
     assert fmt.out_of_service(["n2"], ["n2", "n3"]) == "nodes: 1"
+
+
+def test_a_name_in_a_label_is_no_markdown() -> None:
+    assert fmt.plain("alex_b [x](https://evil.example)") == r"alex\_b \[x\]\(https\:\/\/evil\.example\)"

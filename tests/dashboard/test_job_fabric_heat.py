@@ -8,10 +8,11 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_dashboard import fabric_parts, heat_parts, job_parts, view
+from drover_dashboard import fabric_parts, heat_parts, incident_detail, job_parts, view
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted, to_json
+from drover_proto.catalog import Scope
+from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted, to_json
 
 from .test_pages import opened
 
@@ -209,4 +210,34 @@ def test_racks_stand_by_row_and_an_absent_value_has_no_colour() -> None:
     assert heat_parts.verdict(thermals(), WHO).startswith("Rack r2 gets hot air: 31.5 °C")
     unknown = pb.Thermals(racks=[pb.RackHeat(name="r1")])
     assert heat_parts.verdict(unknown, WHO) == "", "nothing known is no good news"
-    assert {value for _, value, _ in heat_parts.numbers(unknown)[:3]} == {"absent"}
+    assert {value for _, value, _ in heat_parts.numbers(unknown)[:4]} == {"absent"}, "nor is none held by heat"
+
+
+def test_what_heat_does_is_not_told_as_nothing_where_nobody_tells() -> None:
+    rack = pb.RackHeat(name="r1", incident="i", cause="cooling", gpu_max_c=90)
+    reply = pb.Thermals(ts_ms=1, racks=[rack], absent=["GPUs held down by heat: no GPU tells it."])
+    assert heat_parts.verdict(reply, WHO) == "Poor cooling in r1. Inlets are not known."
+    assert {label: value for label, value, _ in heat_parts.numbers(reply)}["Held by heat"] == "absent"
+    del reply.absent[:]
+    assert {label: value for label, value, _ in heat_parts.numbers(reply)}["Held by heat"] == "0"
+    silent, heard = heat_parts.node_rows([pb.NodeHeat(node="n1"), pb.NodeHeat(node="n2", gpu_median_c=50)])
+    assert (silent.cells[-1].text, heard.cells[-1].text) == ("absent", "0")
+
+
+def test_leafs_of_which_a_part_is_not_known_are_not_all_well() -> None:
+    nodes = [pb.LeafNode(node="n1", state="ok"), pb.LeafNode(node="n2", state="unknown")]
+    told = fabric_parts.verdict(pb.Fabric(leafs=[pb.LeafRow(name="x", nodes=nodes)]), WHO)[1]
+    assert told == "No leaf is known to have trouble; of 1 node the ports are not known."
+    assert (
+        fabric_parts.verdict(pb.Fabric(leafs=[pb.LeafRow(name="x", nodes=nodes[:1])]), WHO)[1] == "No leaf has trouble."
+    )
+
+
+def test_a_chart_of_a_port_is_of_the_port_that_the_evidence_names() -> None:
+    """Asked for without it, the collector refused: `no link given` stood in the place of the proof."""
+    port = Evidence("port mlx5_4 has been down for 30 s", "link_up", 0.0, 1.0)
+    loop = Evidence("Steps take 2.5 s.", "step_time_s", 2.5, 2.0)
+    found = incident(node="n1", gpu=None, evidence=(port, port, loop))
+    (target,) = incident_detail._targets(found, Scope.LINK)
+    assert (target.node, target.link) == ("n1", "mlx5_4")
+    assert not incident_detail._targets(incident(evidence=(loop,)), Scope.WORKLOAD), "none named, none asked"

@@ -45,7 +45,22 @@ def test_a_person_by_the_proxys_headers(headers: dict[str, str], person: Person 
     [
         ({"is_logged_in": True, "email": "alex@example.com"}, Person("alex@example.com", True)),
         ({"is_logged_in": True, "email": "alex@example.com", "email_verified": False, "sub": "7"}, Person("7", False)),
-        ({"is_logged_in": True, "name": "alex@example.com", "sub": "7"}, Person("alex@example.com", False)),
+        (
+            {"is_logged_in": True, "email": "alex@example.com", "email_verified": "false", "sub": "7"},
+            Person("7", False),
+        ),
+        (
+            {
+                "is_logged_in": True,
+                "email": "x@y",
+                "preferred_username": "alex@example.com",
+                "email_verified": False,
+                "sub": "7",
+            },
+            Person("7", False),
+        ),
+        ({"is_logged_in": True, "name": "alex@example.com", "sub": "7"}, Person("7", False)),
+        ({"is_logged_in": True, "name": "alex@example.com"}, Person("alex@example.com", False)),
         ({"is_logged_in": True, "sub": "7", "groups": ["sre"]}, Person("7", True)),
         ({"is_logged_in": True, "sub": "7", "groups": "sre"}, Person("7", True)),
         ({"is_logged_in": True, "sub": "7", "groups": {"sre": 1}}, Person("7", False)),

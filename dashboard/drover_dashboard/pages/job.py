@@ -44,9 +44,10 @@ def listing(ended: bool) -> None:
     running = [job for job in answer.value.jobs if not job.HasField("ended_ms")]
     hurt = sum(bool(job.incidents) for job in running)
     shown, total = len(answer.value.jobs), answer.value.total
-    cut = f"  ·  the first {fmt.number(shown)} of {fmt.number(total)}" if shown < total else ""
     gpus = fmt.number(sum(job.gpus for job in running))
-    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{cut}"
+    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt"
+    if shown < total:  # those that are not here hold GPUs too
+        line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs, {fmt.number(hurt)} of them hurt"
     view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
     if running and not job_parts.reports(answer.value):
         view.notice("steps", "remark", job_parts.NO_STEPS)
