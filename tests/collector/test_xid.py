@@ -130,6 +130,15 @@ def test_xid_45_beside_a_cause_joins_it() -> None:
     assert [f for f in feed.tick(START_MS + 30_000) if not f.cleared] == []
 
 
+def test_a_storm_of_what_follows_is_put_down_to_its_cause_once_a_second_and_no_longer_than_it_lasts() -> None:
+    feed = Feed()
+    feed.events(line(79))
+    storm = feed.events(*(line(74, at_ms, gpu=3) for at_ms in range(100, 2_100, 10)))
+    assert [(f.cause, f.gpu, f.severity) for f in storm] == [("xid_79", 2, Severity.INFO)] * 2
+    late = feed.events(*(line(74, at_ms, gpu=3) for at_ms in range(50_000, 121_000, 500)))  # one burst all the time
+    assert [f.cause for f in late if f.severity is Severity.CRITICAL] == ["xid_74"]
+
+
 def test_xid_45_before_its_cause_is_not_told_alone() -> None:
     feed = Feed()
     assert feed.events(line(45, 0, "n05", 0)) == []

@@ -69,10 +69,8 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
         if NAME not in incident.detectors or incident.closed_ms is not None:
             continue
         # Another detector's headline may stand over it: what this one knows of a GPU is that it does not answer.
-        cause, node = (
-            "gpu_lost" if incident.scope == "gpu" and incident.kind is not KIND else incident.cause,
-            incident.node,
-        )
+        of_gpu = incident.scope == "gpu" and incident.kind is not KIND
+        cause, node = "gpu_lost" if of_gpu else incident.cause, incident.node
         finding = Finding(
             NAME, KIND, cause, incident.scope, node, incident.gpu, incident.members, incident.updated_ms,
             incident.since_ms, incident.severity, incident.confidence, incident.asked or incident.action,
@@ -115,7 +113,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         found += _gpus(window, s, heard, now_ms)
         found += _clocks(window, s, now_ms)
     found += _reported(window, s, now_ms)
-    now_told = {(f.scope, f.cause, f.node or _group(f, window), f.gpu): f for f in found}
+    now_told = {(f.scope, f.cause, f.node or _group_of(f, index), f.gpu): f for f in found}
     if not window.fresh:  # a call for events says nothing about silence: only what is new counts
         new = [f for key, f in now_told.items() if key not in s.told]
         s.told |= now_told
@@ -403,10 +401,6 @@ def _job(window: Window, node: str) -> str | None:
     if n is None or not window.index.nodes[n].gpus:
         return None
     return window.job_of(int(window.index.first_gpu[n]))
-
-
-def _group(finding: Finding, window: Window) -> str:
-    return _group_of(finding, window.index)
 
 
 def _group_of(finding: Finding, index: FleetIndex) -> str:

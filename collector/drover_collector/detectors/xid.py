@@ -51,6 +51,7 @@ QUIET_WARNING_MS = 3_600_000
 QUIET_INFO_MS = 600_000
 CRASH_CODE = re.compile(r"failed with XID (\d+) on")  # as the summary of a crash tells it, for a restart
 PRUNE_MS = 1_000
+SAME_MS = 1_000  # a line that was put down to another is not looked into again for so long: storms have thousands
 PER_KEY = 16  # bursts remembered per GPU and code
 MOST_PENDING = 512  # faults that wait and are looked through for those that a worse one explains
 MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
@@ -139,8 +140,11 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
         _note(s, Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
         return []  # a burst is one observation; its worst line has been told
     if verdict.severity is not Severity.CRITICAL or verdict.code in (74, 119, 120):
+        if same_burst and 0 <= ts_ms - s.followed.get(key, -SAME_MS) < SAME_MS:
+            return []
         cause = _cause_of(s, event, verdict, job, ts_ms)
         if cause is not None:
+            s.followed[key] = ts_ms
             return [_follows(event, verdict, cause, ts_ms, job)]
     _note(s, Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
     if verdict.app and job is not None:
@@ -378,6 +382,7 @@ def _bursts_today(s: State, key: Key, ts_ms: int) -> int:
 def _forget(s: State, now_ms: int) -> None:
     for key in [key for key, bursts in s.bursts.items() if now_ms - bursts[-1][1] > REPEAT_WINDOW_MS]:
         del s.bursts[key]
+    s.followed = {key: ts_ms for key, ts_ms in s.followed.items() if now_ms - ts_ms <= ATTRIBUTE_MS}
     for key in [key for key, faults in s.app_faults.items() if now_ms - faults[-1] > REPEAT_WINDOW_MS]:
         del s.app_faults[key]
     for key in list(s.bursts)[: max(0, len(s.bursts) - MAX_KEYS)]:

@@ -77,6 +77,7 @@ class State:
     open: dict[Where, Open] = field(default_factory=dict)
     recent: dict[Key, Seen] = field(default_factory=dict)  # programs' faults: thousands when a large job crashes
     causes: Causes = field(default_factory=lambda: Causes())
+    followed: dict[Key, int] = field(default_factory=dict)  # when a line was last put down to another
     pending: dict[Key, tuple[int, Event, str]] = field(default_factory=dict)  # (due, event, job)
     pruned_ms: int = 0  # when `recent` and `causes` last were
     crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
