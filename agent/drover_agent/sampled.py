@@ -133,6 +133,8 @@ class Sampled:
         self.stats.hung = False
         if self._dropped:
             return
+        if again := getattr(self.source, "again", None):
+            again()
         text = f"the read of {self.source.name} returned"
         if events := list(self._of_the_driver("driver_back", text)):
             self._deliver(self._clock.now_ms(), Reading(events=events))

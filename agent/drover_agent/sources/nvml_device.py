@@ -192,6 +192,10 @@ class NvmlDevice:
         names = OF_INSTANCE - PROFILING if elsewhere else OF_INSTANCE
         reading.absent.extend((instance, name, why) for instance in self._instances for name in names)
 
+    def again(self) -> None:
+        """Read everything next: all of it was told as absent while a call hung."""
+        self._last_slow = self._last_rare = -1
+
     def close(self) -> None:
         """Let go of what NVML gave; NVML itself is closed by who opened it."""
         if self._session.open:
