@@ -104,12 +104,13 @@ def store_url(store_form: str, request: pytest.FixtureRequest, monkeypatch: pyte
 
 
 @pytest.fixture
-def store(store_url: str, request: pytest.FixtureRequest) -> Iterator[Store]:
+def store(store_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty store."""
     from drover_collector.store import Store, StoreError
 
     opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     yield opened
+    monkeypatch.undo()  # what the test put in the place of parts of the store
     with contextlib.suppress(StoreError):  # the test may have closed it
         if _shared(request):
             for row in opened._clients.rows(
