@@ -287,8 +287,21 @@ def test_hostlists(node: str, hostlist: str, there: bool) -> None:
         ({"slurmrestd": "slurm:6820"}, "must be unix:/PATH"),
         ({"slurmrestd": "https://slurm:6820"}, "say where the token is"),
         ({"slurmrestd": "unix:/run/rest.sock", "token_file": "/nowhere"}, "/nowhere: no such file"),
+        ({"slurmrestd": "https://ann:secret@slurm:6820"}, "no user and no password in the address"),
     ],
 )
 def test_settings(settings: dict[str, str], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=says) as caught:
         validate_act(ActConfig(mode="enforce", slurm=SlurmConfig(enabled=True, **settings)))  # type: ignore[arg-type]  # strings
+    assert "secret" not in str(caught.value)
+
+
+def test_certificates_that_cannot_be_read_are_said_and_waited_for(tmp_path: Path) -> None:
+    """They may be renewed just now."""
+    authority = tmp_path / "ca.pem"
+    authority.write_text("half of it")
+    client = Slurmrestd(SlurmConfig(slurmrestd="https://127.0.0.1:1", ca_file=str(authority)))
+    for _ in range(2):
+        with pytest.raises(AwayError, match=f"the certificates in {authority} cannot be read"):
+            client.nodes(["gpu01"])
+        authority.unlink(missing_ok=True)

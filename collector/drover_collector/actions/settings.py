@@ -128,6 +128,8 @@ def validate_act(config: ActConfig) -> None:
 
 def _validate_slurmrestd(config: SlurmConfig, url: str) -> None:
     parts = urlsplit(url)
+    if "@" in parts.netloc:  # the address is told in errors
+        raise SettingsError("act.slurm.slurmrestd: no user and no password in the address: see act.slurm.token_file")
     local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
     if not (url.startswith("unix:/") or (parts.hostname and (parts.scheme == "https" or local))):
         raise SettingsError(
