@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from drover_collector.guard_breaker import Breaker
-from drover_collector.notify import Outbox, Webhook, tell
+from drover_collector.notify import Outbox, Webhook, courier, tell
 from drover_collector.notify.outbox import DELAYS_S
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
@@ -262,8 +262,9 @@ def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
 
 
 def test_a_moment_without_the_lease_delays_a_message_and_no_more(
-    receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
+    receiver: Receiver, outboxes: Callable[..., Outbox], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(courier, "FENCED_S", 0.02)
     outbox = outboxes(webhook(receiver.url))
     lost = threading.Event()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from drover_collector.notify import Notifier, Outbox
+from drover_collector.notify import outbox as outboxes
 from drover_collector.notify.alertmanager import Alertmanager
 from drover_collector.notify.apprise import Apprise
 from drover_collector.notify.pagerduty import PagerDuty
@@ -51,7 +52,10 @@ def delivered(store: Store, incident: str) -> set[str]:
     return {row.notifier for row in store.outbox_of(incident) if row.state == "delivered"}
 
 
-def test_one_that_hangs_delays_no_other_and_no_stop(start: Start, store: Store) -> None:
+def test_one_that_hangs_delays_no_other_and_no_stop(
+    start: Start, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outboxes, "STOP_S", 0.2)
     with http_receiver() as hung, http_receiver() as well, mail_server() as box:
         hung.usual = Reply(how="trickle")
         well.usual = Reply(200, b"[]")
