@@ -181,6 +181,20 @@ def test_a_planned_cap_that_is_lifted_node_by_node_is_told_of_nobody_and_one_for
     assert (found.cause, found.node) == ("power_limit", "n03")
 
 
+def test_who_mends_one_of_two_does_not_end_the_incident_of_the_other() -> None:
+    fleet, state = Fleet(), drift.State()
+    fleet.told = Inventory(INDEX)
+    for number, node in enumerate(INDEX.nodes):
+        odd = {"gpu3.ecc_mode": "off"} if number in (2, 9) else {}
+        fleet.told.update(node.name, fleet.facts[node.name] | odd, START_MS)
+    window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, fleet.told)
+    found, state = drift.detect(window, state, START_MS + HOUR)
+    assert {f.node for f in found} == {"n02", "n09"}
+    fleet.told.update("n02", fleet.facts["n02"], START_MS + HOUR)
+    found, state = drift.detect(window, state, START_MS + HOUR + 5 * MINUTE)
+    assert {f.node for f in found} == {"n09"}
+
+
 def test_a_fault_on_a_node_with_drift_is_an_incident_of_its_own() -> None:
     engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
     for name, facts in Fleet().facts.items():

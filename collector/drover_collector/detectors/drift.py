@@ -8,7 +8,7 @@ and a second standard that many nodes have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ ROLLOUT_SHARE = 0.1  # of the group's nodes that lately took what is now the maj
 @dataclass(slots=True)
 class State:
     looked_ms: int = 0
+    told: frozenset[tuple[str, int, str]] = frozenset()  # attribute, node or GPU, value: of the last look
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -56,7 +57,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if not window.fresh or told is None or 0 <= now_ms - s.looked_ms < EVERY_MS:
         return [], s
     s.looked_ms = now_ms
-    found = [d for attribute in _attributes(told) for d in _deviations(window.index, told, attribute, now_ms)]
+    found = [d for attribute in _attributes(told) for d in _deviations(window.index, told, attribute, s.told, now_ms)]
+    s.told = frozenset((d.attribute.key, d.n if d.g is None else d.g, d.value) for d in found)
     subjects: dict[tuple[int, int | None], list[Deviation]] = {}
     for deviation in _of_whole_nodes(window.index, found):
         subjects.setdefault((deviation.n, deviation.g), []).append(deviation)
@@ -97,7 +99,9 @@ def _groups(index: FleetIndex, told: Inventory, attribute: Attribute) -> Ints:
     return group
 
 
-def _deviations(index: FleetIndex, told: Inventory, attribute: Attribute, now_ms: int) -> Iterator[Deviation]:
+def _deviations(
+    index: FleetIndex, told: Inventory, attribute: Attribute, before: Set[tuple[str, int, str]], now_ms: int
+) -> Iterator[Deviation]:
     column = (told.gpu if attribute.scope == "gpu" else told.node)[attribute.key]
     known = column.codes != UNKNOWN
     values = np.unique(column.codes[known])
@@ -105,6 +109,10 @@ def _deviations(index: FleetIndex, told: Inventory, attribute: Attribute, now_ms
         return
     node = index.gpu_node if attribute.scope == "gpu" else np.arange(index.node_count, dtype=np.int32)
     groups = _groups(index, told, attribute)
+    standing: dict[str, list[int]] = {}
+    for key, number, value in before:
+        if key == attribute.key:
+            standing.setdefault(value, []).append(number)
     for group in np.unique(groups[known & (column.codes != _commonest(column.codes[known]))]).tolist():
         inside = groups == group
         mine = np.flatnonzero(inside & known)
@@ -117,7 +125,7 @@ def _deviations(index: FleetIndex, told: Inventory, attribute: Attribute, now_ms
         if look.rolls_out():
             continue
         for code in codes[codes != usual].tolist():
-            for at in look.strangers(int(code)):
+            for at in look.strangers(int(code), standing.get(told.values[code], ())):
                 since = int(column.changed_ms[at]) or int(told.told_ms[node[at]])
                 yield Deviation(
                     attribute, int(node[at]), int(at) if attribute.scope == "gpu" else None, told.values[code],
@@ -159,16 +167,19 @@ class _Look:
         movers = self._movers(self.usual)
         return movers >= max(ROLLOUT_NODES, ROLLOUT_SHARE * len(np.unique(self.nodes)))
 
-    def strangers(self, code: int) -> Times:
-        """Entities whose value `code` is drift: indices into the fleet."""
+    def strangers(self, code: int, standing: Collection[int]) -> Times:
+        """Entities whose value `code` is drift: indices into the fleet. `standing`: those told of already."""
         have = self.codes == code
         count = len(np.unique(self.nodes[have]))
         few = count == 1 or (count <= MINORITY_NODES and have.sum() < MINORITY * len(self.mine))
-        # A setting that others lately gave up is being undone node by node, as a planned power cap is lifted.
+        # A setting that others lately gave up is being undone node by node, as a planned power cap is lifted. Whoever
+        # was told of before still has it: mending one of two does not end the other's incident.
         left = (self.was == code) & (self.changed_ms > self.now_ms - self.lately_ms)
         undone = not self.version and bool(left.any())
-        if not few or undone or self._movers(code) >= ROLLOUT_NODES:
+        if not few or self._movers(code) >= ROLLOUT_NODES:
             return np.zeros(0, np.int64)
+        if undone:
+            have &= np.isin(self.mine, list(standing))
         changed = self.changed_ms > 0
         for_ms = self.now_ms - np.where(changed, self.changed_ms, self.found_ms)
         settled = for_ms >= np.where(changed, SETTLE_MS, FOUND_MS)
