@@ -61,6 +61,7 @@ class State:
     index: FleetIndex | None = None  # whose ports these are:
     ports: list[Port] = field(default_factory=list)
     of_node: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # each port's
+    shared: dict[str, set[int]] = field(default_factory=dict)  # leaf -> when most of its ports flapped together
     left: Sequence[Incident] = ()  # open at the start: their ports were up once, and have flapped
 
 
@@ -122,7 +123,9 @@ def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident]) -> No
                         down_ms[k] = e.from_ms
                     elif e.metric == "link_downed" and e.value and e.from_ms is not None and e.to_ms is not None:
                         # How often, first and last are known; in between they are taken as even.
-                        times = np.linspace(e.from_ms, e.to_ms, min(int(e.value), FLAPS_KEPT)).astype(np.int64)
+                        # More than a warning's worth, and yet a warning: the switch's, which drain nobody.
+                        most = FLAPS_KEPT if incident.severity is Severity.CRITICAL else FLAPS_CRITICAL - 1
+                        times = np.linspace(e.from_ms, e.to_ms, min(int(e.value), most)).astype(np.int64)
                         s.flaps[k] = deque(times.tolist(), maxlen=FLAPS_KEPT)
     s.seen_up, s.down_ms = seen_up, down_ms
 
@@ -149,7 +152,8 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     counted = (downed > s.downed) & (s.down_ms == 0)
     # What comes down with its node, which is silent meanwhile, flaps no more than what never was looked at.
     flapped = np.flatnonzero((went_down & s.was_up) | counted).tolist()
-    for k in _of_their_own(ports, s, flapped):
+    _note_shared(ports, s, flapped, bucket.start_ms)
+    for k in flapped:
         times = s.flaps.setdefault(k, deque(maxlen=FLAPS_KEPT))
         if not times or bucket.start_ms > times[-1]:  # after a restart: what was told before is seen again
             times.append(bucket.start_ms)
@@ -181,19 +185,20 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
             yield _of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
 
 
-def _of_their_own(ports: Sequence[Port], s: State, flapped: list[int]) -> list[int]:
-    """Ports that flapped, less those that did so together with most of their switch, on several nodes: it was the
-    switch, for less than the time after which `_leafs` tells of it."""
+def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int) -> None:
+    """Remember when most of a switch's ports went down together, on several nodes: it was the switch, for less than the
+    time after which `_leafs` tells of it. Such flaps are told and drain nobody."""
     of_leaf: dict[str, list[int]] = {}
     for k in flapped:
         if ports[k].leaf:
             of_leaf.setdefault(ports[k].leaf, []).append(k)
     many = {leaf: mine for leaf, mine in of_leaf.items() if len({ports[k].node for k in mine}) >= LEAF_NODES}
     if not many:
-        return flapped
+        return
     used = Counter(ports[k].leaf for k in np.flatnonzero(s.seen_up).tolist())
-    common = {leaf for leaf, mine in many.items() if len(mine) >= LEAF_SHARE * used[leaf]}
-    return [k for k in flapped if ports[k].leaf not in common]
+    for leaf, mine in many.items():
+        if len(mine) >= LEAF_SHARE * used[leaf]:
+            s.shared[leaf] = {ms for ms in s.shared.get(leaf, ()) if at_ms - ms <= FLAPS_MS} | {at_ms}
 
 
 def _told(s: State, down: Bools, end_ms: int) -> list[int]:
@@ -333,7 +338,9 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
         first = max(times[0], end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
         fact = ("link_downed", float(flaps), 0.0)  # from the first to the last: a restart reads them from it
-        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
+        shared = s.shared.get(port.leaf, ())
+        own = _flaps(deque(at_ms for at_ms in times if at_ms not in shared), end_ms)
+        yield told(own >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
     if s.errs[k] >= PERSIST:
         for metric, rate in rates.items():
             if rate[k] > RATES[metric]:
