@@ -191,7 +191,7 @@ def probes() -> str:
             p.better,
             f"{p.seconds[0]:g}, {p.seconds[1]:g}",
             p.what,
-        ]  # fmt: skip
+        ]
         for p in PROBES.values()
     ]
     made = table(["probe", "from level", "unit", "better", "seconds at quick, later", "what"], lines)

@@ -1,6 +1,6 @@
-"""A scheduler of an operator's own, as `act.command.program` calls it (docs/actions.md): a folder, a file for each node.
+"""An operator's own scheduler, as `act.command.program` calls it (docs/actions.md): a folder, a file for a node.
 
-    python -m testbed.command_scheduler FOLDER < request.json
+python -m testbed.command_scheduler FOLDER < request.json
 """
 
 from __future__ import annotations
