@@ -122,10 +122,11 @@ def broken(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("rollout")
-    dist = folder / "dist"
-    for version in (OLD, NEW):
-        build(dist, version)
-    build(dist, BROKEN, broken(folder))
+    dist = Path(os.environ.get("DROVER_ROLLOUT_DIST") or folder / "dist")  # bundles of a run before, while you mend
+    if not dist.exists():
+        for version in (OLD, NEW):
+            build(dist, version)
+        build(dist, BROKEN, broken(folder))
     (folder / "fleet.toml").write_text(f'[[nodes]]\nnames = "{NAMES[0]}"\nsku = "CPU"\ngpus = 0\n' + "".join(
         f'[[nodes]]\nnames = "{name}"\nrack = "r1"\nsku = "H100-SXM"\ngpus = 8\n' for name in NAMES[1:]
     ))  # fmt: skip
@@ -183,7 +184,7 @@ def test_one_command_from_nothing_to_a_watched_fleet(fleet: Fleet) -> None:
 def test_the_second_run_changes_nothing(fleet: Fleet) -> None:
     code, text = fleet.play("install.yml", "-e", f"drover_version={OLD}")
     assert code == 0, text[-3000:]
-    assert changed(text) == dict.fromkeys([*NAMES, "localhost"], 0), text
+    assert changed(text) == dict.fromkeys(NAMES, 0), text
 
 
 @pytest.mark.timeout(PLAY_S)
