@@ -93,8 +93,7 @@ def store_form(request: pytest.FixtureRequest) -> str:
 def store_url(store_form: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The url of a database that no other test uses."""
     if store_form == EMBEDDED:
-        fresh = "store" not in request.fixturenames or not _shared(request)  # else emptied after the test, see `store`
-        return f"chdb://{request.getfixturevalue('store_root')}?database={f't{next(_numbers)}' if fresh else 'emptied'}"
+        return f"chdb://{request.getfixturevalue('store_root')}?database=t{next(_numbers)}"
     if store_form == CLUSTER:
         from drover_collector.store import Store
 
@@ -104,25 +103,13 @@ def store_url(store_form: str, request: pytest.FixtureRequest, monkeypatch: pyte
 
 
 @pytest.fixture
-def store(store_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[Store]:
     """An empty store."""
     from drover_collector.store import Store, StoreError
 
     opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     yield opened
-    monkeypatch.undo()  # what the test put in the place of parts of the store
     with contextlib.suppress(StoreError):  # the test may have closed it
-        if _shared(request):
-            for row in opened._clients.rows(
-                f"SELECT name FROM {opened._clients.tables} WHERE total_rows > 0 AND name <> 'schema_versions'"
-            ):
-                opened._clients.command(f"TRUNCATE TABLE `{row['name']}`")
-        else:
-            name = store_url.rpartition("=")[2].rpartition("/")[2]
-            opened._clients.command(f"DROP DATABASE {name}")  # or every later start would load it
+        name = store_url.rpartition("=")[2].rpartition("/")[2]
+        opened._clients.command(f"DROP DATABASE {name}")  # or every later start would load it
     opened.close()
-
-
-def _shared(request: pytest.FixtureRequest) -> bool:
-    """Whether the test's database is one that is emptied and used again: its tables cost as much as a short test."""
-    return request.module.__name__.rpartition(".")[2] not in FORMS

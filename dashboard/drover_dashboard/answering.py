@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import streamlit as st
 
 from drover_dashboard import client, signin, view
-from drover_dashboard import format as fmt
 from drover_dashboard.people import Person
 from drover_proto.events import Decision
 
@@ -37,7 +36,8 @@ def ask(waiting: Sequence[Decision]) -> None:
 def person_and_why(key: str, person: Person) -> tuple[str, str]:
     """Fields of a form: the name, where nobody asked for it before, and the reason."""
     if person.name:
-        return person.name, st.text_input(f"Why ({fmt.plain(person.name)})", key=f"why_{key}", max_chars=500)
+        # The name as the field's placeholder: a label is Markdown, and read aloud with the signs that keep it plain.
+        return person.name, st.text_input("Why", key=f"why_{key}", max_chars=500, placeholder=f"as {person.name}")
     left, right = st.columns([1, 2])
     who = left.text_input("Your name", key=f"who_{key}", max_chars=80)
     return who, right.text_input("Why", key=f"why_{key}", max_chars=500)

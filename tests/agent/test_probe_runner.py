@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,26 @@ def test_settings_that_would_falsify_a_figure_do_not_reach_the_process_nor_does_
     assert plain == ["None", "None", "mlx5_0"], "those of the site's network are its own"
     assert Path(folder).parent == tmp_path
     assert pipe == f"{folder}/no-mps", "a folder without a daemon"
+
+
+def test_a_folder_that_another_run_cleared_up_before_it_was_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, taken = tempfile.mkdtemp, []
+
+    def makes(prefix: str, dir: Path) -> str:
+        made = make(prefix=prefix, dir=dir)
+        if not taken:
+            taken.append(made)
+            Path(made).rmdir()
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", makes)
+    with scratch(str(tmp_path)) as folder:
+        assert folder.is_dir()
+        assert str(folder) not in taken
+    assert taken
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_wrote_is_gone_and_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:

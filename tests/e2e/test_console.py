@@ -93,9 +93,15 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
         page.set_default_timeout(PAGE_MS)
         page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
         page.on("console", lambda line: note(problems, line))
-        page.on("requestfailed", lambda failed: problems.append(f"request failed: {failed.url}"))
+        page.on("requestfailed", lambda failed: failed_request(problems, failed))
         yield Browser(page, problems)
         chromium.close()
+
+
+def failed_request(problems: list[str], failed: Any) -> None:
+    """A request that the browser gave up because the page went elsewhere is no failure of anybody."""
+    if failed.failure != "net::ERR_ABORTED":
+        problems.append(f"request failed: {failed.url}: {failed.failure}")
 
 
 def note(problems: list[str], line: Any) -> None:

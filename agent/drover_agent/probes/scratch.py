@@ -28,11 +28,9 @@ def scratch(parent: str = "") -> Iterator[Path]:
     """
     root = Path(parent or tempfile.gettempdir())
     _clear_up(root)
-    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+    made, descriptor = _made(root)
     try:
-        descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the sign that somebody is still at it
             yield made
         finally:
             os.close(descriptor)
@@ -40,6 +38,23 @@ def scratch(parent: str = "") -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
         if made.exists():  # a process that the kernel does not let die may write still
             log.warning("%s could not be removed; the next run tries again", made)
+
+
+def _made(root: Path) -> tuple[Path, int]:
+    """A new folder and what holds its lock, the sign that somebody is still at it."""
+    for last in (False, False, True):
+        made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        try:
+            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # another run cleared up between the two: it had no lock yet
+            if last:
+                raise
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if made.exists() or last:
+            return made, descriptor
+        os.close(descriptor)
+    raise AssertionError
 
 
 def _clear_up(root: Path) -> None:

@@ -108,6 +108,15 @@ class Cluster:
         )
 
     @property
+    def columns(self) -> str:
+        """What stands for `system.columns` of this database: those of the tables in which rows rest."""
+        return (
+            f"(SELECT * REPLACE (replaceRegexpOne(table, '{LOCAL}$', '') AS table) FROM system.columns AS held"
+            f" WHERE database = '{self.database}' AND held.table IN"
+            f" (SELECT name FROM system.tables WHERE database = '{self.database}' AND engine LIKE '%MergeTree'))"
+        )
+
+    @property
     def parts(self) -> str:
         """What stands for `system.parts` of this database: one replica of each shard, by plain name."""
         shards = f"cluster('{self.name}', system.parts)"

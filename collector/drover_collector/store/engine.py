@@ -169,6 +169,13 @@ class Clients:
         return "(SELECT * FROM system.tables WHERE database = currentDatabase())"
 
     @property
+    def columns(self) -> str:
+        """Likewise instead of `system.columns`."""
+        if self.cluster is not None:
+            return self.cluster.columns
+        return "(SELECT * FROM system.columns WHERE database = currentDatabase())"
+
+    @property
     def parts(self) -> str:
         """What to read instead of the active `system.parts` of this database."""
         if self.cluster is not None:

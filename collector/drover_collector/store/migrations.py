@@ -177,9 +177,7 @@ def _held(clients: Clients) -> dict[str, Held]:
 def _held_columns(clients: Clients) -> Mapping[str, Columns]:
     """table -> column -> its form. One question for all: asked table by table it was half of a start."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in clients.rows(
-        "SELECT table, name, type, comment, compression_codec FROM system.columns WHERE database = currentDatabase()"
-    ):
+    for row in clients.rows(f"SELECT table, name, type, comment, compression_codec FROM {clients.columns}"):
         found.setdefault(row["table"], {})[row["name"]] = row
     return found
 
