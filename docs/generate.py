@@ -135,12 +135,12 @@ everything on, values that move as in training, on the C stand-in for NVML; besi
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
-| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 11.2 ms a second | 20.9 ms | 0.35; missed: 0.54 |
-| CPU, NVML calls that spin as long | 25.5 ms a second | 19.2 ms | none: 1.3 of it |
-| resident memory | 41.6 MiB, of which 25.5 anonymous; 30.7 in proportion to who shares it | 20.8 MiB | 45 MiB |
-| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.09 s / 0.22 s | | 0.2 s |
-| time of these imports | 0.09 s / 0.22 s | | 0.2 s |
-| on the wire to a collector, or in a scrape | 0.75 kB a second | 12.2 kB | |
+| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 8.5 ms a second | 19.6 ms | 0.35; missed: 0.44 |
+| CPU, NVML calls that spin as long | 21.7 ms a second | 20.5 ms | none: 1.06 of it |
+| resident memory | 41.2 MiB, of which 25.3 anonymous; 30.4 in proportion to who shares it | 21.0 MiB | 45 MiB |
+| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.08 s / 0.20 s | | 0.2 s |
+| time of these imports | 0.08 s / 0.20 s | | 0.2 s |
+| on the wire to a collector, or in a scrape | 0.69 kB a second | 12.3 kB | |
 
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU takes 5 calls a second (fields, SM
   clock, temperature, utilisation, GPM's sample) and 13 more once in 10 s, in a second of its own: 51 a second for 8. A
