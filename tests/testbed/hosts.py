@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ def hosts(folder: Path, names: Sequence[str]) -> Iterator[list[Host]]:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     with contextlib.ExitStack() as stack:
         # On a disk, not below /tmp of pytest: an overlay cannot lie on another.
-        layers = Path(stack.enter_context(_folder(CACHE / f"run-{folder.name}")))
+        layers = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=CACHE, ignore_cleanup_errors=True))
+        )
         found = [_boot(stack, layers, name, key, known) for name in names]
         for host in found:
             wait_until(lambda host=host: reachable("127.0.0.1", host.port), f"sshd of {host.name}", BOOT_S)
@@ -101,13 +104,3 @@ def _off(machine: subprocess.Popen[bytes]) -> None:
 
 def _running(host: Host) -> bool:
     return host.ssh("systemctl", "is-system-running", check=False).strip() in ("running", "degraded")
-
-
-@contextlib.contextmanager
-def _folder(path: Path) -> Iterator[Path]:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
