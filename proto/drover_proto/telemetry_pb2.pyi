@@ -69,6 +69,7 @@ class AgentMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first on every stream, and again when entities or schemas change"""
@@ -79,18 +80,23 @@ class AgentMessage(_message.Message):
     def record(self) -> Global___Record:
         """lane EVENTS"""
 
+    @_builtins.property
+    def records(self) -> Global___Records:
+        """several, to a collector whose Welcome says that it takes them"""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         batch: Global___Batch | None = ...,
         record: Global___Record | None = ...,
+        records: Global___Records | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "record", b"record", "records", b"records"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "kind", b"kind", "record", b"record", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "batch", "record"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "batch", "record", "records"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -386,6 +392,28 @@ class Record(_message.Message):
 Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
+class Records(_message.Message):
+    """In order of their sequences. A new agent tells dozens of things at once; a message costs as much as what is in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___Record] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Records: _TypeAlias = Records  # noqa: Y015
+
+@_typing.final
 class Event(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -590,10 +618,13 @@ class Welcome(_message.Message):
     COLLECTOR_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     IGNORED_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     """the collector's clock"""
     collector: _builtins.str
     protocol: _builtins.int
+    records: _builtins.bool
+    """Records are taken"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneSeq]:
         """last sequence held per lane, 0 for none"""
@@ -610,10 +641,11 @@ class Welcome(_message.Message):
         collector: _builtins.str = ...,
         protocol: _builtins.int = ...,
         ignored: _abc.Iterable[_builtins.str] | None = ...,
+        records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collector", b"collector", "held", b"held", "ignored", b"ignored", "protocol", b"protocol", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collector", b"collector", "held", b"held", "ignored", b"ignored", "protocol", b"protocol", "records", b"records", "ts_ms", b"ts_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,21 +811,29 @@ Global___ProbeGroup: _TypeAlias = ProbeGroup  # noqa: Y015
 
 @_typing.final
 class Backoff(_message.Message):
+    """Before a Welcome: come again after `wait_ms`, on another stream; or, with `turn`, wait for the Welcome on this one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WAIT_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     wait_ms: _builtins.int
     reason: _builtins.str
+    turn: _builtins.bool
+    """The stream waits for its turn to be welcomed, for about `wait_ms`. Told only to agents that began their stream
+    with metadata `drover-turn: 1`; others take any Backoff before a Welcome as the end of the stream.
+    """
     def __init__(
         self,
         *,
         wait_ms: _builtins.int = ...,
         reason: _builtins.str = ...,
+        turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "turn", b"turn", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
