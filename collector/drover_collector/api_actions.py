@@ -96,6 +96,7 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPrevie
             reply.guard = f"jobs may run on {request.node}: drain it first"
     else:
         reply.guard = facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)) or ""
+    reply.maintenance = facts.pipeline.outbox.silences.held(facts.now_ms()).get(request.node, "")
     return reply
 
 

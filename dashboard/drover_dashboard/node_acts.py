@@ -57,6 +57,8 @@ def _form(node: str, act: str, person: Person) -> None:
         view.notice("guard", "trouble", f"The guard would hold it back: {look.guard}.")
     elif act == "drain":
         view.notice("guard", "remark", "The guard has nothing against it.")
+    if look.maintenance:
+        view.notice("maintenance", "remark", f"Drover itself does nothing there: {look.maintenance}.")
     with st.form(f"form_{act}", border=False):
         name, why = answering.person_and_why(act, person)
         level = st.selectbox("Level", list(LEVELS), key="level") if act == "probe" else ""

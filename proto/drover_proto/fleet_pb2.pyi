@@ -4378,6 +4378,7 @@ class ActPreview(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
     may_act: _builtins.bool
     """whoever asks is an operator"""
     hindrance: _builtins.str
@@ -4388,6 +4389,8 @@ class ActPreview(_message.Message):
     """its duty: draining, drained...; empty: in service"""
     mode: _builtins.str
     """[act] mode of the settings"""
+    maintenance: _builtins.str
+    """the window that is open for it: Drover does nothing there by itself; a person may"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobThere]:
         """on the node"""
@@ -4401,10 +4404,11 @@ class ActPreview(_message.Message):
         jobs: _abc.Iterable[Global___JobThere] | None = ...,
         stage: _builtins.str = ...,
         mode: _builtins.str = ...,
+        maintenance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "may_act", b"may_act", "mode", b"mode", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "maintenance", b"maintenance", "may_act", b"may_act", "mode", b"mode", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

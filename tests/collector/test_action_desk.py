@@ -231,7 +231,7 @@ def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight
     scene.incidents["inc2"] = incident("inc2", closed_ms=T0 + 1)
     with scene.desk() as desk:
         wait_until(lambda: len(desk.advices) == 2)
-        desk._workers["slurm"]._look_at_advices()
+        desk._workers["slurm"]._looks._look_at_advices()
         assert not [a for a in scene.store.actions(node="n1") if a.action is Act.UNADVISE], "the first is still open"
         scene.incidents["inc1"] = incident(closed_ms=T0 + 2)
         done = scene.wait(Act.UNADVISE)
@@ -322,6 +322,57 @@ def test_what_cannot_be_done_for_long_has_failed(scene: Scene, monkeypatch: pyte
         done = scene.wait(Act.DRAIN)
     assert done.state is ActionState.FAILED
     assert done.detail.startswith("given up after")
+    assert scene.slurm.effects == []
+
+
+def test_a_drain_that_is_given_up_while_the_scheduler_is_away_leaves_no_closed_node_that_nobody_knows_of(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm took the drain and went away before it could say so."""
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    update = scene.slurm.update
+
+    def update_and_away(node: str, **fields: str) -> None:
+        update(node, **fields)
+        scene.slurm.away = True
+
+    monkeypatch.setattr(scene.slurm, "update", update_and_away)
+    with scene.desk(replace(CONFIG, validate=False)) as desk:
+        desk.take([decision()])
+        wait_until(lambda: desk.troubles)
+        scene.now_ms += 601_000
+        wait_until(lambda: any("looked at until it is" in a.detail for a in scene.store.intended_actions()))
+        assert desk.leaving == {"n1"}, "it counts for the guard's caps"
+        scene.slurm.away = False
+        done = scene.wait(Act.DRAIN)
+        assert done.state is ActionState.FAILED
+        assert scene.stage() in (Health.DRAINING, Health.DRAINED)
+        assert done.detail.startswith("given up after")
+        assert done.detail.endswith("; its node is closed")
+    assert len(scene.slurm.effects) == 1
+
+
+def test_a_node_that_carries_our_mark_and_that_the_store_does_not_know_waits_for_a_person(scene: Scene) -> None:
+    """The store was lost, or set back to a backup of before the drain."""
+    scene.slurm.drain_by("n1", "root", "drover:inc1: xid/xid_79: it fell off")
+    scene.slurm.drain_by("n2", "root", "memory swap")
+    actuator = SlurmActuator(scene.slurm, 10_000)
+    desk = ActionDesk(
+        scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2"], look_s=0.02,
+        now_ms=lambda: T0,
+    )  # fmt: skip
+    desk.validator = scene.probes
+    desk.start()
+    try:
+        duty = scene.wait_stage(Health.DRAINED)
+        assert (duty.incident_id, duty.by) == ("inc1", "drover")
+        assert "found closed by Drover (drover:inc1: xid/xid_79: it fell off)" in duty.reason
+        assert scene.probes.asked == [], "why it went out is not known"
+        assert scene.stage("n2") is None
+        desk.resume("n1", "I know it", "ann", False)
+        assert scene.probes.asked == [("n1", ProbeReason.VALIDATE, "ann")]
+    finally:
+        desk.stop()
     assert scene.slurm.effects == []
 
 

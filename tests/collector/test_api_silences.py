@@ -186,6 +186,11 @@ def test_maintenance_holds_actions_back_and_says_so_until_it_is_over(subject: Fl
     assert subject.decisions(held) == [("held", why)]
     assert [outcome for outcome, _ in subject.decisions(other)] == ["act"]
     assert [line.what for line in subject.store.audit()] == ["maintenance"]
+    told = {
+        node: api_actions.preview_act(subject.facts, pb.ActRequest(node=node, act="drain"), True)
+        for node in ("n001", "n005")
+    }
+    assert {node: look.maintenance for node, look in told.items()} == {"n001": why, "n005": ""}
     assert [from_json(Decision, text).reason for text in api_decisions.get_policy(subject.facts, True).held_json] == [
         why
     ]

@@ -129,9 +129,12 @@ def test_an_act_goes_with_the_name_of_who_signed_in(shared: FleetClient, chosen,
 
 def test_what_the_guard_holds_back_is_done_only_when_that_is_said(shared: FleetClient, chosen) -> None:
     job = pb.JobThere(job="train", gpus_here=2, gpus=8, nodes=4)
-    chosen.preview = pb.ActPreview(may_act=True, guard="2 of 2 nodes would be out", jobs=[job])
+    chosen.preview = pb.ActPreview(
+        may_act=True, guard="2 of 2 nodes would be out", jobs=[job], maintenance="maintenance window: new firmware"
+    )
     app = press(opened("node", node="n2"), "Drain ...")
     assert "The guard would hold it back: 2 of 2 nodes would be out." in texts(app)
+    assert "Drover itself does nothing there: maintenance window: new firmware." in texts(app)
     app.text_input(key="who_drain").input("Bo")
     app.text_input(key="why_drain").input("I know")
     press(app, "Drain n2")

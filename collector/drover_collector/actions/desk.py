@@ -214,7 +214,7 @@ class ActionDesk:
                 return made
             self.store.write_actions([made])
             self.step("intended")
-            worker.add(made)
+            worker.add(made, fresh=True)
         return made
 
     def drain(self, node: str, act: Act, why: str, by: str) -> Action:

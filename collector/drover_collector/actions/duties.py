@@ -58,6 +58,21 @@ def seen(duty: Duty, state: NodeState, now_ms: int) -> Duty | None:
     return None
 
 
+def adopted(state: NodeState, now_ms: int) -> Duty | None:
+    """The duty of a node that is closed with a mark of ours, and that nothing here knows of; None: it has none.
+
+    It waits for a person: why it went out is not known here, so that probes may not look for it.
+    """
+    mark = state.mark if state.out else None
+    if mark is None:
+        return None
+    text = (
+        f"{NOT_TOLD}it was found closed by Drover ({state.reason}), and this store knows nothing of it: lost, or set"
+        f" back? drover resume {state.node} --why ... has it probed and put back"
+    )
+    return Duty(state.node, Health.DRAINING, now_ms, "" if mark == HAND else mark, text, "drover")
+
+
 def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | None:
     """The duty after its validation: repair, or drained when it could not be told; None: it passed."""
     listed = list(verdicts)

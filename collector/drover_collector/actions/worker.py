@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,13 @@ from drover_collector.actions.base import (
     Actuator,
     AwayError,
     LaterError,
-    NodeState,
     Order,
     mark_of,
 )
-from drover_collector.actions.duties import NOT_TOLD, is_out, seen, taken_out
+from drover_collector.actions.duties import NOT_TOLD, is_out, taken_out
+from drover_collector.actions.looks import Looks
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Duty, Health
+from drover_proto.events import Act, Action, ActionState, Health
 
 if TYPE_CHECKING:
     from drover_collector.actions.desk import ActionDesk
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
 STORE_WAIT_S = 1.0
-ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that others took out
 BEGUN = "its command runs"
 CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
@@ -42,6 +40,8 @@ class Job:
     due: float = 0.0  # time.monotonic
     tries: int = 0
     detail: str | None = None  # of what is done, and not stored yet
+    touched: bool = True  # something may have been done; of what a stop left nobody knows
+    given_up: str = ""  # why; then it is only looked at whether it has closed its node
 
 
 class Worker:
@@ -55,7 +55,7 @@ class Worker:
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
-        self._all_at = 0.0
+        self._looks = Looks(desk, actuator)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
     def start(self) -> None:
@@ -70,9 +70,10 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def add(self, action: Action) -> None:
+    def add(self, action: Action, fresh: bool = False) -> None:
+        """`fresh`: nothing was ever tried of it."""
         with self._changed:
-            self._jobs.setdefault(action.id, Job(action))
+            self._jobs.setdefault(action.id, Job(action, touched=not fresh))
             self._changed.notify_all()
 
     def waiting(self) -> list[Action]:
@@ -102,7 +103,7 @@ class Worker:
                 log.exception("%s: a defect", self.actuator.name)
                 self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {type(error).__name__}: {error}."
                 if job is not None:
-                    self._later(job, f"a defect: {error}")
+                    self._later(job, f"a defect: {error}", known=self._needs_no_look(job))
 
     def _next(self, now: float) -> Job | None:
         if now < self._away_until:
@@ -113,6 +114,9 @@ class Worker:
 
     def _work(self, job: Job) -> None:
         desk = self._desk
+        if job.given_up:
+            self._end_given_up(job)
+            return
         try:
             if job.detail is None:
                 job.detail = self._act(job)
@@ -125,13 +129,12 @@ class Worker:
         except LaterError as error:
             if isinstance(error, AwayError):
                 self._gone_away(str(error))
-            self._closed_so_far(job.action)
-            self._later(job, str(error))
+            self._later(job, str(error), known=self._closed_so_far(job))
         except ActError as error:
-            if self._closed_so_far(job.action):
+            if self._closed_so_far(job):
                 self._fail(job, str(error))
             else:  # a node that it has closed must not be forgotten with it
-                self._later(job, str(error))
+                self._later(job, str(error), known=False)
 
     def _act(self, job: Job) -> str:
         """Carries it out. Raises ActError and its kind, StoreError."""
@@ -153,7 +156,12 @@ class Worker:
             job.action = replace(action, detail=BEGUN, attempts=job.tries + 1)
             desk.store.write_actions([job.action])
             desk.step("begun")
-        order = Order(action.id, action.node, _mark(action), action.why, action.by, desk.store.fence, action.before)
+
+        def may() -> None:
+            desk.store.fence()
+            job.touched = True
+
+        order = Order(action.id, action.node, _mark(action), action.why, action.by, may, action.before)
         return self.actuator.do(action.action, order).detail
 
     def _over(self, action: Action) -> bool:
@@ -194,23 +202,36 @@ class Worker:
             if job.action.ts_ms <= resume.ts_ms:
                 self._fail(job, f"not done to its end: {resume.by} has put the node back")
 
-    def _closed_so_far(self, action: Action) -> bool:
-        """An isolation that waits for its last pod, or fails there, has closed the node: that is out.
+    def _closed_so_far(self, job: Job) -> bool:
+        """An isolation that waits for its last pod, or fails there, has closed the node: that is out. So has a drain
+        that the scheduler took before it went away.
 
         False: that cannot be told now, or not be kept.
         """
-        if action.action not in CLOSINGS or is_out(self._desk.duties.get(action.node)):
+        if self._needs_no_look(job):
             return True
+        action = job.action
         try:
             state = self.actuator.observe_all([action.node]).get(action.node)
             if state is not None and state.mark == _mark(action):
                 self._move(action)
-        except (LaterError, StoreError) as error:
-            log.debug("%s: not known whether it is closed: %s", action.node, error)
+        except (ActError, StoreError) as error:
+            log.debug("%s: not known whether it is closed: %s", action.node, error)  # the action's detail says it too
             return False
-        except ActError as error:
-            log.warning("%s: not to be known whether it is closed: %s", action.node, error)
         return True
+
+    def _needs_no_look(self, job: Job) -> bool:
+        """Whether it cannot have closed a node that nobody knows to be out."""
+        closes = job.action.action in CLOSINGS and job.touched
+        return not closes or is_out(self._desk.duties.get(job.action.node))
+
+    def _end_given_up(self, job: Job) -> None:
+        if self._closed_so_far(job):
+            self._back()
+            out = is_out(self._desk.duties.get(job.action.node))
+            self._fail(job, f"{job.given_up}{'; its node is closed' if out else ''}")
+        else:
+            self._put_off(job)
 
     def _move(self, action: Action) -> None:
         """The node's duty after an act that is done."""
@@ -230,21 +251,29 @@ class Worker:
             text = f"{NOT_TOLD}it could not be put back: {why}"
             self._desk.set_duty(replace(duty, stage=Health.DRAINED, ts_ms=self._desk.now_ms(), reason=text))
 
-    def _later(self, job: Job, why: str) -> None:
+    def _later(self, job: Job, why: str, known: bool) -> None:
+        """`known`: whether it has closed its node: else it is looked at until that is, however long it takes."""
         desk, action = self._desk, job.action
         job.tries += 1
-        if job.detail is None and desk.now_ms() - action.ts_ms > desk.config.give_up_s * 1000:
-            self._fail(job, f"given up after {job.tries} tries: {why}")
-            return
-        job.due = time.monotonic() + WAITS_S[min(job.tries, len(WAITS_S)) - 1]
-        with self._changed:  # behind the others
-            self._jobs.pop(action.id, None)
-            self._jobs[action.id] = job
         told = f"not yet, tried again: {why}"
+        if job.detail is None and desk.now_ms() - action.ts_ms > desk.config.give_up_s * 1000:
+            told = f"given up after {job.tries} tries: {why}"
+            if known:
+                self._fail(job, told)
+                return
+            job.given_up = told
+            told += "; whether the node was closed is not known, and looked at until it is"
+        self._put_off(job)
         if action.detail != told:
             log.warning("%s %s: %s", action.action, action.node, told)
             job.action = replace(action, detail=told, attempts=job.tries)
             self._note(job.action)
+
+    def _put_off(self, job: Job) -> None:
+        job.due = time.monotonic() + WAITS_S[min(job.tries, len(WAITS_S)) - 1]
+        with self._changed:  # behind the others
+            self._jobs.pop(job.action.id, None)
+            self._jobs[job.action.id] = job
 
     def _fail(self, job: Job, why: str) -> None:
         log.error("%s %s failed: %s", job.action.action, job.action.node, why)
@@ -273,89 +302,20 @@ class Worker:
 
     def _look(self) -> bool:
         """False: it was broken off, as an action has come meanwhile: many nodes may be out, and a store be slow."""
-        desk = self._desk
         try:
-            desk.store.fence()
-            mine = [d for d in desk.duties.values() if is_out(d) and desk.actuator_of(d.node) is self.actuator]
-            if mine:
-                states = self.actuator.observe_all([d.node for d in mine])
-                self._back()
-                for duty in mine:
-                    self._look_at(duty, states)
-                    if self._has_come():
-                        return False
-            self._look_at_advices()
-            self._look_at_all()
+            self._desk.store.fence()
+            return self._looks.look({a.node for a in self.waiting()}, self._back, self._has_come)
         except StoreError as error:
             log.debug("no look: %s", error)
         except AwayError as error:
             self._gone_away(str(error))
         except ActError as error:
-            desk.troubles[self.actuator.name] = f"{self.actuator.name}: {error}."
+            self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {error}."
         return True
 
     def _has_come(self) -> bool:
         with self._changed:
             return self._stopping or self._next(time.monotonic()) is not None
-
-    def _look_at(self, duty: Duty, states: Mapping[str, NodeState]) -> None:
-        desk, state = self._desk, states.get(duty.node)
-        if state is None or any(a.node == duty.node for a in self.waiting()):
-            return
-        after = seen(duty, state, desk.now_ms())
-        if after is not None and after.stage is Health.HEALTHY:
-            self._undone(duty, after.reason)
-        if after is not None:
-            desk.set_duty(after)
-        if (after or duty).stage is Health.DRAINED:
-            desk.validate(after or duty)
-
-    def _undone(self, duty: Duty, why: str) -> None:
-        done = [
-            a
-            for a in self._desk.store.actions(node=duty.node)
-            if a.action in (Act.DRAIN, Act.ISOLATE) and a.state is ActionState.DONE
-        ]
-        changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
-        self._desk.store.write_actions(changed)
-
-    def _look_at_all(self) -> None:
-        """Who is out by others counts for the guard."""
-        if time.monotonic() < self._all_at:
-            return
-        self._all_at = time.monotonic() + ALL_S
-        desk, trouble = self._desk, f"{self.actuator.name} nodes"
-        names = [name for name in desk.nodes if desk.actuator_of(name) is self.actuator]
-        try:
-            closed = self.actuator.closed(names)
-        except AwayError:
-            raise
-        except ActError as error:  # a right that is missing must not hide behind what goes well
-            desk.troubles[trouble] = f"The guard does not count nodes that others have closed: {error}."
-            return
-        desk.troubles.pop(trouble, None)
-        if closed is not None:
-            desk.set_away(self.actuator.name, closed)
-
-    def _look_at_advices(self) -> None:
-        """An advice ends with its incident, and with all others that have advised the same of that node."""
-        if Act.UNADVISE not in self.actuator.acts:
-            return
-        desk = self._desk
-        newest = {advice.node: advice for advice in list(desk.advices.values())}
-        known = desk.incidents()
-        wanted = {
-            node
-            for node, incident in list(desk.advices)
-            if (found := known.get(incident)) is not None and found.closed_ms is None
-        }
-        for advice in newest.values():
-            if advice.node in wanted:
-                continue
-            if advice.incident_id and desk.actuator_of(advice.node) is self.actuator:
-                desk.intend(
-                    advice.node, Act.UNADVISE, advice.id, advice.incident_id, "its incident has ended", "drover"
-                )
 
 
 def _mark(action: Action) -> str:

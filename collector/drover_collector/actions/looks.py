@@ -1,0 +1,125 @@
+"""Looks at what a scheduler has closed: how far nodes are that are out, who else is, and advices that are over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from drover_collector.actions.base import ActError, Actuator, AwayError, NodeState
+from drover_collector.actions.duties import adopted, is_out, seen
+from drover_proto.events import Act, ActionState, Duty, Health
+
+if TYPE_CHECKING:
+    from drover_collector.actions.desk import ActionDesk
+
+log = logging.getLogger(__name__)
+
+ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that others took out
+
+
+class Looks:
+    """Of one actuator, in its worker's thread. All raise ActError and its kinds, and StoreError."""
+
+    def __init__(self, desk: ActionDesk, actuator: Actuator) -> None:
+        self._desk, self._actuator = desk, actuator
+        self._all_at = 0.0
+        self._foreign: set[str] = set()  # closed, and not by us
+
+    def look(self, under_way: Set[str], answered: Callable[[], object], has_come: Callable[[], bool]) -> bool:
+        """False: it was broken off.
+
+        Args:
+            under_way: nodes of actions that wait.
+            answered: called when the scheduler has answered.
+            has_come: whether there is something to do meanwhile.
+        """
+        desk, actuator = self._desk, self._actuator
+        mine = [d for d in desk.duties.values() if is_out(d) and desk.actuator_of(d.node) is actuator]
+        if mine:
+            states = actuator.observe_all([d.node for d in mine])
+            answered()
+            for duty in mine:
+                if duty.node not in under_way:
+                    self._look_at(duty, states)
+                if has_come():
+                    return False
+        self._look_at_advices()
+        self._look_at_all(under_way)
+        return True
+
+    def _look_at(self, duty: Duty, states: Mapping[str, NodeState]) -> None:
+        desk, state = self._desk, states.get(duty.node)
+        if state is None:
+            return
+        after = seen(duty, state, desk.now_ms())
+        if after is not None and after.stage is Health.HEALTHY:
+            self._undone(duty, after.reason)
+        if after is not None:
+            desk.set_duty(after)
+        if (after or duty).stage is Health.DRAINED:
+            desk.validate(after or duty)
+
+    def _undone(self, duty: Duty, why: str) -> None:
+        done = [
+            a
+            for a in self._desk.store.actions(node=duty.node)
+            if a.action in (Act.DRAIN, Act.ISOLATE) and a.state is ActionState.DONE
+        ]
+        changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
+        self._desk.store.write_actions(changed)
+
+    def _look_at_all(self, under_way: Set[str]) -> None:
+        """Who is out by others counts for the guard; what carries a mark of ours and nobody knows of is taken up."""
+        if time.monotonic() < self._all_at:
+            return
+        self._all_at = time.monotonic() + ALL_S
+        desk, trouble = self._desk, f"{self._actuator.name} nodes"
+        names = [name for name in desk.nodes if desk.actuator_of(name) is self._actuator]
+        try:
+            closed = self._actuator.closed(names)
+        except AwayError:
+            raise
+        except ActError as error:  # a right that is missing must not hide behind what goes well
+            desk.troubles[trouble] = f"The guard does not count nodes that others have closed: {error}."
+            return
+        desk.troubles.pop(trouble, None)
+        if closed is not None:
+            desk.set_away(self._actuator.name, closed)
+            self._adopt(closed, under_way)
+
+    def _adopt(self, closed: Set[str], under_way: Set[str]) -> None:
+        """Closed by Drover, and forgotten: by a store that was lost, or set back to an older backup."""
+        desk = self._desk
+        known = under_way | {node for node, duty in desk.duties.items() if is_out(duty)}
+        self._foreign &= closed - known  # looked at once: in Kubernetes each is a question of its own
+        strange = sorted(closed - known - self._foreign)
+        for node, state in (self._actuator.observe_all(strange) if strange else {}).items():
+            duty = adopted(state, desk.now_ms())
+            if duty is None:
+                self._foreign.add(node)
+            else:
+                log.warning("%s: %s", node, duty.reason)
+                desk.set_duty(duty)
+
+    def _look_at_advices(self) -> None:
+        """An advice ends with its incident, and with all others that have advised the same of that node."""
+        if Act.UNADVISE not in self._actuator.acts:
+            return
+        desk = self._desk
+        newest = {advice.node: advice for advice in list(desk.advices.values())}
+        known = desk.incidents()
+        wanted = {
+            node
+            for node, incident in list(desk.advices)
+            if (found := known.get(incident)) is not None and found.closed_ms is None
+        }
+        for advice in newest.values():
+            if advice.node in wanted:
+                continue
+            if advice.incident_id and desk.actuator_of(advice.node) is self._actuator:
+                desk.intend(
+                    advice.node, Act.UNADVISE, advice.id, advice.incident_id, "its incident has ended", "drover"
+                )
