@@ -8,6 +8,7 @@ from functools import partial
 import grpc
 import numpy as np
 
+from drover_collector import api_return
 from drover_collector.actions.base import ActError
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
@@ -91,11 +92,18 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPrevie
         reply.hindrance = "no actuator has this node's pool ([act] of the settings)"
     elif act is Act.RESUME:
         reply.hindrance = may_resume(request.node, duty) or ""
+        if desk.validator is not None and desk.config.validate:
+            reply.validates = desk.config.validate_level
     elif act in (Act.RESET, Act.REBOOT):
         if duty is None or duty.stage not in IDLE:
             reply.guard = f"jobs may run on {request.node}: drain it first"
     else:
         reply.guard = facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)) or ""
+    if act is Act.RESUME and duty is not None and is_out(duty):
+        safe, told = api_return.grounds(facts, request.node, duty)
+        reply.grounds.extend(told)
+        if safe is not None:
+            reply.safe = safe
     reply.maintenance = facts.pipeline.outbox.silences.held(facts.now_ms()).get(request.node, "")
     return reply
 

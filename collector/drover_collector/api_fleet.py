@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector import api_capacity, api_store, open_files
+from drover_collector import api_capacity, api_decisions, api_store, open_files
 from drover_collector.api_facts import DAY_MS, LONG_S, REPORTING_MS, SHORT_S, Facts, bad_argument
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.health import HEALTHS
@@ -56,6 +56,7 @@ def get_status(facts: Facts) -> pb.Status:
         gpu_hours_lost=sum(i.gpu_hours_lost or 0 for i in day if i.kind is not IncidentKind.IDLE),
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
         jobs_hurt=len(jobs_hurt(incidents)),
+        pending=len(api_decisions.pending(facts)),
         policy=pipeline.policy.name,
         role=pipeline.role(),
     )

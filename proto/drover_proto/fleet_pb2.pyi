@@ -112,6 +112,7 @@ class Status(_message.Message):
     GPUS_HELD_FIELD_NUMBER: _builtins.int
     GPUS_IDLE_FIELD_NUMBER: _builtins.int
     GPUS_FREE_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     fleet: _builtins.str
     version: _builtins.str
     ts_ms: _builtins.int
@@ -154,6 +155,8 @@ class Status(_message.Message):
     """of those, idle for half an hour or longer; absent: cannot be told"""
     gpus_free: _builtins.int
     """in service and held by nobody; absent: cannot be told"""
+    pending: _builtins.int
+    """decisions that wait for a person"""
     @_builtins.property
     def gpus_by_health(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -206,10 +209,11 @@ class Status(_message.Message):
         gpus_held: _builtins.int = ...,
         gpus_idle: _builtins.int | None = ...,
         gpus_free: _builtins.int | None = ...,
+        pending: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "gpus_free", b"gpus_free", "gpus_idle", b"gpus_idle", "mfu_ratio", b"mfu_ratio", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "policy", b"policy", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "pending", b"pending", "policy", b"policy", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpus_free: _TypeAlias = _typing.Literal["gpus_free"]  # noqa: Y015
     _WhichOneofArgType__gpus_free: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free"]  # noqa: Y015
@@ -4379,6 +4383,9 @@ class ActPreview(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     MAINTENANCE_FIELD_NUMBER: _builtins.int
+    SAFE_FIELD_NUMBER: _builtins.int
+    GROUNDS_FIELD_NUMBER: _builtins.int
+    VALIDATES_FIELD_NUMBER: _builtins.int
     may_act: _builtins.bool
     """whoever asks is an operator"""
     hindrance: _builtins.str
@@ -4391,9 +4398,17 @@ class ActPreview(_message.Message):
     """[act] mode of the settings"""
     maintenance: _builtins.str
     """the window that is open for it: Drover does nothing there by itself; a person may"""
+    safe: _builtins.bool
+    """resume: whether what is known speaks for it; absent: nothing proves it either way"""
+    validates: _builtins.str
+    """resume: level of the probes that it has to pass first; empty: it is put back at once"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobThere]:
         """on the node"""
+
+    @_builtins.property
+    def grounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """for and against it, a sentence each"""
 
     def __init__(
         self,
@@ -4405,12 +4420,17 @@ class ActPreview(_message.Message):
         stage: _builtins.str = ...,
         mode: _builtins.str = ...,
         maintenance: _builtins.str = ...,
+        safe: _builtins.bool | None = ...,
+        grounds: _abc.Iterable[_builtins.str] | None = ...,
+        validates: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_safe", b"_safe", "safe", b"safe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "maintenance", b"maintenance", "may_act", b"may_act", "mode", b"mode", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_safe", b"_safe", "grounds", b"grounds", "guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "maintenance", b"maintenance", "may_act", b"may_act", "mode", b"mode", "safe", b"safe", "stage", b"stage", "validates", b"validates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__safe: _TypeAlias = _typing.Literal["safe"]  # noqa: Y015
+    _WhichOneofArgType__safe: _TypeAlias = _typing.Literal["_safe", b"_safe"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__safe) -> _WhichOneofReturnType__safe | None: ...
 
 Global___ActPreview: _TypeAlias = ActPreview  # noqa: Y015
 
