@@ -1,0 +1,226 @@
+"""The Fleet page at 100,000 GPUs: how soon it is painted, what a refresh takes, what ten open consoles cost.
+
+A real collector, store and detectors (`console/told_fleet.py` says what stands in for 12,500 agents), the real console,
+Debian's Chromium. Each viewer is a browser context of its own. Prints one JSON line:
+
+- first paint: from the navigation to the picture's pixels, cache empty (`cold`) and on the next visit (`warm`), one
+  viewer alone; the console has served a page before.
+- refresh: from asking for the picture to its pixels, ten consoles open, with the picture's bytes on the wire.
+- bytes of 5 s: all that one open page gets between two pictures, websocket and HTTP together.
+- collector CPU: of its process, the `told` thread left out, with ten consoles less than without any.
+
+    python benchmarks/bench_console_fleet.py [--nodes 12500] [--consoles 10] [--seconds 60] [--paints 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import grpc
+import psutil
+from console.watched import Session
+from load.collector import usage_of
+from load.fleet import Shape
+from playwright.sync_api import sync_playwright
+
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetStub
+from testbed.browser import CHROMIUM, FLAGS
+from testbed.system_processes import free_port, reachable, running
+from testbed.waiting import wait_until
+
+GPUS = 8
+READY_S = 300.0
+OPEN_MS = 120_000.0
+TOLD = "told"
+PICTURE_S = 5.0  # between two pictures of a page (drover_dashboard/fleet_canvas.py)
+GOALS = {"first_paint_ms": 2000, "refresh_ms": 200, "refresh_bytes": 120_000, "collector_cores": 0.3}
+
+
+class Cpu:
+    """CPU seconds of the processes that take part."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self._before, self._began_s = self._now(), time.monotonic()
+
+    def _now(self) -> dict[str, float]:
+        found = {}
+        for name, pid in self._pids.items():
+            usage = usage_of(pid)
+            found[name] = usage.cpu_s - usage.by_thread.get(TOLD, 0.0)
+            if TOLD in usage.by_thread:
+                found[TOLD] = usage.by_thread[TOLD]
+        found["browser"] = sum(_cpu_s(p) for p in psutil.Process().children(recursive=True) if "chrom" in _name(p))
+        return found
+
+    def cores(self) -> dict[str, float]:
+        """Cores of each since it was made."""
+        passed_s = time.monotonic() - self._began_s
+        return {name: round((s - self._before.get(name, 0.0)) / passed_s, 3) for name, s in self._now().items()}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return str(process.name())
+    return ""
+
+
+def pid_of(word: str) -> int:
+    """The child of ours with `word` among its arguments."""
+    return next(p.pid for p in psutil.Process().children() if word in p.cmdline())
+
+
+def full(stub: FleetStub, nodes: int) -> bool:
+    """Whether the fleet is heard, judged, and has its faults."""
+    with contextlib.suppress(grpc.RpcError):
+        status = stub.GetStatus(pb.StatusRequest(), timeout=30)
+        opened = sum(status.open_incidents_by_severity.values())
+        return status.nodes_reporting > 0.95 * nodes and opened > 0 and status.newest_tick_ms > status.started_ms
+    return False
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    found = sorted(values)
+    return {
+        "median": round(statistics.median(found)), "p95": round(found[int(0.95 * (len(found) - 1))]),
+        "max": round(found[-1]), "count": len(found),
+    }  # fmt: skip
+
+
+def watch(sessions: list[Session], cpu: Callable[[], Cpu], seconds: float) -> dict[str, Any]:
+    """What the open pages get and cost within so long."""
+    for session in sessions:
+        session.forget()
+    counted, began_s = cpu(), time.monotonic()
+    while time.monotonic() < began_s + seconds:
+        sessions[0].page.wait_for_timeout(500)  # the protocol's events come in meanwhile
+    cores, passed_s = counted.cores(), time.monotonic() - began_s
+    picture = [size for session in sessions for size in session.picture_bytes]
+    told = [(s.socket_bytes + s.all_bytes) / passed_s * PICTURE_S for s in sessions]
+    return {
+        "refresh_ms": spread([ms for session in sessions for ms in session.refreshes()]),
+        "refresh_bytes": spread([float(size) for size in picture]),
+        "bytes_of_5_s": spread(told),
+        "websocket_bytes_of_5_s": spread([s.socket_bytes / passed_s * PICTURE_S for s in sessions]),
+        "cores": cores,
+    }
+
+
+def paints(browser: Any, url: str, count: int) -> dict[str, Any]:
+    cold, warm, layout, first = [], [], [], []
+    for number in range(count + 1):
+        session = Session.of(browser)
+        took_ms = session.open(url, OPEN_MS)
+        session.page.wait_for_timeout(500)
+        sent, got = session.all_bytes + session.socket_bytes, list(session.layout_bytes)
+        again_ms = session.open(url, OPEN_MS)
+        session.context.close()
+        if number:  # the first of all warms the console's own process
+            cold.append(took_ms)
+            warm.append(again_ms)
+            first.append(float(sent))
+            layout += [float(size) for size in got]
+    return {
+        "cold_ms": spread(cold), "warm_ms": spread(warm), "bytes": spread(first), "layout_bytes": spread(layout),
+    }  # fmt: skip
+
+
+def measure(folder: Path, nodes: int, consoles: int, seconds: float, count: int) -> dict[str, Any]:
+    agents, api, port = (free_port() for _ in range(3))
+    (folder / "fleet.toml").write_text(Shape(nodes, GPUS).toml())
+    (folder / "collector.toml").write_text(
+        f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
+        f'[ingest]\nlisten = "127.0.0.1:{agents}"\n[api]\nlisten = "127.0.0.1:{api}"\n'
+    )
+    path = os.environ | {"PYTHONPATH": f"{ROOT}/benchmarks"}
+    options = ["--collector", f"127.0.0.1:{api}", "--port", str(port)]
+    with (
+        running(folder, "console.told_fleet", "run", "--config", f"{folder}/collector.toml", env=path),
+        grpc.insecure_channel(f"127.0.0.1:{api}", [("grpc.max_reconnect_backoff_ms", 1000)]) as channel,
+        running(folder, "drover_dashboard.main", *options) as log,
+        sync_playwright() as play,
+    ):
+        stub = FleetStub(channel)
+        wait_until(partial(reachable, "127.0.0.1", port), "the console listens", 60)
+        wait_until(partial(full, stub, nodes), "the fleet is heard, and judged", READY_S)
+        pids = {"collector": pid_of("console.told_fleet"), "console": pid_of("drover_dashboard.main")}
+        cpu = partial(Cpu, pids)
+        browser = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        url = f"http://127.0.0.1:{port}"
+        status = stub.GetStatus(pb.StatusRequest(), timeout=60)
+        found: dict[str, Any] = {
+            "gpus": status.gpus_expected, "nodes_reporting": status.nodes_reporting,
+            "open_incidents": sum(status.open_incidents_by_severity.values()), "samples_per_s": status.samples_stored,
+        }  # fmt: skip
+        alone = cpu()
+        time.sleep(seconds)
+        found["no_console"] = {"cores": alone.cores()}
+        found["first_paint"] = paints(browser, url, count)
+        sessions = [Session.of(browser) for _ in range(consoles)]
+        for session in sessions:
+            session.open(url, OPEN_MS)
+        found["health"] = watch(sessions, cpu, seconds)
+        for session in sessions:
+            session.open(f"{url}/?color=power_w", OPEN_MS)
+        found["power_w"] = watch(sessions, cpu, seconds)
+        found["problems"] = [problem for session in sessions for problem in session.problems][:5]
+        found["console_log"] = log.read_text("utf-8", "replace").splitlines()[1:6]
+        browser.close()
+    return found
+
+
+def judged(found: dict[str, Any]) -> dict[str, Any]:
+    """The goals, against the dearer of the two colours."""
+    shown = [found["health"], found["power_w"]]
+    none = found["no_console"]["cores"]["collector"]
+    reached = {
+        "first_paint_ms": found["first_paint"]["cold_ms"]["median"],
+        "refresh_ms": max(s["refresh_ms"]["median"] for s in shown),
+        "refresh_bytes": max(s["bytes_of_5_s"]["median"] for s in shown),
+        "collector_cores": round(max(s["cores"]["collector"] for s in shown) - none, 3),
+    }
+    return {name: {"is": reached[name], "goal": goal, "met": reached[name] < goal} for name, goal in GOALS.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=12_500, help="of 8 GPUs each")
+    parser.add_argument("--consoles", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each part")
+    parser.add_argument("--paints", type=int, default=5, help="first paints, each cold and warm")
+    given = parser.parse_args()
+    load = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory(prefix="drover-bench-console-") as name:
+        found = measure(Path(name), given.nodes, given.consoles, given.seconds, given.paints)
+    load.append(os.getloadavg()[0])
+    line = {
+        "benchmark": "console_fleet", "cores": os.cpu_count(), "consoles": given.consoles, "seconds": given.seconds,
+        "load_before_after": [round(value, 1) for value in load], **judged(found), **found,
+    }  # fmt: skip
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""`drover-collector run`, with a fleet whose telemetry is told from inside.
+
+12,500 agents do not fit on the machine that the browser and the console run on. So a thread of the collector's own
+process stores what they would have sent, every 5 s the last 5 s of every GPU and node at 1 Hz, with METRICS of the
+catalog's 51 columns. Nothing else differs from the real one: store, buckets, detectors, incidents, health, Fleet API.
+The thread is called `told` in /proc, so that its CPU can be told from the rest.
+
+    python -m console.told_fleet run --config collector.toml
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector import main as collector
+from drover_collector.pipeline import Pipeline
+from drover_collector.store import EntityRow, SampleBatch, entity_id
+from drover_proto.catalog import BY_NAME, Scope
+from drover_proto.events import Event, EventKind, Holding
+
+EVERY_S = 5  # as agents send
+# Levels of a training fleet at work, and how far they move within 1 s and between GPUs (shares of the level).
+METRICS = {
+    "power_w": (620.0, 0.03), "gpu_temp_c": (62.0, 0.04), "memory_temp_c": (71.0, 0.04), "sm_clock_mhz": (1755.0, 0.01),
+    "gpu_util_ratio": (0.97, 0.01), "sm_active_ratio": (0.82, 0.03), "tensor_active_ratio": (0.46, 0.04),
+    "power_limit_w": (700.0, 0.0),
+}  # fmt: skip
+NODE_METRICS = {"cpu_util_ratio": (0.31, 0.05), "inlet_temp_c": (24.0, 0.02)}
+JOB_NODES = 64
+SILENT = 40  # nodes of which nothing is heard
+FAULTY = 160  # GPUs of as many nodes with an XID, after the first look
+CODES = ("79", "48", "64", "94", "119", "31", "13", "74")
+JUDGED_MS = 25_000  # after so long the fleet's first buckets are judged, and events find their jobs
+
+
+class Told(Pipeline):
+    """The real pipeline, and beside it the thread that stores the fleet's telemetry while this one leads."""
+
+    async def run(self) -> None:
+        over = threading.Event()
+        threading.Thread(target=self._tell, args=(over,), name="told", daemon=True).start()
+        try:
+            await super().run()
+        finally:
+            over.set()
+
+    def _tell(self, over: threading.Event) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("told")
+        ids = self._introduce()
+        draw = np.random.default_rng(8)
+        told_s, faults_told, began_ms = int(time.time()), False, self.now_ms()
+        while not over.wait(max(0.0, told_s + EVERY_S - time.time())):
+            for scope, metrics in ((Scope.GPU, METRICS), (Scope.NODE, NODE_METRICS)):
+                self.store.write_samples(_batch(scope, ids[scope], metrics, told_s, draw))
+            told_s += EVERY_S
+            if not faults_told and self.now_ms() - began_ms > JUDGED_MS:
+                faults_told = True
+                self._fail()
+
+    def _introduce(self) -> dict[Scope, npt.NDArray[np.uint64]]:
+        """Who is where and holds what; gives the ids of those that will be heard."""
+        nodes = self.index.nodes[: len(self.index.nodes) - SILENT]
+        rows = [EntityRow(entity_id(Scope.NODE, n.name), Scope.NODE, n.name, n.name, None) for n in nodes]
+        holdings = []
+        for number, node in enumerate(nodes):
+            for slot in range(node.gpus):
+                key = f"SN-{node.name}-{slot}"
+                rows.append(EntityRow(entity_id(Scope.GPU, key), Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
+                if number % 10:  # nine of ten nodes are held
+                    holdings.append(Holding(node.name, slot, f"job{number // JOB_NODES:04d}", self.now_ms()))
+        self.store.write_entities(rows)
+        self.store.write_holdings(holdings)
+        return {
+            scope: np.array([row.entity_id for row in rows if row.scope is scope], np.uint64)
+            for scope in (Scope.GPU, Scope.NODE)
+        }
+
+    def _fail(self) -> None:
+        now_ms, apart = self.now_ms(), max(1, (len(self.index.nodes) - SILENT) // FAULTY)
+        events = [
+            Event(
+                f"told/{k}", now_ms, self.index.nodes[k * apart].name, k % 8, EventKind.XID, CODES[k % len(CODES)],
+                f"NVRM: Xid (PCI:0000:3b:00): {CODES[k % len(CODES)]}, pid=4711, name=python", "kmsg",
+            )
+            for k in range(min(FAULTY, len(self.index.nodes) - SILENT))
+        ]  # fmt: skip
+        self.store.write_events(events)
+        self.take_events(events)
+
+
+def _batch(
+    scope: Scope,
+    ids: npt.NDArray[np.uint64],
+    metrics: dict[str, tuple[float, float]],
+    from_s: int,
+    draw: np.random.Generator,
+) -> SampleBatch:
+    """EVERY_S seconds of all, a row each."""
+    rows = EVERY_S * len(ids)
+    own = np.tile((np.arange(len(ids)) * 7919 % 101) / 50 - 1, EVERY_S)  # -1..1, of each its own
+    columns = {}
+    for name, (level, spread) in metrics.items():
+        noise = draw.standard_normal(rows, np.float32)
+        columns[name] = np.minimum(level * (1 + spread * (own + 0.3 * noise)), BY_NAME[name].high)
+    ts_ms = np.repeat(1000 * (from_s + np.arange(EVERY_S)), len(ids)).astype(np.int64)
+    return SampleBatch.of_values(scope, np.tile(ids, EVERY_S), ts_ms, columns)
+
+
+if __name__ == "__main__":
+    collector.Pipeline = Told  # type: ignore[misc]  # the only change to the real command
+    sys.exit(collector.main())

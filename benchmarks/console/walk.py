@@ -1,0 +1,112 @@
+"""Doing a task as a person would, counted: clicks, what is typed, scrolls, and the seconds that the machine took.
+
+A person's own reading and thinking is not in the seconds. Looking is free where what is looked for lies in the window;
+where it does not, that is a scroll.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+LIMIT_MS = 60_000.0
+
+
+@dataclass
+class Walk:
+    """One task in the browser, begun with the Fleet page open."""
+
+    page: Any
+    clicks: int = 0
+    typed: int = 0  # characters
+    scrolls: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+
+    def click(self, found: Any) -> None:
+        self.look(found)
+        found.click(timeout=LIMIT_MS)
+        self.clicks += 1
+
+    def go(self, page: str) -> None:
+        """By the navigation on top."""
+        self.click(self.page.get_by_role("link", name=page, exact=True).first)
+
+    def write(self, found: Any, text: str) -> None:
+        """Click into a field and type."""
+        self.click(found)
+        self.page.keyboard.type(text)
+        self.typed += len(text)
+
+    def look(self, found: Any) -> None:
+        """Wait until it is there; one that lies outside the window is scrolled to."""
+        found.wait_for(timeout=LIMIT_MS)
+        box, high = found.bounding_box(timeout=LIMIT_MS), self.page.viewport_size["height"]
+        if box is not None and not 0 <= box["y"] <= high - 10:
+            found.scroll_into_view_if_needed(timeout=LIMIT_MS)
+            self.scrolls += 1
+
+    def read(self, *texts: str | re.Pattern[str]) -> str:
+        """All of these are told; the text of the first."""
+        told = [self.page.get_by_text(text).first for text in texts]
+        for each in told:
+            self.look(each)
+        return str(told[0].inner_text(timeout=LIMIT_MS))
+
+    def told(self, answer: str) -> dict[str, Any]:
+        return {
+            "clicks": self.clicks, "typed": self.typed, "scrolls": self.scrolls,
+            "seconds": round(time.monotonic() - self.began_s, 1), "answer": " ".join(answer.split())[:300],
+        }  # fmt: skip
+
+
+@dataclass
+class Shell:
+    """One task on the command line."""
+
+    api: str
+    job: str  # that is held up
+    commands: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    lines: int = 0
+    out: str = ""
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """`drover WORDS`; what it printed. `code`: its exit code."""
+        self.commands.append(" ".join(("drover", *(f"'{w}'" if " " in w else w for w in words))))
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "drover_cli.main", *words, "--collector", self.api],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        self.seconds += time.monotonic() - began_s
+        self.out = done.stdout
+        self.lines += len(done.stdout.splitlines())
+        if done.returncode != code:
+            raise RuntimeError(f"{self.commands[-1]}: {done.returncode}: {done.stderr[-500:]}{done.stdout[-500:]}")
+        return done.stdout
+
+    def line(self, pattern: str) -> str:
+        """The line of the last answer that has it."""
+        found = next((line for line in self.out.splitlines() if re.search(pattern, line)), None)
+        if found is None:
+            raise RuntimeError(f"{self.commands[-1]}: nothing like {pattern!r} in:\n{self.out[:2000]}")
+        return found
+
+    def told(self, answer: str) -> dict[str, Any]:
+        return {
+            "commands": self.commands, "typed": sum(map(len, self.commands)), "lines": self.lines,
+            "seconds": round(self.seconds, 1), "answer": " ".join(answer.split())[:300],
+        }  # fmt: skip
+
+
+def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What came of it; where the answer cannot be had, that is the result."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001  # a task that cannot be done is a figure of its own
+        return {"failed": f"{type(error).__name__}: {str(error)[:400]}"}
