@@ -3,7 +3,7 @@
 Incidents are taken, not samples: detection does not depend on the policy, so what differs is what is decided. Each is
 taken as it stood at its end (its worst severity and surest cause) from its opening to its closing; a node that is taken
 out stays out for as long as the incident that took it was open, since nobody knows how long its repair had taken. So
-the counts of a policy are what it would have asked for; node-hours are a measure for comparing, not a prophecy.
+the counts of a policy are what it would have asked for; GPU-hours are a measure for comparing, not a prophecy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,23 @@ from drover_collector.deciding import DISRUPTIVE, Decider
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard_breaker import of_guard
 from drover_collector.policy import Policy
-from drover_proto.events import Decision, Incident, Wanted
+from drover_proto.events import Decision, Incident, Wanted, stronger
+
+
+@dataclass(slots=True)
+class Outage:
+    """One time that a node was taken out: by the incident `incidents` begins with, until all of them were over."""
+
+    node: str
+    gpus: int
+    wanted: Wanted  # the strongest
+    rule: str
+    from_ms: int
+    incidents: list[str]
+    to_ms: int | None = None  # None: it is out still
+
+    def hours(self, until_ms: int) -> float:
+        return max(0, (until_ms if self.to_ms is None else self.to_ms) - self.from_ms) / 3_600_000
 
 
 @dataclass(slots=True)
@@ -28,13 +44,26 @@ class Backtest:
 
     policy: str
     wanted: Counter[str] = field(default_factory=Counter)  # decisions by what is wanted, held ones too
-    out: set[str] = field(default_factory=set)  # nodes that were taken out
-    times_out: int = 0  # drains and isolations
-    most_out: int = 0  # at the same time
-    node_hours: float = 0.0  # out of service, until the incident closed
+    outages: list[Outage] = field(default_factory=list)  # drains and isolations, in their order
+    most_out: int = 0  # nodes at the same time
+    until_ms: int = 0  # to which those that are out still are counted
     held: list[Decision] = field(default_factory=list)
     mass_events: int = 0
     newest: dict[str, Decision] = field(default_factory=dict)  # incident -> how its decision stood at the end
+
+    @property
+    def out(self) -> set[str]:
+        """Nodes that were taken out."""
+        return {outage.node for outage in self.outages}
+
+    @property
+    def node_hours(self) -> float:
+        """Out of service, until the incidents closed."""
+        return sum(outage.hours(self.until_ms) for outage in self.outages)
+
+    @property
+    def gpu_hours(self) -> float:
+        return sum(outage.hours(self.until_ms) * outage.gpus for outage in self.outages)
 
     def outcome(self, incident: str) -> str:
         """`drain`, `drain, held`, or `nothing`."""
@@ -54,7 +83,7 @@ def backtest(
         incidents: newest versions. until_ms: to which those still open are counted.
         jobs: nodes of each job; a job that is not there is bounded by no cap of jobs.
     """
-    found = Backtest(policy.name)
+    found = Backtest(policy.name, until_ms=until_ms)
     decider = Decider(index, policy, "observe")  # decides all, and does nothing
     real = [i for i in incidents if not of_guard(i)]
     moments = sorted({i.opened_ms for i in real} | {i.closed_ms for i in real if i.closed_ms is not None})
@@ -62,7 +91,7 @@ def backtest(
     opening = sorted(real, key=lambda i: (i.opened_ms, i.id))
     heard = np.ones(index.node_count, bool), np.ones(index.gpu_count, bool)
     open_: dict[str, Incident] = {}
-    taken: dict[tuple[str, str], int] = {}
+    taken: dict[str, Outage] = {}  # by node
     at = 0
     for now_ms in moments:
         for id_ in [id_ for id_ in open_ if (ends[id_] or until_ms + 1) <= now_ms]:
@@ -72,19 +101,18 @@ def backtest(
             if one.closed_ms is None or one.closed_ms > now_ms:
                 open_[one.id] = replace(one, closed_ms=None)
             at += 1
-        _count_back(found, taken, open_, now_ms)
+        _count_back(taken, open_, now_ms)
         wishes = [(i, i.asked or i.action) for i in open_.values()]
         fold = health.fold(index, open_.values(), *heard)
         made, events = decider.decide(wishes, fold, lambda job: _of_job(job, jobs), now_ms)
         found.mass_events += sum(event.version == 1 for event in events)
         for decision in made:
-            _note(found, taken, decision, now_ms)
+            _note(found, taken, decision, index)
         found.most_out = max(found.most_out, len(decider.out()))
-    _count_back(found, taken, {}, until_ms)
     return found
 
 
-def _note(found: Backtest, taken: dict[tuple[str, str], int], decision: Decision, now_ms: int) -> None:
+def _note(found: Backtest, taken: dict[str, Outage], decision: Decision, index: FleetIndex) -> None:
     if decision.wanted is Wanted.NONE or decision.outcome not in ("held", "would_act"):
         return
     before = found.newest.get(decision.incident_id)
@@ -94,15 +122,22 @@ def _note(found: Backtest, taken: dict[tuple[str, str], int], decision: Decision
     if decision.outcome == "held":
         found.held.append(decision)
     elif decision.wanted in DISRUPTIVE:
-        found.out.add(decision.node)
-        if not any(node == decision.node for _, node in taken):
-            found.times_out += 1
-        taken.setdefault((decision.incident_id, decision.node), now_ms)
+        outage = taken.get(decision.node)
+        if outage is None:
+            place = index.spec.by_name.get(decision.node)
+            outage = taken[decision.node] = Outage(
+                decision.node, 0 if place is None else place.gpus, decision.wanted, decision.rule, decision.ts_ms, []
+            )
+            found.outages.append(outage)
+        outage.wanted = stronger(outage.wanted, decision.wanted)
+        if decision.incident_id not in outage.incidents:
+            outage.incidents.append(decision.incident_id)
 
 
-def _count_back(found: Backtest, taken: dict[tuple[str, str], int], open_: Mapping[str, Incident], now_ms: int) -> None:
-    for key in [key for key in taken if key[0] not in open_]:
-        found.node_hours += max(0, now_ms - taken.pop(key)) / 3_600_000
+def _count_back(taken: dict[str, Outage], open_: Mapping[str, Incident], now_ms: int) -> None:
+    """Nodes come back when the incidents are over for which they went."""
+    for node in [node for node, outage in taken.items() if not open_.keys() & set(outage.incidents)]:
+        taken.pop(node).to_ms = now_ms
 
 
 def _of_job(job: str | None, jobs: Mapping[str, set[str]] | None) -> dict[str, set[str]]:

@@ -18,6 +18,7 @@ from drover_proto.events import Audit, Decision, Incident, Severity, Wanted, to_
 from drover_proto.fleet import FleetSpec, NodeSpec, dump_json
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from drover_proto.reports import incident_report
+from drover_proto.times import iso
 from testbed.deciding import incident
 
 T0 = 1_800_000_000_000
@@ -45,14 +46,26 @@ def told(node: str, cause: str, hour: float, hours: float | None, **more: Any) -
 
 @pytest.fixture
 def case(tmp_path: Path) -> Path:
-    """Ten nodes: one dead GPU for 10 h, 8 nodes at once after a day, and an application's fault."""
+    """Forty nodes: one dead GPU for 10 h, 8 nodes at once after a day, an application's fault; a fault unnoticed."""
     folder = tmp_path / "case"
     folder.mkdir()
     (folder / "fleet.json").write_text(dump_json(FleetSpec(tuple(NodeSpec(f"n{n:03d}", f"r{n}") for n in range(40)))))
     app = replace(told("n039", "xid_31", 2, 1), severity=Severity.INFO, asked=Wanted.NONE, action=Wanted.NONE)
     incidents = [told("n000", "xid_79", 1, 10), app, *(told(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18))]
     (folder / "incidents.jsonl").write_text("".join(json.dumps(incident_report(i)) + "\n" for i in incidents))
+    labels = [
+        label("1", "xid", "n000", 1, 10, cause="xid_79"), label("2", "memory", "n020", 30, 5, cause="remap_failed"),
+        label("3", "xid", "n039", 2, 1, cause="app_crash", hardware=False), label("4", "risk", "n001", 0, 90),
+    ]  # fmt: skip
+    (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
     return folder
+
+
+def label(id_: str, kind: str, node: str, hour: float, hours: float, **more: Any) -> dict[str, Any]:
+    start_ms = T0 + round(hour * HOUR_MS)
+    end_ms = start_ms + round(hours * HOUR_MS)
+    return {"id": id_, "kind": kind, "node": node, "gpu": 0, "start": iso(start_ms), "end": iso(end_ms),
+            "cause": "", "hardware": True} | more  # fmt: skip
 
 
 def test_check_says_good_and_warns_of_rules_that_never_decide(
@@ -104,11 +117,42 @@ def test_backtest_counts_what_two_policies_would_have_done(case: Path, capsys: p
     assert found["present"]["nodes_out"] == ["n000"]  # the eight at once are no eight faults
     assert (found["present"]["node_hours_out"], found["new"]["node_hours_out"]) == (10.0, 11.0)
     assert (found["present"]["mass_events"], found["present"]["held"]) == (1, 8)
+    assert (found["present"]["gpu_hours_out"], found["new"]["gpu_hours_out"]) == (80.0, 88.0), "nodes of 8 GPUs"
+    for word in ("present", "new"):
+        assert (found[word]["sick_out"], found[word]["faults_left"]) == (1, 1), "of risk nobody drains"
+    assert (found["present"]["healthy_out"], found["new"]["healthy_out"]) == (0, 1)
     assert len(found["changed"]) == 10
+    sick, app = found["drains"]
+    assert (sick["node"], sick["present"], sick["new"], sick["truth"]) == (
+        "n000",
+        "drain",
+        "isolate",
+        "sick: xid/xid_79",
+    )
+    assert (app["node"], app["present"], app["new"], app["truth"]) == (
+        "n039", "nothing", "drain", "healthy: xid/app_crash",
+    )  # fmt: skip
+    assert app["gpu_hours_out"] == [0.0, 8.0]
     assert main(["policy", "backtest", "strict", "--case", str(case)]) == 0
     out = capsys.readouterr().out
-    assert "10 incidents would be decided otherwise" in out
+    assert "8 further incidents would be decided otherwise" in out
     assert "mass event" in out
+    (line,) = [line for line in out.splitlines() if " n039 " in line]
+    assert line.split()[1:6] == ["n039", "nothing", "drain", "-", "8.0"]
+    assert "healthy: xid/app_crash" in line
+    assert "xid_31 on n039." in line, "the evidence"
+
+
+def test_backtest_of_what_nobody_knows_the_truth_of_claims_none(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (case / "labels.jsonl").unlink()
+    assert main(["policy", "backtest", "strict", "--case", str(case), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [drain["truth"] for drain in found["drains"]] == [None, None]
+    assert (found["new"]["sick_out"], found["new"]["healthy_out"], found["new"]["faults_left"]) == (None, None, None)
+    assert main(["policy", "backtest", "strict", "--case", str(case)]) == 0
+    out = capsys.readouterr().out
+    assert "sick" not in out
+    assert "healthy" not in out
 
 
 def test_backtest_of_a_broken_export_names_the_line(case: Path, capsys: pytest.CaptureFixture[str]) -> None:

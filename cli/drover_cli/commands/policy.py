@@ -1,29 +1,28 @@
-"""`drover policy check | diff | backtest`: is a policy good, how do two differ, what would one have done."""
+"""`drover policy check | diff | backtest | if-enforced`: is a policy good, how do two differ, what would one have done."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
-from drover_cli.output import duration, plain, print_json, print_table, when
+from drover_cli.output import plain, print_json, print_table, when
 
 if TYPE_CHECKING:
+    from drover_cli.score import Label
     from drover_collector.fleet_index import FleetIndex
     from drover_collector.policy import Policy
-    from drover_collector.policy_backtest import Backtest
     from drover_proto.events import Incident
 
 HELP = "check a policy, compare two, or see what one would have done with past incidents"
 ALL = 10_000  # incidents of one question
-SHOWN = 40  # differences and reasons of a table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = back.add_mutually_exclusive_group()
     source.add_argument("--case", type=Path, metavar="CASE", help="of this case instead of the collector")
     source.add_argument("--since", default="30d", help="of the collector's history: 30d (default), 12h, or a time")
-    for part in (check, diff, back):
+    enforced = parts.add_parser("if-enforced", help="what Drover would have done by itself, had the policy enforced")
+    client.add_arguments(enforced)
+    enforced.add_argument("--since", default="7d", help="an age such as 12h, or a time (default 7d)")
+    for part in (check, diff, back, enforced):
         part.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    parts = {"check": _check, "diff": _diff, "backtest": _backtest}
+    parts = {"check": _check, "diff": _diff, "backtest": _backtest, "if-enforced": _if_enforced}
     return parts[args.part](args)
 
 
@@ -96,91 +98,65 @@ def _diff(args: argparse.Namespace) -> int:
     return 1 if rows else 0
 
 
-def _backtest(args: argparse.Namespace) -> int:
-    new, present = _policy(args.policy), _policy(args.against)
-    with needs("collector"):
-        from drover_collector.policy_backtest import backtest
-    started = time.monotonic()
-    index, incidents, jobs, until_ms, source = _of_case(args.case) if args.case else _of_collector(args)
-    results = [backtest(index, incidents, policy, until_ms, jobs) for policy in (present, new)]
-    changed = sorted(
-        (i for i in incidents if results[0].outcome(i.id) != results[1].outcome(i.id)), key=lambda i: i.opened_ms
-    )
-    print(f"{source}; decided twice in {time.monotonic() - started:.1f} s", file=sys.stderr)
+def _if_enforced(args: argparse.Namespace) -> int:
+    """Of decisions that were made, with the guard as it stood then; `backtest` decides anew."""
+    from drover_cli.commands.decisions import show
+    from drover_cli.commands.export import moment
+    from drover_proto.enforced import if_enforced
+    from drover_proto.events import Decision, from_json
+
+    since_ms = moment(args.since, round(time.time() * 1000))
+    with client.connect(args) as stub:
+        reply = stub.ListDecisions(pb.DecisionsRequest(since_ms=since_ms, limit=ALL), timeout=client.DEADLINE_S)
+    found = [from_json(Decision, text) for text in reply.decisions_json]
+    said, about = if_enforced(found, f"the time since {when(since_ms)}")
     if args.json:
-        told = [[i.id, results[0].outcome(i.id), results[1].outcome(i.id)] for i in changed]
-        print_json(
-            {"incidents": len(incidents), "present": _json(results[0]), "new": _json(results[1]), "changed": told}
-        )
+        print_json({"said": said, "decisions": [dataclasses.asdict(decision) for decision in about]})
         return 0
-    _print(results, incidents, changed)
+    print(said)
+    if about:
+        show(about)
     return 0
 
 
-def _json(result: Backtest) -> dict[str, object]:
-    return {
-        "policy": result.policy,
-        "wanted": dict(result.wanted),
-        "nodes_out": sorted(result.out),
-        "times_out": result.times_out,
-        "most_out_at_once": result.most_out,
-        "node_hours_out": round(result.node_hours, 2),
-        "held": len({d.incident_id for d in result.held}),
-        "mass_events": result.mass_events,
-    }
+def _backtest(args: argparse.Namespace) -> int:
+    new, present = _policy(args.policy), _policy(args.against)
+    with needs("collector"):
+        from drover_cli.backtest_table import Table
+        from drover_collector.policy_backtest import backtest
+    started = time.monotonic()
+    index, incidents, jobs, until_ms, source = _of_case(args.case) if args.case else _of_collector(args)
+    present_one, new_one = (backtest(index, incidents, policy, until_ms, jobs) for policy in (present, new))
+    table = Table((present_one, new_one), incidents, _labels(args.case) if args.case else None)
+    print(f"{source}; decided twice in {time.monotonic() - started:.1f} s", file=sys.stderr)
+    if args.json:
+        print_json(table.json())
+    else:
+        table.show()
+    return 0
 
 
-def _print(results: Sequence[Backtest], incidents: Sequence[Incident], changed: Sequence[Incident]) -> None:
-    from drover_cli.commands.incidents import where
+def _labels(path: Path) -> list[Label] | None:
+    """What was really wrong, where the case says so."""
+    from drover_cli.case import read_jsonl
+    from drover_cli.score import label_of
 
-    rows: list[list[object]] = [["incidents", *[len(incidents)] * 2]]
-    rows += [[f"wants {word}", *(r.wanted[word] for r in results)] for word in ("advise", "probe", "drain", "isolate")]
-    rows += [
-        ["nodes taken out, times", *(r.times_out for r in results)],
-        ["different nodes", *(len(r.out) for r in results)],
-        ["most out at once", *(r.most_out for r in results)],
-        ["node-hours out, until the incident closed", *(f"{r.node_hours:.1f}" for r in results)],
-        ["held back by the guard, incidents", *(len({d.incident_id for d in r.held}) for r in results)],
-        ["mass events (a person is asked)", *(r.mass_events for r in results)],
-    ]
-    names = [r.policy for r in results]
-    print_table(["", f"{names[0]} (present)", f"{names[1]} (new)"], rows)
-    if changed:
-        print(f"\n{len(changed)} incidents would be decided otherwise:")
-        told = [
-            [
-                when(i.opened_ms),
-                where(i),
-                f"{i.kind}/{i.cause}",
-                i.severity,
-                *(r.outcome(i.id) for r in results),
-                _lasted(i),
-            ]
-            for i in changed[:SHOWN]
-        ]
-        print_table(["OPENED", "WHERE", "WHAT", "SEVERITY", *names, "LASTED"], told)
-        if len(changed) > SHOWN:
-            print(f"{SHOWN} of {len(changed)} shown; --json names all")
-    for result in results:
-        held = list({d.incident_id: d for d in result.held}.values())
-        if held:
-            print(f"\nheld back under {result.policy}:")
-            print_table(
-                ["WHEN", "NODE", "WANTED", "WHY"], [[when(d.ts_ms), d.node, d.wanted, d.reason] for d in held[:10]]
-            )
-
-
-def _lasted(incident: Incident) -> str:
-    if incident.closed_ms is None:
-        return "still open"
-    return duration((incident.closed_ms - incident.opened_ms) / 1000)
+    told = path / "labels.jsonl"
+    if not told.is_file():
+        return None
+    found = []
+    for number, row in read_jsonl(told):
+        try:
+            found.append(label_of(row))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CliError(f"{told}: line {number}: no label as docs/cases.md has it ({error})") from None
+    return found
 
 
 def _of_collector(args: argparse.Namespace) -> tuple[FleetIndex, list[Incident], dict[str, set[str]], int, str]:
     """Its incidents since then, and its fleet. Nodes of jobs of the past are not known here."""
     from drover_cli.commands.export import moment
     from drover_collector.fleet_index import FleetIndex
-    from drover_proto import fleet_pb2 as pb
     from drover_proto.events import Incident, from_json
     from drover_proto.fleet import FleetSpec, NodeSpec
 
