@@ -28,10 +28,12 @@ T = TypeVar("T")
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 FRESH_S = 1.0  # answers this young are shared by all open pages
 DEADLINE_S = 4.0
+SLOW_S = 2.0  # numbers kept in memory that take this long: said, as the page is then older than it looks
 RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; all others wait for none
 PROBE_DEADLINE_S = 2.0  # of that one call
 SERIES_DEADLINE_S = 15.0  # a day of a node is read from disk
 ANSWER_DEADLINE_S = 25.0  # of a person's answer: detection goes first
+UNASKED_MS = 60_000  # a question not asked for so long has no trouble of before
 _TO_NEXT_PROBE_MS = round((PROBE_DEADLINE_S + RETRY_S) * 1000)
 
 
@@ -41,22 +43,29 @@ class ClientError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is no fresh answer. `since_ms`: of the first failure in a row, or of a refusal the moment itself."""
+    """Why there is no fresh answer, or why it came late (`slow`). `since_ms`: of the first failure in a row."""
 
     what: str
     reason: str
     advice: str
     since_ms: int
     not_found: bool = False
+    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What a call gave: fresh (no trouble), old (both), or nothing (value None). `as_of_ms`: when it was received."""
+    """What a call gave: fresh (no trouble, or one that is `slow`), old (both), or nothing (value None).
+
+    `as_of_ms`: when it was received.
+    """
 
     value: T | None
     as_of_ms: int
     trouble: Trouble | None = None
+
+
+_NOTHING: Answer[Any] = Answer(None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,8 @@ class FleetClient:
         self._older: tuple[grpc.Channel, float] | None = None  # and when it was replaced: calls may still be under way
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], tuple[int, Any]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Answer[Any]] = OrderedDict()
+        self._begun: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # of questions in trouble: from, to
         self._away: Trouble | None = None
         self._retry_ms = 0
 
@@ -232,29 +242,50 @@ class FleetClient:
         name = (type(request).__name__, key)
         asked_ms = self._now_ms()
         with self._lock:
-            kept, away = self._kept.get(name), self._away
-            if away is None and kept and 0 <= asked_ms - kept[0] < FRESH_S * 1000:
-                return Answer(kept[1], kept[0])
+            kept, away = self._kept.get(name, _NOTHING), self._away
+            if away is None and kept.value is not None and 0 <= asked_ms - kept.as_of_ms < FRESH_S * 1000:
+                return kept
             if away is not None:
                 if 0 < self._retry_ms - asked_ms <= _TO_NEXT_PROBE_MS:
-                    return Answer(kept[1] if kept else None, kept[0] if kept else 0, away)
+                    return replace(kept, trouble=away)
                 deadline_s = min(deadline_s, PROBE_DEADLINE_S)
                 self._retry_ms = asked_ms + _TO_NEXT_PROBE_MS
         try:
             value = method(request, timeout=deadline_s)
         except grpc.RpcError as error:
-            trouble = self._trouble(error, asked_ms, deadline_s)
-            return Answer(kept[1] if kept and not trouble.not_found else None, kept[0] if kept else 0, trouble)
+            trouble = self._trouble(error, name, asked_ms, deadline_s)
+            return Answer(None, 0, trouble) if trouble.not_found else replace(kept, trouble=trouble)
         received_ms = self._now_ms()
+        late = deadline_s <= DEADLINE_S and received_ms - asked_ms >= SLOW_S * 1000
+        slow = self._slow((received_ms - asked_ms) / 1000, self._since(name, asked_ms)) if late else None
+        answer = Answer(value, received_ms, slow)
         with self._lock:
             self._away = None
-            self._kept[name] = (received_ms, value)
+            if slow is None:
+                self._begun.pop(name, None)
+            self._kept[name] = answer
             self._kept.move_to_end(name)
             while len(self._kept) > KEPT_ANSWERS:
                 self._kept.popitem(last=False)
-        return Answer(value, received_ms)
+        return answer
 
-    def _trouble(self, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
+    def _since(self, name: tuple[str, str], now_ms: int) -> int:
+        """Since when this question has been in trouble; anew where nobody asked it for a while."""
+        with self._lock:
+            from_ms, to_ms = self._begun.get(name, (now_ms, now_ms))
+            if not 0 <= now_ms - to_ms <= UNASKED_MS:
+                from_ms = now_ms
+            self._begun[name] = from_ms, now_ms
+            self._begun.move_to_end(name)
+            while len(self._begun) > KEPT_ANSWERS:
+                self._begun.popitem(last=False)
+        return from_ms
+
+    def _slow(self, took_s: float, since_ms: int) -> Trouble:
+        what, advice = f"collector {self.target} answers slowly", "is its machine overloaded, or the way to it?"
+        return Trouble(what, f"{took_s:.1f} s", advice, since_ms, slow=True)
+
+    def _trouble(self, error: grpc.RpcError, name: tuple[str, str], asked_ms: int, deadline_s: float) -> Trouble:
         trouble = _told(f"collector {self.target}", error, asked_ms, deadline_s)
         code = error.code()
         detail = error.details() or ""
@@ -266,14 +297,15 @@ class FleetClient:
         # A chart that takes too long says nothing of the collector; a number kept in its memory does.
         late = code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s <= DEADLINE_S
         with self._lock:
-            if code is grpc.StatusCode.UNAVAILABLE or late:
+            gone = code is grpc.StatusCode.UNAVAILABLE or late
+            if gone:
                 if self._away is not None:
                     trouble = replace(trouble, since_ms=self._away.since_ms)
                 self._away = trouble
                 self._retry_ms = self._now_ms() + round(RETRY_S * 1000)
             else:
                 self._away = None  # a refusal is an answer
-        return trouble
+        return trouble if gone else replace(trouble, since_ms=self._since(name, asked_ms))
 
 
 def _told(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
@@ -287,7 +319,8 @@ def _told(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> T
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return Trouble(f"{who} refuses this console", detail, "check --ca, --cert and --key", asked_ms)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Trouble(f"{who} does not know this question", detail, "run both at one version", asked_ms)
+        older = "it is older than this console"
+        return Trouble(f"{who} does not know this question", older, "run both at one version", asked_ms)
     return Trouble(f"{who} failed to answer", f"{code.name}: {detail}", "see the collector's log", asked_ms)
 
 

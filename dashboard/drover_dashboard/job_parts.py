@@ -106,7 +106,7 @@ def _waits(job: pb.JobRow) -> Cell:
 # ---- one job
 
 
-def tiles(detail: pb.JobDetail) -> list[tuple[str, str, str]]:
+def tiles(detail: pb.JobDetail, who: view.Viewer) -> list[tuple[str, str, str]]:
     """(label, value, remark) of the numbers on top."""
     job = detail.row
     lost = fmt.hours(job.gpu_hours_lost) if job.HasField("gpu_hours_lost") else "not told"
@@ -115,7 +115,11 @@ def tiles(detail: pb.JobDetail) -> list[tuple[str, str, str]]:
     by = f"on {fmt.several(loop.nodes, 'node')}" if loop else "no loop reports"
     return [
         ("GPUs", fmt.number(job.gpus), fmt.several(job.nodes, "node")),
-        ("Waits", share(job.waiting_share) if job.HasField("waiting_share") else "none told", "of its GPUs' time"),
+        (
+            "Waits",
+            share(job.waiting_share) if job.HasField("waiting_share") else "none told",
+            _waits_since(detail, who),
+        ),
         (
             "GPU-hours waited",
             fmt.hours(job.gpu_hours_waited) if job.HasField("gpu_hours_waited") else "none told",
@@ -130,6 +134,15 @@ def tiles(detail: pb.JobDetail) -> list[tuple[str, str, str]]:
             f"busiest port {share(detail.saturation_max)}" if detail.HasField("saturation_max") else "no rate known",
         ),
     ]
+
+
+def _waits_since(detail: pb.JobDetail, who: view.Viewer) -> str:
+    """What the share is a mean of: an incident's own sentence tells that of a step as it is now, which is another."""
+    costs = [i for i in incidents(detail) if i.closed_ms is None and i.gpu_hours_waited and i.since_ms < detail.ts_ms]
+    if not costs:
+        return "of its GPUs' time"
+    worst = max(costs, key=lambda i: (i.gpu_hours_waited or 0.0) / (detail.ts_ms - i.since_ms))
+    return f"mean since {who.clock(worst.since_ms)}"
 
 
 def incidents(detail: pb.JobDetail) -> list[Incident]:

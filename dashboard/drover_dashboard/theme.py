@@ -36,8 +36,8 @@ HEALTH: dict[Health, Look] = {
 }
 
 SEVERITY: dict[Severity, Look] = {
-    Severity.CRITICAL: Look("CRITICAL", "!", "#d55e00", "#f0662b", "error"),
-    Severity.WARNING: Look("WARNING", "?", "#b87d00", "#e69f00", "warning"),
+    Severity.CRITICAL: Look("CRITICAL", "!", "#b34700", "#f0662b", "error"),
+    Severity.WARNING: Look("WARNING", "?", "#8a5d00", "#e69f00", "warning"),
     Severity.INFO: Look("INFO", "i", "#0072b2", "#56b4e9", "info"),
 }
 
@@ -55,6 +55,7 @@ STREAMLIT: dict[str, Any] = {
     "theme.light.orangeColor": SEVERITY[Severity.WARNING].light,
     "theme.light.greenColor": "#00795a",
     "theme.light.blueColor": "#0072b2",
+    "theme.light.codeTextColor": "#16191d",
     "theme.dark.primaryColor": "#56b4e9",
     "theme.dark.backgroundColor": "#101317",
     "theme.dark.secondaryBackgroundColor": "#1a1f25",
@@ -64,6 +65,7 @@ STREAMLIT: dict[str, Any] = {
     "theme.dark.orangeColor": SEVERITY[Severity.WARNING].dark,
     "theme.dark.greenColor": "#1fc296",
     "theme.dark.blueColor": "#56b4e9",
+    "theme.dark.codeTextColor": "#e8ebef",
     "theme.baseRadius": "4px",
     "theme.baseFontSize": 14,
 }

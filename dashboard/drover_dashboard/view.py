@@ -63,9 +63,10 @@ def trouble(key: str, found: Trouble | None, as_of_ms: int, who: Viewer) -> None
     line = f"{found.what} since {who.clock(found.since_ms)} ({found.reason}): {found.advice}"
     if found.not_found:
         line = f"{found.reason}; {found.advice}"
+    stale = bool(as_of_ms) and not found.slow
     if as_of_ms:
         line += f"  Shown is the last answer, of {who.clock(as_of_ms)}."
-    notice(key, "trouble", line)
+    notice(key, "trouble_stale" if stale else "trouble", line)  # what stands beside it loses its colours: page.css
 
 
 def notice(key: str, kind: str, text: str) -> None:

@@ -206,6 +206,14 @@ def event() -> Event:
     return Event("n2/1/1", NOW_MS, "n2", 1, EventKind.XID, "79", HOSTILE, "kmsg", forgeable=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_scan() -> Iterator[None]:
+    """Each AppTest would read the metadata of every installed package, in search of components that others ship."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamlit.components.v2.manifest_scanner.scan_component_manifests", list)
+        yield
+
+
 @pytest.fixture
 def chosen() -> Chosen:
     return Chosen()

@@ -124,20 +124,51 @@ def test_an_unknown_name_is_told_and_shows_no_old_answer(served: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "part"),
+    ("code", "part", "reason"),
     [
-        (grpc.StatusCode.PERMISSION_DENIED, "refuses this console"),
-        (grpc.StatusCode.UNIMPLEMENTED, "does not know this question"),
-        (grpc.StatusCode.INTERNAL, "failed to answer"),
+        (grpc.StatusCode.PERMISSION_DENIED, "refuses this console", "why"),
+        (grpc.StatusCode.UNIMPLEMENTED, "does not know this question", "it is older than this console"),
+        (grpc.StatusCode.INTERNAL, "failed to answer", "INTERNAL: why"),
     ],
 )
-def test_refusals_are_one_line(served: str, chosen, code: grpc.StatusCode, part: str) -> None:
+def test_refusals_are_one_line_and_tell_when_they_began(
+    served: str, chosen, code: grpc.StatusCode, part: str, reason: str
+) -> None:
     chosen.failure = (code, "why")
-    fleet = FleetClient(served)
-    trouble = fleet.status().trouble
-    assert trouble is not None
-    assert part in trouble.what
-    assert "why" in trouble.reason
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    for later_ms, since_ms in ((0, 1_000_000), (30_000, 1_000_000), (120_000, 1_120_000)):
+        clock.ms = 1_000_000 + later_ms
+        trouble = fleet.status().trouble
+        assert trouble is not None
+        assert part in trouble.what
+        assert trouble.reason == reason
+        assert trouble.since_ms == since_ms, "anew where nobody asked for a while"
+    fleet.close()
+
+
+def test_an_answer_that_came_late_says_so_and_since_when(served: str, chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    took_ms = 2000
+    method = fleet._stub.GetStatus
+
+    def late(*args: object, **more: object) -> object:
+        clock.ms += took_ms
+        return method(*args, **more)
+
+    monkeypatch.setattr(fleet._stub, "GetStatus", late)
+    for later_ms in (0, 5000):
+        clock.ms = 1_000_000 + later_ms
+        answer = fleet.status()
+        assert answer.value is not None
+        assert answer.trouble is not None
+        assert answer.trouble.slow
+        assert (answer.trouble.what, answer.trouble.reason) == (f"collector {served} answers slowly", "2.0 s")
+        assert answer.trouble.since_ms == 1_000_000
+    took_ms = 1900
+    clock.ms = 1_010_000
+    assert fleet.status().trouble is None
     fleet.close()
 
 

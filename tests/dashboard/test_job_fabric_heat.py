@@ -166,11 +166,18 @@ def test_equal_values_are_not_stretched_to_a_spread() -> None:
 
 
 def test_what_a_job_does_not_tell_is_absent_and_no_zero() -> None:
-    shown = {label: value for label, value, _ in job_parts.tiles(pb.JobDetail(row=pb.JobRow(job="j", gpus=1, nodes=1)))}
+    empty = pb.JobDetail(row=pb.JobRow(job="j", gpus=1, nodes=1))
+    shown = {label: value for label, value, _ in job_parts.tiles(empty, WHO)}
     assert shown == {
         "GPUs": "1", "Waits": "none told", "GPU-hours waited": "none told", "Step time": "absent",
         "Tokens/s": "absent", "MFU": "absent", "Network in use": "absent",
     }  # fmt: skip
+
+
+def test_the_share_that_waits_says_what_it_is_a_mean_of() -> None:
+    """The sentence of the incident tells how long peers wait in each step now; both stood there without a word."""
+    told = next(remark for label, _, remark in job_parts.tiles(job_detail(), WHO) if label == "Waits")
+    assert told == f"mean since {WHO.clock(NOW_MS - 60_000)}"
 
 
 def test_a_leaf_says_how_many_of_its_nodes_are_in_trouble() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -65,11 +64,3 @@ def test_an_incident_says_what_to_do_and_what_the_policy_would_do(shared: FleetC
 )
 def test_a_link_to_something_gone_says_so(shared: FleetClient, page: str, query: dict[str, str], said: str) -> None:
     assert any(said in text.value for text in opened(page, **query).text)
-
-
-@pytest.mark.parametrize("page", ["fleet", "incidents", "node"])
-def test_without_a_collector_every_page_says_why(shared: FleetClient, chosen, page: str) -> None:
-    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused")
-    texts = " ".join(text.value for text in opened(page).text)
-    assert "does not answer since" in texts
-    assert "(connection refused): is drover-collector running?" in texts

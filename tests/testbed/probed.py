@@ -1,6 +1,7 @@
 """A store with what probes gave: a fleet of H200 nodes, some of whose GPUs and links are not as they should be.
 
-`python -m testbed.probed STORE_URL FLEET_TOML` fills a store for a collector that is started on it afterwards.
+`python -m testbed.probed STORE_URL FLEET_TOML [NODE ...]` fills a store for a collector that is started on it
+afterwards, with results of the nodes named, else of all.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
 if __name__ == "__main__":
     opened = Store.open(sys.argv[1])
     try:
-        fill(opened, [node.name for node in load_toml(Path(sys.argv[2])).nodes], time.time_ns() // 1_000_000)
+        names = sys.argv[3:] or [node.name for node in load_toml(Path(sys.argv[2])).nodes]
+        fill(opened, names, time.time_ns() // 1_000_000)
     finally:
         opened.close()

@@ -73,6 +73,7 @@ def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
         view.go(fabric_parts.show_nvlinks("nvlinks", reply, node))
     with right:
         told = client.fleet().probes(probe_parts.PAIRS, node)
+        view.trouble("matrix", told.trouble, told.as_of_ms, who)
         if told.value is not None:
             probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
 

@@ -67,7 +67,7 @@ def now(name: str) -> None:
     detail = answer.value
     found = job_parts.incidents(detail)
     view.notice("what", "summary", _head(detail, who))
-    view.numbers(job_parts.tiles(detail))
+    view.numbers(job_parts.tiles(detail, who))
     if told := job_parts.culprit(found, who):
         view.notice("slow", "todo", told)
     elif not detail.row.HasField("ended_ms"):

@@ -38,13 +38,16 @@ def show() -> None:
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
     _held(held, who)
     left, right = st.columns(2, gap="medium")
-    told: dict[str, Any] = json.loads(state.policy_json)
+    told: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:
         _out(state, who)
-        _guard(told["guard"])
+        _guard(told.get("guard", {}))
     with right:
-        _rules(told["rules"], state.mode)
-        _overrides(told["overrides"])
+        if "rules" in told:
+            _rules(told["rules"], state.mode)
+            _overrides(told.get("overrides", ()))
+        else:
+            view.notice("untold", "remark", "This collector does not tell its rules (an older version).")
 
 
 def _breaker(event: Incident, who: view.Viewer) -> None:

@@ -84,8 +84,11 @@ def beside(node: str) -> None:
     height = probe_parts.LIST_PX if node else probe_parts.LONG_PX
     go(probe_parts.show_orders("orders", answer, who, empty, height))
     st.caption("Ask for one with `drover probe NODE`.")
-    told = client.fleet().probes(probe_parts.PAIRS, node) if node else None
-    if told is not None and told.value is not None:
+    if not node:
+        return
+    told = client.fleet().probes(probe_parts.PAIRS, node)
+    view.trouble("matrix", told.trouble, told.as_of_ms, who)
+    if told.value is not None:
         probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
 
 
