@@ -14,14 +14,18 @@ DEADLINE_S = 30.0  # the collector answers within 8 s, done or not
 def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
     client.add_arguments(parser)
     parser.add_argument("node", metavar="NODE", help="as in the fleet file")
-    parser.add_argument("--why", required=True, help="a sentence for the record, and for the scheduler's reason")
+    said = parser.add_mutually_exclusive_group(required=True)
+    said.add_argument("--why", help="a sentence for the record, and for the scheduler's reason")
+    said.add_argument("--check", action="store_true", help="do nothing: say what it would meet, and whether it is safe")
     parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace, act: str) -> int:
-    """0: done, or under way; 1: it failed, the answer says why."""
+    """0: done, or under way, or nothing against it; 1: it failed, or something is against it: the answer says what."""
     with client.connect(args) as stub:
+        if args.check:
+            return _checked(stub.PreviewAct(pb.ActRequest(node=args.node, act=act), timeout=DEADLINE_S), args, act)
         request = pb.ActRequest(node=args.node, act=act, why=args.why, force=args.force)
         reply = stub.ActOnNode(request, timeout=DEADLINE_S)
     if args.json:
@@ -31,3 +35,40 @@ def run(args: argparse.Namespace, act: str) -> int:
         detail = plain(reply.detail) or "`drover explain` and the console say how it goes on"
         print(f"{act} {plain(args.node)}: {state}: {detail}")
     return int(reply.state in ("failed", "undone"))
+
+
+def _checked(look: pb.ActPreview, args: argparse.Namespace, act: str) -> int:
+    """What an act would meet; nothing is done."""
+    unsafe = look.HasField("safe") and not look.safe
+    against = [text for text in (look.hindrance, look.guard and f"the guard holds it back: {look.guard}") if text]
+    if args.json:
+        jobs = [{"job": job.job, "gpus_here": job.gpus_here, "gpus": job.gpus, "nodes": job.nodes} for job in look.jobs]
+        print_json(
+            {
+                "node": args.node, "act": act, "safe": look.safe if look.HasField("safe") else None,
+                "grounds": list(look.grounds), "against": against, "jobs": jobs, "stage": look.stage or None,
+                "validates": look.validates or None, "maintenance": look.maintenance or None,
+            }
+        )  # fmt: skip
+        return int(bool(against) or unsafe)
+    print(f"{act} {plain(args.node)}: {_verdict(look, against, act)}")
+    for text in (*against, *look.grounds):
+        print(f"  {plain(text)}")
+    for job in look.jobs:
+        print(f"  job {plain(job.job)} holds {job.gpus_here} of its {job.gpus} GPUs there")
+    if look.maintenance:
+        print(f"  Drover itself does nothing there: {plain(look.maintenance)}")
+    return int(bool(against) or unsafe)
+
+
+def _verdict(look: pb.ActPreview, against: list[str], act: str) -> str:
+    if look.hindrance:
+        return "it cannot be done"
+    if against:
+        return "the guard is against it; --force does it all the same"
+    if act != "resume":
+        return "nothing is against it"
+    gate = f"; it has to pass its {look.validates} probes first" if look.validates else "; it is put back at once"
+    if not look.HasField("safe"):
+        return f"nothing proves that it is safe{gate}"
+    return ("it is safe by all that is known" if look.safe else "it is not safe") + gate

@@ -1,12 +1,17 @@
-"""`drover explain ID`: everything about one incident, or about the health of a node."""
+"""`drover explain ID | NODE`: everything about one incident, or what happened to a node and why."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 
-from drover_cli import client
+import grpc
+
+from drover_cli import client, node_story
+from drover_cli.commands.export import moment
 from drover_cli.commands.incidents import where
+from drover_cli.days import day
 from drover_cli.output import plain, print_json, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
@@ -14,18 +19,36 @@ from drover_proto.events import Decision, Event, Evidence, Incident, from_json
 from drover_proto.life import life
 from drover_proto.reports import incident_report
 
-HELP = "why Drover says what it says about an incident: evidence, its life from first sign to return, log lines"
+HELP = "why: of an incident its evidence, life and log lines; of a node what was found, decided and done"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
-    parser.add_argument("id", help="incident id, or the beginning of one")
+    parser.add_argument("id", metavar="ID|NODE", help="incident id, or the beginning of one; or a node")
+    span = parser.add_mutually_exclusive_group()
+    span.add_argument("--day", help="of a node: today, yesterday, tuesday (the newest before today), 2026-11-17; UTC")
+    span.add_argument("--since", default="7d", help="of a node: since an age such as 12h, or a time (default 7d)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    now_ms = round(time.time() * 1000)
+    from_ms, to_ms = day(args.day, now_ms) if args.day else (moment(args.since, now_ms), now_ms + 1)
     with client.connect(args) as stub:
-        detail = stub.GetIncident(pb.IncidentRequest(id=args.id), timeout=client.DEADLINE_S)
+        try:
+            detail = stub.GetIncident(pb.IncidentRequest(id=args.id), timeout=client.DEADLINE_S)
+        except grpc.RpcError as error:
+            if not node_story.is_unknown(error):
+                raise
+            try:
+                story = node_story.of_node(stub, args.id, from_ms, to_ms)
+            except grpc.RpcError as other:
+                raise (error if node_story.is_unknown(other) else other) from None
+            return node_story.told(story, from_ms, to_ms, args.json)
+    return _incident(detail, args)
+
+
+def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     incident = from_json(Incident, detail.incident_json)
     if args.json:
         print_json(

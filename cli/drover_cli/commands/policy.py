@@ -1,4 +1,4 @@
-"""`drover policy check | diff | backtest | if-enforced`: is a policy good, how do two differ, what would one have done."""
+"""`drover policy check | diff | backtest | if-enforced`: is it good, how do two differ, what would one have done."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
 from drover_cli.output import plain, print_json, print_table, when
+from drover_proto import fleet_pb2 as pb
 
 if TYPE_CHECKING:
     from drover_cli.score import Label

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         "nodes": f"{status.nodes_reporting} of {status.nodes_expected} reporting",
         "GPUs": f"{status.gpus_expected}: {health}",
         "open incidents": incidents,
+        **({"wait for you": f"{status.pending} decisions: drover decisions"} if status.pending else {}),
         "lost": f"{status.gpu_hours_lost:.1f} GPU-hours to faults, {status.gpu_hours_waited:.1f} waited (24 h)",
         "newest sample": ago(status.newest_sample_ms, now),
         "last detection": _detection(status, now),

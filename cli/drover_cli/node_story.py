@@ -1,0 +1,115 @@
+"""What happened to a node, and why: its incidents, what was decided, answered, done and proven, in one timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from drover_cli import client
+from drover_cli.days import named
+from drover_cli.output import plain, print_json, when
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Audit, Incident, from_json
+from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_proto.life import Moment, life
+from drover_proto.reports import incident_report
+
+DAY_MS = 86_400_000
+TOLD = 12  # incidents whose whole life is asked for: those that were acted on, then the newest
+LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    row: pb.NodeRow
+    duties: tuple[pb.DutyLine, ...]
+    incidents: tuple[Incident, ...]
+    moments: tuple[tuple[Moment, str], ...]  # oldest first, each with its incident's id or ""
+
+
+def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
+    """Of [from_ms, to_ms): what happened then, of incidents that were open then.
+
+    Raises:
+        grpc.RpcError: no such node, or no answer.
+    """
+    row = stub.GetNode(pb.NodeRequest(node=node), timeout=client.DEADLINE_S).row
+    reply = stub.ListIncidents(
+        pb.ListIncidentsRequest(state="all", node=node, since_ms=from_ms, limit=LISTED), timeout=client.DEADLINE_S
+    )
+    found = [i for i in (from_json(Incident, text) for text in reply.incidents_json) if i.since_ms < to_ms]
+    done = stub.ListActions(pb.ActionsRequest(node=node, limit=LISTED), timeout=client.DEADLINE_S)
+    acted = {line.incident_id for line in done.actions}
+    moments: list[tuple[Moment, str]] = []
+    told = sorted(found, key=lambda i: (i.id not in acted, -i.opened_ms))[:TOLD]
+    for incident in told:
+        detail = stub.GetIncident(pb.IncidentRequest(id=incident.id), timeout=client.DEADLINE_S)
+        moments.append((Moment(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id))
+        moments += [(moment, incident.id) for moment in life(detail)]
+    moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in told}]
+    asked = pb.AuditRequest(since_ms=from_ms, subject=node, limit=LISTED)
+    lines = stub.ListAudit(asked, timeout=client.DEADLINE_S).audit_json
+    moments += [(_audit(from_json(Audit, text)), "") for text in lines]
+    once = dict.fromkeys(m for m in moments if from_ms <= m[0].ts_ms < to_ms)  # an act is in the audit of both
+    inside = sorted(once, key=lambda m: m[0].ts_ms)
+    return Story(row, tuple(done.duties), tuple(found), tuple(inside))
+
+
+def _action(line: pb.ActionLine) -> Moment:
+    by = "" if line.by == "drover" else f" by {line.by}"
+    why = line.why or line.detail
+    return Moment(line.ts_ms, "action", f"{line.act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
+
+
+def _audit(line: Audit) -> Moment:
+    return Moment(line.ts_ms, "person", f"{line.what} by {line.by}{f': {line.why}' if line.why else ''}")
+
+
+def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
+    """Print it."""
+    row = story.row
+    if as_json:
+        print_json(_json(story))
+        return 0
+    place = ", ".join(f"{name} {value}" for name, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
+    print(f"{plain(row.name)}: {row.health or 'unknown'}{f', {plain(row.reason)}' if row.reason else ''}")
+    print(f"  {plain(place)}; jobs: {plain(', '.join(row.jobs)) or 'none'}; heard {when(row.last_seen_ms)}")
+    for duty in story.duties:
+        stage = "in service" if duty.stage == "healthy" else f"out of service, {duty.stage}"
+        print(f"  {stage} since {when(duty.ts_ms)}: {plain(duty.reason)}")
+    span = named(from_ms) if to_ms - from_ms == DAY_MS else f"{when(from_ms)} to {when(to_ms)}"
+    print(f"\n{span}")
+    for moment, _ in story.moments:
+        print(f"  {when(moment.ts_ms)}  {moment.source:<8}  {plain(moment.text)}")
+    if not story.moments:
+        print("  nothing was noted of it then; --day or --since says which time is looked at")
+    for line in _open_then(story.incidents):
+        print(f"  {line}")
+    return 0
+
+
+def _open_then(incidents: Iterable[Incident]) -> list[str]:
+    ids = [incident.id for incident in incidents]
+    return [f"drover explain {ids[0]} tells all of the newest of its {len(ids)} incidents of that time"] if ids else []
+
+
+def _json(story: Story) -> dict[str, Any]:
+    return {
+        "node": story.row.name,
+        "health": story.row.health,
+        "reason": story.row.reason,
+        "duties": [{"stage": d.stage, "since": when(d.ts_ms), "reason": d.reason, "by": d.by} for d in story.duties],
+        "life": [
+            {"ts": when(m.ts_ms), "source": m.source, "text": m.text, "incident": incident or None}
+            for m, incident in story.moments
+        ],
+        "incidents": [incident_report(incident) for incident in story.incidents],
+    }
+
+
+def is_unknown(error: grpc.RpcError) -> bool:
+    """Whether the collector says that there is no such thing, rather than nothing at all."""
+    return error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
