@@ -47,7 +47,7 @@ class Saving:
 
     def __init__(self, store: Store, outbox: Outbox, ticks: Ticks, now_ms: Callable[[], int]) -> None:
         self._store, self._outbox, self._ticks, self._now_ms = store, outbox, ticks, now_ms
-        self.takers: list[Callable[[Outcome], None]] = []  # told of what is stored; again after a fault
+        self.takers: list[Callable[[Outcome], None]] = []  # told of decisions that are stored; again after a fault
         self.known: Callable[[], Mapping[str, Incident]] = dict  # incidents, for what time alone has told
         self._waiting: deque[_Result] = deque()  # the first is under way
         self._changed = threading.Condition()
@@ -192,10 +192,11 @@ class Saving:
             lambda: store.write_findings(list(outcome.findings)),
             lambda: store.write_incidents(list(outcome.incidents)),
             lambda: store.write_decisions(list(outcome.decisions)),
+            # Here, so that a drain waits for no more than this.
+            *(functools.partial(self._hand, take, outcome) for take in self.takers),
             lambda: store.write_health([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
             lambda: store.write_judged(result.events),
-            *(functools.partial(self._hand, take, outcome) for take in self.takers),
         ]
         for step in steps:
             if not self._first(result):  # forgotten while the store hung: who judges since then decides anew

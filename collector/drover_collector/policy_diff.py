@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from drover_collector.policy import Policy
+from drover_collector.guard import GuardLimits
+from drover_collector.policy import Override, Policy, Rule
+from drover_proto.events import Audit
 
 SUMMARY_CHARS = 1_000
 
@@ -33,6 +36,51 @@ def summary(rows: Sequence[tuple[str, str, str]]) -> str:
     """All of it in a line, for the audit."""
     text = "; ".join(f"{what}: {a} -> {b}" for what, a, b in rows) or "it decides as before"
     return text if len(text) <= SUMMARY_CHARS else f"{text[:SUMMARY_CHARS]}... ({len(rows)} differences)"
+
+
+def state_of(policy: Policy, ceiling: str) -> str:
+    """All that decides, to be compared with later."""
+    return json.dumps({"policy": dataclasses.asdict(policy), "ceiling": ceiling}, sort_keys=True)
+
+
+def line(by: str, why: str, before: str, policy: Policy, ceiling: str, now_ms: int) -> Audit | None:
+    """For the audit: a policy that holds from now on; None: it is the one before.
+
+    Args:
+        before: `state` of the newest such line; "": there is none.
+        ceiling: `[act] mode` of the settings.
+    """
+    state = state_of(policy, ceiling)
+    if state == before:
+        return None
+    known = _read(before)
+    if known is None:
+        detail = f"mode {policy.mode}, act.mode {ceiling}, {len(policy.rules)} rules; the one before is not known"
+    else:
+        rows = differences(known[0], policy)
+        if known[1] != ceiling:
+            rows.insert(0, ("act.mode", known[1], ceiling))
+        if known[0].name != policy.name:
+            rows.insert(0, ("name", known[0].name, policy.name))
+        detail = summary(rows)
+    return Audit(f"policy {now_ms}", now_ms, by, "policy", policy.name, why, detail, state)
+
+
+def _read(state: str) -> tuple[Policy, str] | None:
+    """None: there is none, or another release wrote it."""
+    try:
+        told = json.loads(state)
+        found = told["policy"]
+        found["guard"] = GuardLimits(**found["guard"])
+        found["rules"] = tuple(Rule(**_tuples(rule)) for rule in found["rules"])
+        found["overrides"] = tuple(Override(**_tuples(override)) for override in found["overrides"])
+        return Policy(**found), str(told["ceiling"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _at(held: Sequence[Any], number: int) -> str:

@@ -281,6 +281,7 @@ class Audit:
     subject: str  # incident, node or decision
     why: str
     detail: str = ""
+    state: str = ""  # of a policy: all of it, by which the next start tells what has changed
 
 
 @dataclass(frozen=True, slots=True)

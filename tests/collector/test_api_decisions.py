@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,7 @@ from drover_collector.identity import Identity, Role
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Rule
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_proto import fleet_pb2 as pb
@@ -160,6 +162,28 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     assert (list(state.out), state.mode, state.ceiling, state.taken_in_hour) == (["n001"], "approve", "enforce", 1)
 
 
+def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet, opened: Store) -> None:
+    def start(**changes: object) -> list[tuple[str, str]]:
+        again = Fleet(opened)
+        again.now_ms = subject.now_ms = subject.now_ms + 1000
+        again.pipeline.started_ms = again.now_ms
+        again.pipeline.policy = replace(again.pipeline.policy, **changes)  # type: ignore[arg-type]  # any field
+
+        async def run() -> None:
+            await again.pipeline.start()
+            await again.pipeline.stop()
+
+        asyncio.run(run())
+        return [(line.by, line.detail) for line in opened.audit(what="policy")]
+
+    (first,) = start()
+    assert first == ("the collector's start", "mode approve, act.mode enforce, 1 rules; the one before is not known")
+    assert start() == [first], "the same one"
+    rules = (Rule("drain", kind=("xid",), xid=(79,)),)
+    assert start(mode="enforce", rules=rules)[0][1].startswith("mode: approve -> enforce; rules[0]: ")
+    assert len(start(mode="enforce", rules=rules)) == 2
+
+
 def poll(pipeline: Pipeline) -> None:
     """Two looks: what is being written is not read."""
     pipeline._poll_policy()
@@ -182,8 +206,8 @@ def test_a_changed_policy_holds_from_the_second_look_on_and_a_bad_one_changes_no
     poll(watched)
     assert (watched.policy.name, watched.engine.policy.mode) == ("ours", "enforce")
     assert "policy" not in watched.ticks.troubles
-    (line,) = [line for line in opened.audit() if line.what == "policy"]
-    assert (line.subject, line.by) == ("ours", "the policy's file")
+    (line,) = [line for line in opened.audit(what="policy") if line.by == "the policy's file"]
+    assert line.subject == "ours"
     assert "mode: approve -> enforce" in line.detail
 
 

@@ -101,7 +101,7 @@ def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_told(subje
     assert api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=silenced)).silenced == text
     listed = api_incidents.list_incidents(subject.facts, pb.ListIncidentsRequest())
     assert dict(listed.silenced) == {silenced: text}
-    (line,) = subject.store.audit()
+    (line,) = subject.store.audit(what="silence")
     assert (line.by, line.what, line.subject, line.why) == ("anna", "silence", made.id, "new firmware")
     assert line.detail.startswith("rack r0 from 2027-01-15T08:00:00Z until 2027-01-15T10:00:00Z")
 
@@ -185,7 +185,7 @@ def test_maintenance_holds_actions_back_and_says_so_until_it_is_over(subject: Fl
     why = "maintenance window: by anna until 2027-01-15T10:00:00Z: new firmware"
     assert subject.decisions(held) == [("held", why)]
     assert [outcome for outcome, _ in subject.decisions(other)] == ["act"]
-    assert [line.what for line in subject.store.audit()] == ["maintenance"]
+    assert [line.what for line in subject.store.audit(subject=made.id)] == ["maintenance"]
     told = {
         node: api_actions.preview_act(subject.facts, pb.ActRequest(node=node, act="drain"), True)
         for node in ("n001", "n005")

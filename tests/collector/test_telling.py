@@ -84,6 +84,42 @@ def test_messages_of_one_moment_are_read_again_in_their_order() -> None:
     assert ops.tries == 2
 
 
+def test_an_end_is_tried_for_a_week_over_restarts_and_goes_at_once_when_the_receiver_is_back() -> None:
+    listener = Listener()
+    scene = Scene(listener)
+    scene.tell(fault())
+    listener.answer = Delivery(False, "answered 503")
+    scene.tell(fault(version=2, closed_ms=T0 + 1))
+    scene.open.clear()  # an hour later the engine has forgotten it
+    scene.wait(5 * 60)
+    assert scene.store.states() == [("opened", "delivered"), ("closed", "pending")]
+    tries = listener.tries
+    scene.restart()
+    scene.wait(110)
+    assert listener.tries <= tries + 1, "once in two hours"
+    listener.answer = Delivery(True)
+    scene.tell(fault("i2"))
+    assert listener.heard() == ["opened", "opened", "closed"], "as soon as something else has arrived"
+    listener.answer = Delivery(False, "answered 503")
+    scene.tell(fault("i2", version=2, closed_ms=T0 + 1))
+    scene.open.clear()
+    scene.wait(8 * 24 * 60)
+    assert scene.store.states()[-1] == ("closed", "failed"), "a week is enough"
+
+
+def test_what_comes_back_does_not_wait_behind_an_end_that_nobody_takes() -> None:
+    listener = Listener()
+    scene = Scene(listener)
+    scene.tell(fault())
+    listener.answer = Delivery(False, "answered 503")
+    scene.tell(fault(version=2, closed_ms=T0 + 1))
+    scene.wait(4 * 60)
+    listener.answer = Delivery(True)
+    scene.tell(fault(version=3))
+    assert listener.heard() == ["opened", "opened"]
+    assert ("closed", "failed") in scene.store.states()
+
+
 def test_what_was_given_up_is_told_hours_later_if_it_is_still_so() -> None:
     scene = Scene()
     (ops,) = scene.listeners

@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 
 from drover_collector.notify.base import Delivery, Notifier
 from drover_collector.notify.clerk import MAX_PENDING, Clerk
-from drover_collector.notify.telling import CHANGED, CLOSED, FAILED, GROUPED, NOT_SENT, OPENED, kind_of, said_by
+from drover_collector.notify.telling import (
+    AGAIN_MS,
+    CHANGED,
+    CLOSED,
+    FAILED,
+    GROUPED,
+    NOT_SENT,
+    OPENED,
+    kind_of,
+    said_by,
+)
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_proto.events import SEVERITY_ORDER
 from drover_proto.times import iso
@@ -21,6 +31,7 @@ from drover_proto.times import iso
 log = logging.getLogger(__name__)
 
 FENCED_S = 1.0  # how often one that may not deliver looks whether it may
+ENDS_MS = 7 * 86_400_000  # an end is tried for so long: who was told of a fault must not take it for open for ever
 MOST_ASKED_S = 900.0  # a receiver may ask us to wait (429), but not for longer: alarms would be of no use any more
 
 
@@ -52,6 +63,7 @@ class Courier(threading.Thread):
         self._later: list[tuple[int, int, str]] = []  # heap of (next_ms, created_ms, id)
         self._ready: list[tuple[bool, int, int, int, str]] = []  # heap of what is due, the most urgent first
         self._fleeting: set[str] = set()  # ids of those that are not stored, and tried once: see `refresh`
+        self._tired: dict[str, None] = {}  # ids of ends that have failed as often as others are tried
         self._unopened: dict[str, None] = {}  # incidents whose opening was given up, the oldest first
         self._pause_ms = 0  # nothing is sent before: the receiver asked for it
         self._changed = threading.Condition()
@@ -76,9 +88,12 @@ class Courier(threading.Thread):
 
     def add(self, row: OutboxRow) -> None:
         """Behind what waits of the same incident. An opening that waits for what explains it (`group_wait_s`) goes at
-        once when there is more to tell, and not at all when it is over."""
+        once when there is more to tell, and not at all when it is over. An end that was tried in vain for long does not
+        hold up what comes after it."""
         with self._changed:
             now_ms = self._now_ms()
+            for id_ in [id_ for id_ in self._queues.get(row.incident_id, ()) if id_ in self._tired]:
+                self._not_sent(self._rows[id_], f"{self._rows[id_].detail}; given up: it has come back", FAILED)
             of_incident = (self._rows[id_] for id_ in self._queues.get(row.incident_id, ()))
             waits = next((r for r in of_incident if _held(r, now_ms)), None)
             if waits is not None and kind_of(row) == CLOSED:
@@ -189,11 +204,14 @@ class Courier(threading.Thread):
     def _keep(self, row: OutboxRow) -> None:
         """A new message, or a new state of one in its place."""
         self._rows[row.id] = row
+        if row.attempts > len(self._delays_s):
+            self._tired[row.id] = None
         self._queues.setdefault(row.incident_id, {})[row.id] = None
         self._line_up(row.incident_id)
 
     def _drop(self, id_: str) -> None:
         row = self._rows.pop(id_, None)
+        self._tired.pop(id_, None)
         if row is not None:
             queue = self._queues[row.incident_id]
             del queue[id_]
@@ -240,6 +258,9 @@ class Courier(threading.Thread):
             row = dataclasses.replace(row, state="delivered", attempts=attempts, detail=f"delivered {iso(now_ms)}")
             self.trouble = ""
             self.delivered += 1
+        elif self._goes_on(row, kind, result, attempts):
+            detail = f"failed: {result.detail}; an end is tried for a week"
+            row = dataclasses.replace(row, attempts=attempts, next_ms=now_ms + AGAIN_MS, detail=detail)
         elif fleeting or result.permanent or attempts > len(self._delays_s):
             row = dataclasses.replace(row, state=FAILED, attempts=attempts, detail=f"given up: {result.detail}")
             lost = not fleeting
@@ -269,10 +290,23 @@ class Courier(threading.Thread):
             else:
                 self._drop(row.id)
                 self._note_opening(row, kind, lost)
+                if row.state == "delivered":
+                    self._wake_tired(now_ms)
             if not fleeting:
                 self._clerk.note(row)
         if lost:
             self._on_given_up(row, kind)
+
+    def _goes_on(self, row: OutboxRow, kind: str, result: Delivery, attempts: int) -> bool:
+        """Whether this is an end that is tried on and on, as long as there is room for news."""
+        last = kind == CLOSED and attempts > len(self._delays_s) and not result.permanent
+        return last and self._now_ms() - row.created_ms < ENDS_MS and len(self._rows) < MAX_PENDING // 2
+
+    def _wake_tired(self, now_ms: int) -> None:
+        """The receiver takes messages again."""
+        for row in [self._rows[id_] for id_ in self._tired]:
+            if row.next_ms > now_ms:
+                self._keep(dataclasses.replace(row, next_ms=now_ms))
 
     def _note_opening(self, row: OutboxRow, kind: str, lost: bool) -> None:
         """What waits behind an opening that was given up does not know of it yet."""

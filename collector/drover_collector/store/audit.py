@@ -38,9 +38,12 @@ class Audits(Writes):
             },
         )
 
-    def audit(self, since_ms: int = 0, subject: str = "", limit: int = 1_000) -> list[Audit]:
-        """Newest first; of all, or of one incident, node or decision."""
+    def audit(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
+        """Newest first; of all, or of one incident, node or decision. `what`: only these lines."""
         where, parameters = f"ts >= {moment(since_ms)}", {}
+        if what:
+            where += " AND what = {what:String}"
+            parameters["what"] = what
         if subject:
             where += " AND subject = {subject:String}"
             parameters["subject"] = subject
