@@ -32,7 +32,7 @@ test: $(VENV)/dev.stamp ## all tests (ARGS=... for pytest); SYSTEM=1 (root, Debi
 ifneq ($(SYSTEM),)
 	@tests/system_setup.sh
 endif
-	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; some minutes)
 	@$(PIP) -e '.[rollout]'
