@@ -24,7 +24,7 @@ from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
 from drover_collector.store import Store
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Duty, Health
+from drover_proto.events import Duty, Health, ProbeReason, ProbeVerdict
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from testbed.deciding import OPEN, fleet, policy
 from testbed.slurm_stand_in import SlurmStandIn
@@ -118,6 +118,30 @@ def test_a_node_goes_out_through_the_guards_caps_and_comes_back(scene: Scene, sa
     audit = [(line.what, line.subject, line.why) for line in scene.store.audit()]
     assert ("drain", "n001", "I know") in audit
     assert ("resume", "n000", "done") in audit
+
+
+def test_a_check_does_nothing_and_says_what_it_would_meet(scene: Scene, say: Say) -> None:
+    assert say("drain", "n006", "--check")[:2] == (0, "drain n006: nothing is against it\n")
+    assert "DRAIN" not in scene.slurm.held["n006"].states
+    code, out, _ = say("resume", "n006", "--check")
+    assert code == 1
+    assert "it cannot be done\n  n006 was not taken out by Drover" in out
+    assert say("drain", "n006", "--why", "a fan", "--force")[0] == 0
+    wait_until(lambda: scene.in_engine("n006", Health.DRAINED), "it is drained")
+    code, out, _ = say("resume", "n006", "--check", "--json")
+    told = json.loads(out)
+    assert (code, told["safe"], told["stage"], told["validates"]) == (1, False, "drained", None), "it is silent here"
+    assert any("not probed since" in line for line in told["grounds"])
+    scene.store.write_probe_verdicts(
+        [ProbeVerdict("p1", "n006", 2, False, "hbm_copy", "HBM 9 % slow", T0 + 1, ProbeReason.PERSON)]
+    )
+    code, out, _ = say("resume", "n006", "--check")
+    assert code == 1
+    assert out.startswith("resume n006: it is not safe; it is put back at once\n")
+    assert "failed: HBM 9 % slow" in out
+    with pytest.raises(SystemExit, match="2"):
+        say("drain", "n006")
+    assert say("resume", "n006", "--why", "done", "--force")[0] == 0
 
 
 def test_isolate_requeues(scene: Scene, say: Say) -> None:

@@ -21,7 +21,11 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
     """(words of a subcommand, its arguments with something plausible for each that it needs)."""
     inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     if not inner:
-        yield words, [word for action in parser._actions for word in needed(action)]
+        either = [group._group_actions[0] for group in parser._mutually_exclusive_groups if group.required]
+        first = [
+            word for action in either for word in (action.option_strings[0], *([] if action.nargs == 0 else ["1"]))
+        ]
+        yield words, [*(word for action in parser._actions for word in needed(action)), *first]
     for action in inner:
         for name, sub in action.choices.items():
             yield from leaves(sub, (*words, name))
