@@ -15,8 +15,13 @@ from drover_agent.probes.exchange import Answer
 from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
 from drover_collector.probes.judgement import judge
 from drover_collector.probes.measurements import Key
+from drover_collector.probes.proof import read
 from drover_collector.probes.rows import measurement
+from drover_collector.probes.verdicts import verdicts
 from drover_collector.store import ProbeRow
+from drover_proto.events import ProbeOrder, ProbeReason, ProbeVerdict
+
+T0 = 1_800_000_000_000
 
 CHILD = Path(__file__).resolve().parents[1] / "testbed/probe_child.py"
 GPUS = (Gpu(2, "GPU-a", "board"), Gpu(7, "GPU-b", "board"))
@@ -27,6 +32,7 @@ class Idle:
     """In place of a guard: nobody comes to hold a GPU."""
 
     lost: int | None = None
+    silent = False
 
     def __init__(self, *_: object) -> None:
         pass
@@ -71,6 +77,14 @@ def judged(report: Report) -> tuple[bool | None, str]:
     return verdict.ok, verdict.text
 
 
+def verdicts_of(report: Report) -> list[ProbeVerdict]:
+    """Of both GPUs, in the order."""
+    answer = Answer("r", report.end, report.detail, "quick", 1, report.probe, report.gpu, tries=report.tries)
+    rows = [ProbeRow(result, Key("board")) for result in results_of(answer, "n1", 1)]
+    order = ProbeOrder("r", "n1", (2, 7), "quick", ("gemm_bf16",), ProbeReason.CONFIRM, "sent", T0)
+    return verdicts(order, rows, judge([m for row in rows if (m := measurement(row))]), {}, T0)
+
+
 @pytest.mark.parametrize(("part", "end"), [("crash", End.CRASHED), ("hang", End.HUNG)])
 def test_twice_is_a_finding_about_the_gpu(tried: Callable[..., Report], part: str, end: End) -> None:
     report = tried(part)
@@ -94,7 +108,6 @@ def test_once_and_then_well_condemns_and_clears_nobody(tried: Callable[..., Repo
     [
         ((Gpu(7, "GPU-b", "board", "the driver says of it: GPU is lost"),), "", End.LOST, "GPU is lost", False),
         ((GPUS[0],), "", End.LOST, "the driver does not list it any more", False),
-        ((), "the NVIDIA driver does not answer within 10 s", End.LOST, "does not answer within 10 s", False),
         ((HELD,), "", End.CRASHED, "no second try: held by process 1 (init, root)", None),
     ],
 )
@@ -105,6 +118,33 @@ def test_where_there_is_no_second_try_it_says_why(
     assert (report.end, report.gpu, report.tries) == (end, 7, 1)
     assert report.detail.endswith(text)
     assert judged(report)[0] is ok
+
+
+@pytest.mark.parametrize("part", ["crash", "hang"])
+@pytest.mark.parametrize(
+    ("now", "error", "text"),
+    [
+        ((), "the NVIDIA driver does not answer within 10 s", "does not answer within 10 s"),
+        (
+            (Gpu(2, refusal="GPU is lost"), Gpu(7, refusal="GPU is lost")),
+            "",
+            "answers for no GPU of this node any more",
+        ),
+    ],
+    ids=["hangs", "lost all"],
+)
+def test_a_driver_that_is_silent_as_a_whole_speaks_against_the_node_and_no_gpu(
+    tried: Callable[..., Report], part: str, now: tuple[Gpu, ...], error: str, text: str
+) -> None:
+    report = tried(part, *now, error=error)
+    assert (report.end, report.gpu, report.tries) == (End.LOST, None, 1)
+    assert report.detail.endswith(text)
+    assert judged(report)[0] is None
+    found = verdicts_of(report)
+    assert [(v.gpu, v.passed) for v in found] == [(2, None), (7, None), (None, None)]
+    (finding,) = read(found, [], T0).findings
+    assert (finding.kind, finding.cause, finding.scope, finding.gpu) == ("liveness", "driver_hung", "node", None)
+    assert finding.evidence[0].text.startswith("n1: not judged, lost in gemm_bf16: ")
 
 
 def test_a_process_that_cannot_be_killed_stands_in_the_driver(

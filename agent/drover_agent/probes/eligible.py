@@ -178,6 +178,7 @@ class Guard:
         self._holders: dict[int, dict[int, int]] = {}  # slot -> process -> session
         self._trouble = ""
         self.lost: int | None = None  # the slot of a GPU that the driver lost meanwhile
+        self.silent = False  # the probe was ended since the driver did not answer
         self._looked_s = time.monotonic()
         self.looks = 0
         self._ended = threading.Event()
@@ -204,6 +205,7 @@ class Guard:
                 if its_session != session and pid not in self._tolerated:
                     return f"GPU {slot} is held by process {_describe(pid)}"
         if time.monotonic() - self._looked_s > SILENT_S:
+            self.silent = True
             return f"the driver has not said for {SILENT_S:g} s who holds its GPUs"
         return ""
 

@@ -98,7 +98,8 @@ class Request:
 class Report:
     """What came of it. `detail` says why it did not end as it should, in a sentence; `probe` and `gpu`: in what.
 
-    `tries`: how often that was run, each time with the same end. `stuck`: its process could not be killed.
+    `tries`: how often that was run, each time with the same end. `stuck`: its process could not be killed. `silent`: it
+    was ended since the driver did not say who holds its GPUs.
     """
 
     end: End = End.DONE
@@ -107,6 +108,7 @@ class Report:
     gpu: int | None = None
     tries: int = 1
     stuck: bool = False
+    silent: bool = False
     results: list[Result] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     seconds: float = 0.0

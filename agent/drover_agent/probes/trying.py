@@ -1,7 +1,8 @@
 """A run of probes, and, where one hung or crashed on a GPU, a second try of that one on it alone, by a new process.
 
 Once may be chance, another program's doing or what ran before; twice is a finding about the GPU. Where the driver does
-not answer for it any more there is no second try: that is the finding. What a second try does not repeat is told too,
+not answer for it any more there is no second try: that is the finding. A driver that answers for no GPU at all is lost
+as a whole: a finding about the node, and about none of its GPUs. What a second try does not repeat is told too,
 and clears nothing: the run was cut short.
 """
 
@@ -29,16 +30,20 @@ def run(
 ) -> Report:
     """`tolerated`: processes that a person has forced the probes upon."""
     report = _once(request, gpus, started, tell, tolerated)
-    if report.end not in (End.HUNG, End.CRASHED) or report.gpu is None or not report.probe:
+    silent = report.end is End.LOST or report.silent
+    if not silent and (report.end not in (End.HUNG, End.CRASHED) or report.gpu is None or not report.probe):
         return report
     if report.stuck:
-        why = "its process cannot be killed: it stands in a call into the driver"
-        return _ended(report, End.LOST, f"{report.detail}; {why}")
+        report.detail += "; its process cannot be killed: it stands in a call into the driver"
+    found, why = _asked(look)
+    if why:  # no word against the GPU that was under test just then
+        return dataclasses.replace(report, end=End.LOST, gpu=None, detail=f"{report.detail}; {why}")
+    if silent:
+        return report
+    if report.stuck:
+        return _ended(report, End.LOST, report.detail)
     gpu = next(gpu for gpu in gpus if gpu.slot == report.gpu)
-    try:
-        now = next((one for one in look().gpus if one.uuid == gpu.uuid), None)
-    except eligible.DriverError as error:
-        return _ended(report, End.LOST, f"{report.detail}; {error}")
+    now = next((one for one in found if one.uuid == gpu.uuid), None)
     if now is None or now.refusal:
         why = now.refusal if now is not None else "the driver does not list it any more"
         return _ended(report, End.LOST, f"{report.detail}; {why}")
@@ -59,6 +64,16 @@ def run(
     return _ended(report, report.end, f"{report.detail}; a second try came to nothing: {again.detail}")
 
 
+def _asked(look: Callable[[], eligible.Found]) -> tuple[Sequence[Gpu], str]:
+    """The node's GPUs; and, where the driver answers for none of several, why: then it is the driver of the node."""
+    try:
+        found = look().gpus
+    except eligible.DriverError as error:
+        return (), str(error)
+    silent = len(found) != 1 and not any(gpu.uuid for gpu in found)
+    return found, "the driver answers for no GPU of this node any more" if silent else ""
+
+
 def _ended(report: Report, end: End, detail: str) -> Report:
     return dataclasses.replace(report, end=end, detail=detail)
 
@@ -74,6 +89,7 @@ def _once(
 
 def _told(report: Report, guard: Guard) -> Report:
     """That the driver lost a GPU under the probe is its finding, and no giving way."""
+    report.silent = guard.silent and report.end is End.STOPPED
     if guard.lost is None or report.end is not End.STOPPED:
         return report
     detail = f"the driver lost GPU {guard.lost} under the probe; it {report.detail}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from drover_collector.incidents_record import CLEARED
-from drover_collector.probes.verdicts import WRONG
+from drover_collector.probes.verdicts import LOST, WRONG
 from drover_proto.events import (
     Evidence,
     Finding,
@@ -28,6 +28,7 @@ NAME = "probe"  # as a detector; `policy.PROOF` looks for it
 DRIFT = "probe_drift"
 CONFIDENCE = 0.97  # of a thousand healthy GPUs that are probed one fails (judgement.BUDGET), and few are faulty
 CONFIDENCE_EXACT = 0.99
+CONFIDENCE_DRIVER = 0.9  # of a node whose driver is silent, as when its agent says so
 # Figure (or its first word) -> kind and cause of what is proved where no open suspicion says.
 _KINDS: Mapping[str, tuple[IncidentKind, str]] = MappingProxyType(
     {
@@ -98,6 +99,8 @@ def read(verdicts: Sequence[ProbeVerdict], incidents: Iterable[Incident], now_ms
                     findings.append(_over(incident, verdict, now_ms))  # what else was found of it may still hold
         else:
             noted |= {i.id: f"a probe could not tell: {verdict.text}" for i in _meant(verdict, open_)}
+            if verdict.gpu is None and verdict.end == LOST:
+                findings.append(_silent_driver(verdict, now_ms))
     return Word(tuple(findings), refuted, noted)
 
 
@@ -154,6 +157,16 @@ def _proof(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> Fin
         CONFIDENCE_EXACT if exact else CONFIDENCE, Wanted.ADVISE if mild else Wanted.DRAIN,
         f"A probe failed: {verdict.text}", advice,
         (Evidence(verdict.text, value=verdict.value, expected=verdict.expected, peers=verdict.peers),),
+    )  # fmt: skip
+
+
+def _silent_driver(verdict: ProbeVerdict, now_ms: int) -> Finding:
+    """The same as what an agent tells whose calls into the driver do not return: no GPU in particular is to blame."""
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "driver_hung", "node", verdict.node, None, ((verdict.node, None),), now_ms,
+        verdict.ts_ms, Severity.CRITICAL, CONFIDENCE_DRIVER, Wanted.DRAIN,
+        f"Node {verdict.node}: under a probe its NVIDIA driver answered for none of its GPUs any more.",
+        "Drain the node and reboot it: a hung driver does not come back by itself.", (Evidence(verdict.text),),
     )  # fmt: skip
 
 

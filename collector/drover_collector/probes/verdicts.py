@@ -14,6 +14,7 @@ from drover_proto.probes import FIGURES, Better
 
 DONE = "done"
 WRONG = "wrong"  # ProbeVerdict.end of what gave a wrong answer
+LOST = "lost"  # likewise of a node whose driver answered for none of its GPUs
 AGAINST = frozenset({"hung", "crashed", "lost", "timeout"})  # ends that say something of what they name
 LEAST_JUDGED = 0.5  # of a GPU's figures: with fewer nothing is proved, though none is bad
 Place = tuple[str, int | None]
@@ -108,6 +109,7 @@ def _of_node(
     elif end.end != DONE:
         what = f" in {end.probe}" if end.probe else ""
         text = f"{order.node}: not judged, {end.end}{what}: {end.detail}"
+        ended = LOST if end.end == LOST and end.gpu is None else ""
     elif unsure is not None or doubt is not None:
         text = unsure.text if unsure is not None else doubt.text if doubt is not None else ""
     elif not gpus:
