@@ -171,6 +171,15 @@ class FleetClient:
     def policy(self) -> Answer[pb.PolicyState]:
         return self._call(self._fleet().GetPolicy, pb.PolicyRequest(), "policy")
 
+    def decisions(self, limit: int) -> Answer[pb.DecisionList]:
+        """Of the last 7 days, how each stands."""
+        return self._call(self._fleet().ListDecisions, pb.DecisionsRequest(limit=limit), f"decisions {limit}")
+
+    def actions(self, node: str, limit: int = 100) -> Answer[pb.ActionList]:
+        """What was done to a node, oldest first."""
+        request = pb.ActionsRequest(node=node, limit=limit)
+        return self._call(self._fleet().ListActions, request, f"actions {node} {limit}")
+
     def answer(self, decision: str, why: str, who: str, approve: bool) -> Answer[pb.Answered]:
         """A person's answer to a decision that waits; never one of before."""
         request = pb.Answer(decision=decision, why=why, who=who)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import streamlit as st
 
@@ -14,9 +15,11 @@ from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import catalog
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import Decision, Event, Evidence, Incident, from_json
+from drover_proto.events import Decision, Event, Evidence, Incident, IncidentKind, from_json
 from drover_proto.life import life
 
+Link = tuple[Path, dict[str, str]]  # a page and its parameters
+PLACES = ("Leaf", "Rack")
 SHOWN_CHARTS = 4  # so that the sentences of the evidence are on the first screen too
 SHOWN_TARGETS = 8
 LEAST_PAD_MS, MOST_PAD_MS = 5 * 60_000, 2 * 3_600_000  # what a chart shows before the onset and after the end
@@ -42,11 +45,14 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
     view.notice("what", "summary", who.told(incident.summary))
     facts, todo = st.columns([1.1, 1], gap="medium")
     with facts:
+        links = _links(incident)
         rows = [
             Row((view.severity_cell(incident.severity), Cell(_state(incident, who), kind="strong"))),
-            *(Row((Cell(name, kind="faint"), cell)) for name, cell in _facts(incident, detail, who)),
+            *(_fact(name, cell, links) for name, cell in _facts(incident, detail, who)),
         ]
-        table("facts", (Column(), Column(wrap=True)), rows, empty="")
+        clicked = table("facts", (Column(), Column(wrap=True)), rows, empty="", link_column=1)
+        if clicked in links:
+            st.switch_page(links[clicked][0], query_params=dict(links[clicked][1]))
     with todo:
         view.notice("advice", "todo", who.told(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
         view.notice("policy", "remark", _policy(decisions, who))
@@ -57,6 +63,30 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
                 slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
                 st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
             silencing.button(incident)
+
+
+def _fact(name: str, cell: Cell, links: Mapping[str, Link]) -> Row:
+    if name not in links:
+        return Row((Cell(name, kind="faint"), cell))
+    return Row((Cell(name, kind="faint"), cell), id=name, href=view.href(links[name][0], **links[name][1]))
+
+
+def _links(incident: Incident) -> dict[str, Link]:
+    """Name of a fact -> where it leads: the job, the node, the leaf and rack in which it stands."""
+    found: dict[str, Link] = {}
+    if incident.job:
+        found["Job"] = view.JOB, {"job": incident.job}
+    if incident.node is not None:
+        found["Where"] = (
+            view.NODE,
+            {"node": incident.node} | ({} if incident.gpu is None else {"gpu": str(incident.gpu)}),
+        )
+    rack, leaf = view.place_of(incident.node or next((node for node, _ in incident.members), ""))
+    if leaf and incident.kind is IncidentKind.LINK:
+        found["Leaf"] = view.FABRIC, {"leaf": leaf}
+    if rack and incident.kind is IncidentKind.THERMAL:
+        found["Rack"] = view.THERMALS, {"rack": rack}
+    return found
 
 
 def _newest(decisions: Sequence[Decision]) -> list[Decision]:
@@ -87,6 +117,7 @@ def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> l
         found.insert(1, ("Members", Cell(fmt.members(incident.members))))
     if incident.job:
         found.append(("Job", Cell(incident.job)))
+    found += [(name, Cell(params[name.lower()])) for name, (_, params) in _links(incident).items() if name in PLACES]
     return found
 
 

@@ -13,7 +13,7 @@ from drover_proto.probes import LEVELS
 SAID, OPEN = "acted", "act_form"  # of the session: what was done; (node, act) whose form is open
 WORDS = {
     "drain": "No new job gets the node; what runs there may end.",
-    "resume": "The node gets jobs again once it has passed its probes.",
+    "resume": "The node gets jobs again.",
     "probe": "Micro-benchmarks, on GPUs that no process holds.",
 }
 
@@ -57,6 +57,8 @@ def _form(node: str, act: str, person: Person) -> None:
         view.notice("guard", "trouble", f"The guard would hold it back: {look.guard}.")
     elif act == "drain":
         view.notice("guard", "remark", "The guard has nothing against it.")
+    if act == "resume":
+        _safe(look, who)
     if look.maintenance:
         view.notice("maintenance", "remark", f"Drover itself does nothing there: {look.maintenance}.")
     with st.form(f"form_{act}", border=False):
@@ -66,7 +68,7 @@ def _form(node: str, act: str, person: Person) -> None:
         if held:
             force = st.checkbox("Do it although the guard holds it back", key="force")
         if act == "resume":
-            force = st.checkbox("At once, without probes", key="force")
+            force = bool(look.validates) and st.checkbox("At once, without probes", key="force")
         sent = st.form_submit_button(f"{act.capitalize()} {node}", type="primary", key=f"send_{act}")
     if not sent or answering.lacks(act, name, why):
         return
@@ -76,6 +78,18 @@ def _form(node: str, act: str, person: Person) -> None:
         )
         return
     _do(node, act, name, why, level, force)
+
+
+def _safe(look: pb.ActPreview, who: view.Viewer) -> None:
+    """Is it safe to give it back, and how does anybody know."""
+    verdict = "Nothing proves that it is safe to give back."
+    if look.HasField("safe"):
+        verdict = "It is safe to give back, by all that is known." if look.safe else "It is not safe to give back."
+    gate = (
+        f"It has to pass its {look.validates} probes first." if look.validates else "It gets jobs at once: no probes."
+    )
+    kind = "summary" if look.HasField("safe") and look.safe else "trouble"
+    view.notice("safe", kind, "\n".join([f"{verdict} {gate}", *(who.told(text) for text in look.grounds)]))
 
 
 def _jobs(look: pb.ActPreview) -> None:

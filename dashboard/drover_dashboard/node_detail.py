@@ -22,6 +22,7 @@ FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED
 CHARTED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s")
 POINTS = 300
 SHOWN_EVENTS = 100
+SHOWN_JOBS = 3  # of a node, as rows that lead to them
 OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
 
 
@@ -65,7 +66,11 @@ class _Values:
 def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
     """Health, open incidents, and the GPUs side by side."""
     row = detail.row
-    table("node_head", (Column(), Column(wrap=True), Column()), [_head(row, who)], empty="")
+    jobs = {f"job {job}": job for job in row.jobs[:SHOWN_JOBS]}
+    lines = [_head(row, who), *(_job(key, job) for key, job in jobs.items())]
+    clicked = table("node_head", (Column(), Column(wrap=True), Column()), lines, empty="", link_column=1)
+    if clicked in jobs:
+        st.switch_page(view.JOB, query_params={"job": jobs[clicked]})
     _incidents(row, who)
     columns = [
         Column("GPU"),
@@ -87,9 +92,13 @@ def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
     seen = f"last heard {who.clock(seen_ms)} {who.zone_name()} ({who.ago(seen_ms)} ago)" if seen_ms else "never heard"
     named = (("rack ", row.rack), ("leaf ", row.leaf), ("pool ", row.pool), ("", row.sku))
     place = " · ".join(name + value for name, value in named if value)
-    jobs = f"job {', '.join(row.jobs)}" if row.jobs else "no job"
-    about = " · ".join(part for part in (who.told(row.reason), seen, jobs) if part)
+    more = f"{len(row.jobs)} jobs" if len(row.jobs) > SHOWN_JOBS else "" if row.jobs else "no job"
+    about = " · ".join(part for part in (who.told(row.reason), seen, more) if part)
     return Row((view.health_cell(row.health), Cell(row.name, sub=about, kind="strong"), Cell(place, sub=_agent(row))))
+
+
+def _job(key: str, job: str) -> Row:
+    return Row((Cell("job", kind="faint"), Cell(job), Cell("")), id=key, href=view.href(view.JOB, job=job))
 
 
 def _agent(row: pb.NodeRow) -> str:

@@ -122,6 +122,13 @@ def racks() -> dict[str, str]:
     return {node.name: rack.name for rack in layout.racks for node in rack.nodes} if layout else {}
 
 
+def place_of(node: str) -> tuple[str, str]:
+    """(rack, leaf) of a node; empty where the fleet file does not say, or the layout is not known."""
+    layout = client.fleet().layout().value
+    racks = layout.racks if layout else ()
+    return next(((rack.name, n.leaf) for rack in racks for n in rack.nodes if n.name == node), ("", ""))
+
+
 def given(message: Any, field: str) -> float | None:
     """A field of an answer that may be absent."""
     return getattr(message, field) if message.HasField(field) else None

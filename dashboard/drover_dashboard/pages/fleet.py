@@ -37,6 +37,9 @@ def numbers() -> None:
     if status.newest_sample_ms and (quiet_ms := status.ts_ms - status.newest_sample_ms) > QUIET_MS:
         mend = "are the agents running, and do they reach the collector?"
         view.notice("quiet", "trouble", f"No telemetry for {fmt.duration(quiet_ms)}: {mend}")
+    if status.pending:
+        label = f"{fmt.several(status.pending, 'decision')} for a person to approve or reject"
+        st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
     view.notice("line", "remark", _line(status, who))
     _tiles(status)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, node_acts, node_detail, probe_parts, view
+from drover_dashboard import client, node_acts, node_detail, node_history, probe_parts, view
 from drover_proto import fleet_pb2 as pb
 
 SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
@@ -49,6 +49,14 @@ def now(name: str) -> None:
 
 
 @st.fragment(run_every=10)
+def history(name: str) -> None:
+    """What was done to it and why; a click opens the incident."""
+    clicked = node_history.show(name, view.viewer())
+    if clicked:
+        st.switch_page(view.INCIDENTS, query_params={"id": clicked, "state": "all"})
+
+
+@st.fragment(run_every=10)
 def past(name: str, span_ms: int) -> None:
     detail: pb.NodeDetail | None = client.fleet().node(name).value
     if detail is not None:
@@ -75,6 +83,7 @@ node, span_ms = choose()
 if node:
     node_acts.buttons(node)
     now(node)
+    history(node)
     past(node, span_ms)
     probed(node)
 else:

@@ -12,9 +12,12 @@ from drover_dashboard import answering, client, view
 from drover_dashboard import format as fmt
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
+from drover_proto.enforced import if_enforced
 from drover_proto.events import Decision, Duty, Incident, from_json
 
 SHOWN = 100
+LIST_PX, FIT = 320, 6  # of a table, and the rows that need no scrolling
+DECISIONS = 2_000
 EVERY_S = 5
 
 
@@ -75,11 +78,13 @@ def _head(state: pb.PolicyState) -> None:
     table("policy_head", (Column(), Column(wrap=True)), rows, empty="")
 
 
-def _decisions(key: str, title: str, found: Sequence[Decision], who: view.Viewer, empty: str) -> None:
+def _decisions(
+    key: str, title: str, found: Sequence[Decision], who: view.Viewer, empty: str, with_outcome: bool = False
+) -> None:
     rows = [
         Row(
             (
-                Cell(who.clock(d.ts_ms), kind="faint"),
+                Cell(who.clock(d.ts_ms), kind="faint", sub=d.outcome.replace("_", " ") if with_outcome else ""),
                 Cell(f"{d.wanted} {d.node}" if d.node else "go on with a mass event", sub=d.rule),
                 Cell(who.told(d.reason)),
             ),
@@ -88,7 +93,8 @@ def _decisions(key: str, title: str, found: Sequence[Decision], who: view.Viewer
         )
         for d in found
     ]
-    _open(table(f"policy_{key}", (Column(title), Column(), Column("Why", wrap=True)), rows, empty=empty))
+    columns = (Column(title), Column(), Column("Why", wrap=True))
+    _open(table(f"policy_{key}", columns, rows, empty=empty, height=LIST_PX if len(rows) > FIT else None))
 
 
 def _open(incident: str | None) -> None:
@@ -119,6 +125,20 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
 
 def _some(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+
+
+def _enforced(state: pb.PolicyState, who: view.Viewer) -> None:
+    """What would have happened by itself in the last 7 days, unless it did."""
+    if state.mode == state.ceiling == "enforce":
+        return
+    answer = client.fleet().decisions(DECISIONS)
+    if answer.value is None:
+        view.trouble("decisions", answer.trouble, answer.as_of_ms, who)
+        return
+    said, about = if_enforced([from_json(Decision, text) for text in answer.value.decisions_json], "the last 7 days")
+    view.notice("enforced", "summary", said)
+    if len(about) > 0:
+        _decisions("enforced", "Had it enforced", about[:SHOWN], who, "", with_outcome=True)
 
 
 def _duties(state: pb.PolicyState) -> dict[str, Duty]:
