@@ -53,7 +53,8 @@ def metrics() -> str:
         "## Pace\n\nWhat a source reads and how often: [sources.md](sources.md). NVML is asked once in 10 s, each "
         "GPU in a second of its own of the bucket that detectors see, for: "
         + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in SLOW_METRICS)
-        + "; and, where the GPU has no GPM, for PCIe traffic; of these once in 30 s for "
+        + " (`memory_util_ratio` each second where no GPM tells how busy the memory is); and, where the GPU has no "
+        "GPM, for PCIe traffic; of these once in 30 s for "
         + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in RARE_METRICS)
         + ". For these a bucket holds one moment: what came and went "
         "between two is not seen. Clocks held down for less than 10 s still show in the counters `throttle_*`.\n"

@@ -40,7 +40,7 @@ GPU_ROWS: tuple[Row, ...] = (
     (12, "gpu_temp_c", "degC", "gauge", "h", 1, -60, 250, "core temperature", "core temperature", _n("nvmlDeviceGetTemperatureV(GPU)", 1, "DCGM_FI_DEV_GPU_TEMP")),
     (13, "memory_temp_c", "degC", "gauge", "h", 1, -60, 250, "HBM temperature", "HBM temperature", _n("FI_DEV_MEMORY_TEMP", 1, "DCGM_FI_DEV_MEMORY_TEMP")),
     (14, "thermal_margin_c", "degC", "gauge", "h", 1, -200, 200, "margin to slowdown", "degrees left before slowdown (T.Limit)", _n("nvmlDeviceGetMarginTemperature", 1, "DCGM_FI_DEV_GPU_TEMP_LIMIT")),
-    (15, "gpu_util_ratio", "ratio", "gauge", "H", 1e-4, 0, 1, "GPU utilisation", "share of time with any kernel running", _n("nvmlDeviceGetUtilizationRates.gpu", 1e-2, "DCGM_FI_DEV_GPU_UTIL", 1e-2)),
+    (15, "gpu_util_ratio", "ratio", "gauge", "H", 1e-4, 0, 1, "GPU utilisation", "share of time with any kernel running", _n("nvmlDeviceGetUtilizationRates.gpu", 1e-2, "DCGM_FI_DEV_GPU_UTIL", 1e-2) | {"gpm": ("GPM_METRIC_GRAPHICS_UTIL", 1e-2)}),
     (16, "memory_util_ratio", "ratio", "gauge", "H", 1e-4, 0, 1, "memory utilisation", "share of time the memory was read or written", _n("nvmlDeviceGetUtilizationRates.memory", 1e-2, "DCGM_FI_DEV_MEM_COPY_UTIL", 1e-2)),
     (17, "framebuffer_used_bytes", "B", "gauge", "Q", 1, 0, 1e14, "device memory used", "device memory in use", _n("nvmlDeviceGetMemoryInfo_v2.used", 1, "DCGM_FI_DEV_FB_USED", MIB)),
     (18, "framebuffer_total_bytes", "B", "gauge", "Q", 1, 0, 1e14, "device memory", "device memory in all", _n("nvmlDeviceGetMemoryInfo_v2.total", 1, "DCGM_FI_DEV_FB_TOTAL", MIB)),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import SpoolConfig
+from drover_agent.sources import kmsg
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import BATCH, LATE_S, KmsgReader
 from drover_agent.spool import Spool
@@ -63,6 +64,45 @@ def test_what_was_missed_for_longer_than_an_hour_is_history(
     with machine.read(wait_for=1):
         pass
     assert told(machine) == [("79", backlog)]
+    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
+
+
+def test_what_came_while_the_reader_stood_still_has_its_own_time_and_is_history_after_an_hour(machine: Machine) -> None:
+    """SIGSTOP, or a spool on a disk that hangs: to tell the first line takes more than an hour."""
+
+    def stand_still() -> None:
+        if not machine.seen:
+            machine.passes(5)
+            machine.write(line(79))
+            machine.passes(LATE_S - 600)
+            machine.write(line(94))
+            machine.passes(660)
+
+    with machine.read(wait_for=3, meanwhile=stand_still):
+        machine.write(line(63))
+    assert told(machine) == [("63", False), ("79", True), ("94", False)]
+    assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
+
+
+def test_what_came_while_the_place_was_kept_on_a_slow_disk_has_its_own_time(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log was empty before the disk hung, not after: what came meanwhile did not come just now."""
+    real = kmsg.write_whole
+    hung: list[str] = []
+
+    def hang(path: Path, data: bytes, *, sync: bool = True) -> None:
+        if not hung:
+            hung.append("once")
+            machine.write(line(79))
+            machine.passes(120)
+        real(path, data, sync=sync)
+
+    machine.write("a line that is no event, so that there is a place to keep")
+    monkeypatch.setattr(kmsg, "write_whole", hang)
+    with machine.read(wait_for=1):
+        pass
+    assert told(machine) == [("79", False)]
     assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
 
 

@@ -50,6 +50,7 @@ def test_every_metric_of_every_gpu_arrives_in_its_own_column(fake_nvml: FakeNvml
     assert reading.absent == []
     for gpu, want in enumerate(expected):
         assert set(want) == {m.name for m in READ_BY_NVML}
+        want["gpu_util_ratio"] = round(want["gpu_util_ratio"], 2)  # in NVML's whole percents
         assert values_of(reading, gpu) == pytest.approx(want, rel=1e-12)
 
 
@@ -314,7 +315,7 @@ def test_a_lost_gpu_is_data_and_the_others_go_on(fake_nvml: FakeNvml, source: Nv
 
 def test_a_gpu_lost_in_the_middle_of_a_read_keeps_what_was_read(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     source.read(START)
-    fake_nvml.error(5, "nvmlDeviceGetUtilizationRates", "GPU_IS_LOST")
+    fake_nvml.error(5, "nvmlDeviceGetTemperatureV", "GPU_IS_LOST")
     reading = source.read(START + 1000)
     assert values_of(reading, 5)["power_w"] == pytest.approx(642.3)
     assert absent_of(reading, 5)["pcie_width"] is Absent.LOST

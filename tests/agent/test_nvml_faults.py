@@ -88,12 +88,12 @@ def test_a_call_that_blocks_for_ever(fake_nvml: FakeNvml, source: NvmlSource) ->
 
 def test_a_device_lost_in_the_middle_of_a_tick(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """What was read before the loss counts, the rest is absent as `lost`, and there is one `gpu_lost` event."""
-    fake_nvml.error(5, "nvmlDeviceGetUtilizationRates", "GPU_IS_LOST")
+    fake_nvml.error(5, "nvmlDeviceGetTemperatureV", "GPU_IS_LOST")
     reading = source.read(START + 1000)
     assert values_of(reading, 5)["power_w"] == pytest.approx(642.3)
     assert absent_of(reading, 5) == dict.fromkeys(NAMES - set(values_of(reading, 5)), Absent.LOST)
     assert codes([reading, source.read(START + 2000)]) == [("gpu_lost", 5)]
-    fake_nvml.no_error(5, "nvmlDeviceGetUtilizationRates")
+    fake_nvml.no_error(5, "nvmlDeviceGetTemperatureV")
     back = source.read(START + 3000)
     assert codes([back]) == [("gpu_back", 5)]
     assert keys_of(back)[5] == "1654023000005"
@@ -191,7 +191,7 @@ def test_what_another_reader_profiles_is_not_told_as_absent(
     source.release(START + 60_000)
     closed = source.read(START + 11_000)
     named = {name for _, name, _ in closed.absent}
-    assert named == {m.name for m in READ_BY_NVML if "gpm" not in m.sources}
+    assert named == {m.name for m in READ_BY_NVML if "gpm" not in m.sources} | {"gpu_util_ratio"}  # NVML's own
     assert set(absent_of(source.read(START + 12_000), 1)) == named
 
 
@@ -316,14 +316,14 @@ def test_a_gpu_that_is_gone_after_a_reload_is_lost_and_the_others_keep_their_key
 
 def test_a_metric_that_is_not_supported_is_asked_rarely(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """It is absent as `unsupported`, costs no further calls, and is back within REFUSED_MS once the GPU has it."""
-    fake_nvml.unset(0, "nvmlDeviceGetUtilizationRates.gpu")
-    assert absent_of(source.read(START + 10_000), 0)["gpu_util_ratio"] is Absent.UNSUPPORTED
+    fake_nvml.unset(0, "nvmlDeviceGetTemperatureV(GPU)")
+    assert absent_of(source.read(START + 10_000), 0)["gpu_temp_c"] is Absent.UNSUPPORTED
     fake_nvml.count_calls(fake_nvml.script.with_name("calls"))
     for tick in range(11, 40):
-        assert "gpu_util_ratio" not in values_of(source.read(START + tick * 1000), 0)
-    assert fake_nvml.calls()["nvmlDeviceGetUtilizationRates"] == 29 * 7
-    fake_nvml.set(0, "nvmlDeviceGetUtilizationRates.gpu", 26)
-    assert values_of(source.read(START + REFUSED_MS), 0)["gpu_util_ratio"] == 0.26
+        assert "gpu_temp_c" not in values_of(source.read(START + tick * 1000), 0)
+    assert fake_nvml.calls()["nvmlDeviceGetTemperatureV"] == 29 * 7
+    fake_nvml.set(0, "nvmlDeviceGetTemperatureV(GPU)", 26)
+    assert values_of(source.read(START + REFUSED_MS), 0)["gpu_temp_c"] == 26
 
 
 def test_insufficient_permission_is_told_for_each_metric(fake_nvml: FakeNvml, source: NvmlSource) -> None:
@@ -334,7 +334,8 @@ def test_insufficient_permission_is_told_for_each_metric(fake_nvml: FakeNvml, so
     reading = source.read(START + 10_000)
     absent = absent_of(reading, 0)
     profiling = {m.name for m in READ_BY_NVML if "gpm" in m.sources}
-    refused = {"compute_processes", "memory_temp_c", *profiling} - {"pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"}
+    by_nvml = {"gpu_util_ratio", "pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"}
+    refused = {"compute_processes", "memory_temp_c", *profiling} - by_nvml
     assert {name for name, why in absent.items() if why is Absent.NO_PERMISSION} == refused
     assert set(values_of(reading, 0)) == NAMES - set(absent)
 
@@ -362,7 +363,7 @@ def test_mig_on_two_of_eight(fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
     assert [values["sm_active_ratio"] for values in instances] == pytest.approx([0.1, 0.2, 0.7, 0.4])
     assert [values["compute_processes"] for values in instances] == [0, 1, 6, 3]
     assert values_of(reading, 2)["framebuffer_used_bytes"] == 71e9
-    assert absent_of(reading, 2)["gpu_util_ratio"] is Absent.UNSUPPORTED
+    assert absent_of(reading, 2)["memory_util_ratio"] is Absent.UNSUPPORTED
     assert all(set(values_of(reading, gpu)) == NAMES - {"nvlink_effective_ber"} for gpu in (0, 1, 3, 4, 6, 7))
     whole = {e.gpu: e for e in gpus.all()}
     for entity in (e for e, _ in reading.rows if e.mig):

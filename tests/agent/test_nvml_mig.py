@@ -42,12 +42,12 @@ def test_mig_mode_is_switched_on_and_off_while_the_agent_runs(
 ) -> None:
     before = source.read(START)
     assert instances(before) == []
-    assert whole(before, 4)["gpu_util_ratio"] == pytest.approx(0.99)
+    assert whole(before, 4)["memory_util_ratio"] == pytest.approx(0.55)
     fake_nvml.mig(4, [0, 1])
     on = source.read(START + 10_000)
     assert len(instances(on)) == 2
     assert on.inventory["gpu4.mig_mode"] == "on"
-    assert "gpu_util_ratio" not in whole(on, 4)
+    assert "memory_util_ratio" not in whole(on, 4)
     assert all(gpus.find(uuid=uuid) for uuid in instances(on))
     between = source.read(START + 11_000)
     assert len(instances(between)) == 2  # in every tick, as their GPU, and what is slow of it is slow of them
@@ -56,7 +56,7 @@ def test_mig_mode_is_switched_on_and_off_while_the_agent_runs(
     off = source.read(START + 20_000)
     assert instances(off) == []
     assert off.inventory["gpu4.mig_mode"] == "off"
-    assert whole(off, 4)["gpu_util_ratio"] == pytest.approx(0.99)  # at once: what was refused is asked again
+    assert whole(off, 4)["memory_util_ratio"] == pytest.approx(0.55)  # at once: what was refused is asked again
     assert not any(gpus.find(uuid=uuid) for uuid in instances(on))
     assert len(gpus.all()) == 8
 
@@ -126,6 +126,7 @@ def test_what_an_instance_does_not_have_is_absent_for_it_alone(fake_nvml: FakeNv
         "framebuffer_used_bytes",
         "framebuffer_total_bytes",
         "compute_processes",
+        "gpu_util_ratio",
         "sm_active_ratio",
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.sources.base import Reading
+from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml import NvmlSource
 from drover_agent.sources.nvml_device import STAGGERED
 from drover_agent.sources.nvml_fields import RARE_METRICS, RARE_MS, SLOW_METRICS, SLOW_MS
@@ -21,8 +22,13 @@ NAMES = {metric.name for metric in READ_BY_NVML} - {"nvlink_effective_ber"}  # t
 
 
 @pytest.fixture
-def source(fake_nvml: FakeNvml) -> Iterator[NvmlSource]:
-    source = NvmlSource("node-1")
+def gpus() -> Gpus:
+    return Gpus()
+
+
+@pytest.fixture
+def source(fake_nvml: FakeNvml, gpus: Gpus) -> Iterator[NvmlSource]:
+    source = NvmlSource("node-1", gpus)
     yield source
     source.close()
 
@@ -54,11 +60,45 @@ def test_a_tick_asks_each_thing_once_and_nothing_slow(fake_nvml: FakeNvml, sourc
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetTemperatureV",
-        "nvmlDeviceGetUtilizationRates",
         "nvmlGpmSampleGet",
         "nvmlGpmMetricsGet",
     }
     assert calls_of(fake_nvml, source, START + 1000 * (STAGGERED + 1), tmp_path) == fast
+
+
+def test_gpm_tells_how_busy_a_gpu_is_in_whole_percents_and_nvml_where_it_does_not(
+    fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
+) -> None:
+    """As NVML's own call would, which is left out where GPM tells it; the memory's share is asked with what is slow."""
+    fake_nvml.set(0, "nvmlDeviceGetUtilizationRates.gpu", 42)
+    fake_nvml.set(0, "GPM_METRIC_GRAPHICS_UTIL", 97.6)
+    busy, memory = "gpu_util_ratio", "memory_util_ratio"
+
+    def told(tick: int) -> tuple[float | None, float | None]:
+        values = values_of(source.read(START + 1000 * tick), 0)
+        return values.get(busy), values.get(memory)
+
+    assert told(0) == (0.42, 0.55)  # GPM needs two samples
+    assert told(1) == (pytest.approx(0.98), None)
+    assert told(10) == (pytest.approx(0.98), 0.55)
+    gpus.profiled_elsewhere = True  # DCGM reads the counters behind GPM
+    assert told(11) == (0.42, 0.55)
+    gpus.profiled_elsewhere = False
+    assert told(12) == (None, None)  # the first sample again
+    assert told(13) == (pytest.approx(0.98), None)
+    fake_nvml.error(0, "nvmlGpmSampleGet", "NO_PERMISSION")
+    assert told(14) == told(15) == (0.42, 0.55)
+
+
+def test_in_mig_mode_nvml_has_no_utilisation_and_gpm_has(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    fake_nvml.mig(0, [2])
+    source.read(START)
+    reading = source.read(START + 10_000)
+    assert values_of(reading, 0)["gpu_util_ratio"] == pytest.approx(0.99)
+    assert "gpu_util_ratio" not in absent_of(reading, 0)
+    assert absent_of(reading, 0)["memory_util_ratio"] is Absent.UNSUPPORTED
+    [instance] = [dict(values) for entity, values in reading.rows if entity.mig]
+    assert instance["gpu_util_ratio"] == pytest.approx(0.35)
 
 
 def test_slow_calls_are_those_of_one_gpu_in_a_tick_and_of_each_once_in_10_s(

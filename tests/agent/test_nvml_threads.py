@@ -41,7 +41,7 @@ def start(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_a_call_that_blocks_holds_up_one_gpu_and_not_the_interpreter(fake_nvml: FakeNvml, source: NvmlSource) -> None:
-    fake_nvml.block(2, "nvmlDeviceGetUtilizationRates")
+    fake_nvml.block(2, "nvmlDeviceGetTemperatureV")
     readings = []
     stuck = start(lambda: readings.append(source.devices[2].read(START + 1000)))
     for tick in range(1, 20):  # would never end if the blocked call held the GIL or a lock
@@ -50,7 +50,7 @@ def test_a_call_that_blocks_holds_up_one_gpu_and_not_the_interpreter(fake_nvml: 
                 assert device.read(START + 1000 * tick).rows
     assert stuck.is_alive()
     assert readings == []
-    fake_nvml.unblock(2, "nvmlDeviceGetUtilizationRates")
+    fake_nvml.unblock(2, "nvmlDeviceGetTemperatureV")
     stuck.join(DEADLINE_S)
     assert readings[0].rows[0][1]["gpu_util_ratio"] == pytest.approx(0.99)
 

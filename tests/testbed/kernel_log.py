@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from drover_agent.config import AgentConfig, SpoolConfig
@@ -93,14 +93,19 @@ class Machine:
         self.write(f"PM: suspend exit {self.seq}")
 
     @contextlib.contextmanager
-    def read(self, *, wait_for: int, boot: str = "b") -> Iterator[None]:
-        """A run of a reader, which goes on where the last one of this boot stopped."""
+    def read(self, *, wait_for: int, boot: str = "b", meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """A run of a reader, which goes on where the last one of this boot stopped. `meanwhile` is called each time
+        that it hands over events, before they are taken."""
         self.seen = []
         ended = threading.Event()
+
+        def take(events: list[NodeEvent]) -> None:
+            meanwhile()
+            self.seen.extend(events)
+
         reader = KmsgReader(
-            self.log, boot, self.state, lambda pci, uuid: 0, self.seen.extend, clocks=lambda: self.clocks,
-            caught_up=ended.set,
-        )  # fmt: skip
+            self.log, boot, self.state, lambda pci, uuid: 0, take, clocks=lambda: self.clocks, caught_up=ended.set
+        )
         thread = threading.Thread(target=reader.run, daemon=True)
         thread.start()
         try:

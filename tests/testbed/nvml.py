@@ -76,6 +76,7 @@ STEADY: dict[str, str] = {
     "nvmlDeviceGetUtilizationRates.memory": "55",
     "nvmlDeviceGetMemoryInfo_v2.used": "71000000000",
     "nvmlDeviceGetMemoryInfo_v2.total": "85520809984",
+    "GPM_METRIC_GRAPHICS_UTIL": "98.75",
     "GPM_METRIC_SM_UTIL": "91.5",
     "GPM_METRIC_SM_OCCUPANCY": "37.5",
     "GPM_METRIC_ANY_TENSOR_UTIL": "48.25",
@@ -138,6 +139,7 @@ TRAINING: dict[str, str] = {
     "nvmlDeviceGetUtilizationRates.gpu": "95~101/1",
     "nvmlDeviceGetUtilizationRates.memory": "45~65/1",
     "nvmlDeviceGetMemoryInfo_v2.used": "71000000000~71400000000/30/2097152",
+    "GPM_METRIC_GRAPHICS_UTIL": "95~100",
     "GPM_METRIC_SM_UTIL": "86~97",
     "GPM_METRIC_SM_OCCUPANCY": "32~42",
     "GPM_METRIC_ANY_TENSOR_UTIL": "40~56",
@@ -296,6 +298,7 @@ class FakeNvml:
                 self.set(gpu, f"mig.{place}.nvmlDeviceGetMemoryInfo_v2.total", 10_468_982_784)
                 self.set(gpu, f"mig.{place}.nvmlDeviceGetMemoryInfo_v2.used", 1_000_000_000 * (place + 1))
                 self.set(gpu, f"mig.{place}.nvmlDeviceGetComputeRunningProcesses", place)
+                self.set(gpu, f"mig.{place}.GPM_METRIC_GRAPHICS_UTIL", 10 * (place + 1) + 5)
                 self.set(gpu, f"mig.{place}.GPM_METRIC_SM_UTIL", 10 * (place + 1))
 
     def no_mig(self, gpu: int) -> None:

@@ -133,6 +133,7 @@ class KmsgReader:
                 waits.register(descriptor, select.POLLIN)
             prompt, told = False, False
             while not self._stopped.is_set():
+                empty_us = self._clock.boot_us()  # if nothing is read, nothing was there then
                 if self._read_some(descriptor, prompt, end):
                     prompt = False
                     continue
@@ -144,11 +145,10 @@ class KmsgReader:
                     self._caught_up()
                 self._tell_lost()
                 self._save(time.monotonic())
-                before = self._clock.boot_us()
                 wait_s = FILE_WAIT_S if regular else WAIT_S
                 waits.poll(wait_s * 1000)
-                # Not when the machine or this process stood still meanwhile: then the lines may be old.
-                prompt = self._clock.boot_us() - before < (wait_s + STALL_S) * 1e6
+                # Not when the machine, its disk or this process stood still meanwhile: then the lines may be old.
+                prompt = self._clock.boot_us() - empty_us < (wait_s + STALL_S) * 1e6
             self._save(float("inf"))
         finally:
             os.close(descriptor)
@@ -273,10 +273,12 @@ class KmsgReader:
         yield NodeEvent(ts_ms, gpu, line.kind, line.code, line.message, "kmsg", backlog, 1, forgeable, where=line.where)
 
     def _is_backlog(self, record: KernelRecord) -> bool:
-        """Whether the line is from before somebody watched, or too old to be news."""
-        if not self._backlog or (self._first_new is not None and record.seq >= self._first_new):
-            return False
-        return not self._resumed or self._clock.age_us(record.us) > LATE_S * 1e6
+        """Whether the line is from before somebody watched, or too old to be news: an agent that was stopped, or whose
+        disk hung, for so long knows no more of what was done meanwhile than one that did not run."""
+        if self._clock.age_us(record.us) > LATE_S * 1e6:
+            return True
+        watched = not self._backlog or (self._first_new is not None and record.seq >= self._first_new)
+        return not watched and not self._resumed
 
     def _lost_lines(self) -> Iterator[NodeEvent]:
         """Word of lost lines: the first at once, then every LOST_EVERY_S."""

@@ -20,7 +20,8 @@ reads of a device, so the first one lacks them.
 
 A Reading of a device: values that were read, and every metric that was tried and failed with its reason. Slow metrics
 (those that cost much or change slowly: process list, ECC, row remaps, NVLink, PCIe link, memory in use, memory clock,
-margin to slowdown, clock event reasons, fabric; and counters, which lose nothing by it: energy, time held down) are
+margin to slowdown, clock event reasons, fabric; NVML's memory utilisation, where GPM tells each second how busy the
+memory is; and counters, which lose nothing by it: energy, time held down) are
 tried once in each 10 s, errors of NVLinks in each 30 s, GPU 1 a second after GPU 0 and so on up to GPU 7, so that no
 tick has the slow calls of all GPUs; in the ticks between they are in neither, which means "no news". For each detector
 bucket that is one value, and calls are what a tick costs.

@@ -19,7 +19,7 @@ from drover_agent.sources.nvml_errors import FOR_GOOD, DriverGoneError, LostErro
 from drover_agent.sources.nvml_fields import GPM_METRICS, NVML_METRICS, PROCESSES_KEY, RARE_MS, SLOW_MS
 from drover_agent.sources.nvml_identity import Identity
 from drover_agent.sources.nvml_inventory import Inventory
-from drover_agent.sources.nvml_metrics import TARGETS, Found, Metrics
+from drover_agent.sources.nvml_metrics import TARGETS, UTILIZATION_NAME, Found, Metrics
 from drover_agent.sources.nvml_mig import COMPUTE_LISTS, OF_INSTANCE, MigInstances
 from drover_proto.catalog import Absent
 from drover_proto.kinds import EventKind
@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 PROFILING = frozenset(metric.name for metric in GPM_METRICS.values())
 # Every metric that this source gives: what is absent while a GPU is lost.
 ALL = tuple({metric.name: None for metric in (*NVML_METRICS.values(), *GPM_METRICS.values())})
-BUT_PROFILING = tuple(name for name in ALL if name not in PROFILING)  # where another reader gives that
+# Where another reader gives that; but how busy a GPU is, NVML itself tells then.
+BUT_PROFILING = tuple(name for name in ALL if name not in PROFILING or name == UTILIZATION_NAME)
 
 
 @dataclass(slots=True)

@@ -166,7 +166,23 @@ _TEMPERATURE = "nvmlDeviceGetTemperatureV(GPU)"
 _MEMORY = ("nvmlDeviceGetMemoryInfo_v2.total", "nvmlDeviceGetMemoryInfo_v2.used")
 _REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 _FABRIC = "nvmlDeviceGetGpuFabricInfoV"
+_UTILIZATION = "nvmlDeviceGetUtilizationRates"
+UTILIZATION_KEY, _MEMORY_UTILIZATION_KEY = f"{_UTILIZATION}.gpu", f"{_UTILIZATION}.memory"
 
+# Where GPM tells for how long a kernel ran ("Percentage of time any compute/graphics app was active", nvml.h) and how
+# busy the memory was, over the whole second, this call would tell the same again, of the last part of it.
+UTILIZATION = _call(
+    _UTILIZATION,
+    structure(_UTILIZATION, pynvml.c_nvmlUtilization_t, "=II"),
+    UTILIZATION_KEY,
+    _MEMORY_UTILIZATION_KEY,
+)
+BESIDE_GPM = _call(
+    _UTILIZATION,
+    structure(_UTILIZATION, pynvml.c_nvmlUtilization_t, "=4xI"),
+    _MEMORY_UTILIZATION_KEY,
+    slow=True,
+)
 MEMORY = _call(
     "nvmlDeviceGetMemoryInfo_v2",
     structure("nvmlDeviceGetMemoryInfo_v2", _memory_2, "=8xQ16xQ"),
@@ -208,12 +224,8 @@ CALLS: tuple[Way, ...] = (
         structure("nvmlDeviceGetMarginTemperature", _margin_1, "=4xi"),
         slow=True,
     ),
-    _call(
-        "nvmlDeviceGetUtilizationRates",
-        structure("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t, "=II"),
-        "nvmlDeviceGetUtilizationRates.gpu",
-        "nvmlDeviceGetUtilizationRates.memory",
-    ),
+    UTILIZATION,
+    BESIDE_GPM,
     MEMORY,
     # Until R510; what it calls used has the driver's reserved memory in it.
     _call(

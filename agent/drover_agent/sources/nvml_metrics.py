@@ -12,12 +12,15 @@ from drover_agent.sources.nvml_calls import Bare, Call, FieldBatch, Raw, Read
 from drover_agent.sources.nvml_errors import FOR_GOOD, DriverGoneError, LostError
 from drover_agent.sources.nvml_fields import (
     BER_KEY,
+    BESIDE_GPM,
     CALLS,
     FIELDS,
     GPM_METRICS,
     NVML_METRICS,
     PCIE_CALLS,
     STATE_KEY,
+    UTILIZATION,
+    UTILIZATION_KEY,
     Way,
     bit_error_rate,
 )
@@ -43,8 +46,18 @@ def _target(metric: Metric, reader: str) -> Target:
 
 
 TARGETS: Mapping[str, Target] = {key: _target(metric, "nvml") for key, metric in NVML_METRICS.items()}
+UTILIZATION_NAME = TARGETS[UTILIZATION_KEY].name
+UTILIZATION_STEP = 0.01  # NVML tells whole percents: a GPU shall look the same by either
+
+
+def _step(metric: Metric) -> float:
+    if metric.name == UTILIZATION_NAME:
+        return UTILIZATION_STEP
+    return RATE_STEP if metric.unit == "B/s" else 0.0
+
+
 # In GPM's order: the name, the factor to our unit, the range of raw values (1.05 of a ratio's highest is rounding), our
-# highest value, whether it is a rate, told in RATE_STEP.
+# highest value, the step in which it is told, 0 for GPM's own.
 _GPM = tuple(
     (
         metric.name,
@@ -52,7 +65,7 @@ _GPM = tuple(
         metric.low / metric.sources["gpm"].scale,
         metric.high / metric.sources["gpm"].scale * (1.05 if metric.unit == "ratio" else 1.0),
         metric.high,
-        metric.unit == "B/s",
+        _step(metric),
     )
     for metric in GPM_METRICS.values()
 )
@@ -87,13 +100,12 @@ class Found:
 def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> None:
     """GPM's answers, code and value of each key in turn or none at all, in the resolution that is told."""
     values, codes = found.values, answers[::2]
-    for (name, scale, low, rounding, high, is_rate), raw in zip(_GPM, answers[1::2], strict=False):
+    for (name, scale, low, rounding, high, step), raw in zip(_GPM, answers[1::2], strict=False):
         if not low <= raw <= rounding:  # NaN fails too
             found.absent[name] = Absent.OUT_OF_RANGE
-        elif is_rate:
-            values[name] = round(raw * scale / RATE_STEP) * RATE_STEP
         else:  # GPM divides two windows that do not end together: a busy unit comes out above 100 %
-            values[name] = min(raw * scale, high)
+            value = raw * scale
+            values[name] = min(round(value / step) * step if step else value, high)
     if any(codes):
         for key, (name, *_), code in zip(_GPM_KEYS, _GPM, codes, strict=True):
             if code:
@@ -135,7 +147,7 @@ class Metrics:
         """Ask everything again."""
         self._since_ms = now_ms
         self._refused: dict[Way, Absent] = {}
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[tuple[int, bool], _Plan] = {}  # pace, and whether GPM is read beside it
         self._links = pynvml.NVML_NVLINK_MAX_LINKS
         self._no_gpm: Absent | None = None
 
@@ -152,11 +164,15 @@ class Metrics:
         """
         if not 0 <= now_ms - self._since_ms < REFUSED_MS:
             self._forget(now_ms)
-        self._ask(found, pace_ms)
+        beside_gpm = profile and self._has_gpm
+        self._ask(found, pace_ms, beside_gpm=beside_gpm)
+        if profile:
+            self._read_gpm(found)
+            if beside_gpm and not self._has_gpm:  # it is refused from now on
+                self._ask_calls(found, self._made(way for way in (UTILIZATION,) if way not in self._refused))
         if pace_ms:
             self._tell_refused(found, profile=profile)
         if profile:
-            self._read_gpm(found)
             if self._no_gpm is not None and pace_ms:
                 for name in (m.name for m in GPM_METRICS.values() if "nvml" not in m.sources):
                     found.absent[name] = self._no_gpm
@@ -164,12 +180,16 @@ class Metrics:
         elif self._gpm is not None:
             self._gpm.skip()
 
+    @property
+    def _has_gpm(self) -> bool:
+        return self._gpm is not None and self._no_gpm is None
+
     # ---- a tick in which nothing is slow, refused or new: first all calls in a row, then what they brought
 
     def ask(self, now_ms: int, *, profile: bool) -> bool:
         """Make the calls of a tick, for `take`; False: `read` is needed, something was not answered or is to be
         planned."""
-        plan = self._plans.get(0)
+        plan = self._plans.get((0, profile and self._has_gpm))
         if plan is None or not plan.bare or not 0 <= now_ms - self._since_ms < REFUSED_MS:
             return False
         gpm = self._gpm if profile else None
@@ -215,10 +235,10 @@ class Metrics:
 
     # ---- NVML
 
-    def _ask(self, found: Found, pace_ms: int) -> None:
-        plan = self._plans.get(pace_ms)
+    def _ask(self, found: Found, pace_ms: int, *, beside_gpm: bool) -> None:
+        plan = self._plans.get((pace_ms, beside_gpm))
         if plan is None:
-            plan = self._plans[pace_ms] = self._planned(pace_ms, frozenset())
+            plan = self._plans[pace_ms, beside_gpm] = self._planned(pace_ms, frozenset(), beside_gpm)
         before = len(self._refused)
         self._ask_batch(found, plan)
         self._ask_calls(found, plan.calls)
@@ -229,17 +249,18 @@ class Metrics:
             before = len(self._refused)  # what was refused may be had in another way: ask those only
             done |= plan.ways
             self._plans.clear()
-            plan = self._planned(pace_ms, done)
+            plan = self._planned(pace_ms, done, beside_gpm)
             self._ask_batch(found, plan)
             self._ask_calls(found, plan.calls)
         found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
 
-    def _planned(self, pace_ms: int, done: Set[Way]) -> _Plan:
+    def _planned(self, pace_ms: int, done: Set[Way], beside_gpm: bool) -> _Plan:
+        left_out = UTILIZATION if beside_gpm else BESIDE_GPM
         covered: set[str] = set()
         fields: list[tuple[Way, int, Target]] = []
         calls: list[_Asked] = []
         for way in (*FIELDS, *CALLS):
-            if way in self._refused or covered.issuperset(way.keys):
+            if way in self._refused or way is left_out or covered.issuperset(way.keys):
                 continue
             if way.make is None and way.name not in self._ids:
                 self._refused[way] = Absent.UNSUPPORTED
@@ -359,6 +380,8 @@ class Metrics:
             if way in PCIE_CALLS and not profile:
                 continue
             for key in way.keys:
+                if key == UTILIZATION_KEY and profile and self._has_gpm:
+                    continue  # which tells it, from its second sample on
                 if reasons.get(key) is not Absent.NO_PERMISSION:
                     reasons[key] = why
         for key, why in reasons.items():

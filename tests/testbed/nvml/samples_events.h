@@ -7,7 +7,7 @@ typedef struct { unsigned version, count; nvmlGpmSample_t first, second; GpmMetr
 typedef struct { unsigned version, supported; } GpmSupport;
 #define GPM_MAGIC 0x67706d21u
 static const struct { unsigned id; const char *key; } GPM[] = {
-    {2, "GPM_METRIC_SM_UTIL"}, {3, "GPM_METRIC_SM_OCCUPANCY"}, {5, "GPM_METRIC_ANY_TENSOR_UTIL"},
+    {1, "GPM_METRIC_GRAPHICS_UTIL"}, {2, "GPM_METRIC_SM_UTIL"}, {3, "GPM_METRIC_SM_OCCUPANCY"}, {5, "GPM_METRIC_ANY_TENSOR_UTIL"},
     {10, "GPM_METRIC_DRAM_BW_UTIL"}, {11, "GPM_METRIC_FP64_UTIL"}, {12, "GPM_METRIC_FP32_UTIL"},
     {13, "GPM_METRIC_FP16_UTIL"}, {20, "GPM_METRIC_PCIE_TX_PER_SEC"}, {21, "GPM_METRIC_PCIE_RX_PER_SEC"},
     {60, "GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC"}, {61, "GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC"},
