@@ -128,6 +128,7 @@ class Agent:
         self._tell([NodeEvent(now_ms, gpu, EventKind.LIFECYCLE, code, message, "agent", count=count)])
 
     def _tell(self, events: Iterable[NodeEvent]) -> None:
+        now_ms = self._clock.now_ms()
         for event in events:
             message = pb.Event(
                 ts_ms=event.ts_ms,
@@ -139,6 +140,7 @@ class Agent:
                 backlog=event.backlog,
                 count=event.count,
                 forgeable=event.forgeable,
+                told_ms=now_ms,
             )
             self.spool.add_record(event.ts_ms, pb.Record(event=message))
 

@@ -58,7 +58,7 @@ def _event(
         return Refusal("bad record", f"an event with GPU {event.gpu} or a text that is too long (over {MAX_TEXT})")
     ts_ms = _moment(event.ts_ms, received_ms)
     suspect = ts_ms != event.ts_ms or (
-        not event.backlog and _clock_suspect(ts_ms, received_ms, hello_ms, clock_offset_ms)
+        not event.backlog and _clock_suspect(ts_ms, event.told_ms or ts_ms, received_ms, hello_ms, clock_offset_ms)
     )
     taken = Event(
         id=f"{node}/{spool}/{record.seq}",
@@ -78,12 +78,13 @@ def _event(
     return Taken(event=taken)
 
 
-def _clock_suspect(ts_ms: int, received_ms: int, hello_ms: int, clock_offset_ms: int) -> bool:
-    """Whether the node's clock is wrong by more than a minute. An event that waited in the spool (it is older than the
-    stream's Hello) is late and not wrong: there the clock at Hello tells."""
-    if abs(clock_offset_ms) > SUSPECT_MS:
+def _clock_suspect(ts_ms: int, told_ms: int, received_ms: int, hello_ms: int, clock_offset_ms: int) -> bool:
+    """Whether the node's clock is wrong by more than a minute. An event that was told long after it happened (the
+    agent's reader stood still), or that waited in the spool (it was told before the stream's Hello), is late and not
+    wrong: there the clock when it was told, or that at Hello, tells."""
+    if abs(clock_offset_ms) > SUSPECT_MS or ts_ms - received_ms > SUSPECT_MS:
         return True
-    return ts_ms >= hello_ms and abs(received_ms - ts_ms) > SUSPECT_MS
+    return told_ms >= hello_ms and abs(received_ms - told_ms) > SUSPECT_MS
 
 
 def _absence(absence: pb.Absence, node: str, received_ms: int) -> Taken | Refusal:

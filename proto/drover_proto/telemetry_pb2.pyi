@@ -426,6 +426,7 @@ class Event(_message.Message):
     BACKLOG_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     FORGEABLE_FIELD_NUMBER: _builtins.int
+    TOLD_MS_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     gpu: _builtins.int
     kind: _builtins.str
@@ -436,6 +437,8 @@ class Event(_message.Message):
     backlog: _builtins.bool
     count: _builtins.int
     forgeable: _builtins.bool
+    told_ms: _builtins.int
+    """the agent's clock when it was told: long after ts_ms where its reader stood still; 0: not known"""
     def __init__(
         self,
         *,
@@ -448,10 +451,11 @@ class Event(_message.Message):
         backlog: _builtins.bool = ...,
         count: _builtins.int = ...,
         forgeable: _builtins.bool = ...,
+        told_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "backlog", b"backlog", "code", b"code", "count", b"count", "forgeable", b"forgeable", "gpu", b"gpu", "kind", b"kind", "message", b"message", "source", b"source", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "backlog", b"backlog", "code", b"code", "count", b"count", "forgeable", b"forgeable", "gpu", b"gpu", "kind", b"kind", "message", b"message", "source", b"source", "told_ms", b"told_ms", "ts_ms", b"ts_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
     _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015

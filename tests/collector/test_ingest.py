@@ -294,6 +294,27 @@ async def test_no_event_is_refused_for_its_time(
         assert collector.events == [found]
 
 
+@pytest.mark.parametrize(
+    ("ts_ms", "told_ms", "suspect"),
+    [
+        (MINUTES, 10 * MINUTES - 500, False),
+        (MINUTES, 0, True),
+        (MINUTES, MINUTES + 500, True),
+        (-MINUTES, -500, False),
+        (13 * MINUTES, 10 * MINUTES - 500, True),
+    ],
+    ids=["its reader stood still", "an older agent", "the clock was set back", "waited in the spool", "of the future"],
+)
+def test_an_event_that_is_told_late_is_not_one_of_a_wrong_clock(ts_ms: int, told_ms: int, suspect: bool) -> None:
+    """Of a stream that began at T0 with the right time; now is 10 minutes later. What counts as of a wrong clock counts
+    as of now, and would take a node out again that was mended meanwhile."""
+    record = event(1, T0 + ts_ms, **({"told_ms": T0 + told_ms} if told_ms else {}))
+    taken = take_record(record, "n0", "s1", T0 + 10 * MINUTES, T0, 0)
+    assert isinstance(taken, Taken)
+    assert taken.event is not None
+    assert (taken.event.ts_ms, taken.event.clock_suspect) == (T0 + ts_ms, suspect)
+
+
 @in_loop
 async def test_a_failing_store_loses_nothing_and_holds_agents_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
