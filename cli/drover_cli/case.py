@@ -48,13 +48,17 @@ class Samples:
 
     def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
         """float64 of rows low .. high, NaN where absent or outside the catalog's range."""
-        chunk = self.table.column(metric.name).slice(low, high - low).cast(pa.float64())
-        values: npt.NDArray[np.float64] = chunk.to_numpy().astype(np.float64, copy=True)
+        chunk = self.table.column(metric.name).slice(low, high - low)
+        if pa.types.is_boolean(chunk.type):
+            chunk = chunk.cast(pa.uint8())
+        values = np.asarray(chunk.to_numpy(), np.float64)  # null is NaN
+        if not len(values) or (values.min() >= metric.low and values.max() <= metric.high):
+            return values  # all known and possible, as a rule
         with np.errstate(invalid="ignore"):
             wrong = (values < metric.low) | (values > metric.high)
         if wrong.any():
             refused[metric.name] += int(wrong.sum())
-            values[wrong] = np.nan
+            values = np.where(wrong, np.nan, values)
         return values
 
 
@@ -153,7 +157,7 @@ def _aggregate(
     for name in samples.table.column_names:
         column = samples.column(BY_NAME[name], int(low), int(high), refused)
         if alone:
-            made = np.full(count * entities, np.nan)
+            made = np.empty(count * entities) if len(cell) == count * entities else np.full(count * entities, np.nan)
             made[cell] = column
         else:
             made = aggregate(name, cell, ts_ms, column, count * entities)

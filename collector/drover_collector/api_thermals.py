@@ -15,7 +15,8 @@ from drover_collector.api_recent import MINUTE_MS, NOW, known, last_known, recen
 from drover_collector.buckets import Bucket, Floats
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.steady import counter_share
-from drover_collector.detectors.thermal import HELD_BY_HEAT, SLOWED_SHARE, Cooling, cooling
+from drover_collector.detectors.thermal import HELD_BY_HEAT, SLOWED_SHARE
+from drover_collector.detectors.thermal_cooling import Cooling, cooling
 from drover_collector.detectors.window import Window
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope

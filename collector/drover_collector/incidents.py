@@ -26,6 +26,7 @@ from drover_collector.incidents_rules import (
     apart,
     explains,
     fleet_wide,
+    goes_on,
     heat_explains,
     width,
 )
@@ -184,6 +185,8 @@ class IncidentBook:
                 same = incident.kind is finding.kind and incident.cause == finding.cause
                 if not (lately and same and not info) or best is not None:
                     continue
+            if best is not None and goes_on(finding, best.incident):
+                continue  # a GPU that is lost has an incident beside that of its memory
             if best is None or best.incident.closed_ms is not None or incident.severity is not Severity.INFO:
                 best = record
         return best

@@ -20,6 +20,8 @@ ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on t
     IncidentKind.IDLE: 0,
 }
 NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
+GPU_GONE = frozenset({"gpu_lost"})
+GONE_LATER_MS = 600_000  # as long as a failure explains what follows in its job: NCCL's watchdog ends that by then
 COMMON = "_common"  # end of the cause of what too many boards show at once (detectors/crowd.py)
 EXPLAINS_NOTHING = "kernel"  # the detector of what a host says of itself: no word on what its GPUs show
 CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, IncidentKind.HANG, IncidentKind.THERMAL})
@@ -43,8 +45,9 @@ def fleet_wide(cause: str) -> bool:
 
 
 def jobs_hurt(incidents: Iterable[Incident]) -> set[str]:
-    """Jobs that open incidents hurt; a note (idle GPUs, a newer driver) hurts none."""
-    return {i.job for i in incidents if i.job and i.closed_ms is None and i.severity is not Severity.INFO}
+    """Jobs that open incidents hurt; a note (a newer driver) hurts none, and who holds GPUs idle hurts nobody's job."""
+    hurting = (i for i in incidents if i.severity is not Severity.INFO and i.kind is not IncidentKind.IDLE)
+    return {i.job for i in hurting if i.job and i.closed_ms is None}
 
 
 def heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
@@ -55,10 +58,14 @@ def apart(finding: Finding, incident: Incident) -> bool:
     """Whether two things on one node or GPU have nothing to do with each other: each is an incident of its own.
 
     A cable's fault is no sequel of a fan's, and a clock that is wrong has no part in either; whoever mends the one must
-    not close the other with it. On a GPU all joins: its heat, errors and silence have one cause as a rule.
+    not close the other with it. On a GPU all joins: its heat, errors and silence have one cause as a rule. But one that
+    is lost minutes after a mere warning is news, for whoever has acknowledged or silenced the warning too.
     """
     if finding.kind is incident.kind:
         return False
+    if finding.cause in GPU_GONE and finding.detector not in incident.detectors:
+        mere = incident.severity is not Severity.CRITICAL  # else it is to be taken out as it is
+        return mere and finding.since_ms - incident.opened_ms > GONE_LATER_MS
     kinds = {finding.kind, incident.kind}
     if IncidentKind.DRIFT in kinds:
         return True  # how a node is set up stands for weeks: no fault is its sequel, and it keeps none open
@@ -68,6 +75,12 @@ def apart(finding: Finding, incident: Incident) -> bool:
         return True
     ports = finding.detector == "links" or incident.detectors == ("links",)
     return (ports and not kinds <= OF_PORTS) or kinds in HARDLY_TOGETHER
+
+
+def goes_on(finding: Finding, incident: Incident) -> bool:
+    """Whether this detector has told of an open fault before: it goes on there, whatever else came to the subject."""
+    told = finding.detector in incident.detectors and incident.closed_ms is None
+    return told and incident.severity is not Severity.INFO
 
 
 def explains(wide: Finding, narrow: Incident) -> bool:

@@ -8,10 +8,11 @@ import numpy as np
 
 from drover_collector.detectors import idle
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.detectors.idle import IDLE_MS
+from drover_collector.detectors.idle import IDLE_MS, WARN_MS
 from drover_collector.detectors.window import Window
 from drover_collector.engine import Engine
 from drover_collector.incidents_record import opened
+from drover_collector.incidents_rules import jobs_hurt
 from drover_collector.policy import Policy
 from drover_proto.events import Finding, Health, IncidentKind, Severity, Wanted
 
@@ -78,6 +79,19 @@ def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_told()
     feed.tick([0], 100)
     feed.tick([0], 6, gpu_util_ratio=0.9)
     assert feed.tick([0], 6) == []
+
+
+def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> None:
+    feed = Feed()
+    feed.tick([0], 60)
+    (note,) = feed.tick([0, 1], WARN_MS // 10_000 - 66)[-1:]
+    assert (note.severity, note.members) == (Severity.INFO, (("n00", 0), ("n00", 1)))
+    (warning,) = feed.tick([0, 1], 12)[-1:]
+    assert (warning.severity, warning.action, warning.members) == (Severity.WARNING, Wanted.NONE, (("n00", 0),))
+    engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
+    engine.restore([opened(warning, ("job", "812", None), warning.ts_ms).incident], [], [])
+    assert engine.health_of("n00")[0] is not Health.SUSPECT
+    assert jobs_hurt(engine.incidents.values()) == set()
 
 
 def test_a_restart_goes_on_counting() -> None:

@@ -245,8 +245,13 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
     for one in (engine, again):
         assert {i.node for i in one.incidents.values() if i.action is Wanted.DRAIN} == {"n02"}
     told = run(change, count=18)
-    assert {f.node for f in told if f.cause == "port_flaps"} == {"n00", "n01", "n02", "n03"}
-    assert {f.node for f in told if f.action is Wanted.DRAIN} == {"n02"}  # the one that goes down by itself, too
+    assert {f.node for f in told if f.cause == "port_flaps"} == {"n02"}  # the one that goes down by itself, too
+    assert {f.node for f in told if f.action is Wanted.DRAIN} == {"n02"}
+    for one in (engine, again):
+        (switch,) = [i for i in one.incidents.values() if i.scope == "leaf"]
+        assert (switch.cause, switch.severity) == ("switch", Severity.WARNING)
+        assert {node for node, _ in switch.members} == {"n00", "n01", "n02", "n03"}
+        assert "3 times" in switch.evidence[0].text
 
 
 def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_told_later_has_an_id_of_its_own() -> None:

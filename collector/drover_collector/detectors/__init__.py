@@ -31,8 +31,8 @@ class Detector:
 
 # What each knows again after a restart of incidents that are open, beside what it sees in the last minutes.
 RESTORED: Mapping[str, Callable[[Sequence[Incident]], object]] = {
-    module.NAME: module.restored for module in (xid, memory, links, hang, thermal, straggler, idle)
-}  # liveness needs the fleet too; kernel, drift and risk tell again what still stands
+    module.NAME: module.restored for module in (xid, memory, links, hang, thermal, straggler, drift, idle)
+}  # liveness needs the fleet too; kernel and risk tell again what still stands
 
 DETECTORS: tuple[Detector, ...] = (
     Detector(xid.NAME, xid.VERSION, xid.detect, xid.could_not_judge, xid.EXAMPLES, None),

@@ -8,19 +8,19 @@ and a second standard that many nodes have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.detectors.drift_texts import ATTRIBUTES, NIC, Attribute, Deviation, finding
+from drover_collector.detectors.drift_texts import ATTRIBUTES, FIRMWARE_OF, NIC, Attribute, Deviation, finding, told_of
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
 from drover_collector.detectors.inventory import UNKNOWN, Codes, Column, Inventory, Times
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.steady import Ints
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Finding, Severity
+from drover_proto.events import Finding, Incident, Severity
 
 NAME = "drift"
 VERSION = 1
@@ -49,6 +49,28 @@ ROLLOUT_SHARE = 0.1  # of the group's nodes that lately took what is now the maj
 class State:
     looked_ms: int = 0
     told: frozenset[tuple[str, int, str]] = frozenset()  # attribute, node or GPU, value: of the last look
+    left: Sequence[Incident] = ()  # open at the start
+
+
+def restored(incidents: Sequence[Incident]) -> State:
+    """State that still knows who was told of: mending one of two does not end the other's incident after a restart."""
+    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.node is not None])
+
+
+def _take_over(index: FleetIndex, s: State) -> None:
+    known = set(s.told)
+    scopes = {attribute.key: attribute.scope for attribute in ATTRIBUTES}
+    for incident in s.left:
+        n = index.node_number.get(incident.node or "")
+        if n is None:
+            continue
+        for key, value in [told for e in incident.evidence if (told := told_of(e.text))]:
+            if scopes.get(key, "node") == "node":
+                known.add((key, n, value))
+                continue
+            gpus = range(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
+            known |= {(key, g, value) for g in gpus if incident.gpu in (None, int(index.gpu_slot[g]))}
+    s.told, s.left = frozenset(known), ()
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -57,6 +79,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if not window.fresh or told is None or 0 <= now_ms - s.looked_ms < EVERY_MS:
         return [], s
     s.looked_ms = now_ms
+    if s.left:
+        _take_over(window.index, s)
     found = [d for attribute in _attributes(told) for d in _deviations(window.index, told, attribute, s.told, now_ms)]
     s.told = frozenset((d.attribute.key, d.n if d.g is None else d.g, d.value) for d in found)
     subjects: dict[tuple[int, int | None], list[Deviation]] = {}
@@ -76,7 +100,7 @@ def _attributes(told: Inventory) -> Iterator[Attribute]:
         if attribute.key in (told.gpu if attribute.scope == "gpu" else told.node):
             yield attribute
     for name in told.nic_boards:
-        yield NIC._replace(key=name, words=f"firmware of {name.removeprefix('nic.')}")
+        yield NIC._replace(key=name, words=f"{FIRMWARE_OF}{name.removeprefix('nic.')}")
 
 
 def _groups(index: FleetIndex, told: Inventory, attribute: Attribute) -> Ints:

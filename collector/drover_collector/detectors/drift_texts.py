@@ -122,6 +122,20 @@ def _parts(text: str, base: int) -> list[tuple[int, str]]:
     return [(int(part, base), "") if number.fullmatch(part) else (0, part.lower()) for part in parts]
 
 
+_SAID = re.compile(r"(.+?) is (.+?), while \d+ of \d+ ")
+FIRMWARE_OF = "firmware of "  # an adapter
+
+
+def told_of(text: str) -> tuple[str, str] | None:
+    """Attribute and value that a finding's evidence tells of, for a restart; None: it tells of something else."""
+    said = _SAID.match(text)
+    if said is None:
+        return None
+    if said[1].startswith(FIRMWARE_OF):
+        return f"nic.{said[1].removeprefix(FIRMWARE_OF)}", said[2]
+    return next(((a.key, said[2].removesuffix(a.unit)) for a in ATTRIBUTES if a.words == said[1]), None)
+
+
 def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_ms: int) -> Finding:
     """One finding for all that differs on a node or GPU; the worst first, in the order of ATTRIBUTES."""
     first = max(deviations, key=lambda d: SEVERITY_ORDER.index(d.severity))

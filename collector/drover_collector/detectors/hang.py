@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from drover_collector.buckets import BUCKET_MS, Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, group_medians
+from drover_collector.detectors.robust import Bools, Grouping, grouped
 from drover_collector.detectors.steady import Ints, column
 from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
@@ -84,6 +84,7 @@ class State:
     jobs: dict[str, Job] = field(default_factory=dict)
     left: list[Incident] = field(default_factory=list)  # open at the start
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
+    grouping: Grouping | None = None  # of the last bucket
 
 
 def restored(incidents: Sequence[Incident]) -> State:
@@ -110,8 +111,12 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return [], s
     _take_over(window.index, s)
     bucket = window.newest
-    jobs = [s.jobs.setdefault(name, Job()) for name in bucket.job_names]
-    look = _Look(window, jobs)
+    running = np.unique(bucket.jobs[bucket.jobs >= 0])  # a case names all jobs of its days
+    names = [bucket.job_names[number] for number in running.tolist()]
+    jobs = [s.jobs.setdefault(name, Job()) for name in names]
+    groups = np.where(bucket.jobs >= 0, np.searchsorted(running, bucket.jobs), -1).astype(np.int64)
+    s.grouping = grouped(groups, s.grouping)
+    look = _Look(window, names, jobs, s.grouping)
     s.active_ms[look.active | ~look.known] = bucket.end_ms
     for number, job in enumerate(jobs):
         job.seen_ms = bucket.end_ms
@@ -144,30 +149,32 @@ class _Look:
     """The newest bucket, by GPU and by job.
 
     Attributes:
+        names: of the jobs, in the order of all that is by job.
         active, known: bool [G]: does some of what its job does when it works; whether that can be told.
         sizes, heard: of each job's GPUs, int [J]. util: median of each job, float64 [J], NaN where unknown.
-        medians, highest: metric -> float64 [J] over each job's GPUs.
+        medians: metric -> float64 [J] over each job's GPUs.
     """
 
-    def __init__(self, window: Window, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-        self.groups = window.newest.jobs.astype(np.int64)
+    def __init__(self, window: Window, names: Sequence[str], jobs: Sequence[Job], grouping: Grouping) -> None:
+        self._window, self.names, self._jobs = window, names, jobs
+        self.groups = grouping.groups
         self.held: Bools = self.groups >= 0
         self.gpu_util = column(window, "gpu_util_ratio")
         self.sizes = self._number(self.held)
         self.silent: Bools = window.newest.gpu_rows == 0
         self.heard = self._number(~np.isnan(self.gpu_util))
         self._spinning = self._number(self.gpu_util >= SPINS)
-        self.util = group_medians(self.gpu_util, self.groups, len(jobs))[0]
         values = {metric: column(window, metric) for metric in LEVELS}
-        self.medians = {m: group_medians(values[m], self.groups, len(jobs))[0] for m in LEVELS}
-        self.highest = {metric: self._highest(values[metric]) for metric in CHANNELS}
+        self.util, *medians = grouping.medians(np.array([self.gpu_util, *values.values()]))[0]
+        self.medians = dict(zip(values, medians, strict=True))
         self.active, self.known = np.zeros(len(self.groups), bool), np.zeros(len(self.groups), bool)
-        for metric in CHANNELS:
-            levels = np.array([job.level[metric] if metric in job.channels else np.nan for job in jobs] or [np.nan])
-            limits = np.where(self.held, STILL * levels[self.groups], np.nan)
+        levels = np.full((len(CHANNELS), len(jobs) + 1), np.nan)  # the last: of GPUs without a job
+        for number, job in enumerate(jobs):
+            shown = job.channels
+            levels[:, number] = [job.level[metric] if metric in shown else np.nan for metric in CHANNELS]
+        for metric, limits in zip(CHANNELS, STILL * levels[:, self.groups], strict=True):
             self.active |= values[metric] > limits
-            self.known |= ~np.isnan(values[metric]) & ~np.isnan(limits)
+            self.known |= ~np.isnan(values[metric] + limits)
         self._working = self._number(self.active)
 
     def enough(self, number: int) -> bool:
@@ -177,11 +184,9 @@ class _Look:
     def _number(self, flags: Bools) -> npt.NDArray[np.intp]:
         return np.bincount(self.groups[flags & self.held], minlength=len(self._jobs))
 
-    def _highest(self, values: Floats) -> Floats:
-        found = np.full(len(self._jobs), -np.inf)
-        keep = ~np.isnan(values) & self.held
-        np.maximum.at(found, self.groups[keep], values[keep])
-        return np.where(np.isneginf(found), np.nan, found)
+    def highest(self, metric: str, number: int) -> float:
+        """Of a job's GPUs, NaN where none is known."""
+        return float(np.fmax.reduce(column(self._window, metric)[self.groups == number], initial=np.nan))
 
     def stands_still(self, number: int) -> bool:
         """None of its GPUs does anything, most of them run a kernel all the same, and power has fallen."""
@@ -196,7 +201,7 @@ class _Look:
 
 def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
     bucket, index = window.newest, window.index
-    for number, name in enumerate(bucket.job_names):
+    for number, name in enumerate(look.names):
         job = s.jobs.get(name)
         if job is None or job.still_ms is None or job.seen_ms != bucket.end_ms:
             continue
@@ -262,7 +267,7 @@ def _evidence(look: _Look, number: int, job: Job, to_ms: int) -> tuple[Evidence,
         text = f"power: {power:.0f} W; {usual:.0f} W while it worked"
         facts.append(Evidence(text, "power_w", power, usual, from_ms=job.still_ms, to_ms=to_ms))
     for metric in job.channels:
-        most = float(look.highest[metric][number])
+        most = look.highest(metric, number)
         if not np.isnan(most):
             share = most / job.level[metric]
             text = (

@@ -1,6 +1,8 @@
-"""GPUs that a job holds and does not use, and free ones that no job of whole nodes can use. Information, never more.
+"""GPUs that a job holds and does not use, and free ones that no job of whole nodes can use.
 
-Both are matters of people and of the scheduler, not of the hardware: nothing is asked for, and nobody is woken.
+Both are matters of people and of the scheduler, not of the hardware: nothing is asked for and no node is suspect. What
+a job holds idle is a note after half an hour and a warning after an hour; free GPUs in pieces are never more than a
+note.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ QUIET_MS = 180_000
 # Starts, checkpoints, evaluations and waits for data take minutes. Sites that end idle jobs write to their owners
 # first, and end them after two hours (Princeton Research Computing, "Utilization Policies": zero GPU utilisation).
 IDLE_MS = 1_800_000
+# Their Job Defense Shield writes the first warning after 60 minutes (`first_warning_minutes`, cancel-zero-gpu-jobs).
+WARN_MS = 3_600_000
 # No kernel in 95 % of the time, and power near rest: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
 IDLE_MS_KEPT = IDLE_MS + 300_000  # of what counts: so much of a break as takes this away is no use of a GPU
 BREAK = 10  # times its length is what a break takes away: half a minute's look at a notebook, or a save of nothing new
@@ -136,13 +140,14 @@ def _idle(window: Window) -> Floats:
 
 
 def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
-    """One finding for each job that holds idle GPUs."""
+    """One finding for each job that holds idle GPUs; of those that it has held so for an hour, where there are any."""
     bucket, index = window.newest, window.index
     long = (s.calm_ms >= IDLE_MS) & (bucket.jobs >= 0)
     for number in np.unique(bucket.jobs[long]).tolist():
         job = bucket.job_names[number]
         held = bucket.jobs == number
-        gpus = np.flatnonzero(long & held)
+        warn = bool((long & held & (s.idle_ms >= WARN_MS)).any())
+        gpus = np.flatnonzero(long & held & ((s.idle_ms >= WARN_MS) | (not warn)))
         count, total = len(gpus), int(held.sum())
         idle_ms = int(s.idle_ms[gpus].min())
         hours = float(s.idle_ms[gpus].sum()) / 3_600_000
@@ -151,8 +156,8 @@ def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         power, util = (float(np.nanmedian(column(window, m)[gpus])) if _known(window, m, gpus) else float("nan")
                        for m in ("power_w", "gpu_util_ratio"))  # fmt: skip
         yield Finding(
-            NAME, IncidentKind.IDLE, "idle_gpus", "job", None, None, members, now_ms, now_ms - idle_ms, Severity.INFO,
-            0.9, Wanted.NONE,
+            NAME, IncidentKind.IDLE, "idle_gpus", "job", None, None, members, now_ms, now_ms - idle_ms,
+            Severity.WARNING if warn else Severity.INFO, 0.9, Wanted.NONE,
             f"Job {job} holds {all_of} idle for {duration(idle_ms)} or longer: {hours:.1f} GPU-hours so far.",
             "Ask its owner whether it waits for something, or asked for more than it uses; the GPUs are well.",
             (
@@ -200,8 +205,8 @@ def _scattered(window: Window, s: State) -> Iterator[tuple[int, Finding]]:
 def _whole_jobs(jobs: Codes, gpu_node: Codes, sizes: Codes) -> bool:
     """Whether most held GPUs belong to jobs that have their nodes for themselves."""
     held = jobs >= 0
-    pairs, counts = np.unique(np.stack([jobs[held], gpu_node[held]]), axis=1, return_counts=True)
-    whole = counts == sizes[pairs[1]]
+    pairs, counts = np.unique(jobs[held].astype(np.int64) * len(sizes) + gpu_node[held], return_counts=True)
+    whole = counts == sizes[pairs % len(sizes)]
     return bool(counts[whole].sum() >= WHOLE_SHARE * held.sum())
 
 
@@ -217,5 +222,10 @@ EXAMPLES = (
         "a job that holds its GPUs and does nothing",
         lambda: play(small_fleet(), 190, _rests),
         frozenset({("idle", "idle_gpus", "job", "info")}),
+    ),
+    Example(
+        "a job that has done so for an hour",
+        lambda: play(small_fleet(), 370, _rests),
+        frozenset({("idle", "idle_gpus", "job", "info"), ("idle", "idle_gpus", "job", "warning")}),
     ),
 )

@@ -8,7 +8,7 @@ a way of counting, and tells nobody apart.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -47,6 +47,7 @@ COMMON_SHARE = 0.1  # of all ports that show the same: it tells nobody apart
 COMMON_LEAST = 3  # ports, in a small fleet
 LEAF_SHARE = 0.5  # of a leaf's ports that are down: the switch
 LEAF_NODES = 3  # at least, on so many nodes
+RESET = "went down together for moments,"  # as evidence tells it, for a restart
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident]) -> No
     seen_up, down_ms = s.seen_up.copy(), s.down_ms.copy()
     for incident in incidents:
         facts = [e for e in incident.evidence if e.metric in ("link_up", "link_downed")]
+        _take_over_resets(s, index, incident)
         for n in {index.node_number.get(node, -1) for node, _ in incident.members} if facts else ():
             for k in of_node.get(n, ()):
                 mine = [e for e in facts if e.text.startswith(f"port {s.ports[k].name} ")]
@@ -128,6 +130,17 @@ def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident]) -> No
                         times = np.linspace(e.from_ms, e.to_ms, min(int(e.value), most)).astype(np.int64)
                         s.flaps[k] = deque(times.tolist(), maxlen=FLAPS_KEPT)
     s.seen_up, s.down_ms = seen_up, down_ms
+
+
+def _take_over_resets(s: State, index: FleetIndex, incident: Incident) -> None:
+    """When a switch took its ports along: how often, first and last are known."""
+    leafs = {link.leaf or index.spec.by_name[node].leaf for node, _ in incident.members if node in index.node_number
+             for link in index.spec.by_name[node].links}  # fmt: skip
+    for e in incident.evidence:
+        if RESET in e.text and e.value and e.from_ms is not None and e.to_ms is not None and incident.scope == "leaf":
+            for leaf in leafs:
+                if leaf and f"leaf {leaf}," in incident.summary:
+                    s.shared[leaf] = set(np.linspace(e.from_ms, e.to_ms, int(e.value)).astype(np.int64).tolist())
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -180,14 +193,17 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
         if not s.flaps[k]:
             del s.flaps[k]
     yield from leafs
-    for n, mine in groupby(_told(s, down, bucket.end_ms), lambda k: ports[k].node):  # ports are in the nodes' order
+    yield from _resets(window, ports, s, now_ms)
+    for n, mine in groupby(
+        _told(ports, s, down, bucket.end_ms), lambda k: ports[k].node
+    ):  # ports are in the nodes' order
         if index.nodes[n].name not in of_leafs:
             yield _of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
 
 
 def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int) -> None:
     """Remember when most of a switch's ports went down together, on several nodes: it was the switch, for less than the
-    time after which `_leafs` tells of it. Such flaps are told and drain nobody."""
+    time after which `_leafs` tells of it. Such flaps are told of the switch, not of its nodes."""
     of_leaf: dict[str, list[int]] = {}
     for k in flapped:
         if ports[k].leaf:
@@ -201,14 +217,20 @@ def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int
             s.shared[leaf] = {ms for ms in s.shared.get(leaf, ()) if at_ms - ms <= FLAPS_MS} | {at_ms}
 
 
-def _told(s: State, down: Bools, end_ms: int) -> list[int]:
+def _told(ports: Sequence[Port], s: State, down: Bools, end_ms: int) -> list[int]:
     """Ports of which something is to be told."""
-    flapping = [k for k, times in s.flaps.items() if _flaps(times, end_ms) >= FLAPS_WARNING]
+    flapping = [k for k in s.flaps if _flaps(_own(ports[k], k, s), end_ms) >= FLAPS_WARNING]
     gone = np.flatnonzero(down & (end_ms - s.down_ms >= DOWN_MS)).tolist()
     return sorted({*flapping, *gone, *np.flatnonzero(s.errs >= PERSIST).tolist()})
 
 
-def _flaps(times: deque[int], end_ms: int) -> int:
+def _own(port: Port, k: int, s: State) -> list[int]:
+    """When a port went down by itself, not with its switch."""
+    shared = s.shared.get(port.leaf, ())
+    return [at_ms for at_ms in s.flaps.get(k, ()) if at_ms not in shared]
+
+
+def _flaps(times: Collection[int], end_ms: int) -> int:
     return sum(end_ms - at_ms <= FLAPS_MS for at_ms in times)
 
 
@@ -260,6 +282,26 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
             f"{len(gone)} of {len(mine)} ports at leaf {leaf} are down, on {len(nodes)} nodes: it is the switch.",
             "Look at the switch, not at the nodes; keep new work that needs the fabric off them until it is back.",
             (Evidence(f"ports down on {listing(nodes)}", "link_up", 0.0, 1.0, None, len(mine), since, end_ms),),
+        )  # fmt: skip
+
+
+def _resets(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
+    """Leaf switches that took their ports along again and again, each time for moments."""
+    end_ms = window.newest.end_ms
+    for leaf, moments in s.shared.items():
+        times = sorted(at_ms for at_ms in moments if end_ms - at_ms <= FLAPS_MS)
+        if len(times) < FLAPS_WARNING:
+            continue
+        mine = [k for k in s.flaps if ports[k].leaf == leaf]
+        nodes = sorted({window.index.nodes[ports[k].node].name for k in mine})
+        text = f"{RESET} {len(times)} times in {duration(end_ms - times[0])}"
+        yield Finding(
+            NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms,
+            times[0], Severity.WARNING, 0.85, Wanted.ADVISE,
+            f"{len(mine)} ports at leaf {leaf}, on {len(nodes)} nodes, {text}: it is the switch.",
+            "Look at the switch (its log, its power, a restart under way), not at the nodes and their cables.",
+            (Evidence(f"ports of {listing(nodes)} {text}", "link_downed", float(len(times)), 0.0, None, len(mine),
+                      times[0], times[-1]),),
         )  # fmt: skip
 
 
@@ -332,15 +374,13 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
     if down_ms >= DOWN_MS:
         text = f"has been down for {duration(down_ms)}"
         yield told(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
-    times = s.flaps.get(k, deque())
+    times = _own(port, k, s)
     flaps = _flaps(times, end_ms)
     if flaps >= FLAPS_WARNING:
         first = max(times[0], end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
         fact = ("link_downed", float(flaps), 0.0)  # from the first to the last: a restart reads them from it
-        shared = s.shared.get(port.leaf, ())
-        own = _flaps(deque(at_ms for at_ms in times if at_ms not in shared), end_ms)
-        yield told(own >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
+        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
     if s.errs[k] >= PERSIST:
         for metric, rate in rates.items():
             if rate[k] > RATES[metric]:

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from drover_collector.buckets import Floats
-from drover_collector.detectors.robust import Bools, Peers, peers
+from drover_collector.detectors.robust import Bools, Groups, Peers, peers
 from drover_collector.detectors.steady import IDLE_UTIL, Ints, boards, column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -36,11 +36,12 @@ REPLAYS_PER_LANE = (0.15, 0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
 @dataclass(slots=True)
 class GpuState:
     streaks: dict[str, Ints] = field(default_factory=dict)  # cause -> buckets in a row, [G]
+    usual: dict[str, tuple[Floats, Groups, Peers]] = field(default_factory=dict)  # metric -> its last values, and peers
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def gpu_links(window: Window, s: GpuState, now_ms: int) -> Iterator[Finding]:
-    look = _Look(window)
+    look = _Look(window, s.usual)
     standing: dict[tuple[str, int], int] = {}
     for cause, found in look.flags().items():
         streak = s.streaks.get(cause)
@@ -68,14 +69,18 @@ class _Look:
         narrow: GPUs with fewer lanes, bool [G].
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, known: dict[str, tuple[Floats, Groups, Peers]]) -> None:
         self.window = window
         self._kinds = (boards(window) + 1)[window.index.gpu_node]
         self.values = {metric: column(window, metric) for metric in ("nvlink_active_links", "pcie_width")}
         # Some boards lower the generation while they rest.
         rests = ~(column(window, "gpu_util_ratio") >= IDLE_UTIL)
         self.values["pcie_generation"] = np.where(rests, np.nan, column(window, "pcie_generation"))
-        self.usual: dict[str, Peers] = {metric: peers(values, self._kinds) for metric, values in self.values.items()}
+        for metric, values in self.values.items():  # what links train to changes seldom
+            old = known.get(metric)
+            if not (old and np.array_equal(old[0], values, equal_nan=True) and np.array_equal(old[1], self._kinds)):
+                known[metric] = values.copy(), self._kinds, peers(values, self._kinds)
+        self.usual = {metric: known[metric][2] for metric in self.values}
         self.rates = {metric: _rate(window, metric, limit) for metric, limit in NVLINK_RATES.items()}
         self.rates["pcie_replays"] = _rate(window, "pcie_replays", 0.0)
         self.narrow = self._below("pcie_width")
@@ -123,18 +128,27 @@ def _rate(window: Window, metric: str, limit: float) -> Floats:
     """Growth per second from the first to the last value in the window, float64 [G]; NaN where it began anew or fewer
     than two are known: the agent and dcgm-exporter read some counters each 30 s only."""
     size = window.index.gpu_count
-    before, now, since_ms, at_ms = (np.full(size, np.nan) for _ in range(4))
-    for bucket in window.buckets:
-        if (value := bucket.gpu.get(metric)) is not None:
-            known = ~np.isnan(value)
-            fresh = known & np.isnan(before)
-            before[fresh], since_ms[fresh] = value[fresh], bucket.end_ms
-            now[known], at_ms[known] = value[known], bucket.end_ms
+    told = [(bucket.end_ms, values) for bucket in window.buckets if (values := bucket.gpu.get(metric)) is not None]
+    (before, since_ms), (now, at_ms) = _first_known(told, size), _first_known(told[::-1], size)
     elapsed_s, grown = (at_ms - since_ms) / 1000, now - before
     with np.errstate(invalid="ignore"):
         known = (grown >= 0) & (elapsed_s > 0)
         over_s = np.where(known, elapsed_s if limit >= 1 else np.maximum(elapsed_s, MINUTE_S), np.nan)
     return np.where(known, grown / over_s, np.nan)
+
+
+def _first_known(told: Sequence[tuple[int, Floats]], size: int) -> tuple[Floats, Floats]:
+    """The first value of each GPU that is not NaN, and when it was told; float64 [G]."""
+    values, at_ms = np.full(size, np.nan), np.full(size, np.nan)
+    for number, (end_ms, some) in enumerate(told):
+        if not number:
+            values, at_ms = some.copy(), np.full(size, float(end_ms))
+            continue
+        gaps = np.isnan(values)
+        if not gaps.any():
+            break
+        values[gaps], at_ms[gaps] = some[gaps], end_ms
+    return values, at_ms
 
 
 def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms: int) -> Finding:

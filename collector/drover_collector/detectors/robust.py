@@ -34,30 +34,42 @@ class Grouping:
         inside = np.flatnonzero(groups >= 0)
         order = inside[np.argsort(groups[inside], kind="stable")]
         self.size: Groups = np.bincount(groups[inside], minlength=self.count).astype(np.int64)
-        starts = np.cumsum(self.size) - self.size
-        self._blocks: list[tuple[Groups, Groups]] = []  # (groups [k], entities [k, size])
-        for size in np.unique(self.size[self.size > 0]).tolist():
-            which = np.flatnonzero(self.size == size)
-            self._blocks.append((which, order[starts[which][:, None] + np.arange(size)]))
+        self._there = np.flatnonzero(self.size)
+        first = (np.cumsum(self.size) - self.size)[self._there]
+        sizes = self.size[self._there]
+        by_size = np.argsort(sizes, kind="stable")
+        self._there, first, self._sizes = self._there[by_size], first[by_size], sizes[by_size]
+        self._ends = np.cumsum(self._sizes)
+        self._starts = self._ends - self._sizes
+        # Entities by group, groups of one size next to each other.
+        self._order = order[np.repeat(first - self._starts, self._sizes) + np.arange(len(order))]
+        self._blocks: list[tuple[int, int, int]] = []  # from, to, size of its groups
+        for size, start, end in zip(self._sizes.tolist(), self._starts.tolist(), self._ends.tolist(), strict=True):
+            if self._blocks and self._blocks[-1][2] == size:
+                start = self._blocks.pop()[0]
+            self._blocks.append((start, end, size))
 
     def medians(self, values: Floats) -> tuple[Floats, Floats]:
         """Median and number of values of each group: float64 [M, E] -> [M, J] twice; NaN is left out."""
         medians, counts = np.full((len(values), self.count), np.nan), np.zeros((len(values), self.count))
-        for which, entities in self._blocks:
-            block = np.sort(values[:, entities], axis=-1)  # NaN to the end
-            size = block.shape[-1]
-            whole = (block[:, :, (size - 1) // 2] + block[:, :, size // 2]) / 2
-            gaps = np.isnan(block[:, :, -1])
-            known = np.full(whole.shape, size)
-            if gaps.any():
-                some = block[gaps]  # [those with NaN, size]
-                have = np.count_nonzero(~np.isnan(some), axis=-1)
-                rows = np.arange(len(some))
-                low, high = some[rows, np.maximum(have - 1, 0) // 2], some[rows, have // 2]
-                whole[gaps] = np.where(have > 0, (low + high) / 2, np.nan)
-                known[gaps] = have
-            medians[:, which] = whole
-            counts[:, which] = known
+        if not len(self._order) or not len(values):
+            return medians, counts
+        laid = np.take(values, self._order, axis=1)
+        for start, end, size in self._blocks:
+            laid[:, start:end].reshape(len(laid), -1, size).sort(axis=-1)  # in place, NaN to the end
+        counts[:, self._there] = self._sizes
+        low, high = self._starts + (self._sizes - 1) // 2, self._starts + self._sizes // 2
+        found = (laid[:, low] + laid[:, high]) / 2
+        gaps = np.isnan(laid[:, self._ends - 1])
+        rows = np.flatnonzero(gaps.any(axis=1))
+        if len(rows):
+            have = np.add.reduceat(~np.isnan(laid[rows]), self._starts, axis=1, dtype=np.int64)
+            at, some = np.arange(len(rows))[:, None], laid[rows]
+            low = self._starts + np.maximum(have - 1, 0) // 2
+            high = self._starts + np.minimum(have // 2, self._sizes - 1)
+            found[rows] = np.where(have > 0, (some[at, low] + some[at, high]) / 2, np.nan)
+            counts[np.ix_(rows, self._there)] = have
+        medians[:, self._there] = found
         return medians, counts
 
     def spread(self, of_groups: Floats) -> Floats:
@@ -72,6 +84,18 @@ class Grouping:
         median = self.spread(medians)
         sigmas, _ = self.medians(np.abs(values - median))
         return Peers(median, self.spread(sigmas) * MAD_TO_SIGMA, np.nan_to_num(self.spread(counts)))
+
+
+def grouped(groups: Groups, before: Grouping | None) -> Grouping:
+    """Their layout: the one of the last bucket where the groups are the same, for jobs last hours."""
+    same = before is not None and np.array_equal(before.groups, groups)
+    return before if before is not None and same else Grouping(groups)
+
+
+def middle(values: Floats) -> float:
+    """The median of known values; numpy's own takes ten times as long for so few."""
+    ordered = np.sort(values)
+    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
 
 
 @dataclass(frozen=True, slots=True)

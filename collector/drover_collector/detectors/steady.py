@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.buckets import Floats
-from drover_collector.detectors.robust import Bools, Groups, group_medians
+from drover_collector.detectors.robust import Bools, Grouping, Groups, group_medians
 from drover_collector.detectors.window import Window
 
 BUSY_UTIL = 0.5  # of time with a kernel: below it a job's GPUs are loading, saving or idle, and say nothing
@@ -61,33 +61,32 @@ def job_groups(window: Window) -> Groups:
     return np.where(jobs >= 0, jobs * (int(of_node.max(initial=0)) + 1) + of_node[window.index.gpu_node], -1)
 
 
-def working(window: Window, groups: Groups) -> Bools:
+def working(window: Window, grouping: Grouping) -> Bools:
     """GPUs that work in a group that works steadily: most of it is busy, and its power is that of the last bucket."""
-    bucket = window.newest
-    count = int(groups.max(initial=-1)) + 1
-    inside = groups >= 0
-    good = np.zeros(count, bool) if not count else np.ones(count, bool)
-    util = bucket.gpu.get("gpu_util_ratio")
-    if util is not None and count:
-        medians, _ = group_medians(util, groups, count)
-        good &= ~(medians < BUSY_UTIL)  # NaN: not known, judged by power alone
-    power = window.gpu("power_w")
-    if count and len(power) >= 2:
-        now, _ = group_medians(power[-1], groups, count)
-        before, _ = group_medians(power[-2], groups, count)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            good &= ~(np.abs(now / before - 1) > POWER_STEADY)
+    groups, util = grouping.groups, window.newest.gpu.get("gpu_util_ratio")
+    nothing, count = np.full(len(groups), np.nan), grouping.count
+    if not count:
+        return np.zeros(len(groups), bool)
+    powers = [bucket.gpu.get("power_w") for bucket in window.buckets[-2:]]
+    columns = [nothing if values is None else values for values in (util, powers[-1], powers[0])]
+    (of_util, now, before), _ = grouping.medians(np.array(columns))
+    good = ~(of_util < BUSY_UTIL)  # NaN: not known, judged by power alone
+    with np.errstate(invalid="ignore", divide="ignore"):
+        good &= ~(np.abs(now / before - 1) > POWER_STEADY)
     idle = np.zeros(len(groups), bool) if util is None else util < IDLE_UTIL
-    return np.asarray(inside & ~idle & np.where(inside, good[groups] if count else False, False))
+    return np.asarray((groups >= 0) & ~idle & good[groups])
 
 
 def counter_share(window: Window, metric: str) -> Floats:
     """How much of the newest bucket's time a counter of microseconds grew, float64 [G], 0..1; NaN where unknown."""
-    values = window.gpu(metric)
-    if len(values) < 2:
-        return np.full(window.index.gpu_count, np.nan)
+    nothing = np.full(window.index.gpu_count, np.nan)
+    if len(window.buckets) < 2:
+        return nothing
     elapsed_us = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) * 1000
-    grown = values[-1] - values[-2]
+    before, now = (bucket.gpu.get(metric) for bucket in window.buckets[-2:])
+    if before is None or now is None:
+        return nothing
+    grown = now - before
     # Less: the driver was loaded anew. More than time allows: it is not in microseconds, and says nothing.
     grown[(grown < 0) | (grown > COUNTER_SLACK * elapsed_us)] = np.nan
     return np.asarray(np.clip(grown / elapsed_us, 0, 1))

@@ -17,14 +17,14 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, peers
-from drover_collector.detectors.steady import Ints, JobAges, boards, column, has_bits, job_groups, working
-from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, LEARN, Drifts
+from drover_collector.detectors.robust import Bools, Grouping, grouped
+from drover_collector.detectors.steady import Ints, JobAges, column, has_bits, job_groups, working
+from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, LEARN, Drifts, of_node
 from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look
-from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, nic_finding, node_finding, usual_of
+from drover_collector.detectors.straggler_nics import Nics, slow_nics
+from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, node_finding, usual_of
 from drover_collector.detectors.window import Window
 from drover_proto.events import Finding, Incident
-from drover_proto.fleet import LinkSpec
 
 NAME = "straggler"
 VERSION = 2
@@ -60,7 +60,6 @@ HOST_NODE_SHARE = 0.75  # of a node's GPUs with such gaps: its host is late, not
 HOST_CPU_RATIO = 1.5  # CPU of that node against the job's others
 HOST_CPU_HALF = 1.2  # in a job of two nodes, where the median lies in the middle between them
 WAITED_RATIO = 1.02  # SM duty over the peers'
-NIC_RATE_RATIO = 0.97
 # Small effects, where the sequential test speaks or the GPU reports a limit since before the job began.
 DUTY_TOLD = 0.5  # of the test's threshold: the second sign
 REPORTED_CLOCK = -0.015  # log ratio to the peers, smoothed, with a limit that the GPU reports
@@ -70,6 +69,7 @@ SMALL_CLOCK = -0.015  # log ratio to its own offset: less is not told of a clock
 SLOWER = -0.006  # log ratio to its peers, smoothed: what only lost its lead over them holds nobody up
 FREE_BUCKETS = 3  # since its power limit last held it: from then on its clock does not follow its work
 SMALL_GAP = 0.012  # of time, a node's mean
+RESTED = 0.5  # of that time: with as much less duty it has less to do, as a replica of a service has now and then
 CLEAR_GAP = 0.03  # likewise, where the CPUs show nothing
 CLEAR_BUCKETS = 6  # in a row with the test's threshold passed
 
@@ -82,16 +82,13 @@ BRAKE_BITS = 0x80
 @dataclass(slots=True)
 class State:
     ages: JobAges = field(default_factory=JobAges)
+    held: Grouping | None = None  # GPUs by job and board, of the last bucket
+    judged: Grouping | None = None  # of these, those that were judged
     drifts: Drifts = field(default_factory=lambda: Drifts.of(0))
     streaks: dict[str, Floats] = field(default_factory=dict)  # cause -> buckets in a row, less MISSED for others, [G]
     free: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets since its power limit held it, [G]
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
-    ports: list[tuple[int, LinkSpec]] = field(default_factory=list)  # (node, port), as buckets have them
-    port_names: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # ports of one name have one number
-    port_nodes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    port_serves: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a GPU
-    nic_streak: dict[int, int] = field(default_factory=dict)  # link -> buckets in a row
-    nic_since_ms: dict[int, int] = field(default_factory=dict)
+    nics: Nics = field(default_factory=Nics)
     left: Sequence[Incident] = ()  # open at the start
 
 
@@ -110,7 +107,12 @@ def _take_over(window: Window, s: State) -> None:
             channel = CHANNELS.index(name)
             mine = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g])) or channel == LATE]
             mine = [g for g in mine if window.job_of(g) == incident.job]
-            s.drifts.mean[channel, mine] = value if channel == LATE else np.log(max(value, 1e-3))
+            usual = value if channel == LATE else float(np.log(max(value, 1e-3)))
+            if channel == DUTY:
+                s.drifts.work[:, mine] = usual
+                if incident.cause == "host":  # of the whole node
+                    continue
+            s.drifts.mean[channel, mine] = usual
             s.drifts.count[channel, mine] = FORGET
     s.left = ()
 
@@ -131,14 +133,14 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
             streak[another] = 0
     if s.left:
         _take_over(window, s)
-    groups = job_groups(window)
+    s.held = grouped(job_groups(window), s.held)
     settle = SETTLE_BUCKETS if window.newest.length_ms <= LONG_BUCKET_MS else 1
-    judged = working(window, groups) & (s.ages.buckets >= settle)
-    groups = np.where(judged, groups, -1)
-    found = list(_nics(window, s, now_ms))
+    judged = working(window, s.held) & (s.ages.buckets >= settle)
+    s.judged = grouped(np.where(judged, s.held.groups, -1), s.judged)
+    found = list(slow_nics(window, s.nics, now_ms))
     if not judged.any():
         return found, s
-    look = Look(window, groups)
+    look = Look(window, s.judged)
     s.drifts.advance(look)
     limits = _limits(look)
     s.free = np.where(limits.pressed, 0, s.free + 1)
@@ -260,14 +262,16 @@ def _small(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str,
     less = drifts.told(DRAM) & (np.maximum(drifts.recent[DRAM], drifts.moved(DRAM)) <= SLOWER) & ~slow_clock & ~steady
     less &= look.has_duty
     if less.any():  # less traffic and no less work, lately and in this bucket: the HBM gives less
-        less &= (drifts.moved(DUTY) >= LIGHTER * drifts.moved(DRAM)) & (
-            drifts.last[DUTY] >= LIGHTER * drifts.last[DRAM]
-        )
+        less &= drifts.less_work(DRAM) <= -LIGHTER * drifts.moved(DRAM)
+        less &= drifts.less_work(DRAM, newest=True) <= -LIGHTER * drifts.last[DRAM]
         less = look.lone(less)
-    late = drifts.told(LATE) & (drifts.moved(LATE) >= SMALL_GAP) & ~(np.fmax(look.tensor, look.sm) < SAME_WORK)
+    late = drifts.told(LATE) & (drifts.moved(LATE) >= SMALL_GAP)
+    if late.any():  # a host that is late does not make the work less; who has less to do rests as well
+        late &= ~(of_node(look, drifts.less_work(LATE)) > RESTED * drifts.moved(LATE))
     host = _hosts(look.window, look, late, of_cpu=True) if late.any() else nothing
     # A host may be late with its CPUs at rest: it waits itself. Then more must be missing, for longer.
-    waits = late & (drifts.moved(LATE) >= CLEAR_GAP) & (drifts.last[LATE] >= CLEAR_GAP) & (drifts.late >= CLEAR_BUCKETS)
+    waits = late & look.has_duty & (drifts.moved(LATE) >= CLEAR_GAP) & (drifts.last[LATE] >= CLEAR_GAP)
+    waits &= drifts.late >= CLEAR_BUCKETS
     if waits.any():
         host = host | _hosts(look.window, look, waits, busy=False)
     return result | {"hbm": less, "host": host}
@@ -346,48 +350,20 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
     return Slow(
         cause, s.since_ms[cause, g], look.groups, int(look.size[look.groups[g]]),
         float(np.clip(np.nan_to_num(waiting), 0.0, 1.0)),
-        _usual(s.drifts, cause, g),
+        _usual(look, s.drifts, cause, g),
     )  # fmt: skip
 
 
-def _usual(drifts: Drifts, cause: str, g: int) -> dict[str, float]:
-    """What the sequential tests of a cause have learnt of a GPU."""
-    channels = {CLOCK: (CLOCK, DUTY), DRAM: (DRAM, DUTY), LATE: (LATE,)}.get(_TESTED.get(cause, -1), ())
-    known = [channel for channel in channels if drifts.count[channel, g] >= LEARN]
-    means = {channel: float(drifts.mean[channel, g]) for channel in known}
-    return {CHANNELS[c]: mean if c == LATE else float(np.exp(mean)) for c, mean in means.items()}
-
-
-def _nics(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
-    """Ports that run below the rate of the same ports on nodes with the same boards."""
-    rates = window.newest.link.get("rate_gbps")
-    if rates is None or not len(rates):
-        return
-    if len(s.ports) != len(rates):
-        s.ports = [(n, link) for n, node in enumerate(window.index.nodes) for link in node.links]
-        # Ports of one name serve one purpose; a port for storage or management may be slower by design.
-        names = {name: number for number, name in enumerate(dict.fromkeys(link.link for _, link in s.ports))}
-        s.port_names = np.array([names[link.link] for _, link in s.ports], np.int64)
-        s.port_nodes = np.array([n for n, _ in s.ports], np.int64)
-        s.port_serves = np.array([link.gpu is not None for _, link in s.ports], bool)
-    if len(s.ports) != len(rates):
-        return
-    board = boards(window)[s.port_nodes] + 1
-    usual = peers(rates, board * (int(s.port_names.max()) + 1) + s.port_names)
-    others = peers(rates, np.where(s.port_serves, board, -1))
-    few = usual.count < MIN_PEERS  # a small fleet: all ports that serve a GPU
-    median, count = np.where(few, others.median, usual.median), np.where(few, others.count, usual.count)
-    with np.errstate(invalid="ignore"):
-        if not (rates <= NIC_RATE_RATIO * np.nanmax(rates, initial=0)).any() and not s.nic_streak:
-            return
-        slow = (rates <= NIC_RATE_RATIO * median) & (rates > 0) & (count >= MIN_PEERS)
-    s.nic_streak = {k: s.nic_streak.get(k, 0) + 1 for k in np.flatnonzero(slow).tolist()}
-    s.nic_since_ms = {k: s.nic_since_ms.get(k, window.newest.start_ms) for k in s.nic_streak}
-    for k, streak in s.nic_streak.items():
-        n, link = s.ports[k]
-        if streak >= PERSIST:
-            values = float(rates[k]), float(median[k]), int(count[k]) - 1
-            yield nic_finding(window, n, link.link, values, s.nic_since_ms[k], now_ms)
+def _usual(look: Look, drifts: Drifts, cause: str, g: int) -> dict[str, float]:
+    """What the sequential tests of a cause have learnt of a GPU, and how it worked then."""
+    channel = _TESTED.get(cause)
+    if channel is None or drifts.count[channel, g] < LEARN:
+        return {}
+    mean = float(drifts.mean[channel, g])
+    usual = {CHANNELS[channel]: mean if channel == LATE else float(np.exp(mean))}
+    work = drifts.mean[DUTY] if channel == CLOCK else drifts.work[channel]
+    work = of_node(look, work) if channel == LATE else work
+    return usual | ({CHANNELS[DUTY]: float(np.exp(work[g]))} if drifts.count[DUTY, g] >= LEARN else {})
 
 
 def _set_cap(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:

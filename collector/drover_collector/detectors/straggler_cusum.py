@@ -61,7 +61,10 @@ class Drifts:
     Attributes:
         mean, var, count: the learnt offset, its spread, and of how many buckets. score: S.
         last, alike: r of the last bucket, and the mean product of two in a row.
+        work: mean duty over just those buckets in which a channel's own offset was learnt, whatever it is: who has less
+            to do than at that time also moves less data and rests more (replicas of a service share no load).
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the threshold of the newest bucket.
+        duty: its x in the newest bucket, float64 [G].
         late: for how many buckets the test of LATE has been over its threshold, int64 [G].
     """
 
@@ -72,29 +75,21 @@ class Drifts:
     recent: Floats
     last: Floats
     alike: Floats
+    work: Floats
     since_ms: npt.NDArray[np.int64]
     late: Ints
+    duty: Floats
     h: float = 10.0
 
     @classmethod
     def of(cls, gpus: int) -> Drifts:
         shape = len(CHANNELS), gpus
-        zeros = np.zeros((7, *shape))
-        return cls(
-            zeros[0],
-            zeros[1],
-            zeros[2],
-            zeros[3],
-            zeros[4],
-            zeros[5],
-            zeros[6],
-            np.zeros(shape, np.int64),
-            np.zeros(gpus, np.int64),
-        )
+        a, b, c, d, e, f, g, h = np.zeros((8, *shape))
+        return cls(a, b, c, d, e, f, g, h, np.zeros(shape, np.int64), np.zeros(gpus, np.int64), np.zeros(gpus))
 
     def forget(self, which: Bools) -> None:
         """Another job: what was usual in the last one says nothing."""
-        for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike):
+        for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike, self.work):
             array[:, which] = 0.0
         self.late[which] = 0
 
@@ -105,6 +100,7 @@ class Drifts:
         self.h = threshold(newest.length_ms)
         known = ~np.isnan(x) & look.judged
         x = np.where(known, x, 0.0)
+        self.duty = x[DUTY]
         rest = np.where(known, x - self.mean, np.nan)
         away, _ = look.grouping.medians(np.abs(rest))
         alike = np.clip(self.alike / np.maximum(self.var, 1e-12), 0.0, MOST_ALIKE)
@@ -121,9 +117,9 @@ class Drifts:
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
         self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
         calm = self.score < self.h / 4
-        calm[DUTY] &= calm[DRAM]  # both offsets are of one time: whether the work became less is seen by both
         rate = np.where(known & calm, np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
+        self.work = self.work + rate * np.where(known[DUTY], x[DUTY] - self.work, 0.0)
         self.var = self.var + rate * ((1 - rate) * rest * rest - self.var)
         self.alike = self.alike + rate * ((1 - rate) * rest * self.last - self.alike)
         self.last = np.where(known, rest, self.last)
@@ -139,6 +135,11 @@ class Drifts:
         """How far it is from its own offset lately, float64 [G], a log ratio."""
         return np.asarray(self.recent[channel] - self.mean[channel])
 
+    def less_work(self, channel: int, newest: bool = False) -> Floats:
+        """By how much its duty is below that of the time in which this channel's offset was learnt, lately or in the
+        newest bucket; float64 [G], a log ratio."""
+        return np.asarray(self.work[channel] - (self.duty if newest else self.recent[DUTY]))
+
     def _relearn(self, look: Look) -> None:
         """Where many of a group have changed at once the work has changed: their offsets are learnt anew."""
         for channel in range(len(CHANNELS)):
@@ -148,7 +149,7 @@ class Drifts:
             size = np.maximum(look.size[look.groups], 1)
             most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / size)  # a host is late for all its GPUs
             many = high & (look.share(high) > most) & ~look.one_node(high)
-            for array in (self.mean, self.var, self.count, self.score, self.last, self.alike):
+            for array in (self.mean, self.var, self.count, self.score, self.last, self.alike, self.work):
                 array[channel, many] = 0.0
 
 
@@ -162,7 +163,7 @@ def _inputs(look: Look) -> Floats:
         )
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
     gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
-    x = np.array([clock, duty, dram, _of_node(look, gap)])
+    x = np.array([clock, duty, dram, of_node(look, gap)])
     x[~np.isfinite(x)] = np.nan
     return x
 
@@ -181,7 +182,7 @@ def _floors(look: Look) -> Floats:
     return floors
 
 
-def _of_node(look: Look, values: Floats) -> Floats:
+def of_node(look: Look, values: Floats) -> Floats:
     """Mean over the judged GPUs of each node, for its GPUs: a late host is late for all of them."""
     node: Ints = look.window.index.gpu_node.astype(np.int64)
     use = look.judged & ~np.isnan(values)

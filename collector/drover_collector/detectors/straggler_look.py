@@ -36,11 +36,10 @@ class Look:
         size: judged GPUs of each group, int64 [J].
     """
 
-    def __init__(self, window: Window, groups: Groups) -> None:
-        self.window, self.groups = window, groups
-        self.judged: Bools = groups >= 0
-        self.grouping = Grouping(groups)
-        self.size = self.grouping.size
+    def __init__(self, window: Window, grouping: Grouping) -> None:
+        self.window, self.grouping = window, grouping
+        self.groups, self.size = grouping.groups, grouping.size
+        self.judged: Bools = self.groups >= 0
         nothing = np.full(window.index.gpu_count, np.nan)
         names = [name for name in COMPARED if name in window.newest.gpu]
         throttles = [name for name in THROTTLES if name in window.newest.gpu]
@@ -58,7 +57,7 @@ class Look:
             away, _ = self.grouping.medians(np.abs(table[at] - medians[at])[None])
             self.clock_sigma = self.grouping.spread(away[0]) * MAD_TO_SIGMA
         else:
-            self.clock_count, self.clock_sigma = np.zeros(len(groups)), nothing
+            self.clock_count, self.clock_sigma = np.zeros(len(nothing)), nothing
         self.tensor, self.sm = self.ratio("tensor_active_ratio"), self.ratio("sm_active_ratio")
         self.has_duty: Bools = ~np.isnan(self.tensor) | ~np.isnan(self.sm)
 

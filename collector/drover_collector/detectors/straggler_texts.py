@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.detectors.robust import MAD_TO_SIGMA, Groups
+from drover_collector.detectors.robust import MAD_TO_SIGMA, Groups, middle
 from drover_collector.detectors.steady import column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -128,8 +128,8 @@ def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) ->
         if np.isnan(values[g]):
             continue
         known = values[inside][~np.isnan(values[inside])]
-        metric, value, median = BY_NAME[name], float(values[g]), float(np.median(known))
-        sigma, count = float(np.median(np.abs(known - median))) * MAD_TO_SIGMA, len(known) - 1
+        metric, value, median = BY_NAME[name], float(values[g]), middle(known)
+        sigma, count = middle(np.abs(known - median)) * MAD_TO_SIGMA, len(known) - 1
         text = f"{metric.label}: {describe(metric, value)}; median of {count} peers {describe(metric, median)}"
         result.append(Evidence(text, name, value, median, sigma, count, slow.since_ms, window.newest.end_ms))
     reasons = column(window, "clock_event_reasons")[g]

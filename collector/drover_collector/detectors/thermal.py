@@ -15,9 +15,10 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, group_medians, peers
-from drover_collector.detectors.steady import Ints, boards, column, counter_share
+from drover_collector.detectors.robust import group_medians
+from drover_collector.detectors.steady import Ints, column, counter_share
 from drover_collector.detectors.texts import listing, place
+from drover_collector.detectors.thermal_cooling import LEAST_ALIKE, RESISTANCE_RATIO, Places, cooling, light_and_hot
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
@@ -26,29 +27,13 @@ NAME = "thermal"
 VERSION = 1
 QUIET_MS = 300_000  # hysteresis: a core cools within a minute, so five of them are an end
 
-# Slots of a chassis differ by +-11 % (Theta), units by a few percent more: 1.35 lies beyond both, and a heat sink that
-# lost contact or a dead fan is beyond that.
-RESISTANCE_RATIO = 1.35
 RESISTANCE_OWN_RATIO = 1.20  # against the GPU's own past at the same inlet sensor
 LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
 LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
-BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly the sensors' noise
-BUSY_POWER_W = 250.0  # where no limit is read
-# At less, as inference has it, it tells when what is too much lies clear of the sensors too: whole degrees at the core,
-# one or two at the inlet, which all GPUs of a node share; so it is held against the node's others as well.
-LIGHT_RATIO = 0.25  # of the power limit
-LIGHT_OVER_C = 5.0
-LIGHT_GPUS = 4  # of the node, the GPU itself among them
-POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s; and no more below
-# the window's highest: a core keeps for a minute the heat of a load that fell, and some boards show the power of one
-# moment (of 25 in 100 ms: Yang et al. 2023, arXiv 2312.02741), so that a few low values in a row are no lower load.
-STEADY_BUCKETS = 3  # to compare with peers, which had the same load
-SETTLED_BUCKETS = 6  # to compare with its own past, which had another
 SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
 HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
 PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
-DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: peers are then those of the rack, which share the error
 INLET_HELD_MS = 600_000  # an inlet that is read less often than GPUs counts this long
 OWN_PAST = re.compile(r"GPU (\d+) had [\d.]+ degC/W in its own past")  # as evidence tells it, for a restart
 RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
@@ -61,6 +46,7 @@ NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get 
 
 @dataclass(slots=True)
 class State:
+    places: Places = field(default_factory=Places)
     past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
     learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -134,105 +120,18 @@ def _inlets(window: Window, s: State) -> Floats:
     return np.where(window.newest.end_ms - s.inlet_ms <= INLET_HELD_MS, s.inlet, np.nan)
 
 
-def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
-    """Board and place of each GPU, int64 [G]: only GPUs of the same board and place compare.
-
-    All inlets that are known make one place. Without an inlet, or where the board is not known, the rack is the place;
-    without a rack the node.
-    """
-    index, board = window.index, boards(window)
-    racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
-    apart = np.where(racked, 1 + index.rack, 1 + len(index.racks) + np.arange(index.node_count))
-    place = np.where(~np.isnan(inlets) & (board >= 0), 0, apart).astype(np.int64)
-    return (board + 1)[index.gpu_node], place[index.gpu_node]
-
-
-def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, Bools]:
-    """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS; and for
-    STEADY_BUCKETS, but light."""
-    power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
-    inlet = np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)
-    limit = column(window, "power_limit_w")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        resistance = (temp - inlet[window.index.gpu_node]) / power[-1]
-        busy = power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)
-        usable = (np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]) & ~np.isnan(resistance)
-        steady, settled = (
-            usable & (len(power) >= count) & (np.ptp(power[-count:], axis=0) <= POWER_STEADY * power[-1])
-            for count in (STEADY_BUCKETS, SETTLED_BUCKETS)
-        )
-        light = steady & ~busy & (power[-1] >= LIGHT_RATIO * limit)
-    return resistance, steady & busy, settled & busy, light
-
-
-@dataclass(frozen=True, slots=True)
-class Cooling:
-    """How each GPU is cooled in the newest bucket, arrays [G].
-
-    Attributes:
-        resistance, expected: degC/W; that of GPUs in the same place, NaN where it is not known.
-        count: how many these are, the GPU itself among them.
-        steady, settled: its load was steady for STEADY_BUCKETS, for SETTLED_BUCKETS. light: the former, but the load is
-            light, so that much of the resistance is the sensors' noise.
-    """
-
-    resistance: Floats
-    expected: Floats
-    count: Floats
-    steady: Bools
-    settled: Bools
-    light: Bools
-
-
-def cooling(window: Window, inlets: Floats) -> Cooling:
-    """`inlets`: degC of each node, float64 [N], NaN where unknown."""
-    resistance, steady, settled, light = _resistance(window, inlets)
-    board, place_of = _places(window, inlets)
-    alike = np.unique(board * (int(place_of.max(initial=0)) + 1) + place_of, return_inverse=True)[1].astype(np.int64)
-    # Peers sit in the same slot: boards behind others get warmer air by design.
-    slots = np.where(steady, alike * 256 + window.index.gpu_slot, -1)
-    usual = peers(np.where(steady, resistance, np.nan), slots)
-    whole = peers(np.where(steady, resistance, np.nan), np.where(steady, alike, -1))
-    few = usual.count < 4
-    expected, count = np.where(few, whole.median, usual.median), np.where(few, whole.count, usual.count)
-    if light.any():
-        known = light | steady
-        some = peers(np.where(known, resistance, np.nan), np.where(known, alike * 256 + window.index.gpu_slot, -1))
-        all_ = peers(np.where(known, resistance, np.nan), np.where(known, alike, -1))
-        few = some.count < 4
-        expected = np.where(light, np.where(few, all_.median, some.median), expected)
-        count = np.where(light, np.where(few, all_.count, some.count), count)
-    return Cooling(resistance, expected, count, steady, settled, light)
-
-
-def _light_and_hot(window: Window, now: Cooling, over: Floats) -> Bools:
-    """GPUs under a light load that are much warmer than those in the same slots elsewhere, and than their node's.
-
-    Args:
-        over: resistance over what is expected, float64 [G].
-    """
-    index = window.index
-    if not (now.light & (over >= RESISTANCE_RATIO)).any():
-        return np.zeros(len(over), bool)
-    too_warm = np.where(now.light, (now.resistance - now.expected) * column(window, "power_w"), np.nan)
-    of_node, count = group_medians(too_warm, index.gpu_node.astype(np.int64), index.node_count)
-    alone = too_warm - of_node[index.gpu_node]
-    enough = (count >= LIGHT_GPUS)[index.gpu_node]
-    return np.asarray((over >= RESISTANCE_RATIO) & enough & (np.fmin(too_warm, alone) >= LIGHT_OVER_C))
-
-
 def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
     index = window.index
-    now = cooling(window, _inlets(window, s))
+    now = cooling(window, _inlets(window, s), s.places)
     resistance, expected, count, steady, settled = now.resistance, now.expected, now.count, now.steady, now.settled
     with np.errstate(invalid="ignore", divide="ignore"):
-        over_peers = np.where(count >= 4, resistance / expected, np.nan)
+        over_peers = np.where(count >= LEAST_ALIKE, resistance / expected, np.nan)
         over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
     bad = steady & (
         (over_peers >= RESISTANCE_RATIO)
         | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
     )
-    bad |= _light_and_hot(window, now, over_peers)
+    bad |= light_and_hot(window, now, over_peers)
     learn = settled & ~bad & (s.streak_bad == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
