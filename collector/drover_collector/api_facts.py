@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -24,6 +24,9 @@ from drover_collector.probes.desk import ProbeDesk
 from drover_collector.store import Store, StoreError, Totals
 from drover_collector.tls import ServerTls
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Health, Incident
+
+if TYPE_CHECKING:  # it is made of these facts
+    from drover_collector.notify.heartbeat import Beats
 
 T = TypeVar("T")
 
@@ -74,6 +77,7 @@ class Facts:
         self.stats = stats
         self.config = config
         self.probe_desk: ProbeDesk | None = None  # of the collector that asks for probes
+        self.beats: Beats | None = None  # of the dead-man's switch
         self.away = ""  # why the store does not answer what the status asks
         self._kept: dict[object, tuple[float, Any]] = {}
         self._locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)

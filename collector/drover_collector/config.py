@@ -11,6 +11,7 @@ from pathlib import Path
 
 from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.cost import CostConfig
+from drover_collector.heartbeat_settings import HeartbeatConfig, ping_urls
 from drover_collector.identity import Denied, DeniedError
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
 from drover_collector.notify.windows import MaintenanceConfig, validate_windows
@@ -123,6 +124,7 @@ class CollectorConfig:
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
+    heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
     webhooks: tuple[WebhookConfig, ...] = setting((), "The older form of [[notify.webhook]], with the same keys.")
     maintenance: tuple[MaintenanceConfig, ...] = setting(
         (), "Weekly windows in which nobody is told of some nodes, and nothing is done to them."
@@ -155,6 +157,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     if config.policy.path is not None and not Path(config.policy.path).is_file():
         raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")
     validate_notify(config.notify, config.webhooks, environment)
+    ping_urls(config.heartbeat, environment)
     validate_windows(config.maintenance)
 
 

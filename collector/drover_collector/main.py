@@ -21,7 +21,7 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import grpc
 
-from drover_collector import memory, open_files
+from drover_collector import blindness, memory, open_files
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.making import actuators, by_pool
 from drover_collector.api import FleetApi
@@ -40,6 +40,7 @@ from drover_collector.ingest import Ingest
 from drover_collector.maintenance import Maintenance
 from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox
+from drover_collector.notify.heartbeat import Heartbeat
 from drover_collector.notify.making import notifiers
 from drover_collector.notify.routes import Routes, validate_places
 from drover_collector.notify.silences import Silences
@@ -299,6 +300,9 @@ async def _serve(
         )
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
+        heartbeat = Heartbeat(config.heartbeat, lambda: blindness.senses(facts), pipeline.ticks.troubles)
+        facts.beats = heartbeat.beats
+        stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:
             stack.callback(asyncio.ensure_future(work()).cancel)
         judging = asyncio.create_task(leadership.run())

@@ -158,6 +158,11 @@ def detection(page: Page, facts: Facts) -> None:
     )
     # A standby judges nothing, so nothing of its own can be late.
     if pipeline.leading:
+        page.gauge(
+            "drover_blind",
+            "1 while telemetry of most nodes, judging, the store or every receiver is dead",
+            float("blind" in ticks.troubles),
+        )
         judged_ms = max(ticks.newest_end_ms, pipeline.began_ms)
         page.gauge(
             "drover_tick_age_seconds",
@@ -175,6 +180,9 @@ def notifications(page: Page, facts: Facts) -> None:
         "drover_outbox_tries_failed_total", "tries that failed; most are repeated", outbox.tries_failed, "receiver"
     )
     page.counter("drover_outbox_given_up_total", "messages given up", outbox.given_up, "receiver")
+    if facts.beats is not None:
+        page.counter("drover_heartbeats_total", "signs of life that arrived, also those of blindness", facts.beats.sent)
+        page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", facts.beats.failed)
 
 
 def process(page: Page, facts: Facts) -> None:

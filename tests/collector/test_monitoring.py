@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from drover_collector.store import Store
+from drover_proto.events import IncidentKind
+from drover_proto.runbooks import page_of
 from testbed.monitoring import NAME, facts_of, names_of, whole_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RULES = DOCS / "monitoring" / "drover.rules.yml"
 RULES_TEST = DOCS / "monitoring" / "drover.rules.test.yml"
+PAGES = DOCS / "runbooks"
 DASHBOARD = DOCS / "monitoring" / "drover-grafana.json"
 RUN_BOOK = (DOCS / "monitoring.md").read_text("utf-8")
 ALERT = re.compile(r"- alert: (\w+)\n +expr: '((?:[^']|'')+)'\n(.*?)(?=\n      - alert|\n  - name|\Z)", re.DOTALL)
@@ -54,19 +57,40 @@ def documented() -> set[str]:
     return found
 
 
-def test_every_alert_has_its_section_and_says_what_it_needs() -> None:
+def test_every_alert_has_its_page_and_says_what_it_needs() -> None:
     assert len(ALERTS) == RULES.read_text("utf-8").count("- alert:") > 30
-    sections = dict(re.findall(r"^### (Drover\w+)\n(.*?)(?=^##|\Z)", RUN_BOOK, re.DOTALL | re.MULTILINE))
-    assert set(sections) == set(ALERTS)
+    assert {path.stem for path in PAGES.glob("Drover*.md")} == set(ALERTS)
     for name, (_, rest) in ALERTS.items():
-        assert f"runbook_url: docs/monitoring.md#{name.lower()}" in rest, name
+        assert f"runbook_url: docs/runbooks/{name}.md\n" in rest + "\n", name
         severity = re.search(r"severity: (info|warning|critical)\n", rest)
         assert severity, name
-        assert sections[name].lstrip().startswith(severity[1].capitalize()), name
+        waits = re.search(r"for: (\w+)\n", rest)
+        told = f"{severity[1].capitalize()}{f', after {waits[1]}' if waits else ''}"
+        page = parts_of(PAGES / f"{name}.md")
+        assert page[""] == f"# {name}\n\n{told}.", name
+        assert f"| [{name}](runbooks/{name}.md) | {told} |\n" in RUN_BOOK, name
         assert "summary: '" in rest, name
         assert "description: '" in rest, name
-        assert "\n- First look: " in sections[name], name
-        assert "\n- Action: " in sections[name], name
+
+
+def parts_of(path: Path) -> dict[str, str]:
+    """A page's parts by their headings, each of which says something; "" is its head."""
+    head, *parts = re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE)
+    found = {name: text.strip() for name, _, text in (part.partition("\n") for part in parts)}
+    assert list(found) == ["What it means", "First look", "Action"], path.name
+    assert all(len(text) > 20 for text in found.values()), path.name
+    return {"": head.strip(), **found}
+
+
+@pytest.mark.parametrize("kind", IncidentKind)
+def test_every_kind_of_incident_has_its_page(kind: IncidentKind) -> None:
+    assert parts_of(PAGES / f"{kind}.md")[""] == f"# Incident: {kind}"
+    assert f"| [{kind}]({kind}.md) |" in (PAGES / "README.md").read_text("utf-8")
+    assert page_of(kind) == f"docs/runbooks/{kind}.md"
+
+
+def test_there_are_no_other_pages() -> None:
+    assert {p.stem for p in PAGES.iterdir()} == set(ALERTS) | {str(kind) for kind in IncidentKind} | {"README"}
 
 
 def test_every_alert_is_seen_burning_in_the_tests_of_the_rules() -> None:

@@ -98,8 +98,9 @@ def test_an_incident_burns_in_prometheus_and_reaches_the_alertmanager(tmp_path: 
 
         wait_until(up, "Prometheus scrapes the collector", 60)
         groups = get(prometheus, "/api/v1/rules")["data"]["groups"]
-        assert {group["name"] for group in groups} == {"drover", "drover-fleet"}
-        assert sum(len(group["rules"]) for group in groups) == RULES.read_text("utf-8").count("- alert:")
+        assert {group["name"] for group in groups} == {"drover", "drover-fleet", "drover-slo"}
+        text = RULES.read_text("utf-8")
+        assert sum(len(group["rules"]) for group in groups) == text.count("- alert:") + text.count("- record:")
         assert "DroverCriticalIncident" not in alerts(manager)
         tell_xid(f"127.0.0.1:{agents}")
         wait_until(lambda: "DroverCriticalIncident" in alerts(manager), "the alert reaches the Alertmanager", 60)

@@ -14,6 +14,7 @@ from drover_collector.ingest_stats import IngestStats
 from drover_collector.metrics import exposition
 from drover_collector.metrics_store import StoreWatch
 from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify.heartbeat import Beats
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
 from drover_collector.store import Store
@@ -61,6 +62,7 @@ def whole_page(facts: Facts, folder: Path) -> str:
     facts.gate.refused["denied"] += 1
     facts.gate.calls["drover.fleet.v1.Fleet"] += 1
     facts.tls.connections["api"] += 1
+    facts.beats = Beats(sent=3)
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")

@@ -18,6 +18,7 @@ from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
 from drover_proto.life import life
 from drover_proto.reports import incident_report
+from drover_proto.runbooks import page_of
 
 HELP = "why: of an incident its evidence, life and log lines; of a node what was found, decided and done"
 
@@ -54,6 +55,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         print_json(
             {
                 **incident_report(incident),
+                "run_book": page_of(incident.kind),
                 "decisions": [json.loads(text) for text in detail.decisions_json],
                 "actions": [json.loads(text) for text in detail.actions_json],
                 "duties": [json.loads(text) for text in detail.duties_json],
@@ -72,6 +74,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     print(f"{incident.id}: {incident.severity} {incident.kind}, {incident.cause}, {plain(where(incident))}")
     print(f"  {plain(incident.summary)}")
     print(f"  do: {plain(incident.advice)}")
+    print(f"  run book: {page_of(incident.kind)}")
     closed = f", closed {when(incident.closed_ms)}" if incident.closed_ms else ", still open"
     print(f"  since {when(incident.since_ms)}, reported {when(incident.opened_ms)}{closed}")
     print(
