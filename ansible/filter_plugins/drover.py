@@ -54,6 +54,13 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def why(result: Mapping[str, Any]) -> str:
+    """Of a task that failed, perhaps at some items of its loop: what it said, in words."""
+    failed = [each for each in result.get("results", [result]) if each.get("failed")] or [result]
+    told = failed[0]
+    return str(told.get("stderr") or told.get("msg") or "it failed without a word").strip()
+
+
 class FilterModule:
     def filters(self) -> dict[str, Any]:
-        return {"to_toml": to_toml}
+        return {"to_toml": to_toml, "why": why}

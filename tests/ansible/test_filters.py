@@ -42,3 +42,16 @@ def test_what_goes_in_comes_out(settings: dict[str, Any]) -> None:
 def test_what_toml_does_not_have_is_refused_with_its_name() -> None:
     with pytest.raises(TypeError, match=r"store\.url: NoneType is nothing that TOML has"):
         FILTERS.to_toml({"store": {"url": None}})
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"failed": True, "msg": "no port"}, "no port"),
+        ({"failed": True, "msg": "non-zero return code", "stderr": "no space\n"}, "no space"),
+        ({"msg": "All items completed", "results": [{"failed": False}, {"failed": True, "msg": "7302"}]}, "7302"),
+        ({}, "it failed without a word"),
+    ],
+)
+def test_a_failed_task_says_why(result: dict[str, Any], told: str) -> None:
+    assert FILTERS.why(result) == told

@@ -53,10 +53,9 @@ def bundle(folder: Path, version: str, python: str = PYTHON, machine: str = "") 
     return base
 
 
-def do(program: Path, what: str, prefix: Path) -> dict[str, Any]:
-    found = subprocess.run(
-        [sys.executable, str(program), what, "--prefix", str(prefix)], capture_output=True, text=True, check=False
-    )
+def do(program: Path, what: str, prefix: Path, *more: str) -> dict[str, Any]:
+    command = [sys.executable, str(program), what, *more, "--prefix", str(prefix)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         assert found.returncode == 2, found.stderr
         return {"error": found.stderr.strip()}
@@ -86,23 +85,59 @@ def test_install_again_upgrade_and_back(tmp_path: Path) -> None:
     assert [path.name for path in prefix.iterdir()] == ["kept"]
 
 
+def complete(prefix: Path, *versions: str) -> None:
+    """Releases as an installation leaves them, without what is in them."""
+    for version in versions:
+        (prefix / "releases" / version).mkdir(parents=True)
+        (prefix / "releases" / version / ".complete").touch()
+
+
+def test_an_agent_beside_a_collector_goes_forward_and_back_for_itself(tmp_path: Path) -> None:
+    prefix, link = tmp_path / "opt", ("--link", "agent")
+    complete(prefix, "0.1.0")
+    assert do(RELEASE, "use", prefix, "0.1.0")["version"] == "0.1.0"
+    assert do(RELEASE, "use", prefix, "0.1.0", *link) == {"changed": True, "version": "0.1.0", "previous": None}
+    for version in ("0.2.0", "0.3.0", "0.4.0"):  # the collector's alone
+        complete(prefix, version)
+        do(RELEASE, "use", prefix, version)
+    assert do(RELEASE, "status", prefix, *link)["version"] == "0.1.0"
+    assert do(RELEASE, "status", prefix)["releases"] == ["0.1.0", "0.3.0", "0.4.0"]  # what a link names is never pruned
+
+    assert do(RELEASE, "use", prefix, "0.4.0", *link)["changed"] is True
+    assert do(RELEASE, "use", prefix, "0.4.0", *link)["changed"] is False
+    assert do(RELEASE, "rollback", prefix, *link)["version"] == "0.1.0"
+    assert do(RELEASE, "status", prefix)["version"] == "0.4.0"
+    assert "is not under" in do(RELEASE, "use", prefix, "0.9.0", *link)["error"]
+    assert do(RELEASE, "remove", prefix)["changed"] is True
+    assert not prefix.exists()
+
+
+def test_an_agent_that_comes_first_leaves_programs_for_people(tmp_path: Path) -> None:
+    prefix = tmp_path / "opt"
+    complete(prefix, "0.1.0")
+    (prefix / "releases/0.1.0/bin").mkdir()
+    do(RELEASE, "use", prefix, "0.1.0", "--link", "agent")
+    assert (prefix / "bin").resolve() == (prefix / "releases/0.1.0/bin").resolve()
+    assert do(RELEASE, "status", prefix)["version"] == "0.1.0"
+
+
 def test_a_wheel_that_was_changed_is_refused_and_the_release_before_goes_on(tmp_path: Path) -> None:
     prefix = tmp_path / "opt"
-    do(bundle(tmp_path, "0.1.0") / "release.py", "install", prefix)
+    complete(prefix, "0.1.0")
+    do(RELEASE, "use", prefix, "0.1.0")
     bad = bundle(tmp_path, "0.2.0")
     with zipfile.ZipFile(bad / "wheels/drover-0.2.0-py3-none-any.whl", "a") as archive:
         archive.writestr("intruder.py", "")
     assert "do not match the hashes" in do(bad / "release.py", "install", prefix)["error"].lower()
-    assert said(prefix) == "0.1.0"
-    assert do(prefix / "release.py", "status", prefix)["releases"] == ["0.1.0"]
+    found = do(RELEASE, "status", prefix)
+    assert (found["version"], found["releases"]) == ("0.1.0", ["0.1.0"])
 
 
 def test_a_release_in_use_is_never_replaced_by_another_of_its_version(tmp_path: Path) -> None:
     prefix = tmp_path / "opt"
+    complete(prefix, "0.1.0")
+    do(RELEASE, "use", prefix, "0.1.0")
     base = bundle(tmp_path, "0.1.0")
-    do(base / "release.py", "install", prefix)
-    manifest = json.loads((base / "MANIFEST.json").read_text()) | {"contents": "other"}
-    (base / "MANIFEST.json").write_text(json.dumps(manifest))
     assert "in use and has other contents" in do(base / "release.py", "install", prefix)["error"]
 
 
