@@ -1,4 +1,4 @@
-"""The command `drover-agent`: run, once, check, sources, release, probe, fleet, config."""
+"""The command `drover-agent`: run, once, check, sources, release, probe, fleet, enrol, renew, config."""
 
 from __future__ import annotations
 
@@ -76,6 +76,17 @@ def _run(argv: list[str]) -> int:
 
         probing.add_arguments(probe)
         return probing.run(parser.parse_args(argv))
+    enrol = commands.add_parser("enrol", help="get this node's certificate, by a token of `drover certs token`")
+    renew = commands.add_parser("renew", help="renew this node's certificate by the one in force")
+    if argv[:1] in (["enrol"], ["renew"]):
+        import drover_agent.enrol as enrolment
+
+        enrolment.add_arguments(enrol, renew)
+        try:
+            return enrolment.run(parser.parse_args(argv))
+        except enrolment.EnrolError as error:
+            print(f"drover-agent: {error}", file=sys.stderr)
+            return 1
     options = parser.parse_args(argv)
     if options.command == "config":
         print(sample(AgentConfig), end="")

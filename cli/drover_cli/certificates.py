@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import json
 import os
 import stat
@@ -28,6 +27,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from drover_cli.certificate_parts import (
+    BACKDATE,
+    MAX_NAME,
+    attribute,
+    authority_id,
+    host,
+    is_authority,
+    key_pem,
+    key_usage,
+    public,
+    self_signed,
+    subject,
+)
 from drover_cli.errors import CliError
 
 SCHEME = "drover://"
@@ -38,9 +50,6 @@ ROLES = ("agent", COLLECTOR, "operator", "viewer")
 DAYS = {"agent": 90, COLLECTOR: 90, "operator": 30, "viewer": 90}
 CA_DAYS = 1825  # its key lies offline; all that it signed must be replaced with it
 MOST_DAYS = 825  # for others than the authority
-BACKDATE = timedelta(hours=1)  # for nodes whose clock is behind
-MAX_NAME = 253
-MAX_COMMON_NAME = 64  # X.520
 KEY_MODE, CERT_MODE = 0o600, 0o644
 
 
@@ -74,9 +83,9 @@ class Authority:
             raise CliError(f"{folder}: no authority there (ca.pem, ca.key); make one with `drover certs init {folder}`")
         self.certificate = read_certificate(cert_path)
         self._key = _read_key(key_path)
-        if _public(self.certificate.public_key()) != _public(self._key.public_key()):
+        if public(self.certificate.public_key()) != public(self._key.public_key()):
             raise CliError(f"{key_path} does not belong to {cert_path}; put the pair of one `drover certs init` there")
-        if not _is_authority(self.certificate):
+        if not is_authority(self.certificate):
             raise CliError(f"{cert_path} is no authority's certificate; give the folder of `drover certs init`")
 
     def check_time(self) -> None:
@@ -100,36 +109,43 @@ class Authority:
         hosts: Sequence[str] = (),
     ) -> tuple[bytes, bytes, Issued]:
         """(certificate, key) in PEM form, and their line of the register, which is not written."""
-        alternatives: list[x509.GeneralName] = [_host(host) for host in hosts]
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate, line = self.sign(role, name, key.public_key(), days=days, hosts=hosts)
+        return certificate, key_pem(key), line
+
+    def sign(
+        self, role: str, name: str, key: ec.EllipticCurvePublicKey, *, days: int, hosts: Sequence[str] = ()
+    ) -> tuple[bytes, Issued]:
+        """A certificate in PEM form for a key that another made, and its line of the register, which is not written."""
+        alternatives: list[x509.GeneralName] = [host(each) for each in hosts]
         if role != COLLECTOR:
             alternatives = [x509.UniformResourceIdentifier(f"{SCHEME}{role}/{quote(name, safe='')}")]
         usage = ExtendedKeyUsageOID.SERVER_AUTH if role == COLLECTOR else ExtendedKeyUsageOID.CLIENT_AUTH
-        key = ec.generate_private_key(ec.SECP256R1())
         begins = max(self._now - BACKDATE, self.certificate.not_valid_before_utc)
         ends = min(self._now + timedelta(days=days), self.certificate.not_valid_after_utc)
         serial = x509.random_serial_number()
         certificate = (
             x509.CertificateBuilder()
-            .subject_name(_subject(role, name))
+            .subject_name(subject(role, name))
             .issuer_name(self.certificate.subject)
-            .public_key(key.public_key())
+            .public_key(key)
             .serial_number(serial)
             .not_valid_before(begins)
             .not_valid_after(ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-            .add_extension(_authority_id(self.certificate), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(authority_id(self.certificate), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         line = Issued(f"{serial:X}", role, name, _iso(begins), _iso(ends))
-        return certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key), line
+        return certificate.public_bytes(serialization.Encoding.PEM), line
 
     def renewed(self, days: int) -> bytes:
         """The authority's certificate anew, with the same key and name: what it signed stays good."""
-        return _self_signed(self._key, self.certificate.subject, self._now, days)
+        return self_signed(self._key, self.certificate.subject, self._now, days)
 
 
 def init(folder: Path, name: str, days: int, *, force: bool, now: datetime | None = None) -> None:
@@ -141,11 +157,11 @@ def init(folder: Path, name: str, days: int, *, force: bool, now: datetime | Non
         if path.exists() and not force:
             raise CliError(f"{path} is there already; all that it signed would be refused. Give --force if you mean it")
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([_attribute(NameOID.ORGANIZATION_NAME, "Drover"), _attribute(NameOID.COMMON_NAME, name)])
+    name_of = x509.Name([attribute(NameOID.ORGANIZATION_NAME, "Drover"), attribute(NameOID.COMMON_NAME, name)])
     with _told():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(folder / "ca.key", _key_pem(key), KEY_MODE)
-        write_whole(folder / "ca.pem", _self_signed(key, subject, now or datetime.now(UTC), days), CERT_MODE)
+        write_whole(folder / "ca.key", key_pem(key), KEY_MODE)
+        write_whole(folder / "ca.pem", self_signed(key, name_of, now or datetime.now(UTC), days), CERT_MODE)
 
 
 def write_pair(cert_path: Path, cert: bytes, key: bytes, *, sync: bool = True) -> None:
@@ -202,7 +218,7 @@ def describe(certificate: x509.Certificate) -> Issued:
         hosts = list(found.get_values_for_type(x509.DNSName))
         hosts += [str(address) for address in found.get_values_for_type(x509.IPAddress)]
     role, _, name = names[0].removeprefix(SCHEME).partition("/") if len(names) == 1 else ("", "", "")
-    if _is_authority(certificate):
+    if is_authority(certificate):
         role, name = "authority", common
     elif not names and hosts:
         role, name = COLLECTOR, common or hosts[0]
@@ -324,89 +340,6 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CliError(f"{path} is no EC key; Drover's authority has one of P-256: `drover certs init` in a new folder")
     return key
-
-
-def _self_signed(key: ec.EllipticCurvePrivateKey, name: x509.Name, now: datetime, days: int) -> bytes:
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATE)
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _authority_id(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    # By the key alone: a renewed certificate of the authority has another serial number.
-    try:
-        own = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    except x509.ExtensionNotFound:
-        return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # type: ignore[arg-type]  # EC
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
-
-
-def _subject(role: str, name: str) -> x509.Name:
-    # Not what counts, and of limited length: the alternative names say who it is.
-    parts = [_attribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role)]
-    return x509.Name([*parts, _attribute(NameOID.COMMON_NAME, name[:MAX_COMMON_NAME])])
-
-
-def _attribute(kind: x509.ObjectIdentifier, text: str) -> x509.NameAttribute[str]:
-    return x509.NameAttribute(kind, text)
-
-
-def _host(text: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(text))
-    except ValueError:
-        pass
-    try:
-        name = text.encode("idna").decode("ascii")
-    except UnicodeError:
-        name = ""
-    if not name or len(name) > MAX_NAME or set(name) & set("/: ,@") or name.startswith("-"):
-        raise CliError(f"--host {text}: neither a host's name nor an address; leave out the port and the scheme")
-    return x509.DNSName(name)
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _public(key: object) -> bytes:
-    return key.public_bytes(  # type: ignore[attr-defined,no-any-return]  # every public key has it
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
 
 
 def _iso(moment: datetime) -> str:

@@ -83,6 +83,11 @@ def parse_pem(data: bytes) -> list[Certificate]:
     return found
 
 
+def pems(data: bytes) -> list[str]:
+    """Each certificate in PEM text as a text of its own."""
+    return [text.decode("ascii") for text in _PEM.findall(data)]
+
+
 def stamp(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
     """Changes whenever one of the files does; a file that is not there has one too."""
     found = []

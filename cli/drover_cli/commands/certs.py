@@ -1,4 +1,4 @@
-"""`drover certs init | issue | renew | show | list | revoke`: the certificates of a fleet."""
+"""`drover certs init | issue | renew | show | list | revoke | token | serve`: the certificates of a fleet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drover_cli import enrol_commands
 from drover_cli.arguments import count
 from drover_cli.output import print_json, print_table
 from drover_proto.x509 import WARN_DAYS
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _dir(revoke)
     revoke.add_argument("--file", type=Path, help=f"the list, tls.denied_serials_file (default DIR/{DENIED})")
     revoke.add_argument("--json", action="store_true", help="one JSON list of what is denied")
+    enrol_commands.add_arguments(actions)
 
 
 def _dir(parser: argparse.ArgumentParser) -> None:
@@ -349,4 +351,6 @@ _ACTIONS = {
     "show": _show,
     "list": _list,
     "revoke": _revoke,
+    "token": enrol_commands.token,
+    "serve": enrol_commands.serve,
 }

@@ -1,0 +1,93 @@
+"""`drover certs token | serve`: new nodes get certificates for keys that never leave them."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import ssl
+import sys
+from pathlib import Path
+
+from drover_cli.arguments import address, count
+from drover_cli.output import print_json
+
+HOURS, MOST_HOURS = 24, 24 * 30
+DAYS = 30  # renewed by itself, so shorter than what is carried by hand
+PORT = 7304
+
+
+def add_arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    token = actions.add_parser(
+        "token", help="let a new node enrol", description="A token by which one node gets its certificate, once."
+    )
+    token.add_argument("name", nargs="+", metavar="NODE", help="name of the node, as in fleet.toml")
+    token.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="the authority's folder")
+    token.add_argument("--hours", type=count, default=HOURS, help=f"how long it is good (default {HOURS})")
+    token.add_argument("--json", action="store_true", help="one JSON list")
+    serve = actions.add_parser(
+        "serve",
+        help="issue to nodes that have a token, and renew",
+        description="Serve enrolment and renewal, where the authority lies, until stopped.",
+    )
+    serve.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="the authority's folder")
+    serve.add_argument(
+        "--listen", type=address, default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help=f"default 127.0.0.1:{PORT}"
+    )
+    serve.add_argument(
+        "--cert", type=Path, required=True, metavar="FILE", help="its own: `drover certs issue collector --host ...`"
+    )
+    serve.add_argument("--days", type=count, default=DAYS, help=f"how long what it issues is good (default {DAYS})")
+
+
+def token(args: argparse.Namespace) -> int:
+    from drover_cli import certificates as certs
+    from drover_cli.enrol_tokens import make
+    from drover_cli.errors import CliError
+
+    if args.hours > MOST_HOURS:
+        raise CliError(f"--hours {args.hours}: at most {MOST_HOURS}; make it when the node is there")
+    authority = certs.Authority(args.dir)
+    authority.check_time()
+    names = [certs.check_name("agent", name) for name in dict.fromkeys(args.name)]
+    finger = fingerprint(args.dir / "ca.pem")
+    made = [(name, make(args.dir, name, args.hours)) for name in names]
+    if args.json:
+        print_json([{"node": name, "token": text, "hours": args.hours, "ca_sha256": finger} for name, text in made])
+        return 0
+    for name, text in made:
+        print(f"{name}: good once, for {args.hours} h. On the node, as root, with HOST:PORT of `drover certs serve`:")
+        print(f"  drover-agent enrol --node {name} --server HOST:{PORT} --ca-sha256 {finger}")
+        print(f"and give it, when it asks: {text}")
+    return 0
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of the authority's certificate in DER form, as `openssl x509 -fingerprint -sha256` without colons."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from drover_cli.certificates import read_certificate
+
+    return hashlib.sha256(read_certificate(path).public_bytes(Encoding.DER)).hexdigest()
+
+
+def serve(args: argparse.Namespace) -> int:
+    from drover_cli import certificates as certs
+    from drover_cli.enrolment import Desk, EnrolmentServer
+    from drover_cli.errors import CliError
+
+    if args.days > certs.DAYS["agent"]:
+        raise CliError(f"--days {args.days}: at most {certs.DAYS['agent']}; nodes renew by themselves")
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    host, _, port = args.listen.rpartition(":")
+    desk = Desk(args.dir, args.days)
+    try:
+        server = EnrolmentServer((host.strip("[]"), int(port)), desk, args.cert, certs.key_path(args.cert))
+    except ssl.SSLError as error:
+        raise CliError(f"{args.cert} and its key cannot be used ({error.reason}); issue them anew") from None
+    except OSError as error:
+        raise CliError(f"{error.filename or args.listen}: {error.strerror}; check the path or the address") from None
+    with server:
+        print(f"enrolment at {host}:{server.server_address[1]}", flush=True)
+        server.serve_forever()
+    return 0
