@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from collector.test_probe_orders import Answers, Bench, bench, closing, figure, requested
+from drover_collector.probes.follow_ups import ROUNDS, follow_ups
 from drover_collector.probes.group_orders import address_of, check_group
-from drover_collector.probes.judging_groups import Ran, verdicts
+from drover_collector.probes.judging_groups import Ran, blames_of, verdicts
 from drover_collector.probes.measurements import Key
 from drover_collector.probes.plan import fabric_rounds
 from drover_collector.probes.settings import ProbesConfig
-from drover_collector.store import ProbeRow, Store
+from drover_collector.store import OpenOrder, ProbeRow, Store
 from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict
 from drover_proto.fleet import FleetSpec, NodeSpec
 from drover_proto.probes import GROUP_FIGURES
@@ -187,6 +189,74 @@ def test_one_bad_group_makes_a_suspect_and_says_what_to_run_next() -> None:
     assert suspect.passed is None
     assert "it ran in no other; run next: n9 with " in suspect.text
     assert False not in {v.passed for v in found.values()}
+
+
+def followed(runs: list[Ran], bad: set[str], nodes: list[str], *, anybody: bool = False) -> tuple[list[Ran], int]:
+    """What Drover asks for by itself, round after round, is run: all that ran, and how many rounds it took."""
+    for number in range(10):
+        orders = [order for one in runs for order in one.orders]
+        more = follow_ups(blames_of(runs, [], LEAF), orders, lambda _: nodes, anybody=anybody)
+        if not more:
+            return runs, number
+        for one in more:
+            made = ran(one.nodes, 0.5 if bad & {*one.nodes} else 1.0)
+            made.orders = [replace(order, by="drover") for order in made.orders]
+            runs = [*runs, made]
+    raise AssertionError("it goes on for ever")
+
+
+GOOD = [ran((f"n{k}", f"n{k + 1}")) for k in range(8, 16, 2)] + [ran((f"n{k}", f"n{k + 8}")) for k in (0, 1, 6, 7)]
+
+
+@pytest.mark.parametrize("pair", [("n2", "n3"), ("n3", "n12"), ("n3", "n0")], ids=["leaf", "across", "with a good one"])
+def test_after_a_slow_pair_drover_finds_the_odd_node_by_itself_with_good_ones(pair: tuple[str, str]) -> None:
+    runs, rounds = followed([*GOOD, ran(pair, 0.5)], {"n3"}, list(LEAF))
+    found = by_node(verdicts(runs, [], LEAF, NOW))
+    assert False in found["n3"]
+    assert [node for node, told in found.items() if False in told] == ["n3"]
+    assert rounds <= 2
+
+
+def test_a_pair_that_is_slow_alone_ends_at_the_way_between() -> None:
+    runs, _ = followed([*GOOD, ran(("n2", "n3"), 0.5)], set(), list(LEAF))
+    found = verdicts(runs, [], LEAF, NOW)
+    assert False not in {v.passed for v in found.values()}
+    assert "leaf leaf0, or it was disturbed" in found["n2-n3/n2"].text
+
+
+def test_follow_ups_end_and_take_no_node_that_nobody_named_unless_that_is_allowed() -> None:
+    everybody = list(LEAF)
+    pairs = [ran((f"n{k}", f"n{k + 1}"), 0.5 if k == 2 else 1.0) for k in range(0, 8, 2)]
+    runs, _ = followed(pairs, {"n2", "n3"}, everybody)
+    assert {node for one in runs for node in one.members} == {f"n{k}" for k in range(8)}
+    runs, rounds = followed(pairs, {"n2", "n3"}, everybody, anybody=True)
+    asked = [one for one in runs if one.orders[0].by == "drover"]
+    assert rounds <= ROUNDS
+    assert max(sum(node in one.members for one in asked) for node in ("n2", "n3")) <= ROUNDS
+    alone, _ = followed(pairs, {"n2"}, ["n2", "n3"])
+    assert alone == pairs, "nobody is free to run beside them"
+
+
+@in_loop
+async def test_the_desk_asks_for_the_pairs_that_tell(store: Store) -> None:
+    """What ran before is in the store; the group that ends now was slow."""
+    async with bench(store, ProbesConfig()) as at:
+        at.desk._there = lambda node: node in ("n0", "n1", "n2")  # type: ignore[method-assign]  # they have streams
+        now_ms = at.collector.now_ms = time.time_ns() // 1_000_000  # what is old is dropped by the store
+        earlier = [ran(pair, ts_ms=now_ms - 10**7) for pair in (("n0", "n2"), ("n2", "n1"), ("n1", "n0"))]
+        slow = ran(("n0", "n1"), 0.5, ts_ms=now_ms)
+        all_ran = [*earlier, ran(("n1", "n2"), ts_ms=now_ms), slow]
+        store.write_probe_orders([order for one in all_ran for order in one.orders])
+        rows = [row for one in all_ran for rows in one.rows.values() for row in rows]
+        store.write_probes([replace(row, result=replace(row.result, ts_ms=now_ms), received_ms=now_ms) for row in rows])
+        held = [OpenOrder(order, now_ms, now_ms) for order in slow.orders]
+        await asyncio.to_thread(at.desk._finish_group, held)
+        assert {v.passed for v in at.verdicts if v.node == "n0"} == {None}, "once is no proof"
+        asked = at.desk.open_orders()
+        assert [(o.node, o.members, o.why, o.by) for o in asked] == [
+            (node, ("n0", "n2"), ProbeReason.CONFIRM, "drover") for node in ("n0", "n2")
+        ]  # fmt: skip
+        assert {o.probes for o in asked} == {GROUP_FIGURES}
 
 
 def test_one_that_gave_way_or_was_not_there_is_no_hang_of_the_others() -> None:

@@ -47,10 +47,18 @@ class Ran:
         return any(row.result.device == CPU for rows in self.rows.values() for row in rows)
 
 
-def judge_groups(
-    store: Store, index: FleetIndex, group: str, now_ms: int
-) -> dict[str, ProbeVerdict]:  # fmt: skip
-    """Order -> its verdict: those of this group, and of others of the last hour on which it sheds light.
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`verdicts`: by order, of a group and of others on which it sheds light. `blames`: figure -> who made groups of
+    the last hour slow. `orders`: of these groups, and of those under way."""
+
+    verdicts: Mapping[str, ProbeVerdict]
+    blames: Mapping[str, Blame]
+    orders: Sequence[ProbeOrder]
+
+
+def judge_groups(store: Store, index: FleetIndex, group: str, now_ms: int) -> Judged:
+    """What a group that has ended shows, beside the others of the last hour.
 
     Raises:
         StoreError.
@@ -66,29 +74,36 @@ def judge_groups(
     fresh = {id_: one for id_, one in whole.items() if one.ts_ms >= now_ms - FRESH_MS}
     leaf = {node.name: node.leaf for node in index.nodes}
     known = [one for id_, one in whole.items() if id_ not in fresh]
+    blames = blames_of(list(fresh.values()), known, leaf)
     told = verdicts(list(fresh.values()), known, leaf, now_ms)
     before = {v.request: v for v in store.probe_verdicts(from_ms=now_ms - FRESH_MS)}
     mine = {order.id for order in ran[group].orders}
-    return {
+    kept = {
         id_: v for id_, v in told.items()
         if id_ in mine or (id_ in before and v.passed is not None and before[id_].passed != v.passed)
     }  # fmt: skip
+    return Judged(kept, blames, [order for order in orders if order.ts_ms >= now_ms - FRESH_MS])
 
 
-def verdicts(
-    fresh: Sequence[Ran], known: Sequence[Ran], leaf: Mapping[str, str], now_ms: int
-) -> dict[str, ProbeVerdict]:
-    """Order -> verdict of each group of `fresh`, held against each other and against those known. Pure."""
+def blames_of(fresh: Sequence[Ran], known: Sequence[Ran], leaf: Mapping[str, str]) -> dict[str, Blame]:
+    """Figure -> who made groups of `fresh` slow, held against each other and against those known. Pure."""
     newest = {tuple(sorted(one.members)): one for one in sorted(fresh, key=lambda one: one.ts_ms)}
     runs = {id(one): runs_of(one) for one in [*fresh, *known]}
-    blames = {
+    return {
         probe: blame(
             [r for one in newest.values() if (r := runs[id(one)].get(probe)) is not None], leaf,
             [r for one in known if (r := runs[id(one)].get(probe)) is not None], least=LEAST_BAD,
         )
         for probe in GROUP_FIGURES
     }  # fmt: skip
-    return {order.id: _verdict(order, one, runs[id(one)], blames, now_ms) for one in fresh for order in one.orders}
+
+
+def verdicts(
+    fresh: Sequence[Ran], known: Sequence[Ran], leaf: Mapping[str, str], now_ms: int
+) -> dict[str, ProbeVerdict]:
+    """Order -> verdict of each group of `fresh`; see `blames_of`. Pure."""
+    blames = blames_of(fresh, known, leaf)
+    return {order.id: _verdict(order, one, runs_of(one), blames, now_ms) for one in fresh for order in one.orders}
 
 
 def runs_of(one: Ran) -> dict[str, Run]:
