@@ -149,7 +149,7 @@ def lost(reply: pb.Capacity, days: float) -> None:
             text = f"Held and idle: {fmt.hours(row.lost)} GPU-hours in this time, of no fault."
             view.notice("idle_hours", "remark", text)
     if reply.untold:
-        view.notice("untold", "remark", f"Of {fmt.number(reply.untold)} more incidents it is not known what they cost.")
+        view.notice("untold", "remark", f"What they cost is not known of {fmt.several(reply.untold, 'more incident')}.")
     clicked = table(
         "dearest",
         (Column("The dearest incident of each cause"), Column("Hours", "right")),

@@ -62,14 +62,15 @@ def table(
     link_column: int = 0,
     height: int | None = None,
 ) -> str | None:
-    """Show rows; the `id` of a row just clicked, else None. `height` in px makes longer lists scroll inside."""
+    """Show rows; the `id` of a row just clicked, else None. `height`, px: longer lists scroll inside."""
     data: dict[str, Any] = {
         "columns": [asdict(column) for column in columns],
         "rows": [asdict(row) for row in rows],
         "empty": empty,
         "selected": selected,
         "link_column": link_column,
+        "height": height,
     }
-    shown = component("table")(key=key, data=data, on_open_change=lambda: None, height=height or "content")
+    shown = component("table")(key=key, data=data, on_open_change=lambda: None)
     opened: str | None = shown.open
     return opened

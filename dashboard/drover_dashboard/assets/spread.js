@@ -42,7 +42,7 @@ function draw(root, state) {
   const x = (value) => LEFT + ((value - data.low) / (data.high - data.low)) * (width - LEFT - RIGHT);
   const marks = placed(data.marks, x);
   const rows = marks.length ? Math.min(ROWS, 1 + Math.max(...marks.map((mark) => mark.row))) : 0;
-  const svg = make("svg", { width, height: HEIGHT + AXIS + rows * ROW + 6, role: "img", "aria-label": `${data.title}: ${data.note}` });
+  const svg = make("svg", { width, height: HEIGHT + AXIS + rows * ROW + 6, role: "group", "aria-label": `${data.title}: ${data.note}` }); // not an image: its marks can be chosen
   bars(svg, data, x, colors);
   axis(svg, data, x, theme);
   for (const line of data.lines) upright(svg, line, x, colors, theme);
@@ -107,7 +107,7 @@ function placed(marks, x) {
 function marked(mark, colors, theme, open) {
   const bad = mark.verdict === "fail";
   const y = HEIGHT + AXIS + mark.row * ROW + 2;
-  const group = make("g", { class: "mark", tabindex: 0, role: "button" });
+  const group = make("g", { class: "mark", tabindex: 0, role: "button", "aria-label": mark.title });
   const color = bad ? colors.fail : theme.text;
   if (mark.label) {
     const strong = bad || mark.strong;
@@ -123,7 +123,7 @@ function marked(mark, colors, theme, open) {
   }
   group.append(make("title", {}, mark.title));
   group.addEventListener("click", () => open(mark.id));
-  group.addEventListener("keydown", (event) => { if (event.key === "Enter") open(mark.id); });
+  group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") open(mark.id); });
   return group;
 }
 

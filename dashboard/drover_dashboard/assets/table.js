@@ -7,10 +7,13 @@ export function render({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector(".rows");
   root.classList.toggle("dark", themeOf(root).dark);
   const shown = JSON.stringify(data);
-  if (tables.get(parentElement) === shown && root.firstChild) return; // nothing changed: selection and scroll stay
+  if (tables.get(parentElement) === shown && root.firstChild) return reachable(root, data); // selection and scroll stay
   tables.set(parentElement, shown);
+  root.classList.toggle("long", Boolean(data.height));
+  root.style.setProperty("--tall", data.height && data.rows.length ? `${data.height}px` : "none");
   if (!data.rows.length) {
     root.replaceChildren(element("div", "empty", data.empty));
+    reachable(root, data);
     return;
   }
   const scrolled = root.firstChild ? root.scrollTop : 0;
@@ -19,16 +22,29 @@ export function render({ data, parentElement, setTriggerValue }) {
   table.append(body(data, setTriggerValue));
   root.replaceChildren(table);
   root.scrollTop = scrolled;
+  reachable(root, data);
 }
 
 export function unmount(parentElement) {
   tables.delete(parentElement);
 }
 
+// What scrolls can be scrolled with the keyboard too, and a screen reader says what it is.
+function reachable(root, data) {
+  if (root.scrollHeight <= root.clientHeight + 1 && root.scrollWidth <= root.clientWidth + 1) {
+    for (const name of ["tabindex", "role", "aria-label"]) root.removeAttribute(name);
+    return;
+  }
+  root.tabIndex = 0;
+  root.setAttribute("role", "region");
+  root.setAttribute("aria-label", data.columns.map((column) => column.label).filter(Boolean).join(", ") || "table");
+}
+
 function head(data) {
   const line = element("tr");
   for (const column of data.columns) {
     const cell = element("th", column.align || "", column.label);
+    cell.scope = "col";
     if (column.help) cell.title = column.help;
     line.append(cell);
   }

@@ -85,7 +85,7 @@ def _tiles(status: pb.Status) -> None:
             f"24 h; waited {fmt.hours(status.gpu_hours_waited)}",
         ),
         ("Jobs hurt", status.jobs_hurt, "now"),
-        ("Fleet MFU", f"{status.mfu_ratio:.0%}" if status.HasField("mfu_ratio") else "-", _mfu(status)),
+        ("Fleet MFU", f"{100 * status.mfu_ratio:.0f} %" if status.HasField("mfu_ratio") else "-", _mfu(status)),
         ("Held, idle", _idle_share(status), _idle_of(status)),
     )
     told = [(label, value if isinstance(value, str) else fmt.number(value), context) for label, value, context in tiles]
@@ -99,7 +99,7 @@ def _mfu(status: pb.Status) -> str:
 def _idle_share(status: pb.Status) -> str:
     if not status.HasField("gpus_idle") or not status.gpus_held:
         return "-"
-    return f"{status.gpus_idle / status.gpus_held:.0%}"
+    return f"{100 * status.gpus_idle / status.gpus_held:.0f} %"
 
 
 def _idle_of(status: pb.Status) -> str:
@@ -153,7 +153,8 @@ def picture() -> None:
 
 
 numbers()
-left, right = st.columns([1.35, 1], gap="medium")
+with st.container(key="reversed_fleet"):
+    left, right = st.columns([1.35, 1], gap="medium")
 with left:
     picture()
 with right:

@@ -16,6 +16,17 @@ from drover_proto.enforced import if_enforced
 from drover_proto.events import Decision, Duty, Incident, from_json
 
 SHOWN = 100
+PARTS = ("fleet", "pool", "rack", "leaf", "job")
+GUARD = {  # limits in words (docs/policy.md)
+    "min_healthy_ratio": "Nothing more goes while fewer nodes are healthy than",
+    "per_hour": "Nodes within an hour",
+    "cooldown_s": "A node that came back is left alone for",
+    "mass_nodes": "Breaker: nodes with one cause",
+    "mass_ratio": "Breaker: or this share of the fleet",
+    "mass_window_s": "Breaker: within",
+    "gap_ratio": "Breaker: share of the fleet that falls silent",
+    "quiet_s": "Breaker closes when no node has joined for",
+}
 LIST_PX, FIT = 320, 6  # of a table, and the rows that need no scrolling
 DECISIONS = 2_000
 EVERY_S = 5
@@ -160,8 +171,18 @@ def _out(state: pb.PolicyState, who: view.Viewer) -> None:
 
 
 def _guard(limits: dict[str, Any]) -> None:
-    rows = [Row((Cell(key.replace("_", " ")), Cell(_limit(key, value)))) for key, value in limits.items()]
-    table("policy_guard", (Column("Guard"), Column("Limit", align="right")), rows, empty="")
+    rows = [Row((Cell(_named(key), title=key), Cell(_limit(key, value)))) for key, value in limits.items()]
+    table("policy_guard", (Column("Guard", wrap=True), Column("Limit", align="right")), rows, empty="")
+
+
+def _named(key: str) -> str:
+    """What a limit is of, in words; one of a newer collector by its key."""
+    if key in GUARD:
+        return GUARD[key]
+    what, _, kind = key.rpartition("_")
+    return {"ratio": f"Share of a {what}'s nodes out at once", "nodes": f"Number of a {what}'s nodes out at once"}.get(
+        kind if what in PARTS else "", key.replace("_", " ")
+    )
 
 
 def _limit(key: str, value: float) -> str:
