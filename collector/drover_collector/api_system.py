@@ -129,6 +129,10 @@ def _agent_troubles(
             _trouble(name, "spool", f"{value / 1e6:,.1f} MB wait in its spool, not acknowledged", 0)
             for name, value in _beyond(facts, "spool_bytes", SPOOL_BYTES)
         ],
+        "source": [
+            _trouble(name, "source", f"{value:.0f} of its sources give nothing", 0)
+            for name, value in _beyond(facts, "agent_sources_failing", 0)
+        ],
         "unknown": [
             _trouble(name, "unknown", "it reports, but is not in the fleet file", 0)
             for name in sorted(facts.stats.unknown_nodes)

@@ -25,6 +25,7 @@ KINDS = {
     "rival": ("two claim it", "warning"),
     "clock": ("wrong clock", "warning"),
     "spool": ("spool fills", "info"),
+    "source": ("sources fail", "warning"),
     "unknown": ("not in fleet.toml", "info"),
 }
 LISTED_PX = 260

@@ -3635,7 +3635,7 @@ class AgentTrouble(_message.Message):
     SINCE_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     kind: _builtins.str
-    """silent, never, refused, rival, clock, lag, spool, unknown"""
+    """silent, never, refused, rival, clock, lag, spool, source, unknown"""
     text: _builtins.str
     since_ms: _builtins.int
     """0: not known"""

@@ -7,8 +7,10 @@ told apart from one that can be used. Signatures are checked by TLS itself, neve
 from __future__ import annotations
 
 import binascii
+import contextlib
 import re
 import ssl
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,11 +95,11 @@ def stamp(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
     found = []
     for path in paths:
         try:
-            stat = Path(path).stat()
+            looked = Path(path).stat()
         except OSError as error:
             found.append((0, 0, error.errno or 0))
         else:
-            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            found.append((looked.st_mtime_ns, looked.st_size, looked.st_ino))
     return tuple(found)
 
 
@@ -105,13 +107,15 @@ def read(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
     """The three files of one side of mutual TLS.
 
     Raises:
-        CertificateError: one cannot be read, or they do not belong together; one line that names the file.
+        CertificateError: one cannot be read, they do not belong together, or every user of this machine can read the
+            key; one line that names the file.
     """
     before = stamp(ca, cert, key)
     ca_data, cert_data, key_data = (_content(name, path) for name, path in (("ca", ca), ("cert", cert), ("key", key)))
     authorities, own = _certificates("ca", ca, ca_data), _certificates("cert", cert, cert_data)[0]
     if b"PRIVATE KEY-----" not in key_data:
         raise CertificateError(f"tls.key: {key} holds no PRIVATE KEY in PEM form; check which file it is")
+    _closed(key)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
     except _EncryptedError:
@@ -273,6 +277,15 @@ def _content(name: str, path: Path | str) -> bytes:
         raise CertificateError(
             f"tls.{name}: cannot read {path}: {error.strerror}; check the path and its permissions"
         ) from None
+
+
+def _closed(key: Path | str) -> None:
+    with contextlib.suppress(OSError):
+        if stat.S_IMODE(Path(key).stat().st_mode) & stat.S_IRWXO:
+            raise CertificateError(
+                f"tls.key: {key} is open to every user of this machine; chmod o= {key}, and issue it anew if somebody"
+                " may have read it"
+            )
 
 
 def _certificates(name: str, path: Path | str, data: bytes) -> list[Certificate]:

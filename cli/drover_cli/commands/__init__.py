@@ -21,6 +21,7 @@ class Command:
 
 NAMES = (
     "status",
+    "doctor",
     "top",
     "nodes",
     "incidents",

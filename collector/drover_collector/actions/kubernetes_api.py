@@ -61,6 +61,18 @@ class KubernetesApi:
         except (KeyError, IndexError, TypeError, ValueError):
             raise ActError("this API server lists nodes in a way that Drover does not know") from None
 
+    def may(self, verb: str, resource: str, subresource: str = "") -> bool:
+        """Whether this token may do so, as the API server itself says (SelfSubjectAccessReview); changes nothing."""
+        asked = {"verb": verb, "resource": resource, "subresource": subresource}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        status, answer = self._ask("review", body=body)
+        found = _good(status, answer, "ask for its own rights").get("status")
+        return isinstance(found, dict) and found.get("allowed") is True
+
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> None:
         """A merge patch with the node's resourceVersion. Raises ConflictError: it is not the newest."""
         status, body = self._ask(
@@ -130,7 +142,8 @@ class KubernetesApi:
             self._connect()
         limit = self._config.timeout_s
         try:
-            ask = self._table if call == "table" else getattr(self._core, call)
+            own: Mapping[str, Any] = {"table": self._table, "review": self._review}
+            ask = own[call] if call in own else getattr(self._core, call)
             answer = ask(**arguments, _preload_content=False, _request_timeout=(limit, limit))
             status, text = int(answer.status), answer.data
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -155,6 +168,11 @@ class KubernetesApi:
             "GET", path, query_params=query, header_params={"Accept": TABLE}, auth_settings=["BearerToken"]
         )
         return client.call_api(*request, _request_timeout=_request_timeout).response
+
+    def _review(self, **arguments: Any) -> Any:
+        from kubernetes import client
+
+        return client.AuthorizationV1Api(self._core.api_client).create_self_subject_access_review(**arguments)
 
     def _connect(self) -> None:
         try:

@@ -1,0 +1,82 @@
+"""Dry checks of what Drover may do in a scheduler: it is asked, and nothing is changed."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Any
+
+from drover_cli.doctor.finding import Finding, bad, ok, unknown, warn
+from drover_collector.actions.base import ActError, AwayError, LaterError
+from drover_collector.actions.scontrol import Scontrol
+from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.slurmrestd import Slurmrestd
+from drover_collector.config import CollectorConfig
+from drover_proto.fleet import FleetSpec
+
+SHOWN = 5
+RBAC = "kubectl apply -f docs/kubernetes/rbac.yaml"
+# What docs/kubernetes/rbac.yaml grants: verb, resource, subresource, and whether Drover cannot act without it.
+RIGHTS = (
+    ("get", "nodes", "", True),
+    ("list", "nodes", "", True),
+    ("patch", "nodes", "", True),
+    ("list", "pods", "", True),
+    ("patch", "nodes", "status", False),
+    ("create", "pods", "eviction", False),
+)
+
+
+def slurm(config: CollectorConfig, spec: FleetSpec, client: Any = None) -> list[Finding]:
+    """Whether the controller answers, knows the nodes, and lets this user change them."""
+    settings = config.act.slurm
+    pools = settings.pools
+    names = [node.name for node in spec.nodes if not pools or node.pool in pools]
+    made = client or (Scontrol(settings) if settings.slurmrestd is None else Slurmrestd(settings))
+    try:
+        known = made.nodes(names)
+    except (AwayError, LaterError, ActError) as error:
+        return [bad("slurm", str(error), "is slurmctld up, act.slurm.conf right, and munge the same as there?")]
+    missing = [name for name in names if name not in known]
+    found = [ok("slurm", f"answers, and knows {len(known)} of {len(names)} nodes of the fleet file")]
+    if missing:
+        listed = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+        remedy = "names must be the same in slurm.conf and fleet.toml; or leave their pool out of act.slurm.pools"
+        found.append(warn("slurm", f"does not know {listed}: they cannot be drained", remedy))
+    return [*found, slurm_rights(settings)]
+
+
+def slurm_rights(settings: SlurmConfig) -> Finding:
+    """Slurm tells nobody beforehand what they may: only root, SlurmUser and operators change nodes."""
+    user = getpass.getuser()
+    if settings.slurmrestd is not None:
+        text = "whether the token may change nodes is not told before it is used"
+        return unknown("slurm rights", text, "its user must be SlurmUser or an operator: sacctmgr show user")
+    if user == "root":
+        text = "this is root, who may change nodes; the service runs as another user"
+        return unknown("slurm rights", text, "run this as the service: sudo -u drover drover doctor ...")
+    text = f"whether {user} may change nodes is not told before it is done"
+    return unknown("slurm rights", text, f"sacctmgr modify user {user} set adminlevel=operator (ansible: slurm_access)")
+
+
+def kubernetes(config: CollectorConfig, client: Any = None, review: Any = None) -> list[Finding]:
+    """Whether the API answers, and what this token may, by SelfSubjectAccessReview."""
+    from drover_collector.actions.kubernetes_api import KubernetesApi
+
+    api = client or KubernetesApi(config.act.kubernetes)
+    try:
+        count = len(api.statuses())
+    except (AwayError, LaterError, ActError) as error:
+        return [bad("kubernetes", str(error), f"check act.kubernetes, its token and the network; {RBAC}")]
+    found = [ok("kubernetes", f"answers, with {count} nodes")]
+    for verb, resource, part, needed in RIGHTS:
+        named = f"{verb} {resource}{f'/{part}' if part else ''}"
+        try:
+            may = (review or api.may)(verb, resource, part)
+        except (AwayError, LaterError, ActError) as error:
+            return [*found, unknown("kubernetes rights", str(error), RBAC)]
+        if not may:
+            made = bad if needed else warn
+            found.append(made("kubernetes rights", f"this token may not {named}", RBAC))
+    if len(found) == 1:
+        found.append(ok("kubernetes rights", ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in RIGHTS)))
+    return found
