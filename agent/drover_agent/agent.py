@@ -66,6 +66,7 @@ class Agent:
         self._absences = Absences(self.spool.folder / ABSENCES, self._clock.monotonic())
         self.packer = Packer(self._dictionary, self._absences, LATE_WINDOWS * config.batch_s * 1000)
         self._window: int | None = None
+        self._accepted_ms = -1  # the moment of the newest reading
         self._ahead_ms = self._wall_ahead_ms()
         # Agents send at different moments of the window, or thousands of them would all send at the same one.
         self._phase_ms = hash_of(node) % max(int(config.batch_s * 1000), 1)
@@ -95,16 +96,9 @@ class Agent:
 
     def accept(self, ts_ms: int, reading: Reading) -> None:
         """Take what a source read at `ts_ms`. Events leave at once, telemetry every `batch_s`."""
-        ahead_ms = self._wall_ahead_ms()
-        if ahead_ms < self._ahead_ms - SET_BACK_MS:
-            log.warning("the clock was set back by %.1f s", (self._ahead_ms - ahead_ms) / 1000)
-            self.flush()
-            self.packer.clock_set_back()
-        self._ahead_ms = ahead_ms
-        window = (ts_ms + self._phase_ms) // max(int(self.config.batch_s * 1000), 1)
-        if self._window is None or not self._window - LATE_WINDOWS <= window <= self._window:
-            self.flush()  # the next window, or a clock that was set back
-            self._window = window
+        if ts_ms != self._accepted_ms:  # else of the same tick as the last one
+            self._accepted_ms = ts_ms
+            self._begin(ts_ms)
         self.packer.add(ts_ms, reading)
         if reading.events or reading.holdings:
             for event in reading.events:
@@ -117,6 +111,19 @@ class Agent:
             self._uplink.hello_changed()
         if self.packer.rows >= MAX_ROWS:
             self.flush()
+
+    def _begin(self, ts_ms: int) -> None:
+        """Pack what came before, where this moment belongs to another batch."""
+        ahead_ms = self._wall_ahead_ms()
+        if ahead_ms < self._ahead_ms - SET_BACK_MS:
+            log.warning("the clock was set back by %.1f s", (self._ahead_ms - ahead_ms) / 1000)
+            self.flush()
+            self.packer.clock_set_back()
+        self._ahead_ms = ahead_ms
+        window = (ts_ms + self._phase_ms) // max(int(self.config.batch_s * 1000), 1)
+        if self._window is None or not self._window - LATE_WINDOWS <= window <= self._window:
+            self.flush()  # the next window, or a clock that was set back
+            self._window = window
 
     def _wall_ahead_ms(self) -> float:
         """Of the steady clock: changes by no more than its rate is adjusted, unless it is set or the machine sleeps."""
@@ -297,7 +304,7 @@ class Agent:
         """Summed events when their window ends; rows that wait although nothing new comes."""
         window, since = self._window, self._clock.monotonic()
         while True:
-            await (self._clock.sleep(HOLD_MS / 1000) if self._merger.open else next_second(self._clock))
+            await (self._clock.sleep(HOLD_MS / 1000) if self._merger.waits else next_second(self._clock))
             self._tell(self._merger.due(self._clock.now_ms()))
             if window != self._window or not self.packer.rows:
                 window, since = self._window, self._clock.monotonic()

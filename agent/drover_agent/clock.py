@@ -23,6 +23,9 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own."""
 
+    def __init__(self) -> None:
+        self._await_second: list[asyncio.Future[None]] = []
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
@@ -33,11 +36,46 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
     async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
-        await asyncio.wait((future,), timeout=seconds)  # cheaper than a task that sleeps beside it
+        if not future.done():  # by hand: `asyncio.wait` costs twice as much, and this is once for each tick
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake(_: object = None) -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            timer = loop.call_later(seconds, wake)
+            future.add_done_callback(wake)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                future.remove_done_callback(wake)
         return future.done()
+
+    async def second(self) -> None:
+        """Until the wall clock's next whole second, by one timer for all who wait for it."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        if not self._await_second:
+            loop.call_later(1.0 - time.time() % 1.0 + EARLY_S, self._tell_second)
+        self._await_second.append(waiter)
+        await waiter
+
+    def _tell_second(self) -> None:
+        waiting, self._await_second = self._await_second, []
+        for waiter in waiting:
+            if not waiter.done():  # cancelled
+                waiter.set_result(None)
+
+
+EARLY_S = 0.0005  # a timer that is early by the difference of the two clocks would make a second of no length
 
 
 async def next_second(clock: Clock) -> None:
     """Until the wall clock's next whole second. Who looks at something once a second looks when the sources are read:
     a process that wakes once for all of them costs less than one that wakes for each."""
-    await clock.sleep(1.0 - clock.now_ms() % 1000 / 1000)
+    if isinstance(clock, SystemClock):
+        await clock.second()
+    else:
+        await clock.sleep(1.0 - clock.now_ms() % 1000 / 1000)

@@ -11,6 +11,7 @@ log = logging.getLogger(__name__)
 
 SETTLED_S = 10.0  # after the start: sources have been read, a collector is connected
 AGAIN_S = 600.0  # and now and then, for what was needed once since
+YOUNG = 5_000  # new objects until the garbage collector looks at them: what a tick makes dies by itself
 MADV_DONTNEED = 4  # <asm-generic/mman-common.h>
 
 
@@ -25,6 +26,7 @@ def settle(smaps: Path = Path("/proc/self/smaps")) -> int:
     gc.collect()
     if not gc.get_freeze_count():  # once: rings of what lives now are freed no more when they die
         gc.freeze()
+        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     libc = ctypes.CDLL(None)
     if trim := getattr(libc, "malloc_trim", None):  # glibc's
         trim(0)

@@ -74,8 +74,13 @@ class EventMerger:
 
     @property
     def open(self) -> bool:
-        """Whether `due` may have something to tell soon."""
+        """Whether anything is remembered."""
         return bool(self._open)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that was not told yet is due within HOLD_MS; the ends of windows can wait for longer."""
+        return any(known.waits for known in self._open.values())
 
     def offer(self, event: NodeEvent, now_ms: int | None = None) -> list[NodeEvent]:
         """What to tell now that `event` came; `now_ms`: its own time unless given."""
@@ -109,7 +114,7 @@ class EventMerger:
         return told
 
     def due(self, now_ms: int) -> list[NodeEvent]:
-        """What to tell because time has passed. Call it every `HOLD_MS`."""
+        """What to tell because time has passed. Call it each second, and every `HOLD_MS` while something `waits`."""
         told: list[NodeEvent] = []
         for key in [key for key, known in self._open.items() if known.due(now_ms)]:
             told += self._close(key, now_ms)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from drover_agent.clock import Clock
+from drover_agent.clock import Clock, next_second
 from drover_agent.sampled import Sampled, SourceStats, Totals
 from drover_agent.sources.base import Entity, Reading, Source
 from drover_agent.watchdog import Read, Round, Worker
@@ -142,8 +142,10 @@ class Sampler:
         last: int | None = None
         try:
             while True:
-                now_ms = self._clock.now_ms()
-                await self._clock.sleep((interval_ms - now_ms % interval_ms) / 1000)
+                if interval_ms == 1000:
+                    await next_second(self._clock)
+                else:
+                    await self._clock.sleep((interval_ms - self._clock.now_ms() % interval_ms) / 1000)
                 now_ms = self._clock.now_ms()
                 number = (now_ms + interval_ms // 2) // interval_ms
                 if last is not None and number != last + 1:

@@ -36,9 +36,9 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             what="GPUs, MIG instances: clocks, power, heat, memory, ECC, PCIe, NVLink, inventory, profiling",
             reads="libnvidia-ml.so.1; a GPU that hangs is left behind alone",
             pace="1 s; energy, memory in use, memory clock, margin to slowdown, clock event reasons and time held "
-            "down, ECC, row remaps, NVLinks up, PCIe link, fabric, recovery action and processes every 10 s, and memory "
-            "utilisation where GPM tells each second how busy the memory is; errors of NVLinks every 30 s; inventory "
-            "every 5 min",
+            "down, ECC, row remaps, NVLinks up, PCIe link, fabric, recovery action and processes every 10 s, and "
+            "memory utilisation where GPM tells each second how busy the memory is; errors of NVLinks every 30 s; "
+            "inventory every 5 min",
             rights="read and write access to /dev/nvidiactl and /dev/nvidia*; those of /dev/nvidia-caps for MIG",
             missing="no NVIDIA driver on this node",
             setting='`hardware = "auto"` or `"nvml"`',

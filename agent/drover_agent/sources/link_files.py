@@ -54,7 +54,17 @@ class LinkFile:
             OSError: FileNotFoundError where there is none, ENODEV when its device has gone, or what the driver says.
             UnsupportedError, OutOfRangeError, ValueError: what `parse` makes of its text.
         """
-        text = self._read()
+        return self._value_of(self._read())
+
+    def read_open(self) -> float:
+        """The same of a file that was read before and is open still, by no more than one system call.
+
+        Raises:
+            OSError, UnsupportedError, OutOfRangeError, ValueError: `read` meets it again.
+        """
+        return self._value_of(os.pread(self._fd, _MAX_TEXT, 0))
+
+    def _value_of(self, text: bytes) -> float:
         if text != self._text:
             self._text = b""
             self._value = self._parse(text.decode("ascii", "replace"))
@@ -101,17 +111,24 @@ class Port:
             metric: [LinkFile(folder / path, parse) for path, parse in some] for metric, some in places.items()
         }
         self._unsupported: set[str] = set()  # of those asked in each tick: asked again in slow ticks only
+        self._sources: dict[str, LinkFile] = {}  # metric -> the file that told it last
+        self._quick: tuple[tuple[str, LinkFile, float, float], ...] = ()  # metric, file, range: of a port that is well
         self._logged: set[tuple[str, str]] = set()
 
     def read(self, reading: Reading, *, slow: bool) -> None:
         """Add this port's row to `reading`; all is absent as lost once the device has gone."""
+        if not slow and self._quick and (well := self._read_quickly()):
+            reading.rows.append((self.entity, well))
+            return None
         found: dict[str, float] = {}
         absent: dict[str, Absent] = {}
         # A port that just came back tells everything, so that no counter stays lost until the next slow tick.
         slow = slow or self.lost
         if slow:
             self._unsupported.clear()
-        for metric in LINK_METRICS if slow else FAST - self._unsupported:
+        self._quick = ()
+        asked = LINK_METRICS if slow else FAST - self._unsupported
+        for metric in asked:
             why = self._read_one(metric, found)
             if why is None:
                 continue
@@ -128,7 +145,28 @@ class Port:
         if found:
             reading.rows.append((self.entity, found))
         reading.absent += [(self.entity, metric, why) for metric, why in absent.items()]
+        quick = FAST - self._unsupported
+        if found.get("link_up") and quick <= found.keys():
+            self._quick = tuple(
+                (name, self._sources[name], known.low, known.high)
+                for name, known in LINK_METRICS.items()
+                if name in quick
+            )
         return None
+
+    def _read_quickly(self) -> dict[str, float]:
+        """What is asked in each tick, of a port that was up and told all of it; nothing when that is not so any more.
+        8 ports are 32 values a second."""
+        found: dict[str, float] = {}
+        try:
+            for metric, file, low, high in self._quick:
+                value = file.read_open()
+                if not low <= value <= high:
+                    return {}
+                found[metric] = value
+        except (OSError, ValueError, UnsupportedError, OutOfRangeError):
+            return {}
+        return found if found["link_up"] else {}
 
     def _read_one(self, metric: str, found: dict[str, float]) -> Absent | None:
         why = Absent.UNSUPPORTED
@@ -151,6 +189,7 @@ class Port:
                 known = LINK_METRICS[metric]
                 if known.low <= value <= known.high:
                     found[metric] = value
+                    self._sources[metric] = file
                     return None
                 return Absent.OUT_OF_RANGE
         return why
@@ -169,7 +208,7 @@ class Port:
         if not self.lost:
             _log.warning("port %s has gone", self.entity.link)
             self.close()
-        self.lost = True
+        self.lost, self._quick = True, ()
         reading.absent += [(self.entity, metric, Absent.LOST) for metric in LINK_METRICS]
 
     def _log_once(self, path: str, text: str) -> None:

@@ -73,11 +73,16 @@ def number(name: str, *arguments: int, wide: bool = False) -> Callable[[], Read]
     return make
 
 
-def structure(name: str, fresh: Callable[[], ctypes.Structure], layout: str) -> Callable[[], Read]:
+def structure(
+    name: str,
+    fresh: Callable[[], ctypes.Structure],
+    layout: str,
+    then: Callable[[tuple[Raw, ...]], tuple[Raw, ...]] | None = None,
+) -> Callable[[], Read]:
     """A function that fills a struct made by `fresh` (with its version set).
 
     `layout`: its values in the form of module struct, "=8xQ16xQ" say, of one width. nvidia-ml-py's structs look each
-    attribute up in Python.
+    attribute up in Python. `then` makes what is told of them.
     """
     none = NONE_64 if "Q" in layout else NONE_32
 
@@ -88,7 +93,9 @@ def structure(name: str, fresh: Callable[[], ctypes.Structure], layout: str) -> 
 
         def values() -> tuple[Raw, ...]:
             found = taken(memory)
-            return tuple(None if value == none else value for value in found) if none in found else found
+            if none in found:
+                found = tuple(None if value == none else value for value in found)
+            return then(found) if then else found
 
         return Call(ask, (ctypes.byref(out),), values)
 
@@ -108,28 +115,32 @@ _OTHERS = {
 
 
 class FieldBatch:
-    """Field values asked in one call, always the same ones."""
+    """Field values asked in one call, always the same ones: those of the GPU first, then those of its links."""
 
-    def __init__(self, asked: Sequence[tuple[int, int]]) -> None:
-        """`asked`: (field number, scope), the scope being the number of a link or 0."""
+    def __init__(self, asked: Sequence[tuple[int, int]], of_gpu: int | None = None) -> None:
+        """`asked`: (field number, scope), the scope being the number of a link or 0; `of_gpu`: how many of them are of
+        no link, all unless given."""
         self._ask = function("nvmlDeviceGetFieldValues")
         self._count = len(asked)
         self._fields = (pynvml.c_nvmlFieldValue_t * self._count)()
         for place, (number_, scope) in enumerate(asked):
             self._fields[place].fieldId, self._fields[place].scopeId = number_, scope
         self._at = ctypes.byref(self._fields)
-        self._bytes = memoryview(self._fields).cast("B")
-        self._codes = struct.Struct("=" + self._count * "28xi8x")
+        first = self._count if of_gpu is None else of_gpu
+        whole = memoryview(self._fields).cast("B")
+        self._gpu, self._links = whole[: first * _FIELD.size], whole[first * _FIELD.size :]
+        self._codes = struct.Struct("=" + first * "28xi8x")
+        self._words = struct.Struct("=" + (self._count - first) * "24xIiQ")
+        self._seen: tuple[int, ...] = ()
+        self._found: list[tuple[int, Raw]] = []
 
-    def read(self, handle: Any) -> list[tuple[int, Raw]]:
-        """(return code, value) of each, in the order asked; a value means nothing unless its code is 0.
-
+    def read(self, handle: Any) -> None:
+        """
         Raises:
             NVMLError: none was answered.
         """
         if code := self._ask(handle, self._count, self._at):
             raise pynvml.NVMLError(code)
-        return self.values()
 
     def bare(self, handle: Any) -> Bare:
         """See Call."""
@@ -137,24 +148,35 @@ class FieldBatch:
 
     @property
     def good(self) -> bool:
-        """Whether each field was answered."""
-        return not any(self._codes.unpack(self._bytes))
+        """Whether each field of the GPU itself was answered."""
+        return not any(self._codes.unpack(self._gpu))
 
     def values(self) -> list[tuple[int, Raw]]:
-        """What the last call left; see `read`."""
-        found: list[tuple[int, Raw]] = []
-        for _, _, _, _, kind, code, word in _FIELD.iter_unpack(self._bytes):
-            if code:
-                found.append((code, None))
-            elif kind == _UINT:
-                found.append((0, u32(word & NONE_32)))
-            elif kind in _ULONGS:
-                found.append((0, u64(word)))
-            elif other := _OTHERS.get(kind):
-                found.append((0, other.unpack(word.to_bytes(8, "little"))[0]))
-            else:
-                found.append((pynvml.NVML_ERROR_NOT_SUPPORTED, None))  # a type that came after this version
-        return found
+        """What the last call left of the GPU: (return code, value) of each field, in the order asked; a value means
+        nothing unless its code is 0."""
+        return [_answer(kind, code, word) for _, _, _, _, kind, code, word in _FIELD.iter_unpack(self._gpu)]
+
+    def link_values(self) -> list[tuple[int, Raw]]:
+        """The same of its links; the same list as before while all of them answer the same, as they do for days."""
+        words = self._words.unpack(self._links)
+        if words != self._seen:
+            self._seen = words
+            parts = iter(words)
+            self._found = [_answer(kind, code, word) for kind, code, word in zip(parts, parts, parts, strict=True)]
+        return self._found
+
+
+def _answer(kind: int, code: int, word: int) -> tuple[int, Raw]:
+    """(return code, value) of one field."""
+    if code:
+        return code, None
+    if kind == _UINT:
+        return 0, u32(word & NONE_32)
+    if kind in _ULONGS:
+        return 0, u64(word)
+    if other := _OTHERS.get(kind):
+        return 0, other.unpack(word.to_bytes(8, "little"))[0]
+    return pynvml.NVML_ERROR_NOT_SUPPORTED, None  # a type that came after this version
 
 
 class ProcessList:

@@ -89,19 +89,13 @@ def _fabric_state(name: str, fresh: Callable[[], Any], layout: str) -> Callable[
     The status "must be checked only if state returns complete" (nvml.h); an error there is told as DCGM tells it
     (DcgmFMStatusFailure): the GPU is in no fabric.
     """
-    make = structure(name, fresh, layout)
 
-    def made() -> Read:
-        ask = make()
+    def state_of(answer: tuple[Raw, ...]) -> tuple[Raw, ...]:
+        status, state = answer
+        done = state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+        return (FABRIC_FAILED if done and status != pynvml.NVML_SUCCESS else state,)
 
-        def read(handle: Any) -> tuple[Raw, ...]:
-            status, state = ask(handle)
-            done = state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
-            return (FABRIC_FAILED if done and status != pynvml.NVML_SUCCESS else state,)
-
-        return read
-
-    return made
+    return structure(name, fresh, layout, state_of)
 
 
 def _remapped_rows() -> Read:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pynvml
@@ -116,14 +117,17 @@ def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> None:
 _Asked = tuple[Way, Read, tuple[Target, ...]]
 
 
-class _Plan(NamedTuple):
+@dataclass(slots=True)
+class _Plan:
     """What is asked in a tick."""
 
     batch: FieldBatch | None
     fields: list[tuple[Way, int, Target]]  # of the batch, in its order, with the link's number
-    of_links: bool  # some of them are per link
+    of_gpu: int  # how many of these are of no link; they come first
     calls: list[_Asked]
     bare: list[Bare]  # all of these, to be called in a row; none where one of them is more than a function
+    answers: list[tuple[int, Raw]] | None = None  # of links, when they were last taken
+    links: Found | None = None  # what that came to
 
     @property
     def ways(self) -> set[Way]:
@@ -195,10 +199,7 @@ class Metrics:
         gpm = self._gpm if profile else None
         if profile and gpm is None and self._no_gpm is None:
             return False
-        for function, arguments in plan.bare:
-            if function(*arguments):
-                return False
-        if plan.batch is not None and not plan.batch.good:
+        if not self._ask_in_a_row(plan):
             return False
         self._gpm_why = None
         if gpm is None:
@@ -216,13 +217,7 @@ class Metrics:
         """What `ask` brought. Makes no call: any thread may do it, also when NVML was closed meanwhile."""
         plan, gpm = self._asked, self._gpm
         assert plan is not None
-        if plan.batch is not None:
-            for (_, _, target), (_, value) in zip(plan.fields, plan.batch.values(), strict=True):
-                found.put(target, value)
-        for _, call, targets in plan.calls:
-            assert isinstance(call, Call)  # of a bare plan
-            for target, value in zip(targets, call.values(), strict=True):
-                found.put(target, value)
+        self._take_row(found, plan)
         if not profile or gpm is None or self._no_gpm is not None:
             return
         if self._gpm_why is not None:
@@ -235,10 +230,41 @@ class Metrics:
 
     # ---- NVML
 
+    def _ask_in_a_row(self, plan: _Plan) -> bool:
+        """Make all calls of a plan, for `_take_row`. False: one of them failed or is more than a function, and all are
+        to be asked one by one, until everything is asked again."""
+        if not plan.bare:
+            return False
+        for function, arguments in plan.bare:
+            if function(*arguments):
+                plan.bare = []
+                return False
+        if plan.batch is not None and not plan.batch.good:
+            plan.bare = []
+            return False
+        return True
+
+    def _take_row(self, found: Found, plan: _Plan) -> None:
+        if plan.batch is not None:
+            for (_, _, target), (_, value) in zip(plan.fields, plan.batch.values(), strict=False):
+                found.put(target, value)
+            if plan.of_gpu < len(plan.fields):
+                self._take_links(found, plan)
+        for _, call, targets in plan.calls:
+            assert isinstance(call, Call)  # of a bare plan
+            for target, value in zip(targets, call.values(), strict=True):
+                found.put(target, value)
+
     def _ask(self, found: Found, pace_ms: int, *, beside_gpm: bool) -> None:
         plan = self._plans.get((pace_ms, beside_gpm))
         if plan is None:
             plan = self._plans[pace_ms, beside_gpm] = self._planned(pace_ms, frozenset(), beside_gpm)
+        elif self._ask_in_a_row(plan):
+            before = len(self._refused)
+            self._take_row(found, plan)
+            if len(self._refused) != before:  # no link answers any more
+                self._plans.clear()
+            return
         before = len(self._refused)
         self._ask_batch(found, plan)
         self._ask_calls(found, plan.calls)
@@ -258,6 +284,7 @@ class Metrics:
         left_out = UTILIZATION if beside_gpm else BESIDE_GPM
         covered: set[str] = set()
         fields: list[tuple[Way, int, Target]] = []
+        of_links: list[tuple[Way, int, Target]] = []
         calls: list[_Asked] = []
         for way in (*FIELDS, *CALLS):
             if way in self._refused or way is left_out or covered.issuperset(way.keys):
@@ -270,16 +297,20 @@ class Metrics:
             elif way.make is None:
                 covered.update(way.keys)
                 target = TARGETS[way.keys[0]]
-                fields += [(way, link, target) for link in range(self._links if way.per_link else 1)]
+                if way.per_link:
+                    of_links += [(way, link, target) for link in range(self._links)]
+                else:
+                    fields.append((way, 0, target))
             elif made := self._made([way]):
                 covered.update(way.keys)
                 calls += made
-        batch = FieldBatch([(self._ids[way.name], link) for way, link, _ in fields]) if fields else None
+        of_gpu = len(fields)
+        fields += of_links
+        batch = FieldBatch([(self._ids[way.name], link) for way, link, _ in fields], of_gpu) if fields else None
         bare = [batch.bare(self._handle)] if batch else []
         bare += [read.bare(self._handle) for _, read, _ in calls if isinstance(read, Call)]
-        of_links = any(way.per_link for way, _, _ in fields)
-        whole = len(bare) == (batch is not None) + len(calls) and not of_links
-        return _Plan(batch, fields, of_links, calls, bare if whole else [])
+        whole = len(bare) == (batch is not None) + len(calls)
+        return _Plan(batch, fields, of_gpu, calls, bare if whole else [])
 
     def _made(self, ways: Iterable[Way]) -> list[_Asked]:
         made = []
@@ -295,31 +326,38 @@ class Metrics:
         if plan.batch is None:
             return
         try:
-            answers = plan.batch.read(self._handle)
+            plan.batch.read(self._handle)
         except pynvml.NVMLError as error:
             why = self._why(error.value, "nvmlDeviceGetFieldValues")
             for way, _, _ in plan.fields:
                 self._miss(found, way, why)
             return
-        for (way, _, target), (code, value) in zip(plan.fields, answers, strict=True):
-            if way.per_link:
-                continue
+        for (way, _, target), (code, value) in zip(plan.fields, plan.batch.values(), strict=False):
             if not code:
                 found.put(target, value)
             elif code == pynvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that came after this driver
                 self._miss(found, way, Absent.UNSUPPORTED)
             else:
                 self._miss(found, way, self._why(code, way.keys[0]))
-        if plan.of_links:
-            self._take_links(found, plan, answers)
+        if plan.of_gpu < len(plan.fields):
+            self._take_links(found, plan)
 
-    def _take_links(self, found: Found, plan: _Plan, answers: Sequence[tuple[int, Raw]]) -> None:
+    def _take_links(self, found: Found, plan: _Plan) -> None:
+        assert plan.batch is not None
+        answers = plan.batch.link_values()
+        if plan.links is None or answers is not plan.answers:
+            plan.links, plan.answers = Found(), answers
+            self._look_at_links(plan.links, plan, answers)
+            if any(code and code != pynvml.NVML_ERROR_INVALID_ARGUMENT for code, _ in answers):
+                plan.answers = None  # why they fail is to be looked at each time
+        found.values |= plan.links.values
+        found.absent |= plan.links.absent
+
+    def _look_at_links(self, found: Found, plan: _Plan, answers: Sequence[tuple[int, Raw]]) -> None:
         links: dict[Way, dict[int, float]] = {}
         unlinked: dict[Way, dict[int, Absent]] = {}
         known_links = 0
-        for (way, link, _), (code, value) in zip(plan.fields, answers, strict=True):
-            if not way.per_link:
-                continue
+        for (way, link, _), (code, value) in zip(plan.fields[plan.of_gpu :], answers, strict=True):
             key = way.keys[0]
             answered = links.setdefault(way, {})
             if code != pynvml.NVML_ERROR_INVALID_ARGUMENT:  # NVML's word for a link past the last

@@ -188,7 +188,18 @@ class SlurmJobs:
         return self._user(process) in (0, None)  # ended meanwhile: the next look will tell
 
     def _name(self, process: str) -> str:
-        return self._read(process, "comm").rstrip("\n")
+        """ "" when the process has ended meanwhile. By hand, as each process that begins is asked twice: a third of
+        what `open` takes."""
+        try:
+            descriptor = os.open(f"{self._proc}/{process}/comm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            return os.read(descriptor, 64).decode("utf-8", "replace").rstrip("\n")
+        except OSError:
+            return ""
+        finally:
+            os.close(descriptor)
 
     def _read(self, process: str, file: str) -> str:
         """ "" when the process has ended meanwhile."""
