@@ -59,13 +59,14 @@ def apart(finding: Finding, incident: Incident) -> bool:
 
     A cable's fault is no sequel of a fan's, and a clock that is wrong has no part in either; whoever mends the one must
     not close the other with it. On a GPU all joins: its heat, errors and silence have one cause as a rule. But one that
-    is lost minutes after a mere warning is news, for whoever has acknowledged or silenced the warning too.
+    is lost minutes after its memory, links or heat were told of is news, for whoever has silenced that too: till then
+    it worked, and now its job is dead.
     """
     if finding.kind is incident.kind:
         return False
     if finding.cause in GPU_GONE and finding.detector not in incident.detectors:
-        mere = incident.severity is not Severity.CRITICAL  # else it is to be taken out as it is
-        return mere and finding.since_ms - incident.opened_ms > GONE_LATER_MS
+        dying = incident.kind is IncidentKind.XID  # its driver or its bus had given it up: the end of the same fault
+        return not dying and finding.since_ms - incident.opened_ms > GONE_LATER_MS
     kinds = {finding.kind, incident.kind}
     if IncidentKind.DRIFT in kinds:
         return True  # how a node is set up stands for weeks: no fault is its sequel, and it keeps none open

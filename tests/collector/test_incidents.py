@@ -381,23 +381,24 @@ def lost(at_s: float) -> Finding:
     return finding("liveness", "gpu_lost", at_s, severity="critical", action="drain")
 
 
-def test_a_gpu_that_is_lost_long_after_a_warning_is_news_and_each_goes_on_by_itself() -> None:
+@pytest.mark.parametrize("severity", ["warning", "critical"])
+def test_a_gpu_that_is_lost_long_after_another_fault_is_news_and_each_goes_on_by_itself(severity: str) -> None:
     b = book()
-    give(b, 0, finding("memory", "remaps_pile_up"))
+    give(b, 0, finding("memory", "remaps_pile_up", severity=severity))
     give(b, 1200, finding("memory", "remaps_pile_up", 1200), lost(1200))
     give(b, 1210, finding("memory", "remaps_pile_up", 1210), lost(1210))
     give(b, 1220, finding("xid", "xid_79", 1220, severity="critical", action="drain"))
     told = {(i.kind.value, i.cause): (i.opened_ms, i.severity.value) for i in opened(b)}
     assert told == {
-        ("memory", "remaps_pile_up"): (START_MS, "warning"),
+        ("memory", "remaps_pile_up"): (START_MS, severity),
         ("xid", "xid_79"): (START_MS + 1200 * SECOND, "critical"),
     }
 
 
-@pytest.mark.parametrize(("severity", "at_s"), [("warning", 300), ("critical", 1200)])
-def test_a_gpu_that_is_lost_soon_after_or_is_to_be_taken_out_already_is_one_incident(severity: str, at_s: int) -> None:
+@pytest.mark.parametrize(("kind", "at_s"), [("memory", 300), ("xid", 1200)])
+def test_a_gpu_that_is_lost_soon_after_or_was_given_up_already_is_one_incident(kind: str, at_s: int) -> None:
     b = book()
-    give(b, 0, finding("memory", "remap_failed", severity=severity))
+    give(b, 0, finding(kind, "any", severity="critical"))
     give(b, at_s, lost(at_s))
     (only,) = opened(b)
     assert "liveness" in only.detectors

@@ -49,8 +49,9 @@ class Grouping:
                 start = self._blocks.pop()[0]
             self._blocks.append((start, end, size))
 
-    def medians(self, values: Floats) -> tuple[Floats, Floats]:
-        """Median and number of values of each group: float64 [M, E] -> [M, J] twice; NaN is left out."""
+    def medians(self, values: Floats, upper: bool = False) -> tuple[Floats, Floats]:
+        """Median and number of values of each group: float64 [M, E] -> [M, J] twice; NaN is left out. `upper`: of an
+        even number the higher of the two in the middle, not their mean."""
         medians, counts = np.full((len(values), self.count), np.nan), np.zeros((len(values), self.count))
         if not len(self._order) or not len(values):
             return medians, counts
@@ -58,14 +59,15 @@ class Grouping:
         for start, end, size in self._blocks:
             laid[:, start:end].reshape(len(laid), -1, size).sort(axis=-1)  # in place, NaN to the end
         counts[:, self._there] = self._sizes
-        low, high = self._starts + (self._sizes - 1) // 2, self._starts + self._sizes // 2
+        less = 0 if upper else 1
+        low, high = self._starts + (self._sizes - less) // 2, self._starts + self._sizes // 2
         found = (laid[:, low] + laid[:, high]) / 2
         gaps = np.isnan(laid[:, self._ends - 1])
         rows = np.flatnonzero(gaps.any(axis=1))
         if len(rows):
             have = np.add.reduceat(~np.isnan(laid[rows]), self._starts, axis=1, dtype=np.int64)
             at, some = np.arange(len(rows))[:, None], laid[rows]
-            low = self._starts + np.maximum(have - 1, 0) // 2
+            low = self._starts + np.minimum(np.maximum(have - less, 0) // 2, self._sizes - 1)
             high = self._starts + np.minimum(have // 2, self._sizes - 1)
             found[rows] = np.where(have > 0, (some[at, low] + some[at, high]) / 2, np.nan)
             counts[np.ix_(rows, self._there)] = have

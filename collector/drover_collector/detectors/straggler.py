@@ -68,6 +68,7 @@ LIGHTER = 0.25  # of what HBM traffic fell by: with as much less duty the work b
 SMALL_CLOCK = -0.015  # log ratio to its own offset: less is not told of a clock that nothing explains
 SLOWER = -0.006  # log ratio to its peers, smoothed: what only lost its lead over them holds nobody up
 FREE_BUCKETS = 3  # since its power limit last held it: from then on its clock does not follow its work
+BUSY = 0.9  # of time with a kernel
 SMALL_GAP = 0.012  # of time, a node's mean
 RESTED = 0.5  # of that time: with as much less duty it has less to do, as a replica of a service has now and then
 CLEAR_GAP = 0.03  # likewise, where the CPUs show nothing
@@ -144,7 +145,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     s.drifts.advance(look)
     limits = _limits(look)
     s.free = np.where(limits.pressed, 0, s.free + 1)
-    large, small = _large(look, limits, s.drifts), _small(look, limits, s.drifts, s.free)
+    large, small = _large(look, limits, s.drifts, s.free), _small(look, limits, s.drifts, s.free)
     for cause, flags in large.items():
         # A bucket that could not be judged neither adds to a streak nor ends it.
         less = np.maximum(np.minimum(s.streaks[cause], MOST_STREAK) - MISSED, 0)
@@ -204,11 +205,19 @@ def _by_clock(look: Look, limits: _Limits, explained: Bools, unexplained: Bools)
     return {
         "thermal": look.lone(explained & heat, of_node=True),
         "power_cap": look.lone(explained & capped & ~heat, of_node=True),
-        "clock": look.lone(clock & ~heat & ~capped),
+        "clock": look.lone(clock & ~heat & ~capped)
+        | look.lone(explained & limits.setting & ~heat & ~capped, of_node=True),
     }
 
 
-def _large(look: Look, limits: _Limits, drifts: Drifts) -> dict[str, Bools]:
+def _unbound(look: Look, free: Ints) -> Bools:
+    """GPUs of which no duty is read, that compute all the time, and that neither heat nor their power limit has held
+    lately: chips differ by nature only where one of these governs them, and all others run at the clock of their kind.
+    So a lower one needs no second sign."""
+    return np.asarray(~look.has_duty & (free >= FREE_BUCKETS) & (look.values["gpu_util_ratio"] >= BUSY))
+
+
+def _large(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
     """Cause -> GPUs that show it in this bucket, against their peers alone.
 
     A limit that the GPU reports may be older than the job: then a small effect will do, if it lasts.
@@ -226,7 +235,11 @@ def _large(look: Look, limits: _Limits, drifts: Drifts) -> dict[str, Bools]:
     reported = (drifts.count[CLOCK] >= PERSIST_UNEXPLAINED) & (look.clock_count >= MIN_PEERS) & (duty > 1)
     reported &= (drifts.recent[CLOCK] <= REPORTED_CLOCK) & (drifts.recent[DUTY] >= REPORTED_DUTY)
     explained |= reported & (limits.capped | limits.setting)
-    unexplained = far & waited & (ratio <= np.where(limits.full_power, CLOCK_AT_FULL_POWER, CLOCK_UNEXPLAINED))
+    unexplained = (
+        far
+        & (waited | _unbound(look, free))
+        & (ratio <= np.where(limits.full_power, CLOCK_AT_FULL_POWER, CLOCK_UNEXPLAINED))
+    )
     result = _by_clock(look, limits, explained, unexplained)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
 
@@ -257,7 +270,8 @@ def _small(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str,
         clear = (drifts.moved(CLOCK) <= SMALL_CLOCK) & (drifts.last[CLOCK] <= SMALL_CLOCK) & (free >= FREE_BUCKETS)
         # Where another one slows the job the power limit lets go of all, and those that were faster are no more.
         clear &= drifts.recent[CLOCK] <= SLOWER
-        result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & waited & clear)
+        unbound = _unbound(look, free) & (drifts.recent[CLOCK] <= SMALL_CLOCK)
+        result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & (waited | unbound) & clear)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
     less = drifts.told(DRAM) & (np.maximum(drifts.recent[DRAM], drifts.moved(DRAM)) <= SLOWER) & ~slow_clock & ~steady
     less &= look.has_duty
@@ -297,8 +311,8 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: 
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
     share = look.share(flags)
-    if not busy:
-        return flags & (share < 0.5)
+    if not busy:  # of two nodes one
+        return flags & ((share < 0.5) | ((share <= 0.5) & look.one_node(flags, 2)))
     cpu = window.newest.node.get("cpu_util_ratio")
     if cpu is None:
         return flags & (share < 0.5) & (not of_cpu)

@@ -51,6 +51,9 @@ class Look:
         self.medians = dict.fromkeys((*COMPARED, *THROTTLES), nothing)
         self.values |= zip([*names, *throttles], table, strict=True)
         self.medians |= zip([*names, *throttles], medians, strict=True)
+        if "gpu_util_ratio" in names:  # of two nodes the busy one is the measure: who waits spins at full utilisation
+            util = self.grouping.medians(self.values["gpu_util_ratio"][None], upper=True)[0][0]
+            self.medians["gpu_util_ratio"] = self.grouping.spread(util)
         if "sm_clock_mhz" in names:
             at = names.index("sm_clock_mhz")
             self.clock_count = zeroed(self.grouping.spread(counts[at]))
@@ -97,13 +100,13 @@ class Look:
         few = self.share(flags) <= np.maximum(LONE_SHARE, np.minimum(most / size, 0.26 if of_node else 1.0))
         return flags & (few | self.one_node(flags)) if of_node else flags & few
 
-    def one_node(self, flags: Bools) -> Bools:
-        """Of groups on many nodes, those whose flagged GPUs all sit on one."""
+    def one_node(self, flags: Bools, of_nodes: int = LONE_OF_NODES) -> Bools:
+        """Of groups on so many nodes, those whose flagged GPUs all sit on one."""
         nodes = self.window.index.gpu_node
         result = np.zeros(len(flags), bool)
         for group in np.unique(self.groups[flags & self.judged]).tolist():
             inside = self.groups == group
-            if len(np.unique(nodes[inside & flags])) == 1 and len(np.unique(nodes[inside])) >= LONE_OF_NODES:
+            if len(np.unique(nodes[inside & flags])) == 1 and len(np.unique(nodes[inside])) >= of_nodes:
                 result |= inside
         return result
 
