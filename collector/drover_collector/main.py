@@ -169,6 +169,13 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
     return 2 if tls is not None and tls.own.ended(time.time()) else 0
 
 
+def _unstored(url: str) -> Path | None:
+    """The file for what receivers are told while the store fails; systemd names the folder where that is a server."""
+    kind, _, place = url.partition("://")
+    folder = place.partition("?")[0] if kind == "chdb" else os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    return Path(folder) / "told-unstored.jsonl" if folder else None
+
+
 async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -200,7 +207,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         receivers = notifiers(config.notify, config.webhooks, spec)
         outbox = Outbox(
             store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
-            silences=Silences(spec.by_name, config.maintenance),
+            silences=Silences(spec.by_name, config.maintenance), unstored=_unstored(config.store.url),
         )  # fmt: skip
         pipeline = Pipeline(
             index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,6 +17,7 @@ from drover_collector.notify.routes import RouteConfig, Target
 from drover_collector.notify.telling import AGAIN_MS, Told, transition
 from drover_collector.store import StoreError
 from drover_proto.events import Incident, Severity, Wanted
+from drover_proto.times import iso
 from testbed.deciding import OPEN, fleet, incident
 from testbed.outboxes import HOUR_MS, T0, Listener, Scene, fault, silence
 
@@ -118,6 +120,62 @@ def test_what_comes_back_does_not_wait_behind_an_end_that_nobody_takes() -> None
     scene.tell(fault(version=3))
     assert listener.heard() == ["opened", "opened"]
     assert ("closed", "failed") in scene.store.states()
+
+
+def killed_while_the_store_failed(path: Path, listener: Listener) -> Scene:
+    """An incident was told from memory, and nothing else of it was kept."""
+    scene = Scene(listener, unstored=path)
+    scene.store.fails = True
+    scene.outbox.enqueue_unstored([fault()])
+    scene.run()
+    assert listener.heard() == ["opened"]
+    assert scene.outbox._unstored.wait(20)
+    scene.store.fails = False
+    return scene
+
+
+def test_what_was_told_while_the_store_failed_and_is_found_under_another_id_is_ended(tmp_path: Path) -> None:
+    listener = Listener()
+    scene = killed_while_the_store_failed(tmp_path / "unstored", listener)
+    scene.restart(known=[])
+    scene.tell(fault("i2"))  # the same fault, as it is seen after the restart
+    scene.wait(10)
+    assert listener.heard("i1") == ["opened"], "it may be found again yet"
+    scene.restart()
+    scene.wait(20)
+    assert listener.heard("i1") == ["opened", "closed"]
+    assert listener.heard("i2") == ["opened"]
+    (end,) = [body for body in listener.got.values() if body["type"] == "incident.closed"]
+    assert end["data"]["closed"] == iso(T0 + 25 * 60_000)
+    assert end["data"]["closed_because"].startswith("it was told while the store failed")
+    assert scene.outbox._unstored.wait(20)
+    assert not (tmp_path / "unstored").exists()
+    scene.restart()
+    scene.wait(60)
+    assert listener.heard("i1") == ["opened", "closed"], "once"
+
+
+def test_what_was_told_while_the_store_failed_and_is_known_again_goes_on(tmp_path: Path) -> None:
+    listener = Listener()
+    scene = killed_while_the_store_failed(tmp_path / "unstored", listener)
+    scene.restart(known=[])
+    scene.tell(fault(version=2))
+    scene.wait(30)
+    assert listener.heard() == ["opened"], "and it is not told again"
+    scene.tell(fault(version=3, closed_ms=scene.now_ms))
+    assert listener.heard() == ["opened", "closed"]
+
+
+def test_a_file_of_what_was_told_that_is_not_ours_or_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_text('{"id": 1}\nnonsense\n')
+    scene = Scene(unstored=tmp_path / "broken")
+    scene.tell(fault())
+    nowhere = Scene(unstored=tmp_path / "no such folder" / "file")
+    nowhere.store.fails = True
+    nowhere.outbox.enqueue_unstored([fault()])
+    nowhere.run()
+    assert nowhere.outbox._unstored.wait(20)
+    assert nowhere.listeners[0].heard() == ["opened"]
 
 
 def test_what_was_given_up_is_told_hours_later_if_it_is_still_so() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from drover_collector.notify import Delivery, Outbox
@@ -90,8 +91,11 @@ class Listener:
 class Scene:
     """One collector's outbox, which can be killed and started again."""
 
-    def __init__(self, *listeners: Listener, routes: Sequence[RouteConfig] = (), silences: Silences | None = None):
-        self.now_ms = T0
+    def __init__(
+        self, *listeners: Listener, routes: Sequence[RouteConfig] = (), silences: Silences | None = None,
+        unstored: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.now_ms, self.unstored = T0, unstored
         self.store = MemoryStore()
         self.listeners = listeners or (Listener(),)
         self.routes = Routes(self.listeners, routes)
@@ -104,7 +108,7 @@ class Scene:
         store: Any = self.store
         return Outbox(
             store, self.listeners, "http://console", routes=self.routes, silences=self.silences,
-            now_ms=lambda: self.now_ms,
+            now_ms=lambda: self.now_ms, unstored=self.unstored,
         )  # fmt: skip
 
     def tell(self, *incidents: Incident) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from drover_collector.store import OutboxRow, Store
 
@@ -16,11 +16,13 @@ STOP_S = 2.0  # how long a stop waits for what is under way
 
 
 class Clerk(threading.Thread):
-    """Stores how far messages are, tried until the store takes it."""
+    """Stores how far messages are, tried until the store takes it. `on_saved`: told of their ids."""
 
-    def __init__(self, store: Store, receivers: int) -> None:
+    def __init__(
+        self, store: Store, receivers: int, on_saved: Callable[[Iterable[str]], object] = lambda _: None
+    ) -> None:
         super().__init__(name="outbox", daemon=True)
-        self._store = store
+        self._store, self._on_saved = store, on_saved
         self._room = MAX_PENDING * max(1, receivers)
         self._rows: dict[str, OutboxRow] = {}  # newest states that the store does not have
         self._changed = threading.Condition()
@@ -77,6 +79,7 @@ class Clerk(threading.Thread):
         if self._failing:
             log.info("how far messages are is stored again, %d of them", len(rows))
         self._failing = False
+        self._on_saved(rows)
         with self._changed:
             for id_, row in rows.items():
                 if self._rows.get(id_) is row:

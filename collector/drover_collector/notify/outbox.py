@@ -15,7 +15,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 
 from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.base import Notifier
@@ -23,7 +24,8 @@ from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
 from drover_collector.notify.courier import Courier
 from drover_collector.notify.figures import Figures
 from drover_collector.notify.grouping import Grouping, instead_of
-from drover_collector.notify.routes import Routes, Target
+from drover_collector.notify.messages import Key, Message
+from drover_collector.notify.routes import Routes
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.telling import (
     CLOSED,
@@ -33,12 +35,11 @@ from drover_collector.notify.telling import (
     OPENED,
     REPEATED,
     Told,
-    after,
-    facts,
     given_up,
     told_by,
     transition,
 )
+from drover_collector.notify.unstored import Unstored
 from drover_collector.notify.webhook import message
 from drover_collector.store import OutboxRow, Store
 from drover_proto.events import Incident, Severity, Wanted
@@ -49,29 +50,6 @@ REMEMBERED = 100_000  # (incident, receiver) pairs whose last message is kept in
 
 NEVER = Told(Severity.INFO, Wanted.NONE, True)
 
-Key = tuple[str, str]  # (incident id, receiver)
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    row: OutboxRow
-    incident: Incident
-    courier: Courier
-    kind: str
-    owed: frozenset[str]  # see `transition`
-    target: Target | None  # None: told of the end though the routes would not name it any more
-
-    @property
-    def key(self) -> Key:
-        return self.incident.id, self.row.notifier
-
-    def after(self, told: Told | None) -> Told:
-        return after(told, facts(self.kind, self.incident), self.row.state, self.row.created_ms)
-
-    def due(self, told: Told | None) -> bool:
-        """Whether it still is what `told` calls for."""
-        return transition(self.incident, told, self.target, now_ms=self.row.created_ms, owed=self.owed) == self.kind
-
 
 class Outbox(Figures):
     """Writes messages for changed incidents and has them delivered. `enqueue` and `sweep` may block on the store.
@@ -79,6 +57,7 @@ class Outbox(Figures):
     Args:
         routes: None: each receiver is told from its `min_severity` on.
         silences: None: nothing is ever held back.
+        unstored: file for what is told while the store fails; None: a crash then forgets it.
     """
 
     def __init__(
@@ -91,15 +70,17 @@ class Outbox(Figures):
         silences: Silences | None = None,
         delays_s: Sequence[float] = DELAYS_S,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        unstored: Path | None = None,
     ) -> None:
         self._store = store
+        self._unstored = Unstored(store, unstored)
         self._console_url = console_url
         self._now_ms = now_ms
         self._delays_s = tuple(delays_s)
         self._notifiers = tuple(notifiers)
         self.routes = routes or Routes(self._notifiers)
         self.silences = silences or Silences()
-        self._clerk = Clerk(store, len(self._notifiers))
+        self._clerk = Clerk(store, len(self._notifiers), self._unstored.saved)
         self._couriers = self._fresh()
         self._lock = threading.Lock()  # of what was told; held for moments
         self._told: OrderedDict[Key, Told | None] = OrderedDict()
@@ -128,7 +109,7 @@ class Outbox(Figures):
             StoreError: the store cannot be read.
         """
         self.stop()  # those of a start that something else then made fail
-        self._clerk = Clerk(self._store, len(self._notifiers))  # a thread starts once
+        self._clerk = Clerk(self._store, len(self._notifiers), self._unstored.saved)  # a thread starts once
         self._couriers = self._fresh()
         with self._lock:
             self._told.clear()
@@ -137,6 +118,7 @@ class Outbox(Figures):
             self._refreshed.clear()
             self._waiting.clear()
             self._groups = Grouping()
+        self._unstored.load(self._now_ms())
         gone: list[OutboxRow] = []
         for row in self._store.pending_outbox():
             courier = self._couriers.get(row.notifier)
@@ -180,12 +162,13 @@ class Outbox(Figures):
 
     def enqueue_unstored(self, incidents: Iterable[Incident]) -> int:
         """The same while the store fails or hangs: an alarm must not wait for a disk. Told from memory, and stored when
-        the store works again. After a crash its incident may be told again, under the same id. Never blocks.
+        the store works again; until then a file keeps it (`unstored.py`). Never blocks.
 
         Returns:
             How many messages were made.
         """
         made = self._messages(incidents, blind=True)
+        self._unstored.note(each.row for each in made)
         for each in made:
             self._clerk.note(each.row)
         return self._hand_over(made)
@@ -201,6 +184,7 @@ class Outbox(Figures):
         """
         if not self._couriers:
             return 0
+        self._end_unknown(incidents)
         open_ = [i for i in incidents.values() if i.closed_ms is None]
         self.refresh(open_)
         least_ms = self.routes.least_repeat_ms
@@ -211,6 +195,16 @@ class Outbox(Figures):
             looked_at = self._muted | self._missed
             due = [i for i in open_ if i.id in looked_at or (due_ms is not None and self._told_before(i.id, due_ms))]
         return self.enqueue(due)
+
+    def _end_unknown(self, incidents: Mapping[str, Incident]) -> None:
+        """Raises StoreError."""
+        ends = self._unstored.ends(incidents, self._now_ms())
+        if ends:
+            self._store.write_outbox(ends)
+        self._unstored.ended(self._now_ms())
+        for row in ends:
+            if (courier := self._couriers.get(row.notifier)) is not None:
+                courier.add(row)
 
     def _told_before(self, incident: str, ts_ms: int) -> bool:
         """Whether a receiver was told last so long ago, or it is not known; with the lock held."""
@@ -252,7 +246,7 @@ class Outbox(Figures):
                 )  # fmt: skip
         self._refreshed = kept
 
-    def _messages(self, incidents: Iterable[Incident], blind: bool = False) -> list[_Message]:
+    def _messages(self, incidents: Iterable[Incident], blind: bool = False) -> list[Message]:
         """Each message that is due.
 
         Args:
@@ -266,7 +260,7 @@ class Outbox(Figures):
             self._groups.take(incidents)
             events = [(self._groups.of(incident), self._groups.owed(incident)) for incident in incidents]
         known = self._recall({i.id for i in incidents}, blind)
-        made: list[_Message] = []
+        made: list[Message] = []
         for incident, (event, owed) in zip(incidents, events, strict=True):
             muted = incident.closed_ms is None and self.silences.of(incident, now_ms) is not None
             targets = {} if muted else self.routes.targets(incident)
@@ -280,13 +274,13 @@ class Outbox(Figures):
                 if kind is not None:
                     wait_ms = target.wait_ms if target is not None and kind == OPENED and not of_guard(incident) else 0
                     row = self._row(courier, kind, incident, stands_for, told, now_ms, wait_ms)
-                    made.append(_Message(row, incident, courier, kind, owed, target))
+                    made.append(Message(row, incident, courier, kind, owed, target))
                     known[key] = made[-1].after(told)
         return made
 
-    def _untold(self, made: Iterable[_Message]) -> list[_Message]:
+    def _untold(self, made: Iterable[Message]) -> list[Message]:
         """Without what was told from memory while the store was asked: delivered, it would wait there again."""
-        kept: list[_Message] = []
+        kept: list[Message] = []
         later: dict[Key, Told] = {}
         with self._lock:
             for each in made:
@@ -296,7 +290,7 @@ class Outbox(Figures):
                     kept.append(each)
         return kept
 
-    def _hand_over(self, made: Iterable[_Message]) -> int:
+    def _hand_over(self, made: Iterable[Message]) -> int:
         """To those that deliver, but what was told from memory while the store kept us waiting."""
         count = 0
         for each in made:
