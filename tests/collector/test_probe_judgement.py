@@ -322,6 +322,18 @@ def test_a_slot_that_is_slower_by_design_condemns_nobody() -> None:
     assert [(v.measurement.node, v.measurement.gpu) for v in found.verdicts if v.ok is False] == [("n3", 2)]
 
 
+@pytest.mark.parametrize(("probe", "level", "ok"), [("hbm_copy", 4300.0, False), ("pcie_h2d", 55.0, None)])
+def test_memory_on_the_board_is_slower_in_no_slot_by_design(probe: str, level: float, ok: bool | None) -> None:
+    """In a small fleet most of the boards in a slot may be bad by chance."""
+    boards = [
+        dataclasses.replace(m, value=(m.value or 0) * 0.9) if m.gpu == 5 and m.node in ("n0", "n2", "n3") else m
+        for m in fleet(32, level, spread=0.003, probe=probe)
+    ]
+    found = judge(boards)
+    assert {of(found, node, 5, probe).ok for node in ("n0", "n2", "n3")} == {ok}
+    assert of(found, "n1", 5, probe).ok
+
+
 @pytest.mark.parametrize("seed", range(1000, 1020))
 @pytest.mark.parametrize(("probe", "level"), [("pcie_h2d", 55.0), ("launch", 4.2), ("soak", 0.06)])
 def test_a_slot_by_design_on_one_node_or_two_is_no_fault(probe: str, level: float, seed: int) -> None:
