@@ -15,7 +15,7 @@ from starlette.routing import Route
 from drover_dashboard import client
 from drover_dashboard.components import ASSETS
 from drover_dashboard.door import Door
-from drover_dashboard.fleet_canvas import frame, metrics, trouble_line
+from drover_dashboard.fleet_canvas import frame, metrics, packed, trouble_line
 from drover_dashboard.grouping import GROUPS, USUAL, grouped
 
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -63,4 +63,7 @@ def picture(request: Request) -> Response:
     body, trouble = frame(client.fleet(), color_by)
     if body is None:
         return JSONResponse({"trouble": trouble_line(trouble) if trouble else "no picture"}, 503)
-    return Response(body, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})
+    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = packed(body), "gzip"
+    return Response(body, media_type="application/octet-stream", headers=headers)

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 FRESH_S = 1.0  # answers this young are shared by all open pages
+LAYOUT_FRESH_S = 10.0  # a layout changes with a restart of the collector, which a picture's version tells at once
 DEADLINE_S = 4.0
 SLOW_S = 2.0  # numbers kept in memory that take this long: said, as the page is then older than it looks
 RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; all others wait for none
@@ -149,7 +150,8 @@ class FleetClient:
 
     def layout(self, jobs: bool = False) -> Answer[pb.Layout]:
         """`jobs`: with who holds each GPU."""
-        return self._call(self._fleet().GetLayout, pb.LayoutRequest(jobs=jobs), f"layout {jobs}")
+        fresh_s = FRESH_S if jobs else LAYOUT_FRESH_S
+        return self._call(self._fleet().GetLayout, pb.LayoutRequest(jobs=jobs), f"layout {jobs}", fresh_s=fresh_s)
 
     def picture(self, color_by: str) -> Answer[pb.Picture]:
         return self._call(self._fleet().GetPicture, pb.PictureRequest(color_by=color_by), f"picture {color_by}")
@@ -236,6 +238,10 @@ class FleetClient:
             self._fleet().PreviewAct, request, f"preview {act} {node} {self._now_ms()}", ANSWER_DEADLINE_S
         )
 
+    def safe(self, node: str) -> Answer[pb.ActPreview]:
+        """What is known for and against giving a node back."""
+        return self._call(self._fleet().PreviewAct, pb.ActRequest(node=node, act="resume"), f"safe {node}")
+
     def act(self, request: pb.ActRequest) -> Answer[pb.ActReply]:
         """What a person does to a node; never an answer of before."""
         return self._call(self._fleet().ActOnNode, request, f"act {self._now_ms()}", ANSWER_DEADLINE_S)
@@ -247,12 +253,14 @@ class FleetClient:
         """Likewise an order for probes."""
         return self._call(self._fleet().RequestProbe, request, f"probe {self._now_ms()}", ANSWER_DEADLINE_S)
 
-    def _call(self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S) -> Answer[Any]:
+    def _call(
+        self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S, fresh_s: float = FRESH_S
+    ) -> Answer[Any]:
         name = (type(request).__name__, key)
         asked_ms = self._now_ms()
         with self._lock:
             kept, away = self._kept.get(name, _NOTHING), self._away
-            if away is None and kept.value is not None and 0 <= asked_ms - kept.as_of_ms < FRESH_S * 1000:
+            if away is None and kept.value is not None and 0 <= asked_ms - kept.as_of_ms < fresh_s * 1000:
                 return kept
             if away is not None:
                 if 0 < self._retry_ms - asked_ms <= _TO_NEXT_PROBE_MS:

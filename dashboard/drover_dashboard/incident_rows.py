@@ -13,8 +13,20 @@ from drover_proto.events import Incident, from_json
 COLUMNS = (Column("Severity"), Column("What is wrong, where", wrap=True), Column("Since"), Column("Wanted"))
 
 
+CALM_MS, STEP_MS = 120_000, 10_000  # ages move once a minute; those of what is younger every 10 s
+_parsed: list[tuple[pb.IncidentList, list[Incident]]] = []  # of the newest answers, which all open pages share
+KEPT = 4
+
+
 def parse(reply: pb.IncidentList) -> list[Incident]:
-    return [from_json(Incident, text) for text in reply.incidents_json]
+    """An answer that several pages show is parsed once."""
+    for known, found in tuple(_parsed):
+        if known is reply:
+            return found
+    found = [from_json(Incident, text) for text in reply.incidents_json]
+    _parsed.insert(0, (reply, found))
+    del _parsed[KEPT:]
+    return found
 
 
 def rows(found: Iterable[Incident], racks: dict[str, str], who: view.Viewer) -> list[Row]:
@@ -43,7 +55,9 @@ def place(incident: Incident, racks: dict[str, str]) -> str:
 def _age(incident: Incident, who: view.Viewer) -> str:
     if incident.closed_ms is not None:
         return f"closed after {fmt.duration(incident.closed_ms - incident.since_ms)}"
-    return f"for {who.ago(incident.since_ms)}"
+    # All ages move at once, and seldom: a list is sent to every open page again whenever one word of it changes.
+    step_ms = 60_000 if who.now_ms - incident.since_ms > CALM_MS else STEP_MS
+    return f"for {fmt.duration(who.now_ms // step_ms * step_ms - incident.since_ms)}"
 
 
 def show(key: str, lines: list[Row], *, empty: str, selected: str = "", height: int | None = None) -> str | None:

@@ -92,6 +92,7 @@ def _streamlit_options(options: argparse.Namespace) -> dict[str, Any]:
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,
         "browser.gatherUsageStats": False,
+        "global.minCachedMessageSize": 1000,  # bytes; what a page has already is not sent to it again
         "client.toolbarMode": "minimal",
         "client.showErrorDetails": "none",  # a browser sees that something failed; what failed is in the server's log
         "logger.hideWelcomeMessage": True,

@@ -58,7 +58,7 @@ def _form(node: str, act: str, person: Person) -> None:
     elif act == "drain":
         view.notice("guard", "remark", "The guard has nothing against it.")
     if act == "resume":
-        _safe(look, who)
+        safe(look, who)
     if look.maintenance:
         view.notice("maintenance", "remark", f"Drover itself does nothing there: {look.maintenance}.")
     with st.form(f"form_{act}", border=False):
@@ -80,8 +80,10 @@ def _form(node: str, act: str, person: Person) -> None:
     _do(node, act, name, why, level, force)
 
 
-def _safe(look: pb.ActPreview, who: view.Viewer) -> None:
-    """Is it safe to give it back, and how does anybody know."""
+def safe(look: pb.ActPreview, who: view.Viewer, key: str = "form") -> None:
+    """Is it safe to give it back, and how does anybody know. `key`: of the place on the page."""
+    if not look.grounds:
+        return  # it serves, or a collector of before does not tell
     verdict = "Nothing proves that it is safe to give back."
     if look.HasField("safe"):
         verdict = "It is safe to give back, by all that is known." if look.safe else "It is not safe to give back."
@@ -89,7 +91,7 @@ def _safe(look: pb.ActPreview, who: view.Viewer) -> None:
         f"It has to pass its {look.validates} probes first." if look.validates else "It gets jobs at once: no probes."
     )
     kind = "summary" if look.HasField("safe") and look.safe else "trouble"
-    view.notice("safe", kind, "\n".join([f"{verdict} {gate}", *(who.told(text) for text in look.grounds)]))
+    view.notice(f"safe_{key}", kind, "\n".join([f"{verdict} {gate}", *(who.told(text) for text in look.grounds)]))
 
 
 def _jobs(look: pb.ActPreview) -> None:

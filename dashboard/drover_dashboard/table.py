@@ -52,6 +52,18 @@ class Row:
     tone: str = ""
 
 
+def _row(row: Row) -> dict[str, Any]:
+    """As assets/table.js takes it; what is not set is left out, as rows are sent again whenever one changes."""
+    set_ = {name: value for name in ("id", "href", "tone") if (value := getattr(row, name))}
+    return {"cells": [_cell(cell) for cell in row.cells]} | set_
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    told: dict[str, Any] = {"text": cell.text}
+    told |= {name: value for name in ("sub", "badge", "kind", "title") if (value := getattr(cell, name))}
+    return told | {name: asdict(value) for name in ("mark", "line") if (value := getattr(cell, name)) is not None}
+
+
 def table(
     key: str,
     columns: Sequence[Column],
@@ -65,7 +77,7 @@ def table(
     """Show rows; the `id` of a row just clicked, else None. `height`, px: longer lists scroll inside."""
     data: dict[str, Any] = {
         "columns": [asdict(column) for column in columns],
-        "rows": [asdict(row) for row in rows],
+        "rows": [_row(row) for row in rows],
         "empty": empty,
         "selected": selected,
         "link_column": link_column,

@@ -116,10 +116,20 @@ def deviation_mark(number: float, median: float, unit: str) -> Mark | None:
     return Mark(f"{share * 100:+.0f} %", "bad" if abs(share) >= 0.15 else "warn")
 
 
+_racks: tuple[Any, dict[str, str]] = None, {}  # of the newest layout: pages that refresh each second ask for it
+
+
 def racks() -> dict[str, str]:
     """Rack of each node."""
+    global _racks
     layout = client.fleet().layout().value
-    return {node.name: rack.name for rack in layout.racks for node in rack.nodes} if layout else {}
+    if layout is None:
+        return {}
+    of, found = _racks
+    if of is not layout:
+        found = {node.name: rack.name for rack in layout.racks for node in rack.nodes}
+        _racks = layout, found
+    return found
 
 
 def place_of(node: str) -> tuple[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 
 from drover_dashboard import charts, fleet_canvas
 from drover_dashboard.client import FleetClient
@@ -37,6 +39,20 @@ def test_a_frame_by_health(shared: FleetClient) -> None:
     assert health == bytes([0, 0, 0, 2])
     assert head["legend"][2] == "confirmed"
     assert head["trouble"] is None
+
+
+def test_a_frame_is_packed_once_for_all_consoles_and_unpacks_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    compress = gzip.compress
+    monkeypatch.setattr(
+        fleet_canvas.gzip, "compress", lambda *given, **more: times.append(1) or compress(*given, **more)
+    )
+    bodies = [bytes([number]) * 1000 for number in range(fleet_canvas.PACKED + 1)]
+    assert [gzip.decompress(fleet_canvas.packed(body)) for body in bodies] == bodies
+    assert fleet_canvas.packed(bodies[-1]) == fleet_canvas.packed(bodies[-1])
+    assert len(times) == len(bodies)
+    fleet_canvas.packed(bodies[0])
+    assert len(times) == len(bodies) + 1, "the oldest is forgotten"
 
 
 def test_a_frame_by_metric_tells_health_too_and_keeps_absence(shared: FleetClient) -> None:

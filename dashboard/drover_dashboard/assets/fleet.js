@@ -113,9 +113,14 @@ function draw(picture) {
   const shade = theme.dark ? "dark" : "light";
   const ratio = window.devicePixelRatio || 1;
   const width = root.clientWidth;
-  const plan = arrange(picture.layout, width, data.height - 46 - picture.notice.offsetHeight);
-  picture.plan = plan;
-  picture.cells = place(picture.layout, plan);
+  const room = data.height - 46 - picture.notice.offsetHeight;
+  const { of } = picture;
+  if (!of || of.layout !== picture.layout || of.width !== width || of.room !== room) { // 100,000 places: not at each refresh
+    picture.plan = arrange(picture.layout, width, room);
+    picture.cells = place(picture.layout, picture.plan);
+    picture.of = { layout: picture.layout, width, room };
+  }
+  const { plan } = picture;
   const height = plan.height;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
@@ -129,14 +134,20 @@ function draw(picture) {
   const looks = frame.legend.map((name) => data.palette.health[name] || data.palette.health[UNKNOWN]);
   const gap = plan.cellHeight >= 5 ? 1 : 0;
   const marked = [];
-  let last = null;
+  const byFill = new Map(); // a change of colour costs more than a cell: all cells of one colour together
   for (const cell of picture.cells) {
-    const name = frame.legend[frame.health[cell.index]] || UNKNOWN;
+    const code = frame.health[cell.index];
+    const name = frame.legend[code] || UNKNOWN;
     const absent = frame.metric ? frame.cells[cell.index] === 0 : name === UNKNOWN;
-    const fill = absent ? hatch : frame.metric ? ramp[frame.cells[cell.index]] : looks[frame.health[cell.index]][shade];
-    if (fill !== last) paint.fillStyle = last = fill;
-    paint.fillRect(cell.x, cell.y, plan.cellWidth - gap, plan.cellHeight - gap);
-    if (name !== HEALTHY && name !== UNKNOWN) marked.push([cell, looks[frame.health[cell.index]]]);
+    const key = absent ? -1 : frame.metric ? frame.cells[cell.index] : code;
+    const same = byFill.get(key);
+    if (same) same.push(cell);
+    else byFill.set(key, [cell]);
+    if (name !== HEALTHY && name !== UNKNOWN) marked.push([cell, looks[code]]);
+  }
+  for (const [key, cells] of byFill) {
+    paint.fillStyle = key === -1 ? hatch : frame.metric ? ramp[key] : looks[key][shade];
+    for (const cell of cells) paint.fillRect(cell.x, cell.y, plan.cellWidth - gap, plan.cellHeight - gap);
   }
   for (const [cell, look] of marked) mark(paint, plan, cell, look, shade, Boolean(frame.metric), gap);
   legend(picture, theme, shade, ramp);

@@ -13,6 +13,7 @@ from drover_proto.events import Health, Severity
 
 PICTURE_PX = 575
 LIST_PX = 615
+SHOWN = 50  # open incidents; more is work for the Incidents page
 HEALTH = "health"
 NUMBERS_S = 2  # so soon a collector that fell silent is said to be
 QUIET_MS = 60_000  # agents send every 5 s, 30 s at most
@@ -112,7 +113,7 @@ def _idle_of(status: pb.Status) -> str:
 def incidents() -> None:
     """Open incidents, worst first."""
     who = view.viewer()
-    answer = client.fleet().incidents("open")
+    answer = client.fleet().incidents("open", limit=SHOWN)
     if answer.value is None:
         view.notice("incidents", "remark", "What is open is not known while the collector does not answer.")
         return
@@ -121,6 +122,8 @@ def incidents() -> None:
     clicked = incident_rows.show("open_incidents", rows, empty="No open incident.", height=LIST_PX)
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked})
+    if answer.value.total > len(found):
+        st.page_link(view.INCIDENTS, label=f"The worst {len(found)} of {fmt.number(answer.value.total)} open incidents")
 
 
 def picture() -> None:

@@ -6,10 +6,12 @@ import streamlit as st
 
 from drover_dashboard import client, node_acts, node_detail, node_history, probe_parts, view
 from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Health
 
 SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
 USUAL_SPAN = "15 min"
 NO_NODE = "choose a node"
+OUT = (Health.DRAINED, Health.VALIDATING, Health.REPAIR)  # no job runs there
 
 
 def choose() -> tuple[str, int]:
@@ -50,7 +52,10 @@ def now(name: str) -> None:
 
 @st.fragment(run_every=10)
 def history(name: str) -> None:
-    """What was done to it and why; a click opens the incident."""
+    """Of one that is out whether it is safe to give back; what was done to it and why; a click opens the incident."""
+    detail: pb.NodeDetail | None = client.fleet().node(name).value
+    if detail is not None and detail.row.health in OUT and (look := client.fleet().safe(name).value) is not None:
+        node_acts.safe(look, view.viewer(), "out")
     clicked = node_history.show(name, view.viewer())
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked, "state": "all"})
