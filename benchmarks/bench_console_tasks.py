@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import Any
 
 from console.history import NODE as TUESDAY_NODE
 from console.history import RISKY
-from console.live_fleet import EMPTY, FAILED, SLOW, SWITCH, WARM_RACK, Live, live
+from console.live_fleet import EMPTY, FAILED, FLAPPING, LEAF, SLOW, WARM_RACK, Live, live
 from console.walk import LIMIT_MS, Shell, Walk, attempt
 from playwright.sync_api import sync_playwright
 
@@ -39,17 +40,16 @@ def slows(walk: Walk) -> str:
 
 def switch(walk: Walk) -> str:
     walk.go("Fabric")
-    return walk.read(re.compile(rf"{SWITCH}.*"))
+    return walk.read(re.compile(rf".*{FLAPPING}.*{LEAF}.*|.*{LEAF}.*{FLAPPING}.*"))
 
 
 def enforce(walk: Walk) -> str:
     walk.go("Policy")
-    return walk.read("Had it enforced")
+    return walk.read(re.compile("Had it enforced in the last 7 days.*drained.*"))
 
 
 def approve(walk: Walk) -> str:
-    walk.go("Policy")
-    walk.look(walk.page.get_by_text("Waits for a person").first)
+    walk.click(walk.page.get_by_role("link", name=re.compile("for a person to approve or reject")))
     form = walk.page.get_by_test_id("stForm").filter(has_text=FAILED[0]).first
     walk.write(form.get_by_label("Your name"), ME)
     walk.write(form.get_by_label("Why"), "its job has ended")
@@ -57,19 +57,22 @@ def approve(walk: Walk) -> str:
     return walk.read(f"Approved by {ME}.")
 
 
+def node(walk: Walk, name: str) -> None:
+    walk.go("Node")
+    walk.write(walk.page.get_by_role("combobox", name="Node").first, name)
+    walk.page.keyboard.press("Enter")
+
+
 def drained(walk: Walk) -> str:
-    walk.go("Incidents")
-    walk.click(walk.page.get_by_role("radio", name="closed").or_(walk.page.get_by_text("closed", exact=True)).first)
-    walk.click(walk.page.get_by_text(re.compile(rf"node {TUESDAY_NODE}.*fallen off")).first)
-    return walk.read(re.compile("approved by alex.*"), re.compile("passed.*probes|back in service.*"))
+    node(walk, TUESDAY_NODE)
+    row = walk.page.get_by_role("row").filter(has_text="drained").filter(has_text="Tue").first
+    walk.look(row)
+    return str(row.inner_text())
 
 
 def safe(walk: Walk) -> str:
-    walk.go("Node")
-    walk.write(walk.page.get_by_role("combobox", name="Node").first, EMPTY)
-    walk.page.keyboard.press("Enter")
-    walk.click(walk.page.get_by_role("button", name="Resume ..."))
-    return walk.read(re.compile("safe|passed.*probes|fit to return", re.I))
+    node(walk, EMPTY)
+    return walk.read(re.compile("safe to give back"), re.compile("since it was taken out, passed"))
 
 
 def risky(walk: Walk) -> str:
@@ -93,13 +96,13 @@ def cli_slows(shell: Shell) -> str:
 
 
 def cli_switch(shell: Shell) -> str:
-    shell.run("incidents")
-    return shell.line(SWITCH)
+    shell.run("fabric")
+    return shell.line(rf"{LEAF}.*{FLAPPING}")
 
 
 def cli_enforce(shell: Shell) -> str:
-    shell.run("decisions")
-    return shell.line("would")
+    shell.run("policy", "if-enforced")
+    return shell.line("Had it enforced")
 
 
 def cli_approve(shell: Shell) -> str:
@@ -110,15 +113,14 @@ def cli_approve(shell: Shell) -> str:
 
 
 def cli_drained(shell: Shell) -> str:
-    shell.run("incidents", "--state", "closed", "--node", TUESDAY_NODE)
-    incident = shell.line("fallen off").split()[0]
-    shell.run("explain", incident)
+    shell.run("explain", TUESDAY_NODE, "--day", "tuesday")
+    shell.line("fallen off the bus")
     return shell.line("approved by alex")
 
 
 def cli_safe(shell: Shell) -> str:
-    shell.run("nodes", EMPTY)
-    return shell.line("safe|passed")
+    shell.run("resume", EMPTY, "--check")
+    return shell.line("safe")
 
 
 def cli_risky(shell: Shell) -> str:
@@ -127,13 +129,13 @@ def cli_risky(shell: Shell) -> str:
 
 
 def cli_cost(shell: Shell) -> str:
-    shell.run("status")
+    shell.run("capacity")
     return shell.line("EUR")
 
 
 def cli_hot(shell: Shell) -> str:
-    shell.run("incidents")
-    return shell.line(rf"rack {WARM_RACK}|{WARM_RACK}.*inlet")
+    shell.run("thermals")
+    return shell.line(WARM_RACK)
 
 
 # Approving changes the fleet: it comes last.
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
     parser.add_argument("--shots", type=Path, help="a folder for a picture of each answer")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on
     if given.shots is not None:
         given.shots.mkdir(parents=True, exist_ok=True)
     tasks = {}
