@@ -45,12 +45,15 @@ def show() -> None:
     for text in state.breaker_json:
         _breaker(from_json(Incident, text), who)
     _head(state)
+    enforced = _enforced(state, who)
     pending = [from_json(Decision, text) for text in state.pending_json]
     if state.may_answer:
         answering.ask(pending)
     _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.")
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
     _held(held, who)
+    if enforced:
+        _decisions("enforced", "Had it enforced", enforced, who, "", with_outcome=True)
     left, right = st.columns(2, gap="medium")
     told: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:
@@ -138,18 +141,17 @@ def _some(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
 
 
-def _enforced(state: pb.PolicyState, who: view.Viewer) -> None:
-    """What would have happened by itself in the last 7 days, unless it did."""
+def _enforced(state: pb.PolicyState, who: view.Viewer) -> list[Decision]:
+    """Says what would have happened by itself in the last 7 days, unless it did; the decisions that this is about."""
     if state.mode == state.ceiling == "enforce":
-        return
+        return []
     answer = client.fleet().decisions(DECISIONS)
     if answer.value is None:
         view.trouble("decisions", answer.trouble, answer.as_of_ms, who)
-        return
+        return []
     said, about = if_enforced([from_json(Decision, text) for text in answer.value.decisions_json], "the last 7 days")
-    view.notice("enforced", "summary", said)
-    if len(about) > 0:
-        _decisions("enforced", "Had it enforced", about[:SHOWN], who, "", with_outcome=True)
+    view.notice("enforced", "remark", said)
+    return about[:SHOWN]
 
 
 def _duties(state: pb.PolicyState) -> dict[str, Duty]:
