@@ -10,7 +10,12 @@ command -v systemd-nspawn >/dev/null || missing+=(systemd-container)
 command -v debootstrap >/dev/null || missing+=(debootstrap)
 command -v ssh >/dev/null || missing+=(openssh-client)
 command -v git >/dev/null || missing+=(git)
+# For the roles that give rights: an accounting for Slurm, and kubectl.
+command -v mariadbd >/dev/null || missing+=(mariadb-server)
+command -v slurmdbd >/dev/null || missing+=(slurmdbd)
+command -v kubectl >/dev/null || missing+=(kubernetes-client)
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
+tests/system_setup.sh # Slurm, etcd, the Kubernetes API server
