@@ -32,6 +32,7 @@ from drover_proto.times import from_iso
 
 CHUNK_BUCKETS = 60
 MAX_BUCKET_MS = 600_000
+FAR_ROWS = 500_000  # rows that stand no further from their place are fetched from there, others are brought in order
 
 
 # columns beside ts and node that say what a row describes
@@ -44,14 +45,18 @@ class Samples:
 
     ts_ms: npt.NDArray[np.int64]
     entity: npt.NDArray[np.int32]
-    table: pa.Table  # catalog columns only, in the order of `ts_ms`
+    table: pa.Table  # catalog columns only
+    rows: npt.NDArray[np.int64] | None  # which row of the table is the next in time; None: they stand in order
 
     def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
         """float64 of rows low .. high, NaN where absent or outside the catalog's range."""
-        chunk = self.table.column(metric.name).slice(low, high - low)
+        wanted = None if self.rows is None else self.rows[low:high]
+        first, end = (low, high) if wanted is None or not len(wanted) else (int(wanted.min()), int(wanted.max()) + 1)
+        chunk = self.table.column(metric.name).slice(first, end - first)
         if pa.types.is_boolean(chunk.type):
             chunk = chunk.cast(pa.uint8())
-        values = np.asarray(chunk.to_numpy(), np.float64)  # null is NaN
+        values = chunk.to_numpy()  # null is NaN
+        values = np.asarray(values if wanted is None else values[wanted - first], np.float64)
         if not len(values) or (values.min() >= metric.low and values.max() <= metric.high):
             return values  # all known and possible, as a rule
         with np.errstate(invalid="ignore"):
@@ -253,7 +258,11 @@ def read_samples(
         notes.append(f"{path.name}: {late} rows stood out of time order; they were put where they belong")
     order = np.flatnonzero(known)
     order = order[np.argsort(ts_ms[order], kind="stable")]
-    return Samples(ts_ms[order], entity[order], table.select(columns).take(pa.array(order)).combine_chunks())
+    ts_ms, entity, table = ts_ms[order], entity[order], table.select(columns).combine_chunks()
+    away = np.abs(order - np.arange(len(order))).max(initial=0)
+    if away > FAR_ROWS:
+        return Samples(ts_ms, entity, table.take(pa.array(order)), None)
+    return Samples(ts_ms, entity, table, order if away else None)
 
 
 def _entities(
