@@ -37,9 +37,10 @@ def judged(
     told = [f"Out since {iso(first.ts_ms)}{by}: {first.reason or 'no reason was given'}."]
     if now.stage is not first.stage:
         told.append(f"Now {now.stage}: {now.reason or 'no reason was given'}.")
-    against = [f"Still open: {incident.summary}" for incident in opened[:SHOWN]]
-    if len(opened) > SHOWN:
-        against.append(f"{len(opened) - SHOWN} more incidents of it are open.")
+    own = [incident for incident in opened if incident.scope in ("gpu", "node")]
+    against = [f"Still open: {incident.summary}" for incident in own[:SHOWN]]
+    if len(own) > SHOWN:
+        against.append(f"{len(own) - SHOWN} more incidents of it are open.")
     if silent_ms > REPORTING_MS:
         against.append("Nothing is heard of it: what it is like now is not known.")
     newest = [v for v in verdicts if v.request == verdicts[-1].request]  # of the last probes, the node's and its GPUs'
@@ -52,6 +53,8 @@ def judged(
         told.append("It was not probed since it was taken out: nothing proves that it is well.")
     elif not failed:
         told.append(f"Its probes of {iso(newest[-1].ts_ms)} could not be judged: {newest[-1].text}")
+    around = [incident for incident in opened if incident not in own]  # no fault of the node, but it will meet it
+    told += [f"Open around it, not on it: {incident.summary}" for incident in around[:SHOWN]]
     if first.returns:
         told.append(f"It came back {first.returns} times before, and failed again.")
     return (False if against else True if passed else None), [*against, *told]

@@ -67,3 +67,10 @@ def test_a_failure_before_the_last_probes_counts_no_more_and_returns_are_told() 
     safe, told = judged(replace(OUT, returns=2), NOW, [], 2_000, [before, PASSED])
     assert safe is True
     assert told[-1] == "It came back 2 times before, and failed again."
+
+
+def test_what_is_wrong_around_it_is_told_and_is_not_its_own() -> None:
+    around = replace(OPEN, scope="rack", node=None, gpu=None, summary="Rack r4 gets hot air")
+    safe, told = judged(OUT, NOW, [around], 2_000, [PASSED])
+    assert safe is True
+    assert told[-1] == "Open around it, not on it: Rack r4 gets hot air"
