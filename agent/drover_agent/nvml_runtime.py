@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 LOOK_MS = 3_000  # between looks for a request: it wakes a thread and the loop
 LOOK_LIMIT_S = 0.2  # that a look for a request is waited for; a slower one counts when it is done
 XIDS_AGAIN_S = 1.0  # after a failure that nobody foresaw
-YIELD_S = 0.01  # between two waits for XIDs: whoever closes NVML may begin then
 
 
 class NvmlRuntime:
@@ -113,7 +112,7 @@ class NvmlRuntime:
         taken, ended = threading.Event(), threading.Event()
 
         def watch() -> None:
-            while not ended.wait(YIELD_S):
+            while not ended.is_set():
                 outcome = measured(partial(self.nvml.xids.read, self._clock.now_ms()))
                 if outcome.reading is not None and not outcome.reading.events:
                     continue

@@ -199,6 +199,8 @@ class NvmlSource:
         of_gpus = [(f"a call for GPU {device.slot}", device.calling) for device in self.devices]
         calls = [("the wait for XIDs", self.xids.calling), *of_gpus]
         with contextlib.ExitStack() as held:
+            self.xids.in_the_way = True
+            held.callback(setattr, self.xids, "in_the_way", False)
             until = time.monotonic() + CLOSE_LIMIT_S
             # First each is only waited for: a GPU that hangs shall keep no other from being read meanwhile.
             for keep, waited_for in ((False, of_gpus), (True, calls)):

@@ -20,6 +20,7 @@ from drover_proto.xids import lookup
 
 WAIT_MS = 2000  # in NVML; less than nvml.CLOSE_LIMIT_S
 AGAIN_S = 1.0  # while there is nothing to wait for, or after a failure
+YIELD_S = 0.05  # between two waits while somebody wants to close NVML
 BURST = 256  # most events of one read; more wait for the next
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class NvmlXidWatcher:
 
     def __init__(self, devices: Sequence[NvmlDevice], session: Session) -> None:
         self.calling = threading.Lock()  # held while it may be in a call: NVML must not be closed meanwhile
+        self.in_the_way = False  # somebody waits for `calling`; a lock that is taken again at once leaves him no chance
         self._devices, self._session = devices, session
         self._set: Any = None
         self._watched: frozenset[tuple[int, int]] = frozenset()  # (slot, times lost) that the set was made for
@@ -45,6 +47,8 @@ class NvmlXidWatcher:
 
     def read(self, now_ms: int) -> Reading:
         """XIDs that came while it waited, at most BURST of them."""
+        if self.in_the_way:
+            self._closed.wait(YIELD_S)
         with self.calling:
             if self._session.open:
                 return self._read(now_ms)

@@ -98,6 +98,13 @@ def _fabric_state(name: str, fresh: Callable[[], Any], layout: str) -> Callable[
     return structure(name, fresh, layout, state_of)
 
 
+def _sram_errors(answer: tuple[Raw, ...]) -> tuple[Raw, ...]:
+    """Corrected, uncorrected, the threshold: volatile errors that parity found and those that SEC-DED found are counted
+    apart here (nvidia-smi -q shows both); NVML's counter of uncorrected ones has them all."""
+    parity, secded, corrected, exceeded = answer
+    return corrected, None if parity is None or secded is None else parity + secded, exceeded
+
+
 def _remapped_rows() -> Read:
     return lambda handle: tuple(u32(value) for value in pynvml.nvmlDeviceGetRemappedRows(handle))
 
@@ -231,20 +238,19 @@ CALLS: tuple[Way, ...] = (
     _call("nvmlDeviceGetCurrPcieLinkGeneration", number("nvmlDeviceGetCurrPcieLinkGeneration"), slow=True),
     _call("nvmlDeviceGetCurrPcieLinkWidth", number("nvmlDeviceGetCurrPcieLinkWidth"), slow=True),
     _call("nvmlDeviceGetPcieReplayCounter", number("nvmlDeviceGetPcieReplayCounter"), slow=True),
+    _call(
+        "nvmlDeviceGetSramEccErrorStatus",
+        structure("nvmlDeviceGetSramEccErrorStatus", pynvml.c_nvmlEccSramErrorStatus_v1_t, "=32xQQQ40xI", _sram_errors),
+        "nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,CORRECTED)",
+        "nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,UNCORRECTED)",
+        "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded",
+        slow=True,
+    ),
+    # until R550
     _ecc(_CORRECTED, _SRAM, "SRAM,CORRECTED"),
     _ecc(_UNCORRECTED, _SRAM, "SRAM,UNCORRECTED"),
     _ecc(_CORRECTED, _DRAM, "DRAM,CORRECTED"),
     _ecc(_UNCORRECTED, _DRAM, "DRAM,UNCORRECTED"),
-    _call(
-        "nvmlDeviceGetSramEccErrorStatus",
-        structure(
-            "nvmlDeviceGetSramEccErrorStatus",
-            pynvml.c_nvmlEccSramErrorStatus_v1_t,
-            "=96xI",
-        ),
-        "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded",
-        slow=True,
-    ),
     _call(
         "nvmlDeviceGetRemappedRows", _remapped_rows, *(f"nvmlDeviceGetRemappedRows[{i}]" for i in range(4)), slow=True
     ),

@@ -245,11 +245,25 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, PciInfo *out) {
 }
 
 typedef struct { unsigned version; u64 counts[11]; unsigned exceeded; } SramStatus1;
+/* All ones where the GPU does not have the counter. */
+static nvmlReturn_t sram_errors(nvmlDevice_t device, const char *kind, u64 *out) {
+    char key[76];
+    snprintf(key, sizeof key, "nvmlDeviceGetMemoryErrorCounter(VOLATILE,SRAM,%s)", kind);
+    nvmlReturn_t r = number(device, key, out);
+    if (r == NOT_SUPPORTED) *out = ~0ull;
+    return r == NOT_SUPPORTED ? SUCCESS : r;
+}
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, SramStatus1 *out) {
+    u64 uncorrected = 0;
     ENTER(device);
     NEED(out);
     if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
-    return number32(device, "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded", &out->exceeded);
+    memset(out->counts, 0, sizeof out->counts);
+    nvmlReturn_t r = sram_errors(device, "CORRECTED", &out->counts[5]); /* volatileCor */
+    if (!r) r = sram_errors(device, "UNCORRECTED", &uncorrected);
+    out->counts[3] = uncorrected == ~0ull ? uncorrected : uncorrected / 3; /* volatileUncParity */
+    out->counts[4] = uncorrected == ~0ull ? uncorrected : uncorrected - uncorrected / 3; /* volatileUncSecDed */
+    return r ? r : number32(device, "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded", &out->exceeded);
 }
 
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected,
