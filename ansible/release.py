@@ -26,6 +26,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,8 @@ def _manifest(bundle: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((bundle / "MANIFEST.json").read_bytes())
     except (OSError, ValueError) as error:
         raise ReleaseError(f"{bundle} is no bundle of Drover ({error}); unpack one that `make dist` made") from None
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.+!_-]*", str(manifest.get("version", ""))):
+        raise ReleaseError(f"{bundle}/MANIFEST.json has no version that could name a folder; make the bundle anew")
     python, machine = f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine()
     if python not in manifest["python"]:
         one = ", ".join(manifest["python"])

@@ -160,6 +160,25 @@ def test_who_may_what(fleet: Fleet, collector: Files) -> None:
     asyncio.run(_who_may_what(fleet, collector))
 
 
+def test_a_viewer_gets_no_drain(fleet: Fleet, collector: Files) -> None:
+    """Nor anything else that changes something; an agent does not even get to read."""
+    acting = ("ActOnNode", "ApproveDecision", "RejectDecision", "RequestProbe", "CreateSilence", "EndSilence", "Backup")
+
+    async def scenario() -> None:
+        viewer, agent = fleet.issue("viewer", "ann"), fleet.issue("agent", "n0")
+        async with Server(collector) as server:
+            for name in acting:
+                answer = await server.ask(f"/drover.fleet.v1.Fleet/{name}", viewer)
+                assert answer.startswith("PERMISSION_DENIED: the certificate is for drover://viewer/ann"), name
+            assert (await server.ask(STATUS, agent)).startswith("PERMISSION_DENIED")
+            assert server.gate.refused == {"wrong role": len(acting) + 1}
+
+    asyncio.run(scenario())
+    assert {path for path, roles in ROLES.items() if roles == OPERATORS} == {
+        f"/drover.fleet.v1.Fleet/{name}" for name in acting
+    }
+
+
 def test_a_method_without_roles_is_refused(fleet: Fleet, collector: Files) -> None:
     async def scenario() -> None:
         without = {path: roles for path, roles in ROLES.items() if path not in (STATUS, EXPORT, STREAM)}
@@ -319,6 +338,20 @@ def test_files_that_cannot_be_used_at_a_start(fleet: Fleet, collector: Files) ->
     other.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
     with pytest.raises(SettingsError, match="is encrypted"):
         ServerTls(*other.paths)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o666, 0o602])
+def test_a_key_that_every_user_can_read_is_refused(fleet: Fleet, mode: int) -> None:
+    files = fleet.issue("collector", "c1")
+    files.key.chmod(mode)
+    says = f"tls.key: {files.key} is open to every user of this machine; chmod o= {files.key}"
+    with pytest.raises(SettingsError) as raised:
+        ServerTls(*files.paths)
+    assert says in str(raised.value)
+    with pytest.raises(x509.CertificateError, match="is open to every user"):  # what agent, console and drover read by
+        x509.read(*files.paths)
+    files.key.chmod(0o640)
+    assert ServerTls(*files.paths).own.serial == files.serial
 
 
 def test_an_end_that_is_near_or_past_is_told(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
