@@ -3,8 +3,8 @@ wrongly.
 
 Scoring seeds are 0-99, one for each fleet; detectors and baselines were tuned on 1000-1999 (`--tune` picks each
 baseline's threshold there, the one of its GRID with the best F1; ours are in the detectors). `--healthy GPU_DAYS`
-plays fleets in which nothing goes wrong, a minute at a time, and bounds the rate of false alarms. Writes
-docs/detectors_scores.md (`--no-write`: not) and prints one JSON line.
+plays fleets in which nothing goes wrong, a minute at a time, and bounds the rate of false alarms; with `--healthy-log`
+it goes on where it was ended. Writes docs/detectors_scores.md (`--no-write`: not) and prints one JSON line.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ def page(result: dict[str, Any]) -> str:
         h = result["healthy"]
         lines += [
             "", "## Where nothing goes wrong", "",
-            f"{h['gpu_days']:,} GPU-days of fleets without a fault, at 60 s: {h['false']} warnings, "
+            f"{h['gpu_days']:,} GPU-days of fleets without a fault, at 60 s, seeds {h['seeds'][0]} to "
+            f"{h['seeds'][1]}: {h['false']} warnings ({h['false_per_1000_gpu_days']:g} per 1,000 GPU-days), "
             f"{h['false_drains']} drains. "
             f"None in that time bounds a rate at {h['none_bounds_the_rate_at']:g} per 1,000 GPU-days (3/N, 95 %).",
         ]  # fmt: skip
@@ -266,17 +267,37 @@ def _false(runs: Sequence[Played]) -> dict[str, int]:
 
 
 def healthy(args: argparse.Namespace) -> dict[str, Any]:
-    """Fleets in which nothing goes wrong, at 60 s, from seed 50 on (scoring seeds that the cases do not use)."""
+    """Fleets in which nothing goes wrong, at 60 s, from `--healthy-seed` on (scoring seeds that the cases do not use).
+
+    Each fleet that is done is a line of `--healthy-log`, and is not played again: a run may be ended and gone on with.
+    """
     gpus, hours = 4096, args.healthy_hours
-    count = max(1, math.ceil(args.healthy / (gpus * hours / 24)))
-    if count > 50:
-        sys.exit(f"--healthy: at most {50 * gpus * hours / 24:,.0f} GPU-days, or the seeds run out")
-    first = args.first_seed + 50  # scoring seeds 50 to 99, which the cases do not use; for trying out 1050 and more
-    runs = run(range(first, first + count), args, 60_000, {}, wrong=False, gpus=gpus, hours=hours)[OURS]
-    days, false = sum(p.gpu_days for p in runs), sum(len(p.false) for p in runs)
+    log: Path | None = args.healthy_log
+    lines = log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else []
+    done = {row["seed"]: row for row in map(json.loads, lines)}
+    count = math.ceil(args.healthy / (gpus * hours / 24))
+    seeds = range(args.healthy_seed, args.healthy_seed + count)
+    if count and seeds[-1] % 1000 > 99:
+        sys.exit(
+            f"--healthy: at most {(100 - args.healthy_seed % 1000) * gpus * hours / 24:,.0f} GPU-days from this seed"
+        )
+    left = [seed for seed in seeds if seed not in done]
+    for start in range(0, len(left), args.processes):
+        some = left[start : start + args.processes]
+        for p in run(some, args, 60_000, {}, wrong=False, gpus=gpus, hours=hours)[OURS]:
+            done[p.seed] = {"seed": p.seed, "gpu_days": p.gpu_days, "false": p.false, "drains": len(p.false_drains)}
+            if log is not None:
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(done[p.seed]) + "\n")
+    if not done:
+        sys.exit("No healthy fleet was played.")
+    days = sum(row["gpu_days"] for row in done.values())
+    false = Counter(what for row in done.values() for what in row["false"])
     return {
-        "gpu_days": round(days), "false": false, "false_drains": sum(len(p.false_drains) for p in runs),
-        "none_bounds_the_rate_at": round(3000 / days, 4), "told_wrongly": _false(runs),
+        "seeds": [min(done), max(done)], "gpu_days": round(days), "false": sum(false.values()),
+        "false_drains": sum(row["drains"] for row in done.values()), "none_bounds_the_rate_at": round(3000 / days, 4),
+        "false_per_1000_gpu_days": round(1000 * sum(false.values()) / days, 3),
+        "told_wrongly": dict(false.most_common()),
     }  # fmt: skip
 
 
@@ -289,7 +310,9 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="for trying out: 1000 and more")
     parser.add_argument("--healthy", type=float, default=0.0, metavar="GPU_DAYS", help="play healthy fleets too")
     parser.add_argument("--healthy-hours", type=float, default=24.0, help="of each healthy fleet of 4,096 GPUs")
-    parser.add_argument("--only-healthy", action="store_true", help="and nothing else; writes nothing")
+    parser.add_argument("--healthy-seed", type=int, default=50, help="of the first healthy fleet")
+    parser.add_argument("--healthy-log", type=Path, help="healthy fleets that are done, a line each")
+    parser.add_argument("--only-healthy", action="store_true", help="and nothing else; leaves the page as it is")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--tune", action="store_true", help="choose the baselines' thresholds on the tuning seeds")
     parser.add_argument("--no-write", action="store_true", help="leave docs/detectors_scores.md as it is")
@@ -311,7 +334,7 @@ def main() -> None:
         "kinds": by_kind(played[OURS], False), "causes": by_kind(played[OURS], True),
         "told_wrongly": _false(played[OURS]), "failed": FAILED,
     }  # fmt: skip
-    if args.healthy:
+    if args.healthy or args.healthy_log:
         result["healthy"] = healthy(args)
     result["wall_s"] = round(time.monotonic() - began)
     result["cpu_s_per_fleet"] = round(sum(p.seconds for runs in played.values() for p in runs) / len(played[OURS]), 1)
