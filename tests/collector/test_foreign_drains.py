@@ -1,0 +1,96 @@
+"""Whatever is asked of an actuator, and whatever people do meanwhile: what somebody else has closed stays as it is, and
+each refusal says why. Slurm in memory, which answers as the real one does."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drover_collector.actions.base import ActError, LaterError, Order, mark_of
+from drover_collector.actions.duties import adopted, is_out, seen, taken_out
+from drover_collector.actions.slurm import SlurmActuator
+from drover_proto.events import Act, Duty
+from testbed.slurm_stand_in import SlurmStandIn
+
+NODES = ("n1", "n2")
+MARKS = ("inc1", "inc2", "hand")
+PEOPLE = ("ann drains", "ann resumes", "a job starts", "jobs end", "slurm goes", "slurm comes")
+ours = st.tuples(st.sampled_from([Act.DRAIN, Act.ISOLATE, Act.RESUME]), st.sampled_from(NODES), st.sampled_from(MARKS))
+theirs = st.tuples(st.sampled_from(PEOPLE), st.sampled_from(NODES), st.just(""))
+
+
+def foreign(slurm: SlurmStandIn) -> dict[str, str]:
+    """Nodes that somebody else has closed, with the reason."""
+    return {
+        name: node.reason
+        for name, node in slurm.held.items()
+        if "DRAIN" in node.states and mark_of(node.reason) is None
+    }
+
+
+def people(slurm: SlurmStandIn, what: str, node: str) -> None:
+    match what:
+        case "ann drains":  # also over a drain of ours, which is hers from then on
+            slurm.drain_by(node, "ann", "cables")
+        case "ann resumes":
+            slurm.resume_by_hand(node)
+        case "a job starts":
+            slurm.start(node, f"job{len(slurm.effects)}")
+        case "jobs end":
+            slurm.finish(node)
+        case _:
+            slurm.away = what == "slurm goes"
+
+
+@given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(plan: list[tuple[str, str, str]]) -> None:
+    slurm = SlurmStandIn(*NODES)
+    actuator = SlurmActuator(slurm, 10_000)
+    for number, (what, node, mark) in enumerate(plan):
+        if what in PEOPLE:
+            people(slurm, what, node)
+            continue
+        before, there = foreign(slurm), slurm.held[node]
+        try:
+            actuator.do(Act(what), Order(f"a{number}", node, mark, "why", "drover", lambda: None))
+        except ActError as error:
+            assert str(error)
+            assert isinstance(error, LaterError) or "DRAIN" in there.states, "it is not refused for nothing"
+        assert foreign(slurm) == before
+        if what is Act.RESUME and "DRAIN" in there.states and mark_of(there.reason) != mark:
+            assert slurm.held[node] == there, "not even a drain of ours, for another incident"
+
+
+@given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ours(
+    plan: list[tuple[str, str, str]],
+) -> None:
+    """The fold of looks at the scheduler, as the worker does it after each act."""
+    slurm = SlurmStandIn(*NODES)
+    actuator = SlurmActuator(slurm, 10_000)
+    duties: dict[str, Duty] = {}
+    for now_ms, (what, node, mark) in enumerate(plan):
+        if what in PEOPLE:
+            people(slurm, what, node)
+        else:
+            try:
+                actuator.do(Act(what), Order(f"a{now_ms}", node, mark, "why", "drover", lambda: None))
+            except ActError:
+                pass
+            else:
+                found = mark_of(slurm.held[node].reason) or mark
+                if what is not Act.RESUME and not is_out(duties.get(node)):
+                    duties[node] = taken_out(node, found, "why", "drover", duties.get(node), now_ms, 14)
+        if slurm.away:
+            continue
+        for name, state in actuator.observe_all(NODES).items():
+            duty = duties.get(name)
+            if duty is not None and is_out(duty):
+                duties[name] = seen(duty, state, now_ms) or duty
+            elif (taken_up := adopted(state, now_ms)) is not None:
+                duties[name] = taken_up
+        held = {name for name, duty in duties.items() if is_out(duty)}
+        mine = {n for n, s in slurm.held.items() if "DRAIN" in s.states and mark_of(s.reason) is not None}
+        assert held == mine, "no more, and none that it has closed is forgotten"
