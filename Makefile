@@ -7,7 +7,7 @@ SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint format bench bench-detection bench-probes dist proto test-rollout clean
+.PHONY: help demo test lint audit format bench bench-detection bench-probes dist proto test-rollout clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -39,10 +39,15 @@ test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd a
 	@tests/rollout/setup.sh
 	@$(BIN)/python -m pytest tests/rollout $(ARGS)
 
-lint: $(VENV)/dev.stamp ## ruff and mypy --strict
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict, hadolint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint containers/*/Containerfile
+
+audit: $(VENV)/dev.stamp ## known vulnerabilities of locked dependencies, where a registry tells them
+	@$(PIP) -e '.[audit]'
+	@$(BIN)/python ansible/audit.py $(ARGS)
 
 format: $(VENV)/dev.stamp ## let ruff arrange the code
 	@$(BIN)/ruff check --fix --quiet . || true
