@@ -282,7 +282,7 @@ def _rollout(run: Running, t: Trouble, _level: float, _dt: float) -> None:
     """One node after the other is away for the time of its update."""
     each = t.facts["each_s"]
     k = int((run.now_s - t.start_s) // each)
-    if k < len(t.nodes) and (run.now_s - t.start_s) % each < t.facts["away_s"]:
+    if 0 <= k < len(t.nodes) and (run.now_s - t.start_s) % each < t.facts["away_s"]:
         run.modifiers.silent[t.nodes[k]] = True
 
 
