@@ -83,6 +83,8 @@ def figures(run: Run) -> dict[str, Any]:
         "failures": round(end.total("failures")),
         "rejected": round(end.total("rejected")),
         "backoffs": round(end.total("backoffs")),
+        "turns": round(end.total("turns")),
+        "sent_away": round(end.total("sent_away")),
         "reasons": {k: v for generator in run.last for k, v in generator.get("reasons", {}).items()},
         "troubles": list(last.status.troubles)[:5] if last.status is not None else ["no Status"],
     }  # fmt: skip

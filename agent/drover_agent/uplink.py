@@ -15,6 +15,7 @@ import grpc
 
 from drover_agent.clock import Clock
 from drover_agent.config import AgentConfig
+from drover_agent.flight import Flight
 from drover_agent.outbox import Outbox
 from drover_agent.spool import LANES
 from drover_agent.tls import ClientTls
@@ -27,16 +28,20 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_LIMIT_S = 15.0  # for a write that flow control holds back
-WELCOME_LIMIT_S = 60.0  # all agents come at once after a restart of the collector; a handshake given up is begun again
+# All agents come at once after a restart of the collector, and a handshake that is given up has to be made again: each
+# try that fails doubles what the next one waits. A collector that works on others first says so, and is waited for.
+WELCOME_LIMIT_S, LONGEST_WELCOME_S = 60.0, 240.0
+CONNECT_LIMIT_S = 30.0  # of that, for the connection and its handshake; gRPC's own would be 20
+TURN_MARGIN_S = 60.0  # beyond what a collector says
 ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
+WAITED_MS = 2_000  # a Welcome that took longer was not so long on the way
 LOOK_S = 5.0  # how often a stream that has nothing to send looks at the clock
 LONGEST_BACKOFF_S = 300.0
 RENEWED_LOOK_S = 60.0  # how often a stream looks whether its certificate was renewed; agents do not do so all at once
 DRAIN_S = 5.0  # how long such a stream waits for the Acks of what it sent before it goes on as it was
-WINDOW_MESSAGES = 256
-WINDOW_BYTES = 8 * 2**20
-WINDOW_EVENTS = 256  # beside them
+RECORDS_TOGETHER, TOGETHER_BYTES = 64, 65_536  # in a message
 MAX_MESSAGE_BYTES = 16 * 2**20
+WAITS = (("drover-turn", "1"),)  # a Backoff with `turn` is understood
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -54,6 +59,14 @@ OPTIONS = (
 
 class StreamEndedError(Exception):
     """The stream cannot go on; the message says why."""
+
+
+class BusyError(StreamEndedError):
+    """The collector asks to come back later, in `wait_s`."""
+
+    def __init__(self, wait_s: float, reason: str) -> None:
+        super().__init__(f"asked to come back in {wait_s:.0f} s: {reason}")
+        self.wait_s = wait_s
 
 
 class RenewedError(Exception):
@@ -87,6 +100,9 @@ class Uplink:
         self._tls = ClientTls(config.tls)
         self._trouble: dict[str, str] = {}  # address -> what was logged of it last
         self._progress = 0  # acknowledgements taken
+        self._tries = 0  # without a Welcome, one after the other
+        self._busy_until: dict[str, float] = {}  # address -> when it wants to be called again
+        self._together = False  # the collector takes several records in a message
         self.connected_to: str | None = None
         self.offset_s: float | None = None  # node clock minus the collector's, at the last exchange
         self.streams = 0  # streams that got a Welcome
@@ -103,28 +119,42 @@ class Uplink:
         addresses = self._config.collectors
         at = 0
         while True:
-            before, began = self._progress, self._clock.monotonic()
+            before, began, address = self._progress, self._clock.monotonic(), addresses[at]
             try:
-                await self._stream(addresses[at % len(addresses)])
+                await self._stream(address)
             except RenewedError:
                 log.info("the certificate was renewed: connecting with it")
                 self.connected_to = None
                 continue
             except FAILURES as error:
-                self._tell_trouble(addresses[at % len(addresses)], error)
+                self._tell_trouble(address, error)
+                if isinstance(error, BusyError):
+                    self._busy_until[address] = self._clock.monotonic() + error.wait_s
             except asyncio.CancelledError:
                 # grpc raises this too when the other side cancels the stream, which is no reason to stop.
                 if _is_cancelled():
                     raise
-                self._tell_trouble(addresses[at % len(addresses)], StreamEndedError("the stream was cancelled"))
+                self._tell_trouble(address, StreamEndedError("the stream was cancelled"))
             self.connected_to = None
             if _is_cancelled():  # grpc turned the cancellation into an error of the stream
                 raise asyncio.CancelledError
             # A Welcome alone is no success: a collector that cannot store would be asked by all agents every second.
             lasted = self._clock.monotonic() - began
             attempt = 0 if self._progress > before or lasted > LONGEST_PAUSE_S else attempt + 1
-            at += 1
-            await self._clock.sleep(pause_s(attempt // len(addresses), random))  # all are tried before it grows
+            # The next one that did not ask for a pause, else the one whose pause ends first.
+            at, asked_s = min(
+                (
+                    (n % len(addresses), self._asked_s(addresses[n % len(addresses)]))
+                    for n in range(at + 1, at + 1 + len(addresses))
+                ),
+                key=lambda each: each[1],
+            )
+            pause = pause_s(attempt // len(addresses), random)  # all are tried before it grows
+            await self._clock.sleep(max(pause, asked_s))
+
+    def _asked_s(self, address: str) -> float:
+        """For how long this collector asked not to be called."""
+        return max(0.0, self._busy_until.get(address, 0.0) - self._clock.monotonic())
 
     def _tell_trouble(self, address: str, error: Exception) -> None:
         """Log what went wrong, once until it changes."""
@@ -139,24 +169,29 @@ class Uplink:
             log.warning("no collector: %s; data is kept in the spool", text)
         self._trouble[address] = text
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: str, limit_s: float) -> grpc.aio.Channel:
+        connect_s = limit_s * CONNECT_LIMIT_S / WELCOME_LIMIT_S
+        options = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", round(1000 * connect_s)))  # bounds a connection's making
         if not self._tls.on:
-            return grpc.aio.insecure_channel(address, options=OPTIONS)
-        return grpc.aio.secure_channel(address, self._tls.credentials(), options=OPTIONS)
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._tls.credentials(), options=options)
 
     async def _stream(self, address: str) -> None:
-        async with self._channel(address) as channel:
+        limit_s = welcome_limit_s(self._tries // len(self._config.collectors), random)
+        self._tries += 1
+        async with self._channel(address, limit_s) as channel:
             # To a quarter of its size, for some 35 us of CPU a second. A message that stays below 6 kB spares the
             # collector 64 KiB of read buffer a stream, as much as a stream costs otherwise.
-            call = rpc.TelemetryStub(channel).Stream(compression=grpc.Compression.Gzip)
+            call = rpc.TelemetryStub(channel).Stream(metadata=WAITS, compression=grpc.Compression.Gzip)
             try:
-                welcome = await self._greet(call)
+                welcome = await self._greet(call, address, limit_s)
                 held = _held(welcome.held)
                 if not await self._spool.welcome(held):
                     raise StreamEndedError("the spool has a new id, so the stream begins again")
                 if not held.get(pb.EVENTS) and not self._spool.has_all_events:
                     self._owner.told_anew()
                 self.streams += 1
+                self._tries, self._together = 0, welcome.records
                 self._pause_until = 0.0
                 self.connected_to = address
                 self._trouble.clear()
@@ -165,17 +200,23 @@ class Uplink:
             finally:
                 call.cancel()
 
-    async def _greet(self, call: Any) -> pb.Welcome:
+    async def _greet(self, call: Any, address: str, limit_s: float) -> pb.Welcome:
+        # First, or its handshake would be taken for a clock that is wrong: a Hello tells the time.
+        await _limited(call.wait_for_connection(), "no connection came about", limit_s)
         sent_ms = self._clock.now_ms()
         self._hello_due = False
-        hello = pb.AgentMessage(hello=self._owner.hello())
-        await _limited(call.write(hello), "no connection came about", WELCOME_LIMIT_S)  # this waits for the handshake
-        answer = await _limited(call.read(), "no Welcome came", WELCOME_LIMIT_S)
-        if not isinstance(answer, pb.CollectorMessage):  # grpc's marker for the end of the stream
-            raise StreamEndedError(await _why(call))
-        if answer.WhichOneof("kind") == "backoff":
-            await self._clock.sleep(min(answer.backoff.wait_ms / 1000, LONGEST_BACKOFF_S))
-            raise StreamEndedError(f"asked to come back later: {answer.backoff.reason}")
+        await self._write(call, pb.AgentMessage(hello=self._owner.hello()))
+        while True:
+            answer = await _limited(call.read(), "no Welcome came", limit_s)
+            if not isinstance(answer, pb.CollectorMessage):  # grpc's marker for the end of the stream
+                raise StreamEndedError(await _why(call))
+            if answer.WhichOneof("kind") != "backoff":
+                break
+            wait_s = min(answer.backoff.wait_ms / 1000, LONGEST_BACKOFF_S)
+            if not answer.backoff.turn:
+                raise BusyError(wait_s, answer.backoff.reason)
+            log.info("collector at %s: %s, for about %.0f s", address, answer.backoff.reason, wait_s)
+            limit_s = max(limit_s, wait_s + TURN_MARGIN_S)
         if answer.WhichOneof("kind") != "welcome":
             raise StreamEndedError(f"answered Hello with {answer.WhichOneof('kind')}; is this a Drover collector?")
         if answer.welcome.protocol != PROTOCOL:
@@ -185,12 +226,14 @@ class Uplink:
         if answer.welcome.ignored:
             log.warning("the collector does not know these columns: %s", ", ".join(answer.welcome.ignored))
         received_ms = self._clock.now_ms()
+        if received_ms - sent_ms > WAITED_MS:  # not on the way but for its turn
+            sent_ms = received_ms
         self.offset_s = ((sent_ms + received_ms) / 2 - answer.welcome.ts_ms) / 1000
         return answer.welcome
 
     async def _exchange(self, call: Any) -> None:
         """Send and read until one of them ends."""
-        flight = _Flight(self._clock)
+        flight = Flight(self._clock)
         tasks = [asyncio.create_task(self._send(call, flight)), asyncio.create_task(self._read(call, flight))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +244,7 @@ class Uplink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, call: Any, flight: _Flight) -> None:
+    async def _send(self, call: Any, flight: Flight) -> None:
         sent = dict(self._spool.held)
         look_s = self._clock.monotonic() + random.uniform(0.5, 1.0) * RENEWED_LOOK_S
         renewed, drained_s = False, 0.0
@@ -229,7 +272,7 @@ class Uplink:
             except TimeoutError:
                 continue  # look at the clock again
 
-    async def _send_next(self, call: Any, flight: _Flight, sent: dict[int, int], telemetry: bool) -> bool:
+    async def _send_next(self, call: Any, flight: Flight, sent: dict[int, int], telemetry: bool) -> bool:
         """Send one message, events before telemetry and the live lane before the backfill.
 
         Telemetry that the collector asked to hold back, or cannot store, holds no event back.
@@ -241,14 +284,29 @@ class Uplink:
                 seq, message, size = found
                 sent[lane] = seq
                 flight.add(lane, seq, size)
+                if lane == pb.EVENTS and self._together:
+                    message = self._more_records(message, flight, sent)
                 await self._write(call, message)
                 return True
         return False
 
+    def _more_records(self, first: pb.AgentMessage, flight: Flight, sent: dict[int, int]) -> pb.AgentMessage:
+        """The records that wait behind one, in a message with it: a new agent has dozens to tell."""
+        several, size = pb.Records(records=[first.record]), 0
+        while len(several.records) < RECORDS_TOGETHER and size < TOGETHER_BYTES and flight.has_room(pb.EVENTS):
+            found = self._spool.next(pb.EVENTS, sent[pb.EVENTS])
+            if found is None:
+                break
+            sent[pb.EVENTS] = found[0]
+            flight.add(pb.EVENTS, found[0], found[2])
+            several.records.append(found[1].record)
+            size += found[2]
+        return first if len(several.records) == 1 else pb.AgentMessage(records=several)
+
     async def _write(self, call: Any, message: pb.AgentMessage) -> None:
         await _limited(call.write(message), "the collector does not take data", ANSWER_LIMIT_S)
 
-    async def _read(self, call: Any, flight: _Flight) -> None:
+    async def _read(self, call: Any, flight: Flight) -> None:
         while True:
             message = await call.read()
             if not isinstance(message, pb.CollectorMessage):
@@ -271,7 +329,7 @@ class Uplink:
             elif kind == "probe_request":
                 self._owner.probe_asked(message.probe_request)
 
-    def _take(self, held: Any, flight: _Flight) -> None:
+    def _take(self, held: Any, flight: Flight) -> None:
         for lane, seq in _held(held).items():
             if not self._spool.ack(lane, seq):  # by the next Welcome the spool finds out whose it is
                 name = pb.Lane.Name(pb.Lane.ValueType(lane))
@@ -285,45 +343,16 @@ class Uplink:
             await self._clock.sleep(0.02)
 
 
-class _Flight:
-    """Messages sent on this stream and not acknowledged."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._sizes: dict[tuple[int, int], tuple[int, float]] = {}
-        self._bytes = 0
-
-    def add(self, lane: int, seq: int, size: int) -> None:
-        self._sizes[lane, seq] = size, self._clock.monotonic()
-        self._bytes += size
-
-    @property
-    def count(self) -> int:
-        return len(self._sizes)
-
-    def has_room(self, lane: int) -> bool:
-        if lane == pb.EVENTS:
-            return len(self._sizes) < WINDOW_MESSAGES + WINDOW_EVENTS
-        return len(self._sizes) < WINDOW_MESSAGES and self._bytes < WINDOW_BYTES
-
-    def age(self) -> float:
-        """Seconds that the oldest one has waited."""
-        oldest = next(iter(self._sizes.values()), None)
-        return self._clock.monotonic() - oldest[1] if oldest else 0.0
-
-    def held(self, lane: int, seq: int) -> None:
-        for key in [key for key in self._sizes if key[0] == lane and key[1] <= seq]:
-            self._bytes -= self._sizes.pop(key)[0]
-
-    def refused(self, lane: int, seq: int) -> None:
-        self._bytes -= self._sizes.pop((lane, seq), (0, 0.0))[0]
-
-
 def pause_s(attempt: int, chance: Any) -> float:
     """Before the next attempt: anything up to a bound that doubles, so that agents that lost a collector at the same
     moment do not come back at the same moment. `chance`: the module `random`, or one of its generators."""
     longest = min(FIRST_PAUSE_S * 2 ** min(attempt, 10), LONGEST_PAUSE_S)
     return float(chance.uniform(FIRST_PAUSE_S, max(longest, 2 * FIRST_PAUSE_S)))
+
+
+def welcome_limit_s(tries: int, chance: Any) -> float:
+    """How long to wait for a connection, and then for a Welcome, after so many tries in vain. `chance` as above."""
+    return float(min(WELCOME_LIMIT_S * 2 ** min(tries, 10), LONGEST_WELCOME_S) * chance.uniform(0.8, 1.0))
 
 
 def _is_cancelled() -> bool:

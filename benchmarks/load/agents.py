@@ -22,7 +22,8 @@ from load.messages import PERIOD_S, Pool
 WINDOW_BYTES = 8 << 20  # as agents have it
 WINDOW_MESSAGES = 256
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-ANSWER_S = 60.0  # as agents have it
+ANSWER_S, LONGEST_ANSWER_S, CONNECT_S, TURN_MARGIN_S = 60.0, 240.0, 30.0, 60.0  # as agents have it
+WAITS = (("drover-turn", "1"),)  # likewise
 AGENT_GPUS = 16  # at most, of a real node
 CONNECT_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -40,6 +41,8 @@ class Counts:
     opened: int = 0  # streams open at the moment
     welcomes: int = 0
     failures: int = 0  # streams that ended, or did not come about
+    turns: int = 0  # times a stream was told to wait for its turn
+    sent_away: int = 0  # times one was told to come again later
     offered: int = 0  # values whose time has come
     sent: int = 0
     acked: int = 0
@@ -62,6 +65,14 @@ class Pace:
     end_s: float
 
 
+class SentAwayError(Exception):
+    """The collector wants this one to come again later."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"come again in {wait_s:.0f} s")
+        self.wait_s = wait_s
+
+
 class Stream:
     """One agent. `number` counts over all generator processes; `phase` in 0..1 is its place within a period."""
 
@@ -78,6 +89,7 @@ class Stream:
         self._pause_until = 0.0
         self._room = asyncio.Event()
         self._told_jobs = False
+        self._welcomes = 0
 
     def due_s(self, seq: int) -> float:
         """When a message leaves: its last second has just passed."""
@@ -94,43 +106,60 @@ class Stream:
 
     async def run(self, address: str, credentials: grpc.ChannelCredentials) -> None:
         """Until cancelled."""
-        pause_s = FIRST_PAUSE_S
+        pause_s, tries = FIRST_PAUSE_S, 0
         while True:
-            held = self._held
+            held, welcomes, asked_s = self._held, self._welcomes, 0.0
+            limit_s = min(ANSWER_S * 2 ** min(tries, 10), LONGEST_ANSWER_S) * random.uniform(0.8, 1.0)
+            connect_ms = round(1000 * limit_s * CONNECT_S / ANSWER_S)
+            options = (*CONNECT_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_ms))
             try:
-                async with grpc.aio.secure_channel(address, credentials, options=CONNECT_OPTIONS) as channel:
+                async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
                     # As agents have it, where streams are agents' in size; else it would cost the generator a core.
                     small = self._pool.gpus <= AGENT_GPUS
                     packing = grpc.Compression.Gzip if small else grpc.Compression.NoCompression
-                    await self._stream(TelemetryStub(channel).Stream(compression=packing))
+                    await self._stream(TelemetryStub(channel).Stream(metadata=WAITS, compression=packing), limit_s)
+            except SentAwayError as error:
+                self._counts.sent_away += 1
+                asked_s = error.wait_s
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError) as error:
                 self._counts.failures += 1
                 self._counts.note(_why(error))
+            tries = 0 if self._welcomes > welcomes else tries + 1
             pause_s = FIRST_PAUSE_S if self._held > held else min(2 * pause_s, LONGEST_PAUSE_S)
-            await asyncio.sleep(random.uniform(FIRST_PAUSE_S, max(pause_s, 2 * FIRST_PAUSE_S)))
+            await asyncio.sleep(max(asked_s, random.uniform(FIRST_PAUSE_S, max(pause_s, 2 * FIRST_PAUSE_S))))
 
-    async def _stream(self, call: Any) -> None:
+    async def _stream(self, call: Any, limit_s: float) -> None:
         try:
+            async with asyncio.timeout(limit_s):
+                await call.wait_for_connection()
             await call.write(pb.AgentMessage(hello=self._pool.hello(self.node, self._spool, time.time_ns() // 10**6)))
-            async with asyncio.timeout(ANSWER_S):
-                answer = await call.read()
+            while True:
+                async with asyncio.timeout(limit_s):
+                    answer = await call.read()
+                if not isinstance(answer, pb.CollectorMessage) or answer.WhichOneof("kind") != "backoff":
+                    break
+                if not answer.backoff.turn:
+                    raise SentAwayError(answer.backoff.wait_ms / 1000)
+                self._counts.turns += 1
+                limit_s = max(limit_s, answer.backoff.wait_ms / 1000 + TURN_MARGIN_S)
             if not isinstance(answer, pb.CollectorMessage) or answer.WhichOneof("kind") != "welcome":
                 raise EOFError(f"no Welcome: {await call.code()}: {await call.details()}")
+            self._welcomes += 1
             self._counts.welcomes += 1
             self._counts.opened += 1
             try:
-                await self._exchange(call, {lane.lane: lane.seq for lane in answer.welcome.held})
+                await self._exchange(call, answer.welcome)
             finally:
                 self._counts.opened -= 1
         finally:
             call.cancel()
 
-    async def _exchange(self, call: Any, held: dict[int, int]) -> None:
-        self._take(held.get(pb.LIVE, 0))
+    async def _exchange(self, call: Any, welcome: pb.Welcome) -> None:
+        self._take(max((lane.seq for lane in welcome.held if lane.lane == pb.LIVE), default=0))
         self._flight.clear()
         self._flight_bytes, self._next = 0, self._held + 1
         if not self._told_jobs:
-            await self._tell_jobs(call)
+            await self._tell_jobs(call, welcome.records)
         sender = asyncio.create_task(self._send(call))
         try:
             while True:
@@ -193,13 +222,19 @@ class Stream:
                 self._room.clear()
                 await self._room.wait()
 
-    async def _tell_jobs(self, call: Any) -> None:
+    async def _tell_jobs(self, call: Any, together: bool) -> None:
         self._told_jobs = True
         now_ms = time.time_ns() // 10**6
-        for slot, job in enumerate(self._pool.jobs):
-            if job:
-                holding = pb.Holding(gpu=slot, job=f"{job}-{self.node}", from_ms=now_ms)
-                await call.write(pb.AgentMessage(record=pb.Record(seq=slot + 1, holding=holding)))
+        records = [
+            pb.Record(seq=slot + 1, holding=pb.Holding(gpu=slot, job=f"{job}-{self.node}", from_ms=now_ms))
+            for slot, job in enumerate(self._pool.jobs)
+            if job
+        ]
+        if together and records:
+            await call.write(pb.AgentMessage(records=pb.Records(records=records)))
+        else:
+            for record in records:
+                await call.write(pb.AgentMessage(record=record))
 
 
 def _why(error: BaseException) -> str:

@@ -17,6 +17,7 @@ MAX_COLUMNS = 4096
 MAX_ENTITIES = 65_536  # indexes are uint16
 MAX_SCHEMAS = 256
 MAX_KEY = 256
+KNOWN_BYTES = 16_384  # of a schema that is remembered; all columns of a GPU take 2,000
 
 _SCOPES = {pb.GPU: Scope.GPU, pb.NODE: Scope.NODE, pb.LINK: Scope.LINK, pb.WORKLOAD: Scope.WORKLOAD}
 SCOPE_CODES = {scope: number for number, scope in enumerate(Scope, 1)}  # 0: not known
@@ -56,7 +57,7 @@ def _row_dtype(types: str) -> np.dtype[np.void]:
 
 @lru_cache(1024)
 def _shared(layout: Layout) -> Layout:
-    """The same object for equal layouts: thousands of agents have the same few."""
+    """The same object for equal layouts, which schemas with other numbers may have."""
     return layout
 
 
@@ -103,7 +104,10 @@ def read_hello(hello: pb.Hello) -> Dictionary:
     for entity in hello.entities[:MAX_ENTITIES]:
         _take_entity(found, entity)
     for schema in hello.schemas[:MAX_SCHEMAS]:
-        found.layouts[schema.id] = _layout(schema, found.ignored)
+        told = schema.SerializeToString(deterministic=True)
+        read = _known_layout if len(told) <= KNOWN_BYTES else _read_layout
+        found.layouts[schema.id], ignored = read(told)
+        found.ignored += ignored
     return found
 
 
@@ -140,6 +144,15 @@ def _take_entity(found: Dictionary, entity: pb.Entity) -> None:
             link=link,
             mig=entity.mig,
         )
+
+
+def _read_layout(schema: bytes) -> tuple[Layout | Refusal, tuple[str, ...]]:
+    """(layout, what of it is not known here)."""
+    ignored: list[str] = []
+    return _layout(pb.Schema.FromString(schema), ignored), tuple(ignored)
+
+
+_known_layout = lru_cache(1024)(_read_layout)  # thousands of agents have the same few schemas
 
 
 def _layout(schema: pb.Schema, ignored: list[str]) -> Layout | Refusal:

@@ -5,9 +5,7 @@ The live pipeline and `drover replay` both drive it, so that a recorded run give
 
 from __future__ import annotations
 
-import heapq
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,12 +14,10 @@ import numpy.typing as npt
 from drover_collector import health
 from drover_collector.buckets import Bucket
 from drover_collector.deciding import Decider
-from drover_collector.detectors import DETECTORS, RESTORED, Detector, idle, liveness, risk, xid
+from drover_collector.detectors import DETECTORS, Detector, idle, risk
 from drover_collector.detectors.inventory import Inventory
 from drover_collector.detectors.risk_model import Risk, Troubles
-from drover_collector.detectors.robust import Bools
-from drover_collector.detectors.window import Buckets, Window
-from drover_collector.detectors.xid_state import State, back_in_service
+from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard import Census
 from drover_collector.guard_breaker import of_guard
@@ -29,26 +25,11 @@ from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
 from drover_collector.policy import Policy
 from drover_collector.probes import proof
-from drover_proto.events import (
-    Approval,
-    Decision,
-    Duty,
-    Event,
-    EventKind,
-    Finding,
-    Health,
-    Incident,
-    Member,
-    ProbeVerdict,
-)
+from drover_collector.recall import LAG_MS, Recall, back, dealt_with
+from drover_collector.senses import WINDOW_BUCKETS, Senses, Trouble
+from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health, Incident, ProbeVerdict
 
-LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
-WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
-RESTORED_TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
-UNHEARD_BUCKETS = 3  # without a row: the health is unknown
-LATE_MS = 60_000  # an event that comes so long after its time was not told as it happened
-
-__all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome"]
+__all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome", "Trouble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +40,6 @@ class Outcome:
     incidents: tuple[Incident, ...] = ()
     decisions: tuple[Decision, ...] = ()
     health: tuple[HealthChange, ...] = ()
-
-
-@dataclass(slots=True)
-class Trouble:
-    """A detector that raised; it is asked again at the next call."""
-
-    count: int = 0
-    newest: str = ""
 
 
 class Engine:
@@ -85,14 +58,12 @@ class Engine:
         ceiling: str = "observe",
     ) -> None:
         self.index = index
-        self.started_ms = started_ms
         self.troubles: dict[str, Trouble] = {}
         self.seconds: dict[str, float] = {d.name: 0.0 for d in detectors}
-        self._detectors = detectors
-        self._states: dict[str, object] = {}
-        self._buckets = Buckets(WINDOW_BUCKETS)
         self._inventory = Inventory(index)
         self._past = Troubles()
+        self._senses = Senses(index, detectors, started_ms, self._inventory, self._past, self.troubles, self.seconds)
+        self._recall: Recall | None = None
         self.decider = decider = Decider(index, policy, ceiling)
         self._book = IncidentBook(
             index,
@@ -100,10 +71,16 @@ class Engine:
             lambda incident, asked: decider.judge(incident, asked).wanted,
         )
         self._fold = health.unknown(index)
-        self._node_heard_ms = np.zeros(index.node_count, np.int64)
-        self._gpu_heard_ms = np.zeros(index.gpu_count, np.int64)
-        self._newest_end_ms = 0
         self._ended_unseen: list[Finding] = []  # what ended while nobody judged, until the first bucket
+
+    @property
+    def started_ms(self) -> int:
+        """When this engine began to watch; before it nothing can be called silent."""
+        return self._senses.started_ms
+
+    @started_ms.setter
+    def started_ms(self, at_ms: int) -> None:
+        self._senses.started_ms = at_ms
 
     @property
     def incidents(self) -> dict[str, Incident]:
@@ -113,7 +90,7 @@ class Engine:
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The newest ones, oldest first. Other threads may read them."""
-        return self._buckets.all()
+        return self._senses.buckets.all()
 
     @property
     def policy(self) -> Policy:
@@ -146,12 +123,15 @@ class Engine:
         if not events:
             return Outcome()
         returned = self.decider.pace.returned
-        return self._judge(self._window(False, tuple(_dealt_with(event, returned) for event in events)), now_ms)
+        news = tuple(dealt_with(event, returned) for event in events)
+        if self._recall is not None:
+            self._recall.judged(now_ms, news)
+        return self._judge(self._senses.window(False, news), now_ms)
 
     def on_bucket(self, bucket: Bucket, now_ms: int) -> Outcome:
         """Judge the newest closed bucket; buckets come in order of time."""
-        self._hear(bucket)
-        return self._judge(self._window(True), now_ms)
+        self._senses.hear(bucket)
+        return self._judge(self._senses.window(True), now_ms)
 
     def on_inventory(self, node: str, told: Mapping[str, str], now_ms: int) -> None:
         """Take in all that a node tells of what it is made of; judged with the next bucket."""
@@ -175,9 +155,10 @@ class Engine:
         for duty in new:
             text = f"closed: {duty.node} is back in service: {duty.reason} (by {duty.by})"
             changed += self._book.close(self._over(duty), now_ms, text)
-            state = self._states.get(xid.NAME)
-            if duty.stage is Health.HEALTHY and isinstance(state, State):
-                back_in_service(state, duty.node, now_ms, xid.BURST_GAP_MS)
+            if duty.stage is Health.HEALTHY:
+                back(self._senses, duty.node, now_ms)
+                if self._recall is not None:
+                    self._recall.returned(now_ms, duty.node)
         self.decider.forget(changed)  # so that one that opens again is decided again
         return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
 
@@ -217,13 +198,13 @@ class Engine:
     @property
     def risks(self) -> list[Risk]:
         """All nodes, the likeliest to fail within a week first, as of the newest look; empty before the first."""
-        state = self._states.get(risk.NAME)
+        state = self._senses.states.get(risk.NAME)
         return state.ranking if isinstance(state, risk.State) else []
 
     @property
     def idle_ms(self) -> npt.NDArray[np.int64] | None:
         """int64 [G]: for how long each GPU has been held and idle without a break; None before the first look."""
-        state = self._states.get(idle.NAME)
+        state = self._senses.states.get(idle.NAME)
         return state.idle_ms if isinstance(state, idle.State) and len(state.idle_ms) == self.index.gpu_count else None
 
     def remember(self, incidents: Iterable[Incident], now_ms: int) -> None:
@@ -245,99 +226,68 @@ class Engine:
             decisions: of open incidents, and all of the last hour.
             duties: node -> its newest.
         """
+        self.begin(incidents, events, decisions, duties)
+        for bucket in buckets:
+            self.recall(bucket)
+        self.recalled()
+
+    def begin(
+        self,
+        incidents: Sequence[Incident],
+        events: Sequence[Event],
+        decisions: Iterable[Decision] = (),
+        duties: Mapping[str, Duty] | None = None,
+        held: Iterable[Bucket] | None = None,
+    ) -> None:
+        """The same in steps: after this events are judged. Then `recall` is called with each bucket in order of time,
+        then `recalled`; meanwhile no bucket is judged.
+
+        Args:
+            held: those buckets, of which only rows and jobs are looked at; None: no event is judged before the end.
+        """
         self.decider.restore(decisions, incidents)
         incidents = [incident for incident in incidents if not of_guard(incident)]
-        self._states |= {name: restored(incidents) for name, restored in RESTORED.items()}
-        self._states[liveness.NAME] = liveness.restored(self.index, incidents, self.started_ms)
-        over: dict[object, Finding] = {}
-        back = {node: duty for node, duty in (duties or {}).items() if duty.stage is Health.HEALTHY}
-        again = (_dealt_with(event, back) for event in events)
-        told = sorted(((e.received_ms or e.ts_ms, 0, e) for e in again), key=lambda entry: entry[0])
-        seen = ((b.end_ms + LAG_MS, 1, b) for b in buckets)
-        together: list[tuple[int, Event]] = []
-        timed: Iterator[tuple[int, int, Bucket | Event]] = heapq.merge(told, seen, key=lambda entry: entry[:2])
-        for ts_ms, _, item in timed:
-            if isinstance(item, Event):
-                if together and ts_ms - together[0][0] > RESTORED_TOGETHER_MS:
-                    self._detect_again(together, over)
-                together.append((ts_ms, item))
-                continue
-            self._detect_again(together, over)
-            self._hear(item)
-            self._note_over(self._detect(self._window(True), ts_ms), over)
-        self._detect_again(together, over)
-        self._ended_unseen = list(over.values())
+        returned = {node: duty for node, duty in (duties or {}).items() if duty.stage is Health.HEALTHY}
+        self._recall = Recall(self._senses.afresh(), incidents, events, returned, self._book.subject_of)
+        if held is not None:
+            first = Recall(self._senses, incidents, events, returned, self._book.subject_of)
+            for bucket in held:
+                first.place(bucket)
+            first.finish()
         self._book.restore(incidents)
         # A return whose incidents a stop left open is news still: `on_duties` with all of them ends those.
         self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not self._over(duty)})
         self._fold = self._folded()
 
-    def _detect_again(self, together: list[tuple[int, Event]], over: dict[object, Finding]) -> None:
-        """Events that came together, as they do live; none is left in the list."""
-        if together:
-            events = tuple(event for _, event in together)
-            self._note_over(self._detect(self._window(False, events), together[-1][0]), over)
-            together.clear()
+    def recall(self, bucket: Bucket) -> None:
+        """A bucket of before the restart, the oldest first. Those of a large fleet are 40 MB each."""
+        assert self._recall is not None
+        self._recall.hear(bucket)
 
-    def _note_over(self, findings: Iterable[Finding], over: dict[object, Finding]) -> None:
-        """What ended in the time that a restart reads again: told with the first bucket, unless it began anew."""
-        for finding in findings:
-            key = finding.detector, finding.kind, self._book.subject_of(finding)
-            if finding.cleared:
-                over[key] = finding
-            else:
-                over.pop(key, None)
+    def recalled(self) -> None:
+        """The detectors know again what they knew, and buckets are judged from here on."""
+        recall, self._recall = self._recall, None
+        assert recall is not None
+        recall.finish()
+        self._senses, self._ended_unseen = recall.senses, list(recall.over.values())
+        self._fold = self._folded()
 
     def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
         """The picture of one that does not judge: incidents that another found, and who reports."""
-        self._hear(heard)
+        self._senses.hear(heard)
         self.decider.restore((), incidents)
         self._book.restore(incident for incident in incidents if not of_guard(incident))
         self._fold = self._folded()
 
     def could_not_judge(self) -> list[str]:
         """What the newest bucket lacks for the detectors, each a sentence."""
-        window = self._window(True)
+        window = self._senses.window(True)
         if not window.buckets:
             return ["anything: no telemetry came"]
-        return [f"{d.name}: {text}" for d in self._detectors for text in d.could_not_judge(window)]
-
-    def _window(self, fresh: bool, events: tuple[Event, ...] = ()) -> Window:
-        return Window(self.index, self._buckets.all(), fresh, events, self.started_ms, self._inventory, self._past)
-
-    def _hear(self, bucket: Bucket) -> None:
-        self._buckets.append(bucket)
-        self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
-        per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
-        self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
-        self._newest_end_ms = bucket.end_ms
-
-    def _heard_ms(self, member: Member) -> int:
-        """How much time the newest bucket tells of a node or GPU; 0 when it was silent."""
-        node, slot = member
-        n, g = self.index.node_number.get(node), None if slot is None else self.index.gpu(node, slot)
-        at = 0 if n is None else int(self._node_heard_ms[n] if g is None else self._gpu_heard_ms[g])
-        newest = self._buckets.all()[-1:]
-        return newest[0].length_ms if newest and at >= newest[0].end_ms else 0
-
-    def _detect(self, window: Window, now_ms: int) -> list[Finding]:
-        found: list[Finding] = []
-        for detector in self._detectors:
-            began = time.perf_counter()
-            try:
-                findings, self._states[detector.name] = detector.detect(window, self._states.get(detector.name), now_ms)
-            except Exception as error:  # noqa: BLE001  # one detector's bug must not blind the others; it is counted and shown
-                trouble = self.troubles.setdefault(detector.name, Trouble())
-                trouble.count += 1
-                trouble.newest = f"{type(error).__name__}: {error}"
-                continue
-            finally:
-                self.seconds[detector.name] += time.perf_counter() - began
-            found += findings
-        return found
+        return [f"{d.name}: {text}" for d in self._senses.detectors for text in d.could_not_judge(window)]
 
     def _judge(self, window: Window, now_ms: int) -> Outcome:
-        findings = self._detect(window, now_ms)
+        findings = self._senses.detect(window, now_ms)
         if window.fresh and self._ended_unseen:
             findings = [*(replace(f, ts_ms=now_ms) for f in self._ended_unseen), *findings]
             self._ended_unseen = []
@@ -345,11 +295,11 @@ class Engine:
 
     def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:
         """From findings to incidents, decisions and health. `changed`: ids of incidents that changed already."""
-        changed += self._book.apply(findings, now_ms, closing=fresh, heard_ms=self._heard_ms)
+        changed += self._book.apply(findings, now_ms, closing=fresh, heard_ms=self._senses.heard_ms)
         self._past.take((self._book.records[id_].incident for id_ in changed if id_ in self._book.records), now_ms)
         wishes = [(record.incident, record.wanted) for record in self._book.open()]
         decisions, events = self.decider.decide(
-            wishes, self._fold, self._job_nodes, now_ms, self._heard_lately()[0] if fresh else None
+            wishes, self._fold, self._job_nodes, now_ms, self._senses.heard_lately()[0] if fresh else None
         )
         before, self._fold = self._fold, self._folded()
         moved = health.changes(self.index, before, self._fold, now_ms)
@@ -362,31 +312,12 @@ class Engine:
         )
 
     def _job_nodes(self, job: str | None) -> dict[str, Set[str]]:
-        newest = self._buckets.all()[-1:]
+        newest = self._senses.buckets.all()[-1:]
         if job is None or not newest or job not in newest[0].job_names:
             return {}
         members = newest[0].jobs == newest[0].job_names.index(job)
         return {job: {self.index.nodes[n].name for n in np.unique(self.index.gpu_node[members]).tolist()}}
 
-    def _heard_lately(self) -> tuple[Bools, Bools]:
-        """bool [N] and [G]."""
-        newest = self._buckets.all()[-1:]
-        after = self._newest_end_ms - UNHEARD_BUCKETS * (newest[0].length_ms if newest else 0)
-        return (
-            (self._node_heard_ms > after) & (self._node_heard_ms > 0),
-            (self._gpu_heard_ms > after) & (self._gpu_heard_ms > 0),
-        )
-
     def _folded(self) -> health.Fold:
         incidents = [record.incident for record in self._book.open()]
-        return health.fold(self.index, incidents, *self._heard_lately(), self.decider.duties)
-
-
-def _dealt_with(event: Event, returned: Mapping[str, Duty]) -> Event:
-    """An error that is told late (no agent ran, or no collector) and was before its node's return to service is what
-    the node was mended of: noted like all backlog, or the node would go out again for it."""
-    late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
-    duty = returned.get(event.node) if late else None
-    if duty is None or event.ts_ms >= duty.ts_ms or event.kind is EventKind.LIFECYCLE:
-        return event
-    return replace(event, backlog=True)
+        return health.fold(self.index, incidents, *self._senses.heard_lately(), self.decider.duties)

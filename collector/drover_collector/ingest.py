@@ -20,6 +20,7 @@ from drover_collector.dictionary import Refusal
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller, when_ended
 from drover_collector.identity import Identity
+from drover_collector.ingest_admission import Admission, ComeAgainError
 from drover_collector.ingest_hello import Hellos
 from drover_collector.ingest_limits import Account, Limits, Room, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting
@@ -73,6 +74,7 @@ class Ingest:
         self._hellos = Hellos(
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared
         )
+        self._admission = Admission(self.stats, self._limits)
         self._sessions: dict[Session, None] = {}
         self._nameless: dict[Session, Identity | None] = {}  # those that have not said who they are, oldest first
         self._nameless_of: Counter[Identity] = Counter()
@@ -109,8 +111,9 @@ class Ingest:
             self._carer = asyncio.create_task(self._care())
         try:
             self._begin(session)
-            while await self._take(session, await context.read()):  # no name for it here: it would stay until the next
-                pass
+            more = await self._open(session, await context.read())
+            while more:
+                more = await self._take(session, await context.read())  # no name for it: it would stay until the next
             await self._last_words(session)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -156,6 +159,21 @@ class Ingest:
             await self._writers.acks.acknowledge(session)
         await session.settled()
 
+    async def _open(self, session: Session, raw: Any) -> bool:
+        """The first message, in its turn."""
+        if raw is grpc.aio.EOF:
+            return False
+        session.hello_came_ms = self._now_ms()
+        try:
+            await self._admission.enter(session, len(raw))
+            return await self._take(session, raw)
+        except ComeAgainError as error:
+            back = pb.Backoff(wait_ms=round(1000 * error.wait_s), reason=str(error))
+            await session.send(pb.CollectorMessage(backoff=back))
+            raise
+        finally:
+            self._admission.leave(session)
+
     async def _take(self, session: Session, raw: Any) -> bool:
         """Whether there was a message: bytes, else EOF."""
         if raw is grpc.aio.EOF:
@@ -183,6 +201,10 @@ class Ingest:
             case "record":
                 events = 1
                 await self._record(session, message.record, size)
+            case "records":
+                events = len(message.records.records)
+                for record in message.records.records:
+                    await self._record(session, record, record.ByteSize())
             case _:
                 self.stats.skipped[kind] += 1  # from a newer agent
         await self._writers.acks.piggyback(session)
@@ -207,6 +229,7 @@ class Ingest:
             await asyncio.sleep(self._limits.care_s)
             try:
                 self._writers.tick()
+                self._admission.tick()
                 self._end_late_ones()
             except Exception:  # a defect of ours must not end this task
                 log.exception("looking after the streams")
@@ -218,7 +241,7 @@ class Ingest:
         now = time.monotonic()
         again = round(self._limits.ends_per_s * self._limits.care_s) if not self._writers.storing.failing else 0
         for session in list(self._nameless):
-            if session.node:  # its Hello is being answered
+            if session.hello_came_ms:
                 continue
             if now - session.opened_s > self._limits.hello_s:
                 text = f"no Hello came within {self._limits.hello_s:g} s"

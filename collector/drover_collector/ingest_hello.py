@@ -86,7 +86,8 @@ class Hellos:
         self._check_entities(session, dictionary.known_ids)
         self._things.leave(session)  # it may not have all that it had before
         self._things.take(session, dictionary)
-        session.hello_ms, session.clock_offset_ms = hello.ts_ms, now_ms - hello.ts_ms
+        came_ms = now_ms if session.welcomed else session.hello_came_ms or now_ms  # not what it waited for its turn
+        session.hello_ms, session.clock_offset_ms = hello.ts_ms, came_ms - hello.ts_ms
         session.dictionary = dictionary
         session.hello_bytes = size
         self._note(session, hello, now_ms)
@@ -99,6 +100,7 @@ class Hellos:
             collector=socket.gethostname(),
             protocol=PROTOCOL,
             ignored=sorted(set(dictionary.ignored))[:MAX_IGNORED],
+            records=True,
         )
         await session.send(pb.CollectorMessage(welcome=welcome))
         session.welcomed = True

@@ -39,6 +39,9 @@ class Limits:
     retry_s: float = 1.0  # after the store has failed
     backoff_ms: int = 2_000  # what agents are asked to wait when too much waits here
     hello_s: float = 60.0  # a stream that has not said by then who it is ends; agents wait as long for their Welcome
+    openings: int = 8  # Hellos that are worked on at a time; the others wait for their turn
+    openings_waiting: int = 30_000
+    openings_bytes: int = 128 << 20  # of Hellos that wait; 12,500 of 8 GPUs are 34 MB
     nameless: int = 16  # streams of one certificate that have not said yet who they are
     pause_s: float = 30.0  # at most, before an agent that sends too much is read on
     care_s: float = 0.5  # how often all streams are looked after

@@ -40,8 +40,8 @@ class Session:
 
     __slots__ = (
         "_refusals", "_settled", "_task", "_writing", "account", "acked_s", "boot", "clock_offset_ms", "context",
-        "dictionary", "end", "gapped", "heard_s", "hello_bytes", "hello_ms", "no_dictionary", "node", "opened_s",
-        "sending", "spool", "told_back_s", "unacked", "waiting", "welcomed",
+        "dictionary", "end", "gapped", "heard_s", "hello_bytes", "hello_came_ms", "hello_ms", "no_dictionary", "node",
+        "opened_s", "sending", "spool", "told_back_s", "unacked", "waiting", "welcomed",
     )  # fmt: skip
 
     def __init__(self, context: Any, account: Account) -> None:
@@ -54,6 +54,7 @@ class Session:
         self.no_dictionary = NO_HELLO
         self.hello_ms = 0  # the agent's clock at Hello
         self.clock_offset_ms = 0  # the collector's clock minus that
+        self.hello_came_ms = 0  # when the first Hello was there, which may have waited for its turn; 0: not yet
         self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
         self.end: EndError | None = None  # why we end this stream
         self.opened_s = self.heard_s = time.monotonic()

@@ -11,6 +11,7 @@ from drover_collector.ingest_limits import Recent
 
 RIVALS_S = 300.0  # how long a quarrel about a node, or a refusal, is shown
 SHOWN = 5
+MANY = 50  # agents that wait for their turn; fewer are through in a moment
 TOLD_CHARS = 200  # of a refusal
 
 
@@ -19,6 +20,9 @@ class IngestStats:
     """Since the start of this process. Written by the event loop; other threads may read."""
 
     connected: int = 0  # open streams
+    openings_waiting: int = 0  # of them, those that wait for their turn to be welcomed
+    openings_per_s: float = 0.0  # as measured while some waited, the newest
+    turned_away: int = 0  # streams that were told to come again later
     batches: int = 0  # stored
     rows: int = 0
     samples: int = 0  # values that were present
@@ -71,6 +75,11 @@ class IngestStats:
     def sentences(self) -> list[str]:
         """What an operator should know of the agents, for Status."""
         found = []
+        if self.openings_waiting >= MANY:
+            found.append(
+                f"{self.openings_waiting:,} agents have connected and wait for their turn; {self.openings_per_s:.0f} a"
+                " second are taken in. Their data waits in their spools."
+            )
         if self.unstored_events:
             found.append(
                 f"{self.unstored_events} events are judged and told, but not stored yet; their agents keep them."

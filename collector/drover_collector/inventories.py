@@ -5,7 +5,8 @@ Raises StoreError where the store cannot be read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from drover_collector.store import Store
 
@@ -24,13 +25,16 @@ class Inventories:
         self._mark = -1
         self._upto_ms = 0
 
-    def restore(self, now_ms: int, nodes: int) -> Iterator[Told]:
-        """For each node what it was before a rollout could have begun, then its newest; in this order."""
+    def restore(self, now_ms: int, nodes: int) -> Sequence[Callable[[], Sequence[Told]]]:
+        """For each node what it was before a rollout could have begun, then its newest; in this order. As questions,
+        each of a part of the nodes."""
         slices = max(1, -(-nodes // SLICE_NODES))
         self._upto_ms = now_ms
-        for number in range(slices):
-            for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS):
-                yield from self._store.inventories(0, to_ms, number, slices)
+        return [
+            partial(self._store.inventories, 0, to_ms, number, slices)
+            for number in range(slices)
+            for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS)
+        ]
 
     def news(self, now_ms: int) -> Sequence[Told]:
         """The newest of each node that told lately; all of it again is no news to the engine."""

@@ -20,6 +20,7 @@ from drover_proto.times import iso
 log = logging.getLogger(__name__)
 
 MAX_BEHIND = 30  # buckets; further behind, the oldest are left out
+PAST = "Telemetry is judged in a moment: the minutes before the start are being read. Events are judged already."
 LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or was left out
 
 
@@ -96,7 +97,27 @@ class Pipeline(Judging):
             self.pauses.notice(self.now_ms())
             await asyncio.sleep(self._wake_s)
 
+    async def take_up_past(self) -> None:
+        """What the detectors knew before the start. Events are judged meanwhile; buckets wait for it."""
+        loop, began = asyncio.get_running_loop(), time.perf_counter()
+        while self.past is not None and self.past.steps:
+            self.ticks.troubles["past"] = PAST
+            step = self.past.steps.popleft()
+            try:
+                work = await asyncio.to_thread(step)
+            except StoreError as error:
+                self.past.steps.appendleft(step)
+                self.ticks.store_failed(error)
+                await asyncio.sleep(self._wake_s)
+                continue
+            await loop.run_in_executor(self._judge, work, self.engine)
+        if self.past is not None:
+            self.newest, self.past = self.past.newest, None
+            log.info("the last minutes are taken up, within %.1f s", time.perf_counter() - began)
+        self.ticks.troubles.pop("past", None)
+
     async def _run_buckets(self) -> None:
+        await self.take_up_past()
         while True:
             now_ms = self.now_ms()
             self.pauses.notice(now_ms)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from drover_collector.arrivals import MAX_EVENTS
 from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.detectors.risk_model import KEPT_MS
+from drover_collector.engine import Engine
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.inventories import Inventories, Told
 from drover_collector.store import Store
 from drover_proto.events import Approval, Decision, Duty, Event, Incident
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
+HEARD_BUCKETS = 6  # of them, those that tell who reports
+TOGETHER = 10  # buckets read at once: those of 100,000 GPUs take some 15 MB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +52,68 @@ def history(store: Store, now_ms: int) -> History:
     return History(incidents, judged, unjudged, decisions, approvals, store.duties())
 
 
-def recent(store: Store, index: FleetIndex, next_ms: int, newest: Callable[[Bucket], None]) -> Iterator[Bucket]:
-    """Buckets of the last minutes; `newest` is told of each that heard anything, in order of time.
+class Past:
+    """What the detectors knew, in the steps in which it is taken up beside the judging of events.
 
-    Raises:
-        StoreError: the store cannot be read.
+    `steps`: each reads, in any thread but one at a time, and gives what is to be done with the engine, in the thread
+    that judges. One that raises StoreError may be tried again.
     """
-    for back in range(RESTORED_BUCKETS, 0, -1):
-        bucket = store.bucket(index, next_ms - back * BUCKET_MS)
-        heard = bool(bucket.node_rows.any() or bucket.gpu_rows.any())
-        if heard:
-            newest(bucket)
+
+    def __init__(self, store: Store, index: FleetIndex, inventories: Inventories, next_ms: int, now_ms: int) -> None:
+        """
+        Attributes:
+            held: the buckets without values: what events are judged by until all is taken up.
+            newest: the last one that heard anything, once it was read.
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        self._store, self._index, self._next_ms = store, index, next_ms
+        first_ms, last_ms = (next_ms - count * BUCKET_MS for count in (RESTORED_BUCKETS, HEARD_BUCKETS))
+        self.held = [
+            *store.past_holders(index, first_ms, RESTORED_BUCKETS - HEARD_BUCKETS),
+            *store.past_buckets(index, last_ms, HEARD_BUCKETS, values=False),
+        ]
+        self.newest: Bucket | None = None
+        self.steps: deque[Callable[[], Callable[[Engine], None]]] = deque()
+        for ask in inventories.restore(now_ms, index.node_count):
+            self.steps.append(partial(_inventories, ask))
+        self.steps.append(lambda: partial(_troubles, store.troubles(now_ms - KEPT_MS), now_ms))
+        for back in range(RESTORED_BUCKETS, 0, -TOGETHER):
+            self.steps.append(partial(self._buckets, back, TOGETHER))
+        self.steps.append(lambda: Engine.recalled)
+
+    def _buckets(self, back: int, count: int) -> Callable[[Engine], None]:
+        found = self._read(back, count)
+        self.newest = next((bucket for bucket in reversed(found) if _heard(bucket)), self.newest)
+        self.steps.extendleft([partial(_recall, bucket) for bucket in reversed(found)])
+        return lambda _: None
+
+    def _read(self, back: int, count: int) -> list[Bucket]:
+        """Those that heard anything, of `count` from the one `back` before the next on, in order of time."""
         # A time when no collector ran is no silence of the nodes. The last bucket goes in all the same: it tells
         # how old the rest is, so that what was healthy then is unknown now.
-        if heard or back == 1:
-            yield bucket
+        last_ms = self._next_ms - BUCKET_MS
+        found = self._store.past_buckets(self._index, self._next_ms - back * BUCKET_MS, count)
+        return [bucket for bucket in found if _heard(bucket) or bucket.start_ms == last_ms]
+
+
+def _heard(bucket: Bucket) -> bool:
+    return bool(bucket.node_rows.any() or bucket.gpu_rows.any())
+
+
+def _recall(bucket: Bucket) -> Callable[[Engine], None]:
+    return lambda engine: engine.recall(bucket)
+
+
+def _inventories(ask: Callable[[], Sequence[Told]]) -> Callable[[Engine], None]:
+    told = ask()
+
+    def take(engine: Engine) -> None:
+        for ts_ms, node, facts in told:
+            engine.on_inventory(node, facts, ts_ms)
+
+    return take
+
+
+def _troubles(incidents: Sequence[Incident], now_ms: int, engine: Engine) -> None:
+    engine.remember(incidents, now_ms)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
+from drover_collector import policy_diff
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.detectors.risk_model import KEPT_MS
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.inventories import Inventories, Told
@@ -25,10 +25,9 @@ from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pauses import Pauses
-from drover_collector.pipeline_history import RESTORED_MS, history, recent
+from drover_collector.pipeline_history import RESTORED_MS, Past, history
 from drover_collector.pipeline_saving import Saving
 from drover_collector.policy import Policy
-from drover_collector.policy_diff import differences, summary
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_collector.ticks import Rate, Ticks
@@ -79,6 +78,7 @@ class Judging:
         self.started_ms = now_ms()
         self.ceiling = ceiling
         self._watch = watch or PolicyWatch(None)
+        self._policy_state = policy_diff.state_of(policy, ceiling)  # that the audit knows
         self.engine = self._engine(self.started_ms)
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
@@ -103,6 +103,7 @@ class Judging:
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
         self.pauses = Pauses(self.started_ms)
+        self.past: Past | None = None  # of before the start, until it is taken up
         self._followed = False  # another collector detected before this one
 
     def act_by(self, desk: ActionDesk) -> None:
@@ -257,14 +258,16 @@ class Judging:
             self.ticks.troubles["policy"] = self._watch.trouble
         elif policy is not None:
             self.ticks.troubles.pop("policy", None)
-            before, self.policy = self.policy, policy
+            self.policy = policy
             self.engine.set_policy(policy)
-            now_ms = self.now_ms()
-            line = Audit(
-                f"policy {now_ms}", now_ms, "the policy's file", "policy", policy.name, "the file has changed",
-                summary(differences(before, policy)),
-            )  # fmt: skip
-            self.saving.put(Outcome(), (), [line])  # not here: a store that hangs must not hold judging up
+            self._note_policy("the policy's file", "the file has changed")
+
+    def _note_policy(self, by: str, why: str) -> None:
+        """In the audit, if it is another one than before."""
+        made = policy_diff.line(by, why, self._policy_state, self.policy, self.ceiling, self.now_ms())
+        if made is not None:
+            self._policy_state = made.state
+            self.saving.put(Outcome(), (), [made])  # not here: a store that hangs must not hold judging up
 
     def _follow(self) -> None:
         now_ms = self.now_ms()
@@ -296,14 +299,9 @@ class Judging:
             if self._followed:  # agents of the one that is gone need a while to come to others
                 self.pauses.newest = (now_ms, now_ms)
         found = history(self.store, now_ms)
+        self.past = Past(self.store, self.index, self._inventories, self.next_ms, now_ms)
         self.newest = None
-        for ts_ms, node, told_facts in self._inventories.restore(now_ms, self.index.node_count):
-            self.engine.on_inventory(node, told_facts, ts_ms)
-        self.engine.remember(self.store.troubles(now_ms - KEPT_MS), now_ms)
-        self.engine.restore(
-            found.incidents, recent(self.store, self.index, self.next_ms, self._is_newest), found.judged,
-            found.decisions, found.duties,
-        )  # fmt: skip
+        self.engine.begin(found.incidents, found.judged, found.decisions, found.duties, self.past.held)
         self._arrivals.resume(found.unjudged)
         self._looks.know(found.unjudged)
         self.incidents = self.engine.incidents
@@ -313,6 +311,8 @@ class Judging:
         self._note_maintenance()
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
+        self._policy_state = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
+        self._note_policy("the collector's start", "in force from this start on")
         if self.desk is not None:  # before anything is decided below: it must take that
             self.desk.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
@@ -323,6 +323,3 @@ class Judging:
                 "restored %d incidents and %d events; %d events and %d messages had been left over",
                 len(found.incidents), len(found.judged), len(found.unjudged), told,
             )  # fmt: skip
-
-    def _is_newest(self, bucket: Bucket) -> None:
-        self.newest = bucket

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -225,6 +226,90 @@ def test_a_backoff_in_place_of_a_welcome_and_a_foreign_server_are_survived(
     play(scenario())
 
 
+def test_who_is_told_to_wait_for_its_turn_keeps_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try given up would cost the collector another handshake when it has least time for it."""
+    monkeypatch.setattr(uplink, "WELCOME_LIMIT_S", 0.02)
+
+    async def scenario() -> None:
+        turn = pb.CollectorMessage(backoff=pb.Backoff(wait_ms=90_000, reason="many agents connect", turn=True))
+        server = TelemetryServer(before_welcome=[turn])
+        agent = Agent(settings(tmp_path, await server.start()), "n1")
+        limits: list[float] = []
+        limited = uplink._limited
+
+        async def noted(waiting: Awaitable[object], otherwise: str, limit_s: float) -> object:
+            if otherwise == "no Welcome came":
+                limits.append(limit_s)
+            return await limited(waiting, otherwise, max(limit_s, 10.0))
+
+        monkeypatch.setattr(uplink, "_limited", noted)
+        async with running(agent):
+            await until(lambda: agent.connected_to is not None, "the Welcome, on the same stream")
+        assert server.streams == 1
+        assert limits[0] <= 0.02
+        assert limits[1:] == [90.0 + uplink.TURN_MARGIN_S]
+
+    play(scenario())
+
+
+def test_each_try_without_a_welcome_waits_longer_and_not_all_alike() -> None:
+    chance = random.Random(1)
+    longest = [60, 120, 240, 240, 240]
+    for tries, limit_s in enumerate(longest):
+        found = [uplink.welcome_limit_s(tries, chance) for _ in range(200)]
+        assert 0.8 * limit_s <= min(found) < 0.85 * limit_s
+        assert 0.95 * limit_s < max(found) <= limit_s
+    assert uplink.welcome_limit_s(10**9, chance) <= 240
+
+
+def test_a_collector_that_is_busy_is_not_called_before_its_time(tmp_path: Path) -> None:
+    """The other one is asked at once; when both are busy, the one that will be ready first."""
+
+    async def scenario() -> None:
+        clock, called = HeldClock(), list[tuple[str, float]]()
+        agent = Agent(settings(tmp_path, "a:1", "b:1"), "n1", clock=clock)
+        link, asked = agent._uplink, {"a:1": 100.0, "b:1": 40.0}
+
+        async def stream(address: str) -> None:
+            called.append((address, clock.steady_s))
+            raise uplink.BusyError(asked[address], "full")
+
+        async def sleep(seconds: float) -> None:
+            clock.steady_s += seconds
+            if len(called) == 4:
+                raise asyncio.CancelledError
+            await asyncio.sleep(0)
+
+        clock.sleep = sleep  # type: ignore[method-assign]
+        link._stream = stream  # type: ignore[method-assign]
+        task = asyncio.create_task(link.run())
+        await asyncio.wait({task}, timeout=10)
+        agent.spool.close()
+        first_s = called[0][1]
+        assert [address for address, _ in called] == ["a:1", "b:1", "b:1", "b:1"]
+        assert called[1][1] - first_s <= 2 * uplink.FIRST_PAUSE_S
+        assert called[2][1] - called[1][1] == pytest.approx(40.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["new-collector", "old-collector"])
+def test_records_that_wait_leave_together_where_the_collector_takes_that(tmp_path: Path, together: bool) -> None:
+    async def scenario() -> None:
+        server = TelemetryServer(together=together)
+        agent = Agent(settings(tmp_path, await server.start()), "n1")
+        agent.accept(now_ms(), Reading(holdings=[(gpu, f"job-{gpu}") for gpu in range(100)]))
+        async with running(agent):
+            await until(lambda: len(server.holdings) == 100, "all of them")
+            await until(lambda: agent.spool.pending()[0] == 0, "all acknowledged")
+        told = [kind for kind in server.messages if kind.startswith("record")]
+        assert sorted((h.gpu, h.job) for h in server.holdings) == [(gpu, f"job-{gpu}") for gpu in range(100)]
+        assert len(told) < 20 if together else told == ["record"] * len(told)
+        assert server.broken == []
+
+    play(scenario())
+
+
 def test_new_columns_and_entities_are_told_before_they_are_used(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = TelemetryServer()
@@ -236,8 +321,8 @@ def test_new_columns_and_entities_are_told_before_they_are_used(tmp_path: Path) 
                 some = dict(list(values.items())[: number % 3 + 1])
                 agent.accept(start + number, Reading(rows=[(late, some)]))
                 agent.flush()
-                if number % 4 == 0:
-                    await asyncio.sleep(0)
+                if number == 4:
+                    await until(lambda: server.hellos, "the first of them are told")
             await until(lambda: len(server.rows) == 12)
         assert server.broken == []
         assert server.rows["SN2", start + 2] == {"power_w": 1.0, "gpu_temp_c": 40.0, "sm_clock_mhz": 1980.0}
@@ -503,19 +588,22 @@ def test_a_wrong_certificate_is_one_clear_line_and_nothing_is_lost(
 
 def test_a_handshake_may_take_as_long_as_the_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All agents come at once after a restart of the collector; one that gave up would cost it another handshake."""
-    monkeypatch.setattr(uplink, "ANSWER_LIMIT_S", 0.0)  # of other writes
+    monkeypatch.setattr(uplink, "ANSWER_LIMIT_S", 0.005)  # of writes
 
     class Slow:
-        """A call whose first write waits for its connection, as gRPC's do."""
+        """A call that waits for its connection, as gRPC's do."""
+
+        async def wait_for_connection(self) -> None:
+            await asyncio.sleep(0.01)
 
         async def write(self, _message: pb.AgentMessage) -> None:
-            await asyncio.sleep(0.01)
+            pass
 
         async def read(self) -> pb.CollectorMessage:
             return pb.CollectorMessage(welcome=pb.Welcome(protocol=1, ts_ms=now_ms()))
 
     async def scenario() -> None:
         agent = Agent(settings(tmp_path, "127.0.0.1:1"), "n1")
-        assert (await agent._uplink._greet(Slow())).protocol == 1
+        assert (await agent._uplink._greet(Slow(), "there", 60.0)).protocol == 1
 
     asyncio.run(scenario())

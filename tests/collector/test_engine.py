@@ -15,6 +15,7 @@ from drover_collector.detectors.example import START_MS, small_fleet, training_b
 from drover_collector.engine import LAG_MS, Engine, Outcome
 from drover_collector.policy import Policy
 from drover_collector.replay import replay
+from drover_collector.senses import Senses
 from drover_proto.events import Duty, Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
 from drover_proto.times import from_iso
 from testbed.simulated_buckets import Recording, newest, record
@@ -291,9 +292,9 @@ def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned
 def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of a job's crash, each looked at beside all others, took minutes."""
     subject, calls = engine(), []
-    look = subject._detect
+    look = Senses.detect
     monkeypatch.setattr(
-        subject, "_detect", lambda window, now_ms: calls.append(len(window.events)) or look(window, now_ms)
+        Senses, "detect", lambda self, window, now_ms: calls.append(len(window.events)) or look(self, window, now_ms)
     )
     crash = [
         Event(f"e{n}", START_MS + 21_000 + n, f"n{n % 8:02d}", n % 8, EventKind.XID, "31", "") for n in range(1000)

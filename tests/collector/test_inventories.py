@@ -23,7 +23,7 @@ def test_a_start_reads_what_was_before_a_rollout_and_the_newest_and_then_only_ne
     store.write_inventory("n0", T0 - BEFORE_MS - 1000, {"driver": "1"})
     store.write_inventory("n0", T0 - 5000, {"driver": "2"})
     store.write_inventory("n1", T0 - 4000, {"driver": "2"})
-    found = list(reader.restore(T0, 5000))
+    found = [each for ask in reader.restore(T0, 5000) for each in ask()]
     assert sorted((ts, node, told["driver"]) for ts, node, told in found) == [
         (T0 - BEFORE_MS - 1000, "n0", "1"), (T0 - 5000, "n0", "2"), (T0 - 4000, "n1", "2"),
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -11,7 +12,7 @@ import pytest
 
 from drover_collector.arrivals import MAX_EVENTS
 from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.engine import Engine, Outcome
+from drover_collector.engine import WINDOW_BUCKETS, Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.pauses import PAUSE_MS
@@ -110,6 +111,45 @@ def test_an_event_becomes_a_stored_incident_at_once(store: Store, index: FleetIn
             assert incident.severity is Severity.CRITICAL
             assert pipeline.incidents[incident.id] == incident
             assert pipeline.ticks.done == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_event_does_not_wait_for_the_past_to_be_read(
+    store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The minutes before the start, which take a while of a large fleet: meanwhile events are judged, and buckets wait.
+    A store that fails is asked again."""
+    go_on, asked = threading.Event(), list[int]()
+    read = store.past_buckets
+
+    def past_buckets(index: FleetIndex, start_ms: int, count: int, *, values: bool = True) -> list[Bucket]:
+        asked.append(start_ms)
+        if len(asked) == 2:
+            assert go_on.wait(30)
+            raise StoreError("not now")
+        return read(index, start_ms, count, values=values)
+
+    async def scenario() -> None:
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 620_000)
+        clock = Clock(T0 + 600_500)
+        monkeypatch.setattr(store, "past_buckets", past_buckets)
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            await until(lambda: len(asked) == 2, "the past is being read")
+            pipeline.take_events([xid(1, ts_ms=T0 + 600_400)])
+            await until(lambda: bool(store.incidents("open")), "the event is judged and stored")
+            assert (pipeline.ticks.done, pipeline.past is None) == (0, False)
+            assert any("is judged in a moment" in text for text in pipeline.troubles())
+            go_on.set()
+            await until(lambda: pipeline.past is None, "the past is there")
+            await advance(pipeline, clock, T0 + 610_000 + LAG_MS)
+            assert pipeline.ticks.done == 1
+            assert len(pipeline.engine.buckets) == WINDOW_BUCKETS
+            assert pipeline.ticks.store_failures == 1
+        assert asked[1] == asked[2]
+        assert asked[1:] == sorted(asked[1:])
+        assert [i.cause for i in store.incidents("open")] == ["xid_79"]
 
     asyncio.run(scenario())
 

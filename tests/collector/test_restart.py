@@ -4,13 +4,14 @@ while nobody judged is ended."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from drover_collector.buckets import Bucket
 from drover_collector.detectors.example import LAG_MS, START_MS, small_fleet, training_bucket
-from drover_collector.engine import Engine
+from drover_collector.engine import Engine, Outcome
 from drover_collector.policy import Policy
 from drover_proto.events import Event, EventKind, Incident
 
@@ -70,6 +71,11 @@ def _event(code: str, node: str, gpu: int | None, number: int) -> Event:
     return Event(f"{code}/{number}", ts_ms, node, gpu, EventKind.LIFECYCLE, code, code, received_ms=ts_ms + 500)
 
 
+def _xid(code: str, node: str, gpu: int, number: int) -> Event:
+    ts_ms = START_MS + number * 10_000 + 1000
+    return Event(f"xid{code}/{number}", ts_ms, node, gpu, EventKind.XID, code, f"Xid {code}", received_ms=ts_ms + 500)
+
+
 def _run(engine: Engine, buckets: Sequence[Bucket], events: Sequence[Event] = ()) -> None:
     waiting = list(events)
     for bucket in buckets:
@@ -124,6 +130,60 @@ def test_what_is_open_stays_open_and_is_not_told_twice(name: str) -> None:
     assert [(i.id, i.cause) for i in second.incidents.values()] == [(i.id, i.cause) for i in before.values()]
     (after,) = _open(second).values()
     assert not any("over" in note.text or "came back" in note.text for note in after.timeline[1:])
+
+
+def _told(outcomes: Sequence[Outcome]) -> list[object]:
+    """What came of calls, but for the time at which what had ended unseen is told."""
+    return [
+        (
+            [(f.detector, f.cause, f.node, f.gpu, f.cleared) for f in o.findings],
+            [(i.id, i.cause, i.severity, i.action, i.closed_ms is None) for i in o.incidents],
+            [(d.incident_id, d.wanted, d.outcome) for d in o.decisions],
+            [(h.node, h.gpu, h.health) for h in o.health],
+        )
+        for o in outcomes
+    ]
+
+
+@pytest.mark.parametrize("name", ["an uncorrected error", "a silent node", "nothing"])
+def test_an_event_that_comes_while_the_past_is_taken_up_is_judged_at_once_and_alike(name: str) -> None:
+    """A fleet of 100,000 GPUs takes a while to be read again: an XID does not wait for it, and what it and all that
+    follows come to is what they would have come to after it."""
+    change, away, events = CASES.get(name, (_nothing, _nobody, ()))
+    first, whole, steps = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(3))
+
+    def changed(number: int, gpu: Columns, link: Columns) -> None:
+        if bool(gpu) is not (change in (_flaps, _port)):
+            change(number, gpu, link)
+
+    early = [_xid("48", "n05", 1, RESTART - 30), _xid("31", "n06", 2, RESTART - 2)]  # judged before the restart
+    _run(first, _buckets(changed, away, range(RESTART)), sorted([*events, *early], key=lambda e: e.ts_ms))
+    before = [i for i in first.incidents.values() if i.closed_ms is None]
+    past, later = _buckets(changed, away, range(RESTART - READ, RESTART)), range(RESTART, RESTART + 20)
+    news = [
+        _xid("79", "n07", 0, RESTART),
+        _xid("79", "n05", 1, RESTART),
+        _xid("31", "n06", 2, RESTART),
+        _xid("94", "n01", 3, RESTART),
+    ]
+    for engine in (whole, steps):
+        engine.started_ms = START_MS + RESTART * 10_000
+    whole.restore(before, past, early)
+    expected = [whole.on_events([event], event.received_ms or 0) for event in news]
+    steps.begin(before, early, held=[replace(bucket, gpu={}, node={}, link={}) for bucket in past])
+    found = [steps.on_events([news[0]], news[0].received_ms or 0)]
+    for bucket in past[: READ // 2]:
+        steps.recall(bucket)
+    found += [steps.on_events([event], event.received_ms or 0) for event in news[1:]]
+    for bucket in past[READ // 2 :]:
+        steps.recall(bucket)
+    steps.recalled()
+    assert any(i.cause == "xid_79" for outcome in found for i in outcome.incidents)
+    for bucket in _buckets(changed, away, later):
+        expected.append(whole.on_bucket(bucket, bucket.end_ms + LAG_MS))
+        found.append(steps.on_bucket(bucket, bucket.end_ms + LAG_MS))
+    assert _told(found) == _told(expected)
+    assert steps.incidents == whole.incidents
 
 
 @pytest.mark.parametrize("name", ["a silent node", "a lost GPU", "an agent stopped on purpose"])

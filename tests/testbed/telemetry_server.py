@@ -46,6 +46,9 @@ class TelemetryServer(rpc.TelemetryServicer):
     welcomes: bool = True
     acks: bool = True
     instead_of_welcome: pb.CollectorMessage | None = None
+    before_welcome: list[pb.CollectorMessage] = field(default_factory=list)  # the Welcome follows
+    together: bool = False  # takes several records in a message
+    messages: list[str] = field(default_factory=list)  # their kinds, as they came
     after_welcome: list[pb.CollectorMessage] = field(default_factory=list)
     clock_ahead_ms: int = 0
     hellos: list[pb.Hello] = field(default_factory=list)
@@ -84,6 +87,7 @@ class TelemetryServer(rpc.TelemetryServicer):
         hello = pb.Hello()
         async for message in request_iterator:
             kind = message.WhichOneof("kind")
+            self.messages.append(kind)
             if kind == "hello":
                 first = not hello.node
                 hello = message.hello
@@ -93,7 +97,11 @@ class TelemetryServer(rpc.TelemetryServicer):
                     return
                 if not self.welcomes:
                     continue
-                welcome = pb.Welcome(held=self._held(hello), ts_ms=self._now_ms(), collector="test", protocol=1)
+                for early in self.before_welcome if first else ():
+                    yield early
+                welcome = pb.Welcome(
+                    held=self._held(hello), ts_ms=self._now_ms(), collector="test", protocol=1, records=self.together
+                )
                 yield pb.CollectorMessage(welcome=welcome)
                 if first:
                     for extra in self.after_welcome:
@@ -106,20 +114,25 @@ class TelemetryServer(rpc.TelemetryServicer):
                 if self.drop_after < 0:
                     self.drop_after = None
                     await context.abort(self.drop_code, "dropped by the test")
-            lane, seq = (pb.EVENTS, message.record.seq) if kind == "record" else (message.batch.lane, message.batch.seq)
-            self.order.append((lane, seq))
-            if not self.acks:
-                continue
+            if kind == "records" and not self.together:
+                self.broken.append("records in a message, which Welcome did not allow")
+            records = [message.record] if kind == "record" else list(message.records.records)
             rejected = []
-            if reason := self.refuse(lane, seq):
-                rejected.append(pb.Rejection(lane=lane, seq=seq, reason=reason))
-            elif seq > self.held[hello.spool_id, lane]:
-                if kind == "record":
-                    self._take_record(hello, message.record)
-                else:
-                    self._take_batch(hello, message.batch)
-            self.held[hello.spool_id, lane] = max(self.held[hello.spool_id, lane], seq)
-            yield pb.CollectorMessage(ack=pb.Ack(held=self._held(hello), rejected=rejected, ts_ms=self._now_ms()))
+            for told in records or [message.batch]:
+                lane, seq = (pb.EVENTS if records else message.batch.lane), told.seq
+                self.order.append((lane, seq))
+                if not self.acks:
+                    continue
+                if reason := self.refuse(lane, seq):
+                    rejected.append(pb.Rejection(lane=lane, seq=seq, reason=reason))
+                elif seq > self.held[hello.spool_id, lane]:
+                    if isinstance(told, pb.Record):
+                        self._take_record(hello, told)
+                    else:
+                        self._take_batch(hello, told)
+                self.held[hello.spool_id, lane] = max(self.held[hello.spool_id, lane], seq)
+            if self.acks:
+                yield pb.CollectorMessage(ack=pb.Ack(held=self._held(hello), rejected=rejected, ts_ms=self._now_ms()))
 
     def _now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + self.clock_ahead_ms

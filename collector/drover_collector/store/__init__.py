@@ -16,9 +16,9 @@ from drover_collector.store.history import History
 from drover_collector.store.integrity import Integrity
 from drover_collector.store.jobs import Jobs, JobSpan, WorkloadRow
 from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
+from drover_collector.store.past import PastBuckets
 from drover_collector.store.placements import Placements
 from drover_collector.store.probes import OpenOrder, ProbeRow, Probes
-from drover_collector.store.reads import Reads
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
 from drover_collector.store.retention import Dropped, Retention, keep_free, kept_days
 from drover_collector.store.series import Series
@@ -64,7 +64,9 @@ def check_url(url: str, cluster: str = "") -> None:
     engine.address(url, cluster=cluster)
 
 
-class Store(Backup, SilencesStored, Audits, Probes, Writes, Reads, Series, Export, Following, History, Jobs, Retention):
+class Store(
+    Backup, SilencesStored, Audits, Probes, Writes, PastBuckets, Series, Export, Following, History, Jobs, Retention
+):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
     @classmethod

@@ -31,13 +31,16 @@ class Reads(Rollups):
         span = (start_ms, start_ms + length_ms)
         folds = {}
         for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
-            level = None
-            if length_ms == BUCKET_MS and start_ms % BUCKET_MS == 0:
-                upto_ms, holes = self.rolled_up(scope, "10s", span)
-                level = "10s" if upto_ms >= span[1] and not holes else None
+            even = length_ms == BUCKET_MS and start_ms % BUCKET_MS == 0
+            level = self.level_of(scope, span) if even else None
             if self._placements.count(scope):
                 folds[scope] = self.fold(scope, [span], length_ms, level=level)
         return self._bucket(index, start_ms, length_ms, folds)
+
+    def level_of(self, scope: Scope, span: Span) -> str | None:
+        """Where whole buckets of 10 s are read: from their rollup if it holds all, else from the samples."""
+        upto_ms, holes = self.rolled_up(scope, "10s", span)
+        return "10s" if upto_ms >= span[1] and not holes else None
 
     def closing_bucket(self, index: FleetIndex, start_ms: int) -> Bucket:
         """The same of a bucket that is just over, by the active collector, which then calls `roll_up`."""
@@ -70,11 +73,11 @@ class Reads(Rollups):
         jobs = np.full(index.gpu_count, -1, np.int32)
         if not held.num_rows:
             return jobs, ()
-        nodes, node = _coded(held["node"])
+        nodes, node = coded(held["node"])
         number = np.array([index.node_number.get(name, -1) for name in nodes], np.intp)[node]
         slot = numbers(held, "gpu").astype(np.intp)
         there = (number >= 0) & (slot >= 0) & (slot < np.diff(index.first_gpu)[number])
-        names, job = _coded(held["job"])
+        names, job = coded(held["job"])
         used, codes = np.unique(np.array(names)[job[there]], return_inverse=True)
         jobs[index.first_gpu[number[there]] + slot[there]] = codes
         return jobs, tuple(map(str, used))
@@ -85,8 +88,7 @@ class Reads(Rollups):
         """Metric -> value of each entity in [start_ms, start_ms + length_ms), laid out as in a Bucket, NaN if absent.
         The length is a multiple of 10 s, the start one of the length. No key for what none reported."""
         span = (start_ms, start_ms + length_ms)
-        upto_ms, holes = self.rolled_up(scope, "10s", span)
-        level = "10s" if upto_ms >= span[1] and not holes else None
+        level = self.level_of(scope, span)
         folds = {scope: self.fold(scope, [span], length_ms, level=level, metrics=metrics, counts=False)}
         counts = {Scope.GPU: index.gpu_count, Scope.NODE: index.node_count, Scope.LINK: len(link_numbers(index))}
         return dict(self._laid_out(index, scope, folds, span[1], counts[scope])[0])
@@ -229,19 +231,19 @@ class Reads(Rollups):
             if there.any():
                 laid, told = np.zeros(count, stored.dtype), np.zeros(count, np.bool_)
                 laid[target], told[target] = stored[rows], there
-                columns[name] = partial(_unpacked, name, laid, None if told.all() else np.packbits(told))
+                columns[name] = partial(unpacked, name, laid, None if told.all() else np.packbits(told))
         return Lazy(columns), counts
 
 
 _NOW = 2**62
 
 
-def _unpacked(metric: str, stored: Stored, told: npt.NDArray[np.uint8] | None) -> Floats:
+def unpacked(metric: str, stored: Stored, told: npt.NDArray[np.uint8] | None) -> Floats:
     mask = np.ones(len(stored), np.bool_) if told is None else np.unpackbits(told, count=len(stored)).view(np.bool_)
     return units(metric, stored, mask)
 
 
-def _coded(words: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[np.intp]]:
+def coded(words: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[np.intp]]:
     """(distinct words, number of each row's)."""
     coded = words.combine_chunks().dictionary_encode()
     if isinstance(coded, pa.ChunkedArray):

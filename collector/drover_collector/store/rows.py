@@ -70,9 +70,30 @@ class Rows(Base):
             metrics: None: all. ids: None: all entities. entities: a range of ids, [low, high), that is read at once.
             counts: False: without how many rows and values there were.
         """
+        return fold.join(
+            list(
+                self.folds(
+                    scope, spans, length_ms, level=level, metrics=metrics, ids=ids, entities=entities, counts=counts
+                )
+            )
+        )
+
+    def folds(
+        self,
+        scope: Scope,
+        spans: Sequence[Span],
+        length_ms: int,
+        *,
+        level: str | None = None,
+        metrics: Sequence[str] | None = None,
+        ids: Ids | None = None,
+        entities: Span | None = None,
+        counts: bool = True,
+    ) -> Iterator[Folded]:
+        """The same in the pieces in which it is read; each entity is in one of them."""
         names = [metric.name for metric in of_scope(scope)] if metrics is None else list(metrics)
         if not spans:
-            return fold.join([])
+            return
         if level is None:
             extra, name, what, every_ms = ["present"], samples_table(scope), fold.fold_raw, RAW_MS
         else:
@@ -83,13 +104,11 @@ class Rows(Base):
         when = " OR ".join(during(low, high) for low, high in spans)
         # As rows with all columns of a GPU, which are what a piece is measured by.
         rows_each = max(1, sum(high - low for low, high in spans) // every_ms * (len(names) + 5) // WIDTH)
-        found = []
         for which in self._pieces(scope, rows_each, ids, entities):
             table = self._clients.arrow(f"SELECT {columns} FROM {name} WHERE {which} AND ({when}){LEAN}")
             if table.num_rows:
                 piece = what(table, names, length_ms)
-                found.append(piece if ids is None else piece.where(np.isin(piece.ids, ids)))
-        return fold.join(found)
+                yield piece if ids is None else piece.where(np.isin(piece.ids, ids))
 
     def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span | None) -> Iterator[str]:
         """Conditions on entity ids, each for about PIECE_ROWS rows."""

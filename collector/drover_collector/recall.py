@@ -1,0 +1,117 @@
+"""What detectors knew before a restart, built again out of what they saw: buckets and judged events, in order of time.
+
+What they find there was told before the restart; only what ended meanwhile is news. Of a large fleet this takes a
+while: it is done beside the senses that judge events already, a bucket at a time, and put in their place at its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from drover_collector.buckets import Bucket
+from drover_collector.detectors import RESTORED, liveness, xid
+from drover_collector.detectors.xid_state import State, back_in_service
+from drover_collector.senses import Senses
+from drover_proto.events import Duty, Event, EventKind, Finding, Incident
+
+LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
+TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
+LATE_MS = 60_000  # an event that comes so long after its time was not told as it happened
+
+
+class Recall:
+    """`hear` each bucket in order of time, then `finish`.
+
+    Args:
+        senses: new ones. incidents: that a former run left, those of the guard not among them.
+        events: that were judged. back: nodes that are back in service -> their duty.
+    Attributes:
+        senses: what the detectors know. over: what ended in that time, by what it is about.
+    """
+
+    def __init__(
+        self,
+        senses: Senses,
+        incidents: Sequence[Incident],
+        events: Iterable[Event],
+        back: Mapping[str, Duty],
+        subject_of: Callable[[Finding], object],
+    ) -> None:
+        self.senses, self._subject_of = senses, subject_of
+        self.over: dict[object, Finding] = {}
+        senses.states |= {name: restored(incidents) for name, restored in RESTORED.items()}
+        senses.states[liveness.NAME] = liveness.restored(senses.index, incidents, senses.started_ms)
+        told = sorted(((e.received_ms or e.ts_ms, dealt_with(e, back)) for e in events), key=lambda entry: entry[0])
+        self._told = deque(told)
+        self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # what was judged, and who came back, meanwhile
+
+    def hear(self, bucket: Bucket) -> None:
+        """The next bucket, after the events that were judged before it."""
+        at_ms = bucket.end_ms + LAG_MS
+        self._tell(at_ms)
+        self.senses.hear(bucket)
+        self._note(self.senses.detect(self.senses.window(True), at_ms))
+
+    def place(self, bucket: Bucket) -> None:
+        """The next bucket, of which only is known who held which GPU and who was heard: errors of a job are put down to
+        one by it."""
+        self._tell(bucket.end_ms + LAG_MS)
+        self.senses.hear(bucket)
+
+    def judged(self, now_ms: int, events: tuple[Event, ...]) -> None:
+        """Events that were judged while this is under way, by other senses."""
+        self._since.append((now_ms, events))
+
+    def returned(self, now_ms: int, node: str) -> None:
+        """Likewise a node that came back to service."""
+        self._since.append((now_ms, node))
+
+    def finish(self) -> None:
+        """After the newest bucket."""
+        self._tell(None)
+        for at_ms, what in self._since:
+            if isinstance(what, str):
+                back(self.senses, what, at_ms)
+            else:
+                self._note(self.senses.detect(self.senses.window(False, what), at_ms))
+        self._since.clear()
+
+    def _tell(self, before_ms: int | None) -> None:
+        """Events up to a time, those together that came together, as they do live."""
+        while self._told and (before_ms is None or self._told[0][0] <= before_ms):
+            first_ms, event = self._told.popleft()
+            together, newest_ms = [event], first_ms
+            while self._told and (before_ms is None or self._told[0][0] <= before_ms):
+                if self._told[0][0] - first_ms > TOGETHER_MS:
+                    break
+                newest_ms, event = self._told.popleft()
+                together.append(event)
+            self._note(self.senses.detect(self.senses.window(False, tuple(together)), newest_ms))
+
+    def _note(self, findings: Iterable[Finding]) -> None:
+        """What ended in the time that a restart reads again: told with the first bucket, unless it began anew."""
+        for finding in findings:
+            key = finding.detector, finding.kind, self._subject_of(finding)
+            if finding.cleared:
+                self.over[key] = finding
+            else:
+                self.over.pop(key, None)
+
+
+def back(senses: Senses, node: str, now_ms: int) -> None:
+    """A node is back in service: an error of it from now on is a new one."""
+    state = senses.states.get(xid.NAME)
+    if isinstance(state, State):
+        back_in_service(state, node, now_ms, xid.BURST_GAP_MS)
+
+
+def dealt_with(event: Event, returned: Mapping[str, Duty]) -> Event:
+    """An error that is told late (no agent ran, or no collector) and was before its node's return to service is what
+    the node was mended of: noted like all backlog, or the node would go out again for it."""
+    late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
+    duty = returned.get(event.node) if late else None
+    if duty is None or event.ts_ms >= duty.ts_ms or event.kind is EventKind.LIFECYCLE:
+        return event
+    return replace(event, backlog=True)

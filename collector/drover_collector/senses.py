@@ -1,0 +1,107 @@
+"""What the detectors know of a fleet: the newest buckets, who was heard when, and the state of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.buckets import Bucket
+from drover_collector.detectors import Detector
+from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.risk_model import Troubles
+from drover_collector.detectors.robust import Bools
+from drover_collector.detectors.window import Buckets, Window
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.events import Event, Finding, Member
+
+WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
+UNHEARD_BUCKETS = 3  # without a row: the health is unknown
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A detector that raised; it is asked again at the next call."""
+
+    count: int = 0
+    newest: str = ""
+
+
+class Senses:
+    """
+    Args:
+        inventory, past: what nodes told of themselves, and went through; others add to them.
+    Attributes:
+        states: detector -> what it keeps. troubles: detector -> what went wrong inside it, and how often.
+        seconds: detector -> time spent in it, for metrics; nothing is judged by it.
+    """
+
+    def __init__(
+        self,
+        index: FleetIndex,
+        detectors: Sequence[Detector],
+        started_ms: int,
+        inventory: Inventory,
+        past: Troubles,
+        troubles: dict[str, Trouble],
+        seconds: dict[str, float],
+    ) -> None:
+        self.index, self.detectors, self.started_ms = index, detectors, started_ms
+        self.inventory, self.past, self.troubles, self.seconds = inventory, past, troubles, seconds
+        self.states: dict[str, object] = {}
+        self.buckets = Buckets(WINDOW_BUCKETS)
+        self._node_heard_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)
+        self._gpu_heard_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
+        self._newest_end_ms = 0
+
+    def afresh(self) -> Senses:
+        """Those of a fleet of which nothing was heard yet."""
+        return Senses(
+            self.index, self.detectors, self.started_ms, self.inventory, self.past, self.troubles, self.seconds
+        )
+
+    def window(self, fresh: bool, events: tuple[Event, ...] = ()) -> Window:
+        return Window(self.index, self.buckets.all(), fresh, events, self.started_ms, self.inventory, self.past)
+
+    def hear(self, bucket: Bucket) -> None:
+        self.buckets.append(bucket)
+        self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
+        per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
+        self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
+        self._newest_end_ms = bucket.end_ms
+
+    def detect(self, window: Window, now_ms: int) -> list[Finding]:
+        found: list[Finding] = []
+        for detector in self.detectors:
+            began = time.perf_counter()
+            try:
+                findings, self.states[detector.name] = detector.detect(window, self.states.get(detector.name), now_ms)
+            except Exception as error:  # noqa: BLE001  # one detector's bug must not blind the others; it is counted and shown
+                trouble = self.troubles.setdefault(detector.name, Trouble())
+                trouble.count += 1
+                trouble.newest = f"{type(error).__name__}: {error}"
+                continue
+            finally:
+                self.seconds[detector.name] += time.perf_counter() - began
+            found += findings
+        return found
+
+    def heard_ms(self, member: Member) -> int:
+        """How much time the newest bucket tells of a node or GPU; 0 when it was silent."""
+        node, slot = member
+        n, g = self.index.node_number.get(node), None if slot is None else self.index.gpu(node, slot)
+        at = 0 if n is None else int(self._node_heard_ms[n] if g is None else self._gpu_heard_ms[g])
+        newest = self.buckets.all()[-1:]
+        return newest[0].length_ms if newest and at >= newest[0].end_ms else 0
+
+    def heard_lately(self) -> tuple[Bools, Bools]:
+        """bool [N] and [G]."""
+        newest = self.buckets.all()[-1:]
+        after = self._newest_end_ms - UNHEARD_BUCKETS * (newest[0].length_ms if newest else 0)
+        return (
+            (self._node_heard_ms > after) & (self._node_heard_ms > 0),
+            (self._gpu_heard_ms > after) & (self._gpu_heard_ms > 0),
+        )
