@@ -252,7 +252,7 @@ def _fill(ballast: Path, disk: Path, left: int) -> None:
 
 def damaged(site: Site, rng: random.Random) -> dict[str, Any]:
     """Bits flipped in the largest part of the samples: told with table and time, the rest answers, new rows go in."""
-    largest = max(_active(site.store), key=_weight)
+    largest = max(active_parts(site.store), key=weight)
     # What each read of samples reads.
     file = next(name for name in (largest / "ts.bin", largest / "data.bin") if name.exists())
     data, span = bytearray(file.read_bytes()), (largest / "minmax_ts.idx").read_bytes()
@@ -298,7 +298,7 @@ def _until(true: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _active(store: Path) -> list[Path]:
+def active_parts(store: Path) -> list[Path]:
     """Parts of samples; not those that a merge has replaced, which stay for some minutes."""
     parts = [file.parent for file in store.glob("store/*/*/*/minmax_ts.idx")]
 
@@ -309,7 +309,7 @@ def _active(store: Path) -> list[Path]:
     return [part for part in parts if not any(covers(other, part) for other in parts)]
 
 
-def _weight(part: Path) -> int:
+def weight(part: Path) -> int:
     return sum(file.stat().st_size for file in part.iterdir())
 
 

@@ -19,7 +19,8 @@ from typing import Any, TextIO
 
 from drover_agent import uplink
 from drover_agent.agent import Agent
-from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.clock import Clock
+from drover_agent.config import AgentConfig, SpoolConfig, TlsConfig
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
@@ -35,7 +36,15 @@ READY = "agents run"
 class Journaled:
     """An agent and its journal."""
 
-    def __init__(self, folder: Path, node: str, address: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        addresses: tuple[str, ...],
+        *,
+        tls: TlsConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.node = node
         self._entities = [
             Entity(Scope.GPU, f"{node}-S{gpu}", gpu, uuid=f"GPU-{node}-{gpu}", serial=f"{node}-S{gpu}")
@@ -46,9 +55,10 @@ class Journaled:
         self._ticks = 0
         spool = SpoolConfig(dir=str(folder / node))
         config = AgentConfig(
-            node=node, collectors=(address,), batch_s=1.0, hardware="none", kmsg_enabled=False, spool=spool
-        )
-        self.agent = Agent(config, node, {})
+            node=node, collectors=addresses, batch_s=1.0, hardware="none", kmsg_enabled=False, spool=spool,
+            tls=tls or TlsConfig(),
+        )  # fmt: skip
+        self.agent = Agent(config, node, {}, clock=clock)
         self._wrap(self.agent.spool)
 
     def _wrap(self, spool: Any) -> None:
@@ -64,10 +74,10 @@ class Journaled:
             if told.HasField("event") and told.event.code == "oom":
                 spool.when_kept(lambda: self._note("E", told.event.message))
 
-        def acknowledged(lane: int, seq: int) -> None:
+        def acknowledged(lane: int, seq: int) -> Any:
             if seq > spool.held.get(lane, 0):
                 self._note("A", lane, seq)
-            ack(lane, seq)
+            return ack(lane, seq)
 
         spool.add_batch, spool.add_record, spool.ack = batch, record, acknowledged
 
@@ -91,7 +101,7 @@ class Journaled:
 async def run(folder: Path, address: str, nodes: int, period_s: float) -> None:
     """Until SIGTERM; then what waits is delivered first."""
     uplink.FIRST_PAUSE_S, uplink.LONGEST_PAUSE_S = PAUSES_S
-    agents = [Journaled(folder, name(number), address) for number in range(nodes)]
+    agents = [Journaled(folder, name(number), (address,)) for number in range(nodes)]
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     tasks = [asyncio.create_task(agent.agent.run()) for agent in agents]

@@ -1,0 +1,1 @@
+"""What `chaos.py` is made of: the processes, the faults, and what must be true afterwards."""
