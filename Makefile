@@ -7,7 +7,7 @@ SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes dist proto test-rollout clean
+.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -61,6 +61,9 @@ bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's
 
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
+
+chaos: $(VENV)/dev.stamp ## forty faults under a running fleet, and docs/chaos.md anew (root, for all of them; ten minutes)
+	@$(BIN)/python benchmarks/chaos.py --write docs/chaos.md
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
 	@$(BIN)/python ansible/dist.py $(ARGS)
