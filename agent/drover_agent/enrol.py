@@ -198,6 +198,7 @@ def _take(
     """Check what was issued, then put it in its place: the key first (docs/security.md)."""
     files = {"agent.key": key, "agent.pem": answer["certificate"], "ca.pem": answer["ca"]}
     for name, text in files.items():
+        (work / name).touch(0o600)
         (work / name).write_text(text)
     try:
         own = x509.read(work / "ca.pem", work / "agent.pem", work / "agent.key").own

@@ -81,8 +81,11 @@ def serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     host, _, port = args.listen.rpartition(":")
     desk = Desk(args.dir, args.days)
+    certs.read_certificate(args.cert)
+    if not (key := certs.key_path(args.cert)).exists():
+        raise CliError(f"{key} is not there; it lies beside {args.cert}, of `drover certs issue collector`")
     try:
-        server = EnrolmentServer((host.strip("[]"), int(port)), desk, args.cert, certs.key_path(args.cert))
+        server = EnrolmentServer((host.strip("[]"), int(port)), desk, args.cert, key)
     except ssl.SSLError as error:
         raise CliError(f"{args.cert} and its key cannot be used ({error.reason}); issue them anew") from None
     except OSError as error:

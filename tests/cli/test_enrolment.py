@@ -269,6 +269,7 @@ def of_node(folder: Path, service: Service, ends_in: timedelta) -> x509.TlsFiles
     files = service.fleet.issue("agent", NODE, ends_in=ends_in)
     for source, name in zip(files.paths, ("ca.pem", "agent.pem", "agent.key"), strict=True):
         (folder / name).write_bytes(source.read_bytes())
+        (folder / name).chmod(0o600)
     return read(folder)
 
 
@@ -320,6 +321,14 @@ def test_tokens_are_made_by_a_command(service: Service, capfd: pytest.CaptureFix
     assert service.ask("/v1/enrol", {"node": NODE, "token": made[0]["token"], "csr": csr()})[0] == 200
     assert drover([*words, NODE, "--hours", "10000"]) == 2
     assert drover([*words, "a/b"]) == 2
+
+
+def test_a_service_without_its_own_certificate_says_which(service: Service, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["certs", "serve", "--dir", str(service.fleet.folder), "--cert"]
+    assert drover([*words, "none.pem"]) == 2
+    assert "none.pem: No such file" in capfd.readouterr().err
+    assert drover([*words, str(service.fleet.ca), "--listen", "127.0.0.1:1", "--days", "400"]) == 2
+    assert "--days 400" in capfd.readouterr().err
 
 
 def test_tokens_that_ended_long_ago_are_forgotten(service: Service) -> None:
