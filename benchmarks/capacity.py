@@ -1,0 +1,137 @@
+"""What machine a fleet needs: docs/capacity.md, computed out of figures that other scripts measured.
+
+Each figure stands here with the words of the document that has it and the script that measured it; a test finds these
+words there, so that a figure measured anew is carried over. Nothing is measured here.
+
+    python benchmarks/capacity.py --write docs/capacity.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+DAYS = 30  # store.retention_days as shipped
+GPUS_A_NODE = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """
+    Attributes:
+        value: in `unit`.
+        words: of the document, which hold the value.
+    """
+
+    value: float
+    unit: str
+    script: str
+    document: str
+    words: str
+
+
+MEASURED = {
+    "cores at 1,000 GPUs": Figure(0.06, "cores", "bench_ingest.py", "scale.md", "| 1,000 | 52,000 | 0.06 cores |"),
+    "cores at 10,000 GPUs": Figure(0.49, "cores", "bench_ingest.py", "scale.md", "| 10,000 | 501,000 | 0.49 cores |"),
+    "cores at 100,000 GPUs": Figure(
+        1.69, "cores", "bench_ingest.py", "scale.md", "| 100,000 | 5,430,000 | 1.69 cores |"
+    ),
+    "CPU of a message": Figure(
+        0.5, "ms", "bench_ingest.py", "scale.md", "417 messages a second cost 0.2 cores of receiving"
+    ),
+    "memory at 20,000 GPUs": Figure(
+        1040, "MiB", "bench_soak.py", "scale.md", "stood at 790 to 1,040 MiB and grew by 52 MiB an hour"
+    ),
+    "memory at 100,000 GPUs": Figure(1.7, "GiB", "bench_ingest.py", "scale.md", "1.7 GiB at most and 1.5 GiB"),
+    "memory of a stream": Figure(
+        109, "KiB", "bench_ingest.py", "scale.md", "109 KiB and stays there; not compressed it took 174 KiB"
+    ),
+    "what the collector keeps of it": Figure(10, "KiB", "bench_ingest.py", "scale.md", "keeps about 10 KiB more"),
+    "disk of a GPU": Figure(1.2, "MB a day", "bench_bytes.py", "storage.md", "about 1.2 MB per GPU and day"),
+    "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
+    "wire of a node": Figure(0.69, "kB/s", "bench_agent.py", "sources.md", "0.69 kB a second"),
+    "CPU of an agent": Figure(8.5, "ms a second", "bench_agent.py", "sources.md", "8.5 ms a second"),
+    "memory of an agent": Figure(41.2, "MiB", "bench_agent.py", "sources.md", "41.2 MiB, of which 25.3 anonymous"),
+}
+SIZES = (64, 1_000, 10_000, 100_000)
+BATCH_S = 5.0  # as shipped
+
+
+def value(name: str) -> float:
+    return MEASURED[name].value
+
+
+def cores(gpus: int) -> float:
+    """Of samples, on the line between the measured sizes, and of a message for each node each BATCH_S."""
+    known = [(size, value(f"cores at {size:,} GPUs")) for size in (1_000, 10_000, 100_000)]
+    if gpus <= known[0][0]:
+        samples = known[0][1]
+    else:
+        (low, a), (high, b) = next(pair for pair in pairwise(known) if gpus <= pair[1][0])
+        samples = a + (b - a) * (gpus - low) / (high - low)
+    return samples + gpus / GPUS_A_NODE / BATCH_S * value("CPU of a message") / 1000
+
+
+def memory_gib(gpus: int) -> float:
+    """That at 20,000 GPUs for all below, that at 100,000 above; and of each node's stream."""
+    base = value("memory at 20,000 GPUs") / 1024 if gpus <= 20_000 else value("memory at 100,000 GPUs")
+    stream_kib = value("memory of a stream") + value("what the collector keeps of it")
+    return base + gpus / GPUS_A_NODE * stream_kib / 2**20
+
+
+def disk_gb(gpus: int) -> float:
+    return gpus * value("disk of a GPU") * DAYS / 1000 * (1 + value("disk of rollups"))
+
+
+def page() -> str:
+    lines = [
+        "# Capacity: what machine a fleet needs",
+        "",
+        "Written by `benchmarks/capacity.py --write docs/capacity.md`: computed out of the figures below.",
+        f"All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s, detectors on, samples"
+        f" kept {DAYS} days.",
+        "",
+        "| GPUs | nodes | cores of the collector | its memory | its disk | network in |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for gpus in SIZES:
+        nodes = gpus / GPUS_A_NODE
+        lines.append(
+            f"| {gpus:,} | {nodes:,.0f} | {cores(gpus):.2f} | {memory_gib(gpus):.1f} GiB | {disk_gb(gpus):,.0f} GB |"
+            f" {nodes * value('wire of a node') * 8 / 1000:,.2f} Mbit/s |"
+        )
+    lines += [
+        "",
+        "Give twice the cores and the memory: a restart, an outage that is caught up and a store that merges need more",
+        "for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over several collectors",
+        "([cluster](cluster.md)). An agent takes"
+        f" {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB on its node,",
+        "and up to `spool.max_bytes` of its disk. Sizes between are on the line between; the sum of samples and messages is",
+        "computed, not run ([scale](scale.md)).",
+        "",
+        "| figure | value | measured by | stands in |",
+        "| --- | ---: | --- | --- |",
+    ]
+    for name, figure in MEASURED.items():
+        stands = f"[{figure.document}]({figure.document})"
+        lines.append(f"| {name} | {figure.value:g} {figure.unit} | `benchmarks/{figure.script}` | {stands} |")
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="put the page there")
+    args = parser.parse_args(argv)
+    if args.write:
+        args.write.write_text(page(), "utf-8")
+    else:
+        print(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

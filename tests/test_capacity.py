@@ -1,0 +1,33 @@
+"""The capacity table follows from measured figures, and each of these stands where it says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import capacity  # noqa: E402  # it lies beside the other scripts
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    written = (ROOT / "docs/capacity.md").read_text("utf-8")
+    assert written == capacity.page(), "run: .venv/bin/python benchmarks/capacity.py --write docs/capacity.md"
+
+
+def test_each_figure_stands_in_its_document() -> None:
+    for name, figure in capacity.MEASURED.items():
+        assert figure.words in (ROOT / "docs" / figure.document).read_text("utf-8"), name
+        assert (ROOT / "benchmarks" / figure.script).is_file(), name
+
+
+def test_what_is_computed() -> None:
+    assert capacity.cores(10_000) == pytest.approx(0.49 + 250 * 0.0005)
+    assert capacity.cores(55_000) == pytest.approx((0.49 + 1.69) / 2 + 1375 * 0.0005)
+    assert capacity.memory_gib(100_000) == pytest.approx(1.7 + 12_500 * 119 / 2**20)
+    assert capacity.disk_gb(1_000) == pytest.approx(1.2 * 30 * 1.1)
+    cells = [capacity.cores(size) for size in capacity.SIZES]
+    assert cells == sorted(cells)
