@@ -317,3 +317,72 @@ def test_boards_that_the_fleet_file_does_not_name_are_told_by_their_memory_clock
         findings, state = straggler.detect(window, state, now_ms)
         told += findings
     assert told == []
+
+
+def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_told() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["pcie_width"][[1, SLOW]] = 4
+        gpu["gpu_util_ratio"][[1, SLOW]] = 0.9
+
+    def sixteen(number: int) -> np.ndarray:
+        return np.where(np.arange(64) < 16, 0, -1).astype(np.int32)
+
+    assert {(f.node, f.gpu, f.cause) for f in run(change, jobs=sixteen)} == {("n00", 1, "pcie"), ("n01", 5, "pcie")}
+
+
+def test_a_clock_that_nothing_governs_is_told_where_no_duty_is_read() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+            del gpu[metric]
+        gpu["power_w"][:] = 500.0
+        gpu["throttle_power_us"][:] = 0.0
+        if number >= 4:
+            gpu["sm_clock_mhz"][SLOW] *= 0.7
+            gpu["power_w"][SLOW] = limit
+
+    limit = 400.0
+    assert {(f.gpu, f.cause) for f in run(change)} == {(5, "clock")}
+
+
+def test_a_node_whose_clocks_are_locked_in_a_job_of_eight_is_told() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["clock_event_reasons"][8:16] = 0x2
+        gpu["sm_clock_mhz"][8:16] *= 0.85
+        for metric in ("sm_active_ratio", "tensor_active_ratio"):
+            gpu[metric][8:16] *= 1.15
+
+    assert {(f.scope, f.node, f.cause) for f in run(change)} == {("node", "n01", "clock")}
+
+
+def a_service(number: int, gpu: Columns, node: Columns) -> None:
+    """Replicas with loads of their own; that of n01 has more to do at first than later."""
+    load = np.full(64, 0.7)
+    load[8:16] = 0.75 if number < 40 else 0.68
+    for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+        gpu[metric] *= load
+    gpu["gpu_util_ratio"][:] = load
+
+
+def test_a_replica_that_has_less_to_do_is_neither_late_nor_slow() -> None:
+    assert run(a_service, count=80) == []
+
+
+def test_a_host_at_rest_that_is_late_is_told_in_the_same_place() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 40:
+            gpu["gpu_util_ratio"][8:16] -= 0.07
+
+    assert {(f.scope, f.node, f.cause) for f in run(change, count=80)} == {("node", "n01", "host")}
+
+
+@pytest.mark.parametrize(("gpus", "told"), [(slice(8, 16), 0), (slice(8, 9), 1)], ids=["a whole node", "one GPU"])
+def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, told: int) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 40:
+            gpu["dram_active_ratio"][gpus] /= 1.1
+
+    index, state, causes = small_fleet(12), None, set()
+    for window, now_ms in play(index, 80, change):
+        found, state = straggler.detect(window, state, now_ms)
+        causes |= {(f.node, f.cause) for f in found}
+    assert causes == ({("n01", "hbm")} if told else set())

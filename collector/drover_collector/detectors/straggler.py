@@ -47,6 +47,7 @@ CLOCK_AT_FULL_POWER = 0.78  # where it draws all the power it may, like any chip
 SIGMAS = 5.0  # and this many robust deviations from the peers
 SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
 DUTY_SHARE = 0.3  # of the duty that the lower clock must have brought: 1 / ratio - 1, less what is no compute
+NODE_GPUS = 3  # judged there: with fewer, what is the node's cannot be told from what is a GPU's
 NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: told once, of the node
 AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor throttle times are read
 PRESSED_SHARE = 0.05  # of a bucket's time at the power limit: with a clock up to 22 % lower in it, 1 % in the mean
@@ -210,6 +211,13 @@ def _by_clock(look: Look, limits: _Limits, explained: Bools, unexplained: Bools)
     }
 
 
+def _with_its_node(look: Look, moved: Floats) -> Bools:
+    """GPUs that moved as their node did, as a stage of a pipeline does when steps get longer; of nodes with others."""
+    known = np.where(look.judged, moved, np.nan)
+    others = np.bincount(look.window.index.gpu_node[look.judged], minlength=look.window.index.node_count) >= NODE_GPUS
+    return np.asarray(others[look.window.index.gpu_node] & (of_node(look, known) < NODE_SHARE * moved))
+
+
 def _unbound(look: Look, free: Ints) -> Bools:
     """GPUs of which no duty is read, that compute all the time, and that neither heat nor their power limit has held
     lately: chips differ by nature only where one of these governs them, and all others run at the clock of their kind.
@@ -246,15 +254,15 @@ def _large(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str,
     sm_waited = look.sm >= WAITED_RATIO
     dram = look.ratio("dram_active_ratio")
     slow_memory = look.ratio("memory_clock_mhz") <= MEMORY_CLOCK_RATIO
-    hbm = look.lone(slow_memory & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)))
+    hbm = look.lone(slow_memory & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)), of_node=True)
     gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
     gaps = (gap >= UTIL_GAP) & ~slow_clock
     pcie_less = np.fmin(look.ratio("pcie_rx_bytes_per_s"), look.ratio("pcie_tx_bytes_per_s"))
     narrow = (look.ratio("pcie_width") < 1) | (look.ratio("pcie_generation") < 1)
-    pcie = look.lone(narrow & ((gap >= UTIL_GAP) | (pcie_less <= BANDWIDTH_RATIO)))
+    pcie = look.lone(narrow & ((gap >= UTIL_GAP) | (pcie_less <= BANDWIDTH_RATIO)), of_node=True)
     nvlink_less = np.fmin(look.ratio("nvlink_rx_bytes_per_s"), look.ratio("nvlink_tx_bytes_per_s"))
     slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, look.sm)
-    nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & slower)
+    nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & slower, of_node=True)
     host = _hosts(window, look, gaps & ~pcie & ~(duty < SAME_WORK))
     return result | {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
 
@@ -276,6 +284,7 @@ def _small(look: Look, limits: _Limits, drifts: Drifts, free: Ints) -> dict[str,
     less = drifts.told(DRAM) & (np.maximum(drifts.recent[DRAM], drifts.moved(DRAM)) <= SLOWER) & ~slow_clock & ~steady
     less &= look.has_duty
     if less.any():  # less traffic and no less work, lately and in this bucket: the HBM gives less
+        less &= ~_with_its_node(look, drifts.moved(DRAM))
         less &= drifts.less_work(DRAM) <= -LIGHTER * drifts.moved(DRAM)
         less &= drifts.less_work(DRAM, newest=True) <= -LIGHTER * drifts.last[DRAM]
         less = look.lone(less)
