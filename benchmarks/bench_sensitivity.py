@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 from collections import defaultdict
@@ -92,7 +93,9 @@ def svg(title: str, x_label: str, y_label: str, xs: Sequence[str], lines: Mappin
     width, height, left, top, right, low = 720, 380, 64, 44, 170, 52
     colours = ("#0b6e99", "#c2410c", "#4d7c0f", "#7c3aed", "#be123c", "#525252")
     known = [y for ys in lines.values() for y in ys if y is not None]
-    most = 1.0 if max(known, default=1.0) <= 1.0 else max(known) * 1.1
+    highest = max(known, default=1.0)
+    step = 10.0 ** math.floor(math.log10(max(highest, 1.0) / 5))
+    most = 1.0 if highest <= 1.0 else 5 * next(n * step for n in (1, 2, 5, 10) if 5 * n * step >= highest)
 
     def at(i: int, y: float) -> tuple[float, float]:
         wide = (width - left - right) / max(1, len(xs) - 1)
@@ -102,7 +105,7 @@ def svg(title: str, x_label: str, y_label: str, xs: Sequence[str], lines: Mappin
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         ' font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="24" font-size="15">{title}</text>',
-        f'<text x="{left}" y="{height - 10}">{x_label}</text><text x="6" y="{top - 6}">{y_label}</text>',
+        f'<text x="{left}" y="{height - 10}">{x_label}</text><text x="6" y="{top - 14}">{y_label}</text>',
     ]
     for k in range(6):
         x, y = at(0, most * k / 5)
