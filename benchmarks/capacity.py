@@ -92,8 +92,8 @@ def page() -> str:
         "# Capacity: what machine a fleet needs",
         "",
         "Written by `benchmarks/capacity.py --write docs/capacity.md`: computed out of the figures below.",
-        f"All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s, detectors on, samples"
-        f" kept {DAYS} days.",
+        f"All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s, detectors on,",
+        f"samples kept {DAYS} days.",
         "",
         "| GPUs | nodes | cores of the collector | its memory | its disk | network in |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -109,8 +109,8 @@ def page() -> str:
         "Give twice the cores and the memory: a restart, an outage that is caught up and a store that merges need more",
         "for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over several collectors",
         "([cluster](cluster.md)). An agent takes"
-        f" {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB on its node,",
-        "and up to `spool.max_bytes` of its disk. Sizes between are on the line between; the sum of samples and messages is",
+        f" {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB on its node",
+        "and up to `spool.max_bytes` of its disk. Sizes between are on the line between; the sum of both is",
         "computed, not run ([scale](scale.md)).",
         "",
         "| figure | value | measured by | stands in |",
