@@ -41,9 +41,9 @@ class Authority:
     def save(self, folder: Path) -> None:
         """ca.crt and ca.key, and collector.crt and collector.key of a collector on 127.0.0.1."""
         (folder / "ca.crt").write_bytes(self.pem)
-        (folder / "ca.key").write_bytes(_private(self._key))
+        _write_key(folder / "ca.key", _private(self._key))
         key, certificate = self.issue("drover collector", "", ("localhost", "127.0.0.1"))
-        (folder / "collector.key").write_bytes(key)
+        _write_key(folder / "collector.key", key)
         (folder / "collector.crt").write_bytes(certificate)
 
     def issue(self, common: str, uri: str, hosts: Sequence[str] = ()) -> tuple[bytes, bytes]:
@@ -58,6 +58,12 @@ class Authority:
         built = built.add_extension(x509.SubjectAlternativeName(names), critical=False)
         signed = built.sign(self._key, hashes.SHA256())
         return _private(self._leaf), signed.public_bytes(serialization.Encoding.PEM)
+
+
+def _write_key(path: Path, pem: bytes) -> None:
+    """For its owner only: a collector takes no other."""
+    path.touch(0o600)
+    path.write_bytes(pem)
 
 
 def _name(common: str) -> x509.Name:

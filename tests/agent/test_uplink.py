@@ -176,6 +176,7 @@ class HeldClock(SystemClock):
     """The machine's clock, with a steady time that stands still until it is moved."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.steady_s = 100.0
 
     def monotonic(self) -> float:

@@ -59,6 +59,7 @@ class MovableClock(SystemClock):
     clock alone, as a wrong or corrected clock does, and as a suspended machine finds it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._wall_ms, self._steady_s = 0, 0.0
 
     def now_ms(self) -> int:
