@@ -68,8 +68,8 @@ class Fleet:
         command = ["/opt/drover/bin/drover", *args, "--json", "--collector=localhost:7302", *tls]
         return [json.loads(line) for line in self.head.ssh(*command).splitlines()]
 
-    def told(self, node: str, from_ms: int, to_ms: int) -> list[int]:
-        """Times of a node's samples in the store, ms."""
+    def told(self, node: str, metric: str, from_ms: int, to_ms: int) -> list[tuple[int, float]]:
+        """(time in ms, value) of a node's samples in the store, as they were taken."""
         authority = self.folder / "authority"
         credentials = grpc.ssl_channel_credentials(
             *(
@@ -78,14 +78,27 @@ class Fleet:
             )
         )
         request = pb.SeriesRequest(
-            scope="node", targets=[pb.SeriesTarget(node=node)], metrics=["load1"], from_ms=from_ms, to_ms=to_ms,
+            scope="node", targets=[pb.SeriesTarget(node=node)], metrics=[metric], from_ms=from_ms, to_ms=to_ms,
             max_points=100_000,
         )  # fmt: skip
         with grpc.secure_channel("localhost:7302", credentials) as channel:
             reply = FleetStub(channel).QuerySeries(request, timeout=30)
+        if not reply.series:
+            return []
         assert reply.step_ms <= 1000
         values = np.frombuffer(reply.series[0].values, "<f4")
-        return [int(ts) for ts in np.frombuffer(reply.ts_ms, "<i8")[~np.isnan(values)]]
+        return [
+            (int(ts), float(value)) for ts, value in zip(np.frombuffer(reply.ts_ms, "<i8"), values, strict=True)
+            if not np.isnan(value)
+        ]  # fmt: skip
+
+    def unread(self, node: str, from_ms: int, to_ms: int) -> int:
+        """Samples that the agent itself did not take: it got no CPU for a tick, or a reading failed."""
+        total = 0.0
+        for metric in ("agent_missed_ticks", "agent_read_failures"):
+            values = [value for _, value in self.told(node, metric, from_ms - 60_000, to_ms)]
+            total += sum(max(0.0, b - a) if b >= a else b for a, b in itertools.pairwise(values))
+        return round(total)
 
     def release(self, name: str, link: str = "current") -> str:
         """Version that a link of this host names."""
@@ -226,7 +239,9 @@ def test_an_agent_one_version_newer_than_its_collector_is_heard(fleet: Fleet) ->
     assert fleet.release("head", "current") == OLD
     assert fleet.heard(NEW) == {"gpu3"}
     since_ms = round(time.time() * 1000)
-    wait_until(lambda: len(fleet.told("gpu3", since_ms, since_ms + 60_000)) > 5, "samples of the newer agent", HEARD_S)
+    wait_until(
+        lambda: len(fleet.told("gpu3", "load1", since_ms, since_ms + 60_000)) > 5, "samples of the newer agent", HEARD_S
+    )
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -238,14 +253,16 @@ def test_an_upgrade_of_a_live_fleet_loses_no_sample(fleet: Fleet) -> None:
     for host in fleet.hosts:
         restarted = host.ssh("systemctl", "show", "-P", "ActiveEnterTimestamp", "--timestamp=unix", "drover-agent")
         restarted_ms = int(restarted.strip().lstrip("@")) * 1000
-        times = fleet.told(host.name, began_ms, round(time.time() * 1000) - 15_000)
+        until_ms = round(time.time() * 1000) - 15_000
+        times = [ts for ts, _ in fleet.told(host.name, "load1", began_ms, until_ms)]
         gaps = [(a, b) for a, b in itertools.pairwise(times) if b - a > GAP_MS]
         # The collector was away meanwhile, and each agent once: then alone may samples be missing, as it read none.
         assert len(times) > 20
-        assert len(gaps) <= 1, f"{host.name}: {gaps}"
-        for begins, ends in gaps:
-            assert begins - 1000 < restarted_ms < ends + 1000
-            assert ends - begins < RESTART_MS
+        away = [(a, b) for a, b in gaps if a - 1000 < restarted_ms < b + 1000]
+        assert len(away) <= 1, f"{host.name}: {gaps}"
+        assert all(b - a < RESTART_MS for a, b in away), f"{host.name}: {away}"
+        lost = sum(round((b - a) / 1000) - 1 for a, b in gaps if (a, b) not in away)
+        assert lost <= fleet.unread(host.name, began_ms, until_ms), f"{host.name}: {gaps}"
     assert fleet.release("head", "current") == fleet.release("head", "agent") == NEW
 
 
@@ -278,7 +295,9 @@ def test_rollback_by_hand_and_again(fleet: Fleet) -> None:
         assert fleet.heard(OLD) == set(NAMES[1:])
     assert changed(text) == dict.fromkeys(NAMES[1:], 0), text
     since_ms = round(time.time() * 1000)
-    wait_until(lambda: len(fleet.told("gpu3", since_ms, since_ms + 60_000)) > 5, "samples of the older agent", HEARD_S)
+    wait_until(
+        lambda: len(fleet.told("gpu3", "load1", since_ms, since_ms + 60_000)) > 5, "samples of the older agent", HEARD_S
+    )
 
 
 @pytest.mark.timeout(PLAY_S)
