@@ -7,6 +7,8 @@ as those of a training job do. Both run in the same minute;
 CPU is user and system time out of /proc/PID/stat. What the stand-in's calls cost counts as the agent's, so there are
 two minutes: in the first they sleep as long as real ones may take (140 us, 4.5 ms for process lists), in the second
 they keep the CPU busy as long. Prints one JSON line; the goals are for the first.
+
+With --parts the agent counts where its time goes (`agent_parts.py`), which costs some itself, and a table is printed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -234,10 +237,36 @@ class Scraper:
             raise SystemExit(f"{EXPORTER} answers {answer.status}")
 
 
+def parts_of(agent: dict[str, Any], counted: Path, seconds: float) -> dict[str, tuple[float, float]]:
+    """Part -> (ms of CPU a second, times a second); what was not counted of a thread is its rest."""
+    found = {
+        part: (spent_s / seconds * 1000, times / seconds)
+        for part, (spent_s, times) in json.loads(counted.read_text()).items()
+    }
+    threads = dict(agent["cpu_ms_per_s_by_thread"])
+    loop = sum(ms for part, (ms, _) in found.items() if part.startswith("loop: "))
+    reads = sum(ms for part, (ms, _) in found.items() if part.startswith("read: "))
+    found["loop: waiting and waking"] = threads.pop("main", 0.0) - loop, 0.0
+    found["read: waiting and waking"] = threads.pop("sources", 0.0) - reads, 0.0
+    found |= {f"thread {label}": (ms, 0.0) for label, ms in threads.items()}
+    return dict(sorted(found.items(), key=lambda row: -row[1][0]))
+
+
 def minute(
-    folder: Path, fake: FakeNvml, collector: Collector, sys_root: Path, traffic: Traffic, warm_s: int, seconds: int
+    folder: Path,
+    fake: FakeNvml,
+    collector: Collector,
+    sys_root: Path,
+    traffic: Traffic,
+    warm_s: int,
+    seconds: int,
+    *,
+    parts: bool = False,
 ) -> dict[str, Any]:
     """Both for `warm_s`, then for `seconds` that count."""
+    counted = folder / "parts.json"
+    program = [str(ROOT / "benchmarks/agent_parts.py")] if parts else ["-m", "drover_agent.main"]
+    env = os.environ | fake.env() | {"DROVER_PARTS": str(counted)}
     wire, port = Wire(collector.address), free_port()
     settings = {
         "node": name(0), "collectors": [wire.address], "hardware": "nvml", "sys_root": str(sys_root),
@@ -249,15 +278,15 @@ def minute(
         process(
             folder / "exporter.log", [EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--path.sysfs={sys_root}"]
         ) as theirs,
-        process(
-            folder / "agent.log", [sys.executable, "-m", "drover_agent.main", "run", *sets], os.environ | fake.env()
-        ) as ours,
+        process(folder / "agent.log", [sys.executable, *program, "run", *sets], env) as ours,
     ):
         wait_until(lambda: reachable("127.0.0.1", port), f"{EXPORTER} answers")
         scraper = Scraper(port)
         for _ in each_second(warm_s):
             scraper.scrape()
             traffic.second()
+        if parts:
+            os.kill(ours, signal.SIGUSR1)
         agent, exporter = Watched(ours), Watched(theirs)
         before, stored, pages = wire.sent, collector.status().samples_stored, scraper.bytes
         began_s = time.monotonic()
@@ -271,6 +300,10 @@ def minute(
         found["agent"]["wire_bytes_per_s"] = round((wire.sent - before) / spent_s)
         found["agent"]["values_stored_per_s"] = round((collector.status().samples_stored - stored) / spent_s)
         found["node_exporter"]["wire_bytes_per_s"] = round((scraper.bytes - pages) / spent_s)
+        if parts:
+            os.kill(ours, signal.SIGUSR2)
+            wait_until(counted.exists, "what was counted")
+            found["agent"]["parts"] = parts_of(found["agent"], counted, spent_s)
     found["agent"]["log_lines"] = len((folder / "agent.log").read_text().splitlines())
     cpu = found["agent"]["cpu_ms_per_s"] / found["node_exporter"]["cpu_ms_per_s"]
     return {"cpu_ratio": round(cpu, 3), "idle_ratio": round(1 - found["agent"]["cpu_ms_per_s"] / 1000, 4), **found}
@@ -317,6 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, default=60, help="that count, of each of the two minutes")
     parser.add_argument("--warm", type=int, default=20, help="seconds before them")
     parser.add_argument("--only", choices=("sleep", "spin"), help="one of the two")
+    parser.add_argument("--parts", action="store_true", help="where the agent's time goes, as a table")
     args = parser.parse_args(argv)
     if shutil.which(EXPORTER) is None:
         raise SystemExit(f"{EXPORTER} is not installed: apt-get install {EXPORTER}")
@@ -343,8 +377,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             for calls in ("sleep", "spin"):
                 if args.only in (None, calls):
                     fake.costs(spin=calls == "spin")
-                    line[calls] = minute(folder, fake, collector, sys_root, traffic, args.warm, args.seconds)
+                    line[calls] = minute(
+                        folder, fake, collector, sys_root, traffic, args.warm, args.seconds, parts=args.parts
+                    )
                     print(json.dumps(line[calls]), file=sys.stderr, flush=True)
+                    for part, (ms, times) in line[calls]["agent"].get("parts", {}).items():
+                        print(f"| {part} | {ms:.2f} | {times:.1f} |", file=sys.stderr)
     line["load1"] = os.getloadavg()[0]  # of this machine: figures of one that has more to do are worth less
     line["goals"] = {"cpu_ratio": CPU_GOAL, "rss_mib": MEMORY_GOAL_MIB, "import_s": IMPORT_GOAL_S}
     print(json.dumps(line))
