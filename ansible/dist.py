@@ -33,6 +33,7 @@ ROOT = HERE.parent
 PYTHONS = ("3.11", "3.12", "3.13")  # Debian 12, Ubuntu 24.04, Debian 13
 MACHINES = ("x86_64", "aarch64")
 GLIBCS = ("2014", "_2_17", "_2_28")  # of manylinux: Debian 10, RHEL 8 and newer
+LOADED = ("drover_agent.runtime", "drover_collector.pipeline", "drover_collector.api", "drover_cli.main")
 PIP = "pip==26.3"  # travels in the bundle: a node's Python may have none
 
 
@@ -83,7 +84,10 @@ def wheel(version: str, into: Path) -> Path:
                     raise DistError(f"{name} does not tell the version {own}, as pyproject.toml does")
                 (copy / name).write_text(text.replace(f'"{own}"', f'"{version}"', 1))
         _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(copy)])
-    return next(into.glob("drover-*.whl"))
+    made = next(into.glob("drover-*.whl"))
+    # A file that git does not know yet is not in it: seen here, and not on the first host that is upgraded.
+    _run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(made)!r}); import {', '.join(LOADED)}"])
+    return made
 
 
 def download(requirements: Iterable[str], into: Path, python: str, machine: str, *, hashed: Path | None = None) -> None:
