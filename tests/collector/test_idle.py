@@ -149,13 +149,14 @@ def test_where_small_jobs_are_the_rule_pieces_are_what_they_want() -> None:
 
 def test_it_makes_nobody_suspect_and_closes_no_other_note() -> None:
     engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
-    for number in range(BUCKETS + 12):
+    for number in range(WARN_MS // 10_000 + 12):
         bucket = training_bucket(INDEX, number)
         gpu = dict(bucket.gpu)
         gpu["gpu_util_ratio"], gpu["power_w"] = np.zeros(INDEX.gpu_count), np.full(INDEX.gpu_count, 95.0)
         outcome = engine.on_bucket(dataclasses.replace(bucket, gpu=gpu), bucket.end_ms + 7_000)
         assert outcome.decisions == ()
     assert [(i.kind, i.severity, i.action) for i in engine.incidents.values()] == [
-        (IncidentKind.IDLE, Severity.INFO, Wanted.NONE)
+        (IncidentKind.IDLE, Severity.INFO, Wanted.NONE),
+        (IncidentKind.IDLE, Severity.WARNING, Wanted.NONE),
     ]
     assert {engine.health_of(node.name)[0] for node in INDEX.nodes} == {Health.HEALTHY}
