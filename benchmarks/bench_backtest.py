@@ -1,6 +1,6 @@
 """`drover policy backtest` on a week of a 64-node fleet: seconds, and the table that a person decides on.
 
-The week is the adversary's simulation (docs/simulation.md) at one sample a minute, judged by the detectors as they are;
+The week is the adversary's simulation (docs/simulation.md) at a sample a minute, judged by the detectors as they are;
 its incidents, jobs and ground truth are a case, as an export is one. Making it takes minutes and is not timed; the
 backtest is, as the command that an operator gives. Prints one JSON line; `--table` prints the command's table first.
 `--case` keeps the case there, or takes the one that is there.
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1064, help="1000-1999: those for tuning (default 1064)")
     parser.add_argument("--faults", type=float, default=6.0, help="per 1,000 GPU-days (default 6)")
     parser.add_argument("--negatives", type=float, default=12.0, help="what only looks like one, likewise (default 12)")
+    parser.add_argument("--interval", type=float, default=60.0, help="seconds between samples, 10 to 600 (default 60)")
     parser.add_argument("--policy", default="strict", help="the new one (default strict)")
     parser.add_argument("--against", default="nvidia", help="the present one (default nvidia)")
     parser.add_argument("--case", type=Path, help="folder of the week")
@@ -89,7 +90,7 @@ def make(case: Path, args: argparse.Namespace) -> None:
     inventory = sorted(told, key=lambda row: row[0], reverse=True)
     incidents: dict[str, Incident] = {}
     events: list[Event] = []
-    for bucket, arrived in buckets(fleet, 60_000):
+    for bucket, arrived in buckets(fleet, round(1000 * args.interval)):
         due_ms = bucket.end_ms + LAG_MS
         while inventory and inventory[-1][0] <= due_ms:
             ts_ms, node, facts = inventory.pop()
