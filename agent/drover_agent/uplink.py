@@ -31,7 +31,7 @@ ANSWER_LIMIT_S = 15.0  # for a write that flow control holds back
 # All agents come at once after a restart of the collector, and a handshake that is given up has to be made again: each
 # try that fails doubles what the next one waits. A collector that works on others first says so, and is waited for.
 WELCOME_LIMIT_S, LONGEST_WELCOME_S = 60.0, 240.0
-CONNECT_LIMIT_S = 30.0  # of that, for the connection and its handshake; gRPC's own would be 20
+CONNECT_SHARE = 0.5  # of that, for a connection and its handshake, where another collector can be asked instead
 TURN_MARGIN_S = 60.0  # beyond what a collector says
 ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
 WAITED_MS = 2_000  # a Welcome that took longer was not so long on the way
@@ -170,7 +170,7 @@ class Uplink:
         self._trouble[address] = text
 
     def _channel(self, address: str, limit_s: float) -> grpc.aio.Channel:
-        connect_s = limit_s * CONNECT_LIMIT_S / WELCOME_LIMIT_S
+        connect_s = limit_s * (CONNECT_SHARE if len(self._config.collectors) > 1 else 1.0)
         options = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", round(1000 * connect_s)))  # bounds a connection's making
         if not self._tls.on:
             return grpc.aio.insecure_channel(address, options=options)

@@ -22,7 +22,7 @@ from load.messages import PERIOD_S, Pool
 WINDOW_BYTES = 8 << 20  # as agents have it
 WINDOW_MESSAGES = 256
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-ANSWER_S, LONGEST_ANSWER_S, CONNECT_S, TURN_MARGIN_S = 60.0, 240.0, 30.0, 60.0  # as agents have it
+ANSWER_S, LONGEST_ANSWER_S, TURN_MARGIN_S = 60.0, 240.0, 60.0  # as agents have it
 WAITS = (("drover-turn", "1"),)  # likewise
 AGENT_GPUS = 16  # at most, of a real node
 CONNECT_OPTIONS = (
@@ -110,8 +110,7 @@ class Stream:
         while True:
             held, welcomes, asked_s = self._held, self._welcomes, 0.0
             limit_s = min(ANSWER_S * 2 ** min(tries, 10), LONGEST_ANSWER_S) * random.uniform(0.8, 1.0)
-            connect_ms = round(1000 * limit_s * CONNECT_S / ANSWER_S)
-            options = (*CONNECT_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_ms))
+            options = (*CONNECT_OPTIONS, ("grpc.min_reconnect_backoff_ms", round(1000 * limit_s)))
             try:
                 async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
                     # As agents have it, where streams are agents' in size; else it would cost the generator a core.

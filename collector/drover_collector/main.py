@@ -84,7 +84,7 @@ AGENT_OPTIONS = (
     # All agents come at once after a restart. Beyond the defaults, 1,000 and 3,000, they would be turned away.
     ("grpc.server.max_pending_requests", 50_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
-    ("grpc.server_max_unrequested_time_in_server", 60),  # seconds; agents wait as long for their Welcome
+    ("grpc.server_max_unrequested_time_in_server", 240),  # seconds; agents wait as long for their Welcome
 )
 
 
