@@ -46,7 +46,7 @@ from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
 GPUS = 8
-READY_S = 300.0
+READY_S = 900.0
 OPEN_MS = 120_000.0
 TOLD = "told"
 PICTURE_S = 5.0  # between two pictures of a page (drover_dashboard/fleet_canvas.py)

@@ -109,7 +109,7 @@ def cli_approve(shell: Shell) -> str:
     shell.run("decisions", "--outcome", "pending_approval")
     decision = shell.line(r"\bdrain\b").split()[0]
     shell.run("approve", decision, "--why", "its job has ended")
-    return shell.line(".")
+    return shell.line("approved")
 
 
 def cli_drained(shell: Shell) -> str:

@@ -31,23 +31,23 @@ SETTLE_MS = 4_000.0  # charts come after the words
 COLOURS = 256
 
 
-def pages(fleet: Live) -> dict[str, tuple[str, str, str]]:
-    """Name -> (path, theme, words that stand there once it is drawn)."""
+def pages(fleet: Live) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """Name -> (path, theme, words that stand there once all of it is drawn)."""
+    proof = ("What to do", "Reported", "Timeline", "band: peers")
     slow = fleet.found(EXPECTED["the slow GPU"])
     cooling = fleet.found(EXPECTED["the poorly cooled GPU"])
     return {
-        "fleet": ("/", "dark", "Open incidents"),
-        "incident": (f"/incidents?id={cooling.id if cooling else ''}", "dark", "What to do"),
-        "job": (f"/job?job={fleet.job}", "light", "Its GPUs against each other"),
-        "fabric": ("/fabric", "light", "One of 16 nodes, not the switch"),
-        "thermals": ("/thermals", "dark", "hot air"),
-        "risk": ("/risk", "light", "A ranking, not a prophecy"),
-        "capacity": ("/capacity", "light", "GPU-hours that faults cost"),
-        "policy": ("/policy", "dark", "Had it enforced"),
-        "node": (f"/node?node={EMPTY}", "light", "safe to give back"),
-        "slow-gpu": (f"/incidents?id={slow.id if slow else ''}", "light", "What to do"),
-        "node-slow": (f"/node?node={SLOW[0]}&gpu={SLOW[1]}", "dark", "last heard"),
-    }
+        "fleet": ("/", "dark", ("Open incidents", "confirmed 2", "What is wrong, where", f"GPU {SLOW[1]} of node")),
+        "incident": (f"/incidents?id={cooling.id if cooling else ''}", "dark", proof),
+        "job": (f"/job?job={fleet.job}", "light", ("Its GPUs against each other", "named by an open incident")),
+        "fabric": ("/fabric", "light", ("One of 16 nodes, not the switch", "leaf02", "serves GPU")),
+        "thermals": ("/thermals", "dark", ("hot air", "r03", "Resistance")),
+        "risk": ("/risk", "light", ("A ranking, not a prophecy", "Why it stands here", "this ranking")),
+        "capacity": ("/capacity", "light", ("GPU-hours that faults cost", "GPUs of each pool, now", "leaf02")),
+        "policy": ("/policy", "dark", ("Had it enforced in", "Held back by the guard", "Rules: the first")),
+        "node": (f"/node?node={EMPTY}", "light", ("safe to give back", "What happened", "Margin to slowdown")),
+        "slow-gpu": (f"/incidents?id={slow.id if slow else ''}", "light", proof),
+    }  # fmt: skip
 
 
 def take(browser: Any, fleet: Live, name: str, folder: Path) -> int:
@@ -57,7 +57,8 @@ def take(browser: Any, fleet: Live, name: str, folder: Path) -> int:
     page = context.new_page()
     page.set_default_timeout(LIMIT_MS)
     page.goto(fleet.url + path)
-    page.get_by_text(words).first.wait_for()
+    for word in words:
+        page.get_by_text(word).first.wait_for(state="attached")
     page.wait_for_timeout(SETTLE_MS)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     context.close()

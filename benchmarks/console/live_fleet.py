@@ -42,7 +42,7 @@ FAULTS = [
     Fault("xid", "fallen_off_bus", *FALLEN, 10.0, None, 1.0),
     Fault("link", "ib_flap", FLAPPING, None, 8.0, None, 1.0),
 ]
-FOUND_S = 420.0
+FOUND_S = 900.0
 SETTINGS = """[cost]
 currency = "EUR"
 gpu_hour = 2.5
@@ -118,7 +118,7 @@ def live(folder: Path) -> Iterator[Live]:
         stack.enter_context(running(folder, "drover_dashboard.main", *options))
         stack.enter_context(
             running(
-                folder, "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}", "--interval", "2",
+                folder, "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}", "--interval", "5",
                 "--fleet", f"{folder}/fleet.toml", "--spool-dir", f"{folder}/spool", "--seed", str(SEED),
                 "--faults", f"{folder}/faults.json",
             )
