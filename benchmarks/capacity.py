@@ -110,7 +110,7 @@ def page() -> str:
         "for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over several collectors",
         "([cluster](cluster.md)). An agent takes"
         f" {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB on its node",
-        "and up to `spool.max_bytes` of its disk. Between the sizes measured it is a line; CPU of samples and of messages is",
+        "and up to `spool.max_bytes` of its disk. Between measured sizes it is a line; CPU of samples and messages is",
         "added up, not run as one ([scale](scale.md)).",
         "",
         "| figure | value | measured by | stands in |",
