@@ -189,11 +189,11 @@ class Saving:
         outcome, store = result.outcome, self._store
         steps: list[Callable[[], object]] = [
             lambda: store.write_audit(list(result.audit)),
-            lambda: store.write_findings(list(outcome.findings)),
             lambda: store.write_incidents(list(outcome.incidents)),
             lambda: store.write_decisions(list(outcome.decisions)),
             # Here, so that a drain waits for no more than this.
             *(functools.partial(self._hand, take, outcome) for take in self.takers),
+            lambda: store.write_findings(list(outcome.findings)),
             lambda: store.write_health([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
             lambda: store.write_judged(result.events),

@@ -20,6 +20,7 @@ from drover_agent.simulation.probing import Prober
 from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.run import NodeAgent
 from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.duties import gpu_hours_lost
 from drover_collector.actions.scontrol import Scontrol, SlurmNode
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm import SlurmActuator
@@ -28,7 +29,18 @@ from drover_collector.pipeline import Pipeline
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto.events import Act, ActionState, Health, Incident, IncidentKind, ProbeReason, Severity, Wanted
+from drover_proto.events import (
+    Act,
+    ActionState,
+    Event,
+    EventKind,
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeReason,
+    Severity,
+    Wanted,
+)
 from drover_proto.fleet import JobSpec
 from testbed.deciding import policy
 from testbed.ingest import Collector
@@ -41,6 +53,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 NODE, GPU = "r01n02", 5
 MINUTES = 6.0
+HOUR_MS = 3_600_000
 SLOW_S = 40.0  # Slurm's commands, on a machine that has other work
 
 
@@ -94,6 +107,14 @@ class Site:
     def incident(self) -> Incident:
         (found,) = [i for i in self.pipeline.incidents.values() if (i.node, i.gpu) == (NODE, GPU)]
         return found
+
+    async def fatal_xid(self) -> None:
+        now_ms = self.collector.now_ms
+        event = Event(f"{NODE}/79", now_ms, NODE, 2, EventKind.XID, "79", "fell off the bus", received_ms=now_ms)
+        self.store.write_events([event])
+        self.pipeline.take_events([event])
+        judge = self.pipeline._judge
+        await asyncio.to_thread(lambda: judge.submit(self.pipeline.judge_events).result(SLOW_S))
 
     def node(self) -> SlurmNode:
         return self.slurm.nodes([NODE])[NODE]
@@ -159,12 +180,23 @@ async def test_a_straggler_is_confirmed_drained_repaired_validated_and_resumed(
         assert f"GPU {GPU} of {NODE}" in at.desk.duties[NODE].reason
         stages = [duty.stage for duty in store.duty_history(NODE)]
         assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR]
+        at.collector.now_ms += HOUR_MS  # the repair
         at.agent.prober = Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001)
         await asyncio.to_thread(at.desk.resume, NODE, "GPU replaced", "ann", False)
         await at.stage(Health.HEALTHY)
         assert "DRAIN" not in at.node().states
         assert at.desk.duties[NODE].reason.startswith("passed its validation: ")
         await until(lambda: at.incident().closed_ms is not None, "its incident is over")
-    assert [(a.action, a.state) for a in store.actions(node=NODE)] == [
-        (Act.DRAIN, ActionState.DONE), (Act.RESUME, ActionState.DONE),
+        lost = gpu_hours_lost(store.duty_history(NODE), 8, at.collector.now_ms)
+        assert lost == pytest.approx(8.0, abs=0.5), "eight GPUs for the hour of the repair"
+        at.collector.now_ms += 3 * HOUR_MS
+        await at.fatal_xid()  # another fault of the same node, three hours later
+        await until(lambda: at.desk.duties[NODE].stage is not Health.HEALTHY, "it is out again", SLOW_S)
+        again = at.desk.duties[NODE]
+        assert again.returns == 1
+        assert again.reason.startswith("out again 0.1 days after it came back: xid/xid_79: ")
+        assert again.incident_id not in ("", suspect.id)
+        assert at.node().reason.startswith(f"drover:{again.incident_id}: ")
+    assert [(a.action, a.state) for a in store.actions(node=NODE)][:3] == [
+        (Act.DRAIN, ActionState.DONE), (Act.RESUME, ActionState.DONE), (Act.DRAIN, ActionState.DONE),
     ]  # fmt: skip

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 ADVICES = (Act.ADVISE, Act.UNADVISE)
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
+MOST_MADE = 20_000  # actions remembered: a decision may be handed over again until all of its outcome is stored
 UNBEGUN_MS = 3_600_000  # how far back decisions are looked for that a stop left without an intent
 STOP_S = 15.0  # for an effect under way
 
@@ -100,6 +101,8 @@ class ActionDesk:
         self._commands = Commands(config)
         self._workers: dict[str, Worker] = {}
         self._intents: Intents | None = None  # while this one acts
+        self._made: dict[str, Action] = {}  # actions by id, as they were made since the start
+        self._began_ms = 0
 
     # ---- life
 
@@ -116,6 +119,8 @@ class ActionDesk:
         if self.config.mode == "observe":
             return
         self.duties = self.store.duties()
+        self._began_ms = self.now_ms()
+        self._made.clear()
         self.advices.clear()
         self._away.clear()  # who judges does not know it yet
         for action in self.store.actions(acts=ADVICES):
@@ -182,9 +187,11 @@ class ActionDesk:
         wishes = [wish(d, fresh.get(d.incident_id) or known.get(d.incident_id)) for d in decisions]
         intents.put([wished for wished in wishes if wished is not None])
 
-    def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action:
+    def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0) -> Action:
         """The action of this `seed` (a decision's id, or what else makes it one); it is begun if it is new.
 
+        Args:
+            since_ms: when that was made: of what was made since the start only this process knows.
         Raises:
             StoreError: it could not be stored, or this collector is not the active one.
         """
@@ -194,7 +201,10 @@ class ActionDesk:
             if not workers:  # else it would be stored as one that nobody can do, and never be done
                 raise StoreError("this collector does not act any more")
             worker = self._worker_of(node, act, workers)
-            if found := next(iter(self.store.action_history(id_)[-1:]), None):
+            found = self._made.get(id_)
+            if found is None and since_ms <= self._began_ms:
+                found = next(iter(self.store.action_history(id_)[-1:]), None)
+            if found is not None:
                 return found
             # Not that of another incident, nor a person's: it is not done when that incident ends before.
             key = node, act, incident
@@ -211,10 +221,17 @@ class ActionDesk:
             if worker is None:
                 made = replace(made, state=ActionState.FAILED, detail="no actuator has this node's pool")
                 self.store.write_actions([made])
-                return made
+                return self._remember(made)
             self.store.write_actions([made])
+            self._remember(made)
             self.step("intended")
             worker.add(made, fresh=True)
+        return made
+
+    def _remember(self, made: Action) -> Action:
+        self._made[made.id] = made
+        if len(self._made) > MOST_MADE:
+            del self._made[next(iter(self._made))]
         return made
 
     def drain(self, node: str, act: Act, why: str, by: str) -> Action:

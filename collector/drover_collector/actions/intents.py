@@ -29,6 +29,7 @@ class Wish(NamedTuple):
     incident: str
     why: str
     by: str
+    since_ms: int = 0  # when it was decided
 
 
 def wish(decision: Decision, incident: Incident | None) -> Wish | None:
@@ -37,7 +38,7 @@ def wish(decision: Decision, incident: Incident | None) -> Wish | None:
     if decision.outcome != "act" or act is None:
         return None
     why = decision.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
-    return Wish(decision.node, act, decision.id, decision.incident_id, why, "drover")
+    return Wish(decision.node, act, decision.id, decision.incident_id, why, "drover", decision.ts_ms)
 
 
 class Intents:
