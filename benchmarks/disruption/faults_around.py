@@ -119,7 +119,7 @@ def console_killed(run: Run) -> Steps:
     console = Process(run.folder / "console.log", *words)
     run.until(answers, 60, "the console answers")
     console.kill()
-    run.must(not run.place.well(), "the fleet does not notice")
+    run.until(lambda: not run.place.well(), PATIENT_S, "the fleet does not notice")
     console = Process(run.folder / "console.log", *words)
     yield answers
     console.kill()
