@@ -48,7 +48,8 @@ def judged(
     against += [f"Its probes of {iso(v.ts_ms)} failed: {v.text}" for v in failed]
     passed = bool(newest) and all(verdict.passed for verdict in newest)
     if passed:
-        told.append(f"Its probes of {iso(newest[-1].ts_ms)}, since it was taken out, passed: {newest[-1].text}")
+        whole = next((v for v in newest if v.gpu is None), newest[-1])
+        told.append(f"Its probes of {iso(whole.ts_ms)}, since it was taken out, passed: {whole.text}")
     elif not newest:
         told.append("It was not probed since it was taken out: nothing proves that it is well.")
     elif not failed:

@@ -90,7 +90,7 @@ def safe(look: pb.ActPreview, who: view.Viewer, key: str = "form") -> None:
     gate = (
         f"It has to pass its {look.validates} probes first." if look.validates else "It gets jobs at once: no probes."
     )
-    kind = "summary" if look.HasField("safe") and look.safe else "trouble"
+    kind = "todo" if look.HasField("safe") and look.safe else "trouble"
     view.notice(f"safe_{key}", kind, "\n".join([f"{verdict} {gate}", *(who.told(text) for text in look.grounds)]))
 
 
