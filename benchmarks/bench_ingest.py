@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def figures(run: Run) -> dict[str, Any]:
         "backoffs": round(end.total("backoffs")),
         "turns": round(end.total("turns")),
         "sent_away": round(end.total("sent_away")),
-        "reasons": {k: v for generator in run.last for k, v in generator.get("reasons", {}).items()},
+        "reasons": dict(sum((Counter(generator.get("reasons", {})) for generator in run.last), Counter[str]())),
         "troubles": list(last.status.troubles)[:5] if last.status is not None else ["no Status"],
     }  # fmt: skip
 

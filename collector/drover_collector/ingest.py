@@ -173,6 +173,8 @@ class Ingest:
             raise
         finally:
             self._admission.leave(session)
+            if not session.node:
+                session.hello_came_ms = 0  # it was no Hello, which is still to come in time
 
     async def _take(self, session: Session, raw: Any) -> bool:
         """Whether there was a message: bytes, else EOF."""

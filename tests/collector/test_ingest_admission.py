@@ -231,6 +231,14 @@ async def test_a_hello_that_waited_makes_no_wrong_clock(store: Store) -> None:
 
 
 @in_loop
+async def test_who_begins_with_something_else_still_has_to_say_who_it_is(store: Store) -> None:
+    async with Collector(store, Limits(hello_s=0.05, care_s=0.02)) as collector, collector.agent() as agent:
+        await agent.send(batch=batch(1, GOOD))
+        code, text = await agent.ended()
+        assert (code, "no Hello came" in text) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+
+
+@in_loop
 async def test_records_come_together(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(hello("n0")) as agent:
         assert agent.welcome.records

@@ -131,6 +131,7 @@ MESSAGE = (
     st.builds(pb.AgentMessage, hello=hellos())
     | st.builds(pb.AgentMessage, batch=BATCH)
     | st.builds(pb.AgentMessage, record=RECORD)
+    | st.builds(pb.AgentMessage, records=st.builds(pb.Records, records=st.lists(RECORD, max_size=4)))
 )
 
 
