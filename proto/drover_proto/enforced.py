@@ -28,7 +28,8 @@ def if_enforced(decisions: Iterable[Decision], over: str) -> tuple[str, list[Dec
         if nodes:
             did.append(f"{word} {_some(nodes)}")
     said = f"Had it enforced in {over}, Drover would by itself have {', '.join(did) or 'done nothing'}"
-    kept = list(dict.fromkeys(d.node for d in held))
+    gone = {d.node for d in done if d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)}  # for something else that is wrong
+    kept = list(dict.fromkeys(d.node for d in held if d.node not in gone))
     said += f"; the guard would have held {_some(kept)} back." if kept else "; the guard would have held nothing back."
     if refused := [d.node for d in done if d.outcome == "rejected"]:
         said += f" Of these a person rejected {_some(list(dict.fromkeys(refused)))}."

@@ -16,6 +16,7 @@ def test_what_is_done_held_and_rejected_is_told() -> None:
             decision("n1", Wanted.DRAIN, "would_act", 1), decision("n2", Wanted.DRAIN, "pending_approval", 4),
             decision("n3", Wanted.ISOLATE, "rejected", 2), decision("n4", Wanted.DRAIN, "held", 9),
             decision("n5", Wanted.PROBE, "act", 3), decision("n2", Wanted.DRAIN, "expired", 3),
+            decision("n1", Wanted.DRAIN, "held", 8),  # for another incident: it is out all the same
         ],
         "the last 7 days",
     )  # fmt: skip
@@ -23,7 +24,7 @@ def test_what_is_done_held_and_rejected_is_told() -> None:
         "Had it enforced in the last 7 days, Drover would by itself have isolated 1 node (n3), drained 2 nodes (n2,"
         " n1), probed 1 node (n5); the guard would have held 1 node (n4) back. Of these a person rejected 1 node (n3)."
     )
-    assert [d.node for d in about] == ["n2", "n5", "n2", "n3", "n1", "n4"]
+    assert [d.node for d in about] == ["n2", "n5", "n2", "n3", "n1", "n4", "n1"]
 
 
 def test_nothing_wanted_is_said_so_and_a_mass_event_is_no_node() -> None:
