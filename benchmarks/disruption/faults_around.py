@@ -148,8 +148,8 @@ def codes_since(run: Run) -> set[str]:
 
 def present(run: Run, gpu: int, metric: str = "power_w") -> bool:
     """Whether a value of the GPU is there that is no older than some seconds."""
+    since_ms = time.time_ns() // 1_000_000 - 6000  # before it is asked: an answer may take long
     detail = run.place.stub().GetNode(pb.NodeRequest(node="real"), timeout=CALL_S)
-    since_ms = time.time_ns() // 1_000_000 - 6000
     values = next((g.values for g in detail.gpus if g.gpu == gpu), [])
     return any(v.metric == metric and v.present and v.ts_ms >= since_ms for v in values)
 
