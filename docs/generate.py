@@ -132,7 +132,8 @@ def events() -> str:
 COST = """## What the agent costs
 
 `benchmarks/bench_agent.py --seconds 60` on 2 cores with nothing else to do: 8 GPUs, 8 InfiniBand ports, 1 Hz,
-everything on, values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz.
+everything on, values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. Taken
+before the last calls were saved, which side by side in the same minute on a loaded machine made it 7.45 ms of 8.27.
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
@@ -143,12 +144,26 @@ everything on, values that move as in training, on the C stand-in for NVML; besi
 | time of these imports | 0.08 s / 0.20 s | | 0.2 s |
 | on the wire to a collector, or in a scrape | 0.69 kB a second | 12.3 kB | |
 
-- Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU takes 5 calls a second (fields, SM
-  clock, temperature, utilisation, GPM's sample) and 13 more once in 10 s, in a second of its own: 51 a second for 8. A
-  call that only sleeps costs this machine 39 us of CPU: 2 ms a second (`sleep_cpu_us`).
+- Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU with GPM takes 4 calls a second
+  (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of its own:
+  about 44 a second for 8, 51 when the figures above were taken. A call that only sleeps costs this machine 30 to 39 us
+  of CPU (`sleep_cpu_us`), 1.3 to 1.7 ms a second.
+- Where the time goes, as `bench_agent.py --parts` counts it, which itself costs some; on a machine with a load of 33,
+  so that only the proportions say something:
+
+| part | ms of CPU a second |
+| --- | --- |
+| NVML, calls of a tick (32) / answers taken | 2.32 / 0.42 |
+| NVML, slow reads (0.8 GPUs a second) | 1.32 |
+| InfiniBand / host / Ethernet / who holds which GPU | 0.49 / 0.43 / 0.10 / 0.25 |
+| event loop: ticks and packing / waking / stream | 0.78 / 0.45 / 0.23 |
+| gRPC's threads | 0.48 |
+| threads for XIDs / spool / kernel log / requests | 0.20 / 0.05 / 0.04 / 0.04 |
+
 - A processor that slept in a call comes back with cold caches. So a tick makes the calls of all GPUs in a row, and
   takes what they brought afterwards.
-- A real driver is not measured. Calls that keep the CPU busy cost what they take: that is the row with spinning.
+- A real driver is not measured: `benchmarks/bench_gpu.py` does it, where there is one. Calls that keep the CPU busy
+  cost what they take: that is the row with spinning.
 - gRPC keeps as many threads as the machine has cores, 2 to 16. After each message they look for work in growing
   pauses: 0.5 to 0.7 ms a second here, 1.1 with 16 of them.
 - Resident memory counts pages of program files too. The agent unmaps those that only its start needed, after 10 s and

@@ -268,14 +268,14 @@ class KmsgReader:
             return
         gpu = self._slot_of(line.pci, line.uuid) if line.pci or line.uuid else None
         forgeable = record.facility != 0 and not self._accept_user
-        ts_ms = self._clock.wall_ms(record.us)
-        backlog = self._is_backlog(record)
+        ts_ms, age_us = self._clock.when(record.us)
+        backlog = self._is_backlog(record, age_us)
         yield NodeEvent(ts_ms, gpu, line.kind, line.code, line.message, "kmsg", backlog, 1, forgeable, where=line.where)
 
-    def _is_backlog(self, record: KernelRecord) -> bool:
+    def _is_backlog(self, record: KernelRecord, age_us: int) -> bool:
         """Whether the line is from before somebody watched, or too old to be news: an agent that was stopped, or whose
         disk hung, for so long knows no more of what was done meanwhile than one that did not run."""
-        if self._clock.age_us(record.us) > LATE_S * 1e6:
+        if age_us > LATE_S * 1e6:
             return True
         watched = not self._backlog or (self._first_new is not None and record.seq >= self._first_new)
         return not watched and not self._resumed

@@ -45,7 +45,7 @@ def may_be_suspend(text: str) -> bool:
 
 
 class LogClock:
-    """`wall_ms` of the log's lines. Call `look` before each read, so that a suspend is noticed."""
+    """`when` the log's lines were written. Call `look` before each read, so that a suspend is noticed."""
 
     def __init__(self, clocks: Callable[[], Clocks] = system_clocks, saved: Any = None) -> None:
         """`saved`: what `state` gave in an earlier run of this boot.
@@ -121,15 +121,12 @@ class LogClock:
         """A line was waited for and came: what it seems to be old is the lag of the log's clock."""
         self._lag_us = self._clocks().awake_us - us
 
-    def wall_ms(self, us: int) -> int:
-        """Milliseconds UTC at which the line with the log's time `us` was written."""
+    def when(self, us: int) -> tuple[int, int]:
+        """Milliseconds UTC at which the line with the log's time `us` was written, and how long ago that was, suspends
+        with them, in microseconds."""
         now = self._clocks()
         age_us = self._age_us(now, us)
-        return (now.wall_us - (age_us if age_us > LIVE_US else 0)) // 1000
-
-    def age_us(self, us: int) -> int:
-        """Microseconds since the line with the log's time `us` was written, suspends with them."""
-        return self._age_us(self._clocks(), us)
+        return (now.wall_us - (age_us if age_us > LIVE_US else 0)) // 1000, age_us
 
     def _age_us(self, now: Clocks, us: int) -> int:
         slept_us = next((slept for from_us, slept in reversed(self._sleeps) if us >= from_us), 0)

@@ -17,9 +17,10 @@ from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml_calls import ProcessList
 from drover_agent.sources.nvml_errors import FOR_GOOD, DriverGoneError, LostError, absence
 from drover_agent.sources.nvml_fields import GPM_METRICS, NVML_METRICS, PROCESSES_KEY, RARE_MS, SLOW_MS
+from drover_agent.sources.nvml_found import TARGETS, UTILIZATION_NAME, Found
 from drover_agent.sources.nvml_identity import Identity
 from drover_agent.sources.nvml_inventory import Inventory
-from drover_agent.sources.nvml_metrics import TARGETS, UTILIZATION_NAME, Found, Metrics
+from drover_agent.sources.nvml_metrics import Metrics
 from drover_agent.sources.nvml_mig import COMPUTE_LISTS, OF_INSTANCE, MigInstances
 from drover_proto.catalog import Absent
 from drover_proto.kinds import EventKind

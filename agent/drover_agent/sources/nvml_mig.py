@@ -11,8 +11,8 @@ from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.nvml_calls import ProcessList, Read
 from drover_agent.sources.nvml_errors import FOR_GOOD
 from drover_agent.sources.nvml_fields import GPM_METRICS, MEMORY, PROCESSES_KEY
+from drover_agent.sources.nvml_found import TARGETS, Found, Why, put_gpm
 from drover_agent.sources.nvml_gpm import Gpm
-from drover_agent.sources.nvml_metrics import TARGETS, Found, Why, put_gpm
 from drover_proto.catalog import Absent
 
 # Every metric that an instance may have.
