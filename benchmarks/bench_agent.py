@@ -372,6 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         traffic = Traffic(sys_root)
         with running(folder, Shape(1, GPUS)) as collector:
             key, certificate = Authority.load(folder).issue("agent", f"drover://agent/{name(0)}")
+            (folder / "agent.key").touch(0o600)
             (folder / "agent.key").write_bytes(key)
             (folder / "agent.crt").write_bytes(certificate)
             for calls in ("sleep", "spin"):

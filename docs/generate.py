@@ -145,9 +145,9 @@ before the last calls were saved, which side by side in the same minute on a loa
 | on the wire to a collector, or in a scrape | 0.69 kB a second | 12.3 kB | |
 
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU with GPM takes 4 calls a second
-  (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of its own:
-  about 44 a second for 8, 51 when the figures above were taken. A call that only sleeps costs this machine 30 to 39 us
-  of CPU (`sleep_cpu_us`), 1.3 to 1.7 ms a second.
+  (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of
+  its own: about 44 a second for 8, 51 when the figures above were taken. A call that only sleeps costs this machine 30
+  to 39 us of CPU (`sleep_cpu_us`), 1.3 to 1.7 ms a second.
 - Where the time goes, as `bench_agent.py --parts` counts it, which itself costs some; on a machine with a load of 33,
   so that only the proportions say something:
 
