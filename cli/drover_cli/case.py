@@ -1,16 +1,14 @@
-"""Case folders (contract 7 of the design): read, checked, and written. See docs/cases.md for the form.
+"""Case folders (contract 7 of the design): read and checked. case_writing.py writes them; docs/cases.md has the form.
 
 Anything that can be used is used; what cannot is counted and told (`Case.notes`), never guessed.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from drover_cli.case_inventory import read_inventories
 from drover_cli.case_lines import CaseError as CaseError
 from drover_cli.case_lines import read_jsonl as read_jsonl
 from drover_cli.case_probes import CaseProbes, read_probes
+from drover_cli.case_writing import KEYS
 from drover_cli.ports import with_ports
 from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
@@ -33,10 +32,6 @@ from drover_proto.times import from_iso
 CHUNK_BUCKETS = 60
 MAX_BUCKET_MS = 600_000
 FAR_ROWS = 500_000  # rows that stand no further from their place are fetched from there, others are brought in order
-
-
-# columns beside ts and node that say what a row describes
-KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"], Scope.WORKLOAD: ["workload"]}
 
 
 @dataclass(slots=True)
@@ -352,86 +347,3 @@ def _read_events(path: Path, index: FleetIndex, notes: list[str]) -> list[Event]
     if strangers:
         notes.append(f"events.jsonl: {strangers} events of nodes that fleet.json does not list were left out")
     return sorted(events, key=lambda e: e.ts_ms)
-
-
-# What a case's Parquet columns are: whole numbers where the catalog's step is 1, else floats.
-def arrow_type(metric: Metric) -> pa.DataType:
-    return pa.int64() if metric.step == 1 else pa.float64()
-
-
-class ParquetWriter:
-    """One of a case's Parquet files, written block by block."""
-
-    def __init__(self, path: Path, scope: Scope) -> None:
-        self._metrics = of_scope(scope)
-        extra = [(key, pa.uint8() if key == "gpu" else pa.string()) for key in KEYS.get(scope, [])]
-        self._schema = pa.schema(
-            [("ts", pa.timestamp("ms", "UTC")), ("node", pa.string()), *extra]
-            + [(m.name, arrow_type(m)) for m in self._metrics]
-        )
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
-
-    def write(self, keys: dict[str, Any], columns: dict[str, npt.NDArray[np.float64]]) -> None:
-        """Append rows: `keys` has ts (ms), node and gpu or link; `columns` are float64 in units, NaN where absent."""
-        count = len(keys["ts"])
-        arrays = [pa.array(keys[f.name]).cast(f.type) for f in self._schema if f.name in keys]
-        for metric in self._metrics:
-            values = columns.get(metric.name)
-            kind = arrow_type(metric)
-            if values is None:
-                arrays.append(pa.nulls(count, kind))
-                continue
-            gone = np.isnan(values)
-            if metric.step:  # at the resolution that the store has too, so that a case and a live run agree
-                values = np.rint(values / metric.step)
-                values = np.where(gone, 0, values).astype(np.int64) if metric.step == 1 else values * metric.step
-            arrays.append(pa.array(values, kind, mask=gone))
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-
-    def write_table(self, table: pa.Table) -> None:
-        """Append a table whose columns have these names (missing ones become null)."""
-        arrays = [
-            table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
-            for f in self._schema
-        ]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class NewFolder:
-    """A case folder under way: it gets its name only when it is whole, so that no half-written case is left behind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.partial = path.with_name(path.name + ".partial")
-
-    def __enter__(self) -> Path:
-        if self.path.exists():
-            raise CaseError(f"{self.path} exists; give another folder, or remove it first")
-        try:
-            self._remove()
-            self.partial.mkdir(parents=True)
-        except OSError as error:
-            raise CaseError(f"{self.partial}: {error.strerror}; choose a folder that can be written") from None
-        return self.partial
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.partial.rename(self.path)
-            return
-        self._remove()
-        if isinstance(error, OSError):
-            raise CaseError(f"{self.path}: {error.strerror or error}; nothing was kept of it") from None
-
-    def _remove(self) -> None:
-        if self.partial.exists():
-            for item in self.partial.iterdir():
-                item.unlink()
-            self.partial.rmdir()
-
-
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)

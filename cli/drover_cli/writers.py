@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from drover_cli.case import ParquetWriter, write_jsonl
+from drover_cli.case_writing import ParquetWriter, write_jsonl
 from drover_proto.catalog import Scope
 from drover_proto.events import Event
 from drover_proto.fleet import FleetSpec, dump_json

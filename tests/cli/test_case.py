@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drover_cli.case import Case, CaseError, NewFolder, ParquetWriter, read_case
+from drover_cli.case import Case, CaseError, read_case
+from drover_cli.case_writing import NewFolder, ParquetWriter
 from drover_proto.catalog import Scope
 from drover_proto.events import EventKind
 

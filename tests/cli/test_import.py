@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drover_cli.case import ParquetWriter, read_case
+from drover_cli.case import read_case
+from drover_cli.case_writing import ParquetWriter
 from drover_cli.importing import Workloads, holdings_of, load, read_absences, read_workloads
 from drover_cli.main import main
 from drover_collector.api_export import absence_row, jobs_of

@@ -53,7 +53,7 @@ def moment(text: str, now_ms: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from drover_cli.case import NewFolder
+    from drover_cli.case_writing import NewFolder
 
     now = round(time.time() * 1000)
     request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=moment(args.until, now) if args.until else now)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[tuple[str, int]]:
     import pyarrow as pa
 
-    from drover_cli.case import ParquetWriter
+    from drover_cli.case_writing import ParquetWriter
     from drover_proto.catalog import Scope
 
     writers: dict[str, ParquetWriter] = {}

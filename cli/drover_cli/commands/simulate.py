@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     with needs("simulation"):
         from drover_agent.simulation.faults import FaultsError, draw_faults, load_faults
         from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-        from drover_cli.case import NewFolder, write_jsonl
+        from drover_cli.case_writing import NewFolder, write_jsonl
         from drover_cli.simulated_probes import SimulatedProbes
         from drover_cli.writers import CaseSink
 
@@ -88,7 +88,7 @@ def _adversary(args: argparse.Namespace, started: float) -> int:
     """A case of the adversary's fleet of this seed and size."""
     from drover_agent.simulation.adversary import draw
     from drover_agent.simulation.adversary.case import write_into
-    from drover_cli.case import NewFolder
+    from drover_cli.case_writing import NewFolder
 
     if args.faults:
         raise CliError("--adversary draws its own faults; leave out --faults")
