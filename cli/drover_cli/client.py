@@ -27,6 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=Path, help="own key")
 
 
+def tls_files(args: argparse.Namespace) -> list[Path]:
+    """Authority, certificate and key, or nothing.
+
+    Raises:
+        CliError: some are given, and not all.
+    """
+    given = [args.ca, args.cert, args.key]
+    if any(given) and not all(given):
+        raise CliError("--ca, --cert and --key belong together: give all three or none")
+    return given if all(given) else []
+
+
 @contextmanager
 def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     """A stub of the collector that `args` name.
@@ -35,11 +47,9 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
         UnreachableError: nothing answers there. CliError: it answers that the request is wrong.
     """
     options = [("grpc.max_receive_message_length", 64 * 2**20)]
-    tls = [args.ca, args.cert, args.key]
+    tls = tls_files(args)
     troubles: list[str] = []
-    if any(tls):
-        if not all(tls):
-            raise CliError("--ca, --cert and --key belong together: give all three or none")
+    if tls:
         try:
             files = x509.read(*tls)
         except x509.CertificateError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import logging
 import ssl
 import sys
@@ -38,6 +39,7 @@ def add_arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--cert", type=Path, required=True, metavar="FILE", help="its own: `drover certs issue collector --host ...`"
     )
     serve.add_argument("--days", type=count, default=DAYS, help=f"how long what it issues is good (default {DAYS})")
+    serve.add_argument("--json", action="store_true", help="where it listens as one JSON object, once it does")
 
 
 def token(args: argparse.Namespace) -> int:
@@ -91,6 +93,7 @@ def serve(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CliError(f"{error.filename or args.listen}: {error.strerror}; check the path or the address") from None
     with server:
-        print(f"enrolment at {host}:{server.server_address[1]}", flush=True)
+        at = f"{host}:{server.server_address[1]}"
+        print(json.dumps({"listen": at}) if args.json else f"enrolment at {at}", flush=True)
         server.serve_forever()
     return 0

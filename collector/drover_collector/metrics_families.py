@@ -87,12 +87,8 @@ def _reporting(page: Page, facts: Facts) -> None:
 def ingest(page: Page, facts: Facts) -> None:
     stats = facts.stats
     page.gauge("drover_agents_connected", "agents with an open stream", stats.connected)
-    page.gauge(
-        "drover_openings_waiting", "agents that have connected and wait for their turn", stats.openings_waiting
-    )
-    page.counter(
-        "drover_openings_turned_away_total", "agents that were told to connect again later", stats.turned_away
-    )
+    page.gauge("drover_openings_waiting", "agents that have connected and wait for their turn", stats.openings_waiting)
+    page.counter("drover_openings_turned_away_total", "agents that were told to connect again later", stats.turned_away)
     page.counter("drover_batches_total", "batches stored", stats.batches)
     page.counter("drover_rows_total", "rows stored: one entity at one moment", stats.rows)
     page.counter("drover_samples_total", "samples stored: values that were present", stats.samples)

@@ -49,6 +49,8 @@ def options(words: tuple[str, ...]) -> set[str]:
 
 COMMANDS = list(leaves(build_parser()))
 ASKING = [(words, more) for words, more in COMMANDS if "--collector" in options(words)]
+# A collector that is not there is what the doctor finds, beside other things: an answer, not the end.
+NEEDING = [(words, more) for words, more in ASKING if words != ("doctor",)]
 
 
 def ident(value: object) -> str:
@@ -64,7 +66,7 @@ def test_every_command_speaks_json(words: tuple[str, ...], _: list[str]) -> None
     assert "--json" in options(words)
 
 
-@pytest.mark.parametrize(("words", "more"), ASKING, ids=ident)
+@pytest.mark.parametrize(("words", "more"), NEEDING, ids=ident)
 def test_a_collector_that_is_not_there_is_3_and_one_line(
     words: tuple[str, ...], more: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

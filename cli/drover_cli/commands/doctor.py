@@ -50,13 +50,14 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
     """By name; those of the settings only where there are some that load.
 
     Raises:
-        CliError: --config names no file.
+        CliError: --config names no file, or --ca, --cert and --key are not all given.
     """
     from drover_cli.doctor import own
     from drover_cli.doctor.finding import bad, ok, unknown
     from drover_collector.config import load_config
     from drover_proto.settings import SettingsError
 
+    client.tls_files(args)
     if args.config is not None and not args.config.is_file():
         raise CliError(f"--config {args.config}: no such file; give the collector's settings, or leave it out")
     path = args.config or SETTINGS
