@@ -349,7 +349,7 @@ def trouble(kind: str, text: str) -> dict[str, Any]:
         (running.certificate, change(system={"certificate_ends_ms": NOW_MS - 1}), State.BAD, "has ended"),
         (running.certificate, change(system={"certificate_ends_ms": NOW_MS + 86_400_000 * 9}), State.WARN, "in 9.0 d"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_is_wrong_with_a_running_one(
     check: Callable[[pb.System], list[Finding]], system: pb.System, state: State, text: str
