@@ -96,7 +96,7 @@ class Agent:
 
     def accept(self, ts_ms: int, reading: Reading) -> None:
         """Take what a source read at `ts_ms`. Events leave at once, telemetry every `batch_s`."""
-        if ts_ms != self._accepted_ms:  # else of the same tick as the last one
+        if ts_ms != self._accepted_ms or self._set_back():  # else of the same tick as the last one
             self._accepted_ms = ts_ms
             self._begin(ts_ms)
         self.packer.add(ts_ms, reading)
@@ -114,8 +114,8 @@ class Agent:
 
     def _begin(self, ts_ms: int) -> None:
         """Pack what came before, where this moment belongs to another batch."""
-        ahead_ms = self._wall_ahead_ms()
-        if ahead_ms < self._ahead_ms - SET_BACK_MS:
+        back, ahead_ms = self._set_back(), self._wall_ahead_ms()
+        if back:
             log.warning("the clock was set back by %.1f s", (self._ahead_ms - ahead_ms) / 1000)
             self.flush()
             self.packer.clock_set_back()
@@ -124,6 +124,9 @@ class Agent:
         if self._window is None or not self._window - LATE_WINDOWS <= window <= self._window:
             self.flush()  # the next window, or a clock that was set back
             self._window = window
+
+    def _set_back(self) -> bool:
+        return self._wall_ahead_ms() < self._ahead_ms - SET_BACK_MS
 
     def _wall_ahead_ms(self) -> float:
         """Of the steady clock: changes by no more than its rate is adjusted, unless it is set or the machine sleeps."""

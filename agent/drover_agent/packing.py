@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 MAX_UNKNOWN = 1_000  # names remembered as told
 SHIFTS = 100  # at intervals of 0.1 s and more no two ticks meet
+LEAP_MS = 60_000  # without rows: the clock leapt, or the machine slept
+MAX_SPANS = 16  # of times that were told; of more, the two oldest become one
 
 _Values = dict[str, float]
 
@@ -24,8 +26,8 @@ class Packer:
     """What one batch will hold. Readings of several sources for the same moment and entity merge into one row.
 
     The store keeps one row for each entity and moment. So a row that comes for a second that was packed already is
-    dropped, and after the clock was set back times that were told before get a millisecond more each time round, until
-    the clock is past what it had reached.
+    dropped, and after the clock was set back times that were told before get a millisecond more each time round. Only
+    these: of a clock that was an hour ahead for ten seconds, ten seconds come again, and an hour does not.
     """
 
     def __init__(self, dictionary: Dictionary, absences: Absences, late_ms: float) -> None:
@@ -36,14 +38,15 @@ class Packer:
         self._columns: dict[Scope, set[str]] = {}
         self._builders: dict[Scope, BlockBuilder] = {}
         self._last_ms: dict[Entity, int] = {}
-        self._highest_ms = 0
+        self._told: list[tuple[int, int]] = []  # first and last moment of each span since the clock was set back
+        self._before: list[tuple[int, int]] = []  # and of those before
         self._shift = 0
         self.rows = 0  # that wait
         self.late_rows = 0  # rows that came after a newer one of the same thing had been packed
         self.unknown_metrics: set[str] = set()
 
     def add(self, ts_ms: int, reading: Reading) -> None:
-        if self._shift and ts_ms <= self._highest_ms:
+        if self._before and any(first_ms <= ts_ms <= last_ms for first_ms, last_ms in self._before):
             ts_ms += self._shift
         if reading.rows:
             tick = self._rows.setdefault(ts_ms, {})
@@ -71,6 +74,7 @@ class Packer:
         """Times that were told will come again. `take` what waits before."""
         self._shift = self._shift % (SHIFTS - 1) + 1
         self._last_ms.clear()
+        self._before, self._told = _fewer([*self._before, *self._told]), []
 
     def forget(self, gone: Sequence[Entity]) -> None:
         for entity in gone:
@@ -95,9 +99,17 @@ class Packer:
         blocks = [block for scope, found in chosen.items() if (block := self._pack(scope, found, refused, now_ms))]
         for ts_ms in ticks:
             self._follow(ts_ms, rows.get(ts_ms, {}), missing.get(ts_ms, ()), refused)
-        if rows:
-            self._highest_ms = max(self._highest_ms, ticks[-1])
+        for ts_ms in sorted(rows):
+            self._note(ts_ms)
         return blocks, max(rows, default=0)
+
+    def _note(self, ts_ms: int) -> None:
+        """That this moment was told: it goes on with the newest span, or begins one after a leap of the clock."""
+        first_ms, last_ms = self._told[-1] if self._told else (ts_ms, ts_ms)
+        if self._told and first_ms <= ts_ms <= last_ms + LEAP_MS:
+            self._told[-1] = (first_ms, max(last_ms, ts_ms))
+        else:
+            self._told = _fewer([*self._told, (ts_ms, ts_ms)])
 
     def _fresh(self, ts_ms: int, entity: Entity) -> bool:
         last_ms = self._last_ms.get(entity, -1)
@@ -163,3 +175,10 @@ class Packer:
                 self._absences.present(entity, (name,), ts_ms)
             elif name not in rows.get(entity, ()):
                 self._absences.missing(entity, name, reason, ts_ms)
+
+
+def _fewer(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    while len(spans) > MAX_SPANS:
+        (first_ms, last_ms), following = spans[:2]
+        spans[:2] = [(min(first_ms, following[0]), max(last_ms, following[1]))]
+    return spans

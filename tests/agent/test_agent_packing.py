@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent import absences as absences_module
+from drover_agent import packing
 from drover_agent.absences import Absences
 from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
@@ -201,6 +202,46 @@ def test_absences_of_jobs_and_mig_instances_that_are_gone_end(tmp_path: Path) ->
             (None, "mlx5_0", "tx_wait"),
             (0, "", "power_w"),
         }
+
+
+@pytest.mark.parametrize(
+    ("moments", "shifted"),
+    [
+        ([0, 1, 3600, 3601, "back", 2, 3, 1800], []),
+        ([0, 1, 3600, 3601, "back", 2, 3600, 3601, 3602], [3600, 3601]),
+        ([0, 1, "back", -3600, -3599, 2, 3], []),
+        ([0, 1, 2, "back", 1, 2, 3], [1, 2]),
+    ],
+    ids=["an hour ahead and right again", "until the hour has passed", "an hour behind and right again", "by a second"],
+)
+def test_after_a_clock_was_set_back_only_times_that_were_told_before_get_another(
+    tmp_path: Path, moments: list[int | str], shifted: list[int]
+) -> None:
+    """A node whose clock was once an hour ahead does not tell all of the next hour at other times than it read."""
+    one, told, wanted, back = packer(tmp_path), [], [], False
+    for moment in moments:
+        if isinstance(moment, str):
+            one.clock_set_back()
+            back = True
+            continue
+        at_ms = T + moment * 1000
+        one.add(at_ms, Reading(rows=[(GPU, {"power_w": 1.0})]))
+        blocks, _ = one.take(at_ms)
+        told += [ts_ms for block in blocks for ts_ms, _, _ in rows(block, ["power_w"], "H")]
+        wanted.append(at_ms + (back and moment in shifted))
+    assert told == wanted
+    assert len(set(told)) == len(told)
+
+
+def test_spans_of_times_stay_few_however_often_the_clock_leaps(tmp_path: Path) -> None:
+    one = packer(tmp_path)
+    for round_ in range(3 * packing.MAX_SPANS):
+        for leap in range(3 * packing.MAX_SPANS):
+            at_ms = T + (leap * 10 - round_) * packing.LEAP_MS
+            one.add(at_ms, Reading(rows=[(GPU, {"power_w": 1.0})]))
+            one.take(at_ms)
+        one.clock_set_back()
+    assert max(len(one._told), len(one._before)) <= packing.MAX_SPANS
 
 
 def test_an_absence_over_a_clock_set_back_does_not_end_before_it_begins(tmp_path: Path) -> None:
