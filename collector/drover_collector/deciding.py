@@ -102,7 +102,9 @@ class Decider:
         ]
         made = self._forget(wanted, now_ms)
         limits = self.policy.guard
-        leaving = [i for i, v in wanted if v.wanted in DISRUPTIVE and i.node not in self.maintenance]
+        leaving = [
+            i for i, v in wanted if v.wanted in DISRUPTIVE and i.node not in self.maintenance and not self._gone(i)
+        ]
         events = [*self._note_silence(heard, now_ms), *self.breaker.note(leaving, now_ms, limits)]
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
@@ -111,6 +113,12 @@ class Decider:
             for incident, verdict in wanted:
                 made += self._decide(incident, verdict, census, job_nodes, now_ms)
         return made, events
+
+    def _gone(self, incident: Incident) -> bool:
+        """Whether its node is out of service for something else: then this takes no node away. GPUs of nodes in repair
+        are reset and lost by the dozen."""
+        duty = self.duties.get(incident.node or "")
+        return duty is not None and duty.stage in OUT_STAGES and duty.incident_id != incident.id
 
     def answer(
         self, approval: Approval, incidents: Mapping[str, Incident], fold: health.Fold, job_nodes: JobNodes, now_ms: int
@@ -302,15 +310,15 @@ class Decider:
             hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
             verdict.mode, outcome, verdict.rule, reason,
         )  # fmt: skip
-        return self._keep(decision)
+        return self._keep(decision, counts=not self._gone(incident))
 
-    def _keep(self, decision: Decision) -> Decision:
-        """Takes a decision in, when it is made and when it is read again after a restart."""
+    def _keep(self, decision: Decision, counts: bool = True) -> Decision:
+        """Takes a decision in, when it is made and when it is read again after a restart. `counts`: for the pace."""
         key = (decision.incident_id, decision.node)
         self.standing[key] = decision
         if decision.outcome == "approved":
             self._approved[key] = decision
-        if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act"):
+        if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act") and counts:
             self.pace.note_taken(decision.node, decision.ts_ms)
         return decision
 

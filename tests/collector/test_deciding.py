@@ -117,6 +117,19 @@ def test_what_a_person_put_back_goes_out_again_only_after_asking() -> None:
     assert [d.outcome for d in decide(later, [incident("n001")], 1000 + PERSON_MS)[0]] == ["act"]
 
 
+def test_gpus_lost_on_nodes_in_repair_take_nothing_of_what_the_guard_allows() -> None:
+    """A batch of them is reset at once. They are out for something else, and no more nodes go."""
+    limits = dataclasses.replace(OPEN, mass_nodes=3, mass_window_s=300, per_hour=3)
+    subject, nodes = decider(guard=limits), ("n001", "n005", "n009", "n013")
+    duties = (Duty(node, Health.REPAIR, 1000, f"{node}-remap_failed-0", "it failed") for node in nodes)
+    subject.take_duties({duty.node: duty for duty in duties})
+    lost = [incident(node, "gpu_lost", 2000) for node in nodes]
+    made, events = decide(subject, lost, 2000)
+    assert ([d.outcome for d in made], events) == (["act"] * 4, [])
+    made, events = decide(subject, [*lost, incident("n017", at_ms=3000)], 3000)
+    assert ([(d.outcome, d.node) for d in made], events) == ([("act", "n017")], [])
+
+
 def test_a_stronger_policy_asks_for_more() -> None:
     subject, open_ = decider("observe"), [incident("n001")]
     decide(subject, open_, 1000)
