@@ -3,11 +3,15 @@ each refusal says why. Slurm in memory, which answers as the real one does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ActError, LaterError, Order, mark_of
+from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, mark_of
 from drover_collector.actions.duties import adopted, is_out, seen, taken_out
+from drover_collector.actions.looks import AT_ONCE, Looks
 from drover_collector.actions.slurm import SlurmActuator
 from drover_proto.events import Act, Duty
 from testbed.slurm_stand_in import SlurmStandIn
@@ -94,3 +98,25 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
         held = {name for name, duty in duties.items() if is_out(duty)}
         mine = {n for n, s in slurm.held.items() if "DRAIN" in s.states and mark_of(s.reason) is not None}
         assert held == mine, "no more, and none that it has closed is forgotten"
+
+
+def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed() -> None:
+    names = [f"n{k:03d}" for k in range(5 * AT_ONCE)]
+    asked: list[str] = []
+    taken: list[str] = []
+
+    def observe_all(some: Sequence[str]) -> dict[str, NodeState]:
+        asked.extend(some)
+        ours = {names[-1]: "drover:inc1: it fell off"}
+        return {name: NodeState(name, Service.DRAINED, ours.get(name, "memory swap"), "root") for name in some}
+
+    actuator = SimpleNamespace(name="it", acts=frozenset(), closed=lambda _: set(names), observe_all=observe_all)
+    desk = SimpleNamespace(
+        duties={}, nodes=tuple(names), troubles={}, actuator_of=lambda _: actuator, now_ms=lambda: 1,
+        set_away=lambda *_: None, set_duty=lambda duty: taken.append(duty.node),
+    )  # fmt: skip
+    looks = Looks(desk, actuator)  # type: ignore[arg-type]  # what a look asks of them
+    assert not looks.look(set(), lambda: None, lambda: True)
+    assert len(asked) == AT_ONCE
+    assert looks.look(set(), lambda: None, lambda: False), "it goes on when nothing is due"
+    assert (sorted(asked), taken) == (names, names[-1:]), "and looks at each once"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that others took out
+AT_ONCE = 20  # nodes closed by whom is not known yet, looked at before it is seen whether there is something to do
 
 
 class Looks:
@@ -47,8 +48,7 @@ class Looks:
                 if has_come():
                     return False
         self._look_at_advices()
-        self._look_at_all(under_way)
-        return True
+        return self._look_at_all(under_way, has_come)
 
     def _look_at(self, duty: Duty, states: Mapping[str, NodeState]) -> None:
         desk, state = self._desk, states.get(duty.node)
@@ -71,10 +71,10 @@ class Looks:
         changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
         self._desk.store.write_actions(changed)
 
-    def _look_at_all(self, under_way: Set[str]) -> None:
+    def _look_at_all(self, under_way: Set[str], has_come: Callable[[], bool]) -> bool:
         """Who is out by others counts for the guard; what carries a mark of ours and nobody knows of is taken up."""
         if time.monotonic() < self._all_at:
-            return
+            return True
         self._all_at = time.monotonic() + ALL_S
         desk, trouble = self._desk, f"{self._actuator.name} nodes"
         names = [name for name in desk.nodes if desk.actuator_of(name) is self._actuator]
@@ -84,25 +84,34 @@ class Looks:
             raise
         except ActError as error:  # a right that is missing must not hide behind what goes well
             desk.troubles[trouble] = f"The guard does not count nodes that others have closed: {error}."
-            return
+            return True
         desk.troubles.pop(trouble, None)
-        if closed is not None:
-            desk.set_away(self._actuator.name, closed)
-            self._adopt(closed, under_way)
+        if closed is None:
+            return True
+        desk.set_away(self._actuator.name, closed)
+        if self._adopt(closed, under_way, has_come):
+            return True
+        self._all_at = 0.0  # the rest when nothing is due
+        return False
 
-    def _adopt(self, closed: Set[str], under_way: Set[str]) -> None:
-        """Closed by Drover, and forgotten: by a store that was lost, or set back to an older backup."""
+    def _adopt(self, closed: Set[str], under_way: Set[str], has_come: Callable[[], bool]) -> bool:
+        """Closed by Drover, and forgotten: by a store that was lost, or set back to an older backup. False: it was
+        broken off, as others may have closed hundreds, and a drain is not to wait for looks at them."""
         desk = self._desk
         known = under_way | {node for node, duty in desk.duties.items() if is_out(duty)}
         self._foreign &= closed - known  # looked at once: in Kubernetes each is a question of its own
         strange = sorted(closed - known - self._foreign)
-        for node, state in (self._actuator.observe_all(strange) if strange else {}).items():
-            duty = adopted(state, desk.now_ms())
-            if duty is None:
-                self._foreign.add(node)
-            else:
-                log.warning("%s: %s", node, duty.reason)
-                desk.set_duty(duty)
+        for begin in range(0, len(strange), AT_ONCE):
+            for node, state in self._actuator.observe_all(strange[begin : begin + AT_ONCE]).items():
+                duty = adopted(state, desk.now_ms())
+                if duty is None:
+                    self._foreign.add(node)
+                else:
+                    log.warning("%s: %s", node, duty.reason)
+                    desk.set_duty(duty)
+            if has_come():
+                return False
+        return True
 
     def _look_at_advices(self) -> None:
         """An advice ends with its incident, and with all others that have advised the same of that node."""
