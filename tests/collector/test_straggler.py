@@ -296,6 +296,23 @@ def ports(rates: dict[str, float], slow: str = "") -> list[Finding]:
     return told
 
 
+def test_ports_are_held_against_their_like_as_soon_as_boards_are_known() -> None:
+    """No SKU is named, three nodes have slower ports by design, and memory clocks come a bucket after the rates."""
+    slower = np.arange(8) >= 5
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["memory_clock_mhz"] = np.full(64, np.nan) if number < 1 else np.repeat(np.where(slower, 1593.0, 2619.0), 8)
+
+    nodes = (dataclasses.replace(n, sku="", links=(LinkSpec("ib0", 0),)) for n in small_fleet().nodes)
+    index, state, told = FleetIndex(FleetSpec(tuple(nodes))), None, []
+    for window, now_ms in play(index, 6, change):
+        rates = {"rate_gbps": np.where(slower, 200.0, 400.0)}
+        held = tuple(dataclasses.replace(b, link=rates) for b in window.buckets)
+        findings, state = straggler.detect(dataclasses.replace(window, buckets=held), state, now_ms)
+        told += findings
+    assert told == []
+
+
 def test_a_port_for_management_is_compared_with_its_like() -> None:
     rates = {"ib0": 400.0, "ib1": 400.0, "eth0": 25.0}
     assert ports(rates) == []

@@ -26,7 +26,8 @@ class Nics:
     names: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # ports of one name have one number
     nodes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     serves: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a GPU
-    rates: Floats = field(default_factory=lambda: np.zeros(0))  # of the last bucket, and what they were held against:
+    rates: Floats = field(default_factory=lambda: np.zeros(0))  # of the last bucket, with the boards of their nodes,
+    boards: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # and what they were held against:
     usual: tuple[Floats, Floats] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))  # median, how many
     streak: dict[int, int] = field(default_factory=dict)  # link -> buckets in a row
     since_ms: dict[int, int] = field(default_factory=dict)
@@ -46,13 +47,14 @@ def slow_nics(window: Window, s: Nics, now_ms: int) -> Iterator[Finding]:
         s.serves = np.array([link.gpu is not None for _, link in s.ports], bool)
     if len(s.ports) != len(rates):
         return
-    if not np.array_equal(rates, s.rates, equal_nan=True):  # seldom: ports keep the rate that they trained to
-        board = boards(window)[s.nodes] + 1
+    board = boards(window)[s.nodes] + 1  # where no SKU is named they are known from the first memory clocks on
+    # Seldom: ports keep the rate that they trained to.
+    if not (np.array_equal(rates, s.rates, equal_nan=True) and np.array_equal(board, s.boards)):
         usual = peers(rates, board * (int(s.names.max()) + 1) + s.names)
         others = peers(rates, np.where(s.serves, board, -1))
         few = usual.count < MIN_PEERS  # a small fleet: all ports that serve a GPU
         s.usual = np.where(few, others.median, usual.median), np.where(few, others.count, usual.count)
-        s.rates = rates.copy()
+        s.rates, s.boards = rates.copy(), board
     median, count = s.usual
     with np.errstate(invalid="ignore"):
         slow = (rates <= NIC_RATE_RATIO * median) & (rates > 0) & (count >= MIN_PEERS)
