@@ -24,10 +24,11 @@ class Probing:
             leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
             held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()), address=self._address,
         )  # fmt: skip
+        self.desk.maintained = lambda: pipeline.outbox.silences.held(pipeline.now_ms())
         self.asking = Asking(
             pipeline.store, pipeline.index, config, self.desk, lambda: pipeline.leading, lambda: pipeline.incidents,
             pipeline.now_ms, lambda: {risk.node: risk.chance for risk in pipeline.engine.risks},
-            maintained=lambda: pipeline.outbox.silences.held(pipeline.now_ms()),
+            maintained=self.desk.maintained,
         )  # fmt: skip
         self.desk.on_verdicts.append(self._judge)
         pipeline.saving.takers.append(self.asking.take)

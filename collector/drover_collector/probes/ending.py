@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
@@ -32,6 +32,7 @@ class Ending(Orders):
     Attributes:
         on_verdicts: each is called with the verdicts of an order that has ended, in a thread, before the order's end is
             stored: after a crash between the two it is called again.
+        maintained: nodes that people work on: nothing is asked of them that nobody asked for.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Ending(Orders):
     ) -> None:
         super().__init__(store, index, config, now_ms, troubles)
         self.on_verdicts: list[Listener] = []
+        self.maintained: Callable[[], Container[str]] = tuple
         self._held = held
 
     def _there(self, node: str) -> bool:
@@ -89,13 +91,14 @@ class Ending(Orders):
     def _follow(self, order: ProbeOrder, judged: Judged) -> None:
         """Groups that tell which node made one slow. Where they cannot be asked for the verdicts say what to run."""
         specs = self._index.spec.by_name
-        busy = self._held()
+        busy, maintained = self._held(), self.maintained()
 
         def partners(node: str) -> list[str]:
             mine = specs[node]
             like = [
                 n for n in self._index.nodes
                 if (n.gpus, n.sku) == (mine.gpus, mine.sku) and n.name not in busy and self._there(n.name)
+                and n.name not in maintained
             ]  # fmt: skip
             return [n.name for n in sorted(like, key=lambda n: (n.leaf != mine.leaf, n.name))]
 
