@@ -90,6 +90,22 @@ def test_gpm_tells_how_busy_a_gpu_is_in_whole_percents_and_nvml_where_it_does_no
     assert told(14) == told(15) == (0.42, 0.55)
 
 
+def test_while_gpm_fails_nvml_tells_how_busy_a_gpu_is(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+    """As while a profiler holds the counters."""
+    fake_nvml.set(0, "nvmlDeviceGetUtilizationRates.gpu", 42)
+    for tick in range(3):
+        source.read(START + 1000 * tick)
+    fake_nvml.error(0, "nvmlGpmSampleGet", "UNKNOWN")
+    take = source.devices[0].ask(START + 3000)
+    assert take is not None
+    assert "gpu_util_ratio" not in take().rows[0][1]
+    assert source.devices[0].ask(START + 4000) is None, "it is to be read"
+    reading = source.devices[0].read(START + 4000)
+    assert values_of(reading, 0)["gpu_util_ratio"] == 0.42
+    assert "gpu_util_ratio" not in absent_of(reading, 0)
+    assert absent_of(reading, 0)["sm_active_ratio"] is Absent.ERROR
+
+
 def test_in_mig_mode_nvml_has_no_utilisation_and_gpm_has(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     fake_nvml.mig(0, [2])
     source.read(START)

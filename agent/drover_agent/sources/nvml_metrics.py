@@ -23,7 +23,7 @@ from drover_agent.sources.nvml_fields import (
     Way,
     bit_error_rate,
 )
-from drover_agent.sources.nvml_found import TARGETS, Found, Target, Why, put_gpm
+from drover_agent.sources.nvml_found import TARGETS, UTILIZATION_NAME, Found, Target, Why, put_gpm
 from drover_agent.sources.nvml_gpm import Gpm
 from drover_proto.catalog import Absent
 
@@ -59,6 +59,7 @@ class Metrics:
         self._before: dict[str, float] = {}  # link field -> what links had counted that answered later than others
         self._gpm: Gpm | None = None
         self._gpm_why: Absent | None = None  # why GPM did not answer `ask`
+        self._gpm_fails = False  # did not answer the last time; another program may hold its counters for long
         self._asked: _Plan | None = None  # by `ask`
         self._forget(0)
 
@@ -87,8 +88,10 @@ class Metrics:
         self._ask(found, pace_ms, beside_gpm=beside_gpm)
         if profile:
             self._read_gpm(found)
-            if beside_gpm and not self._has_gpm:  # it is refused from now on
+            if beside_gpm and (self._gpm_fails or not self._has_gpm):
                 self._ask_calls(found, self._made(way for way in (UTILIZATION,) if way not in self._refused))
+                if UTILIZATION_NAME in found.values:
+                    found.absent.pop(UTILIZATION_NAME, None)
         if pace_ms:
             self._tell_refused(found, profile=profile)
         if profile:
@@ -112,7 +115,7 @@ class Metrics:
         if plan is None or not plan.bare or not 0 <= now_ms - self._since_ms < REFUSED_MS:
             return False
         gpm = self._gpm if profile else None
-        if profile and gpm is None and self._no_gpm is None:
+        if profile and self._no_gpm is None and (gpm is None or self._gpm_fails):
             return False
         if not self._ask_in_a_row(plan):
             return False
@@ -121,6 +124,7 @@ class Metrics:
             if self._gpm is not None:
                 self._gpm.skip()
         elif self._no_gpm is None and (code := gpm.ask()):
+            self._gpm_fails = True
             try:
                 self._gpm_why = self._why(code, "GPM")
             except (LostError, DriverGoneError):
@@ -354,8 +358,10 @@ class Metrics:
                 self._gpm = Gpm(self._handle)
             answers = self._gpm.read()
         except pynvml.NVMLError as error:
+            self._gpm_fails = True
             self._miss_gpm(found, self._why(error.value, "GPM"))
             return
+        self._gpm_fails = False
         put_gpm(found, answers, self._why)
 
     def _miss_gpm(self, found: Found, why: Absent) -> None:
