@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,9 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.pauses import PAUSE_MS
 from drover_collector.pipeline import MAX_BEHIND, Pipeline
+from drover_collector.pipeline_history import history
 from drover_collector.policy import Policy
+from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store, StoreError
 from drover_proto.catalog import Scope
 from drover_proto.events import Decision, Event, EventKind, Health, Incident, Severity, Wanted
@@ -154,6 +157,63 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("fails", ["past_buckets", "closing_bucket"])
+def test_what_people_set_holds_also_while_no_bucket_can_be_read(
+    store: Store, index: FleetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Events are judged meanwhile, and whoever stops Drover then means it."""
+    path = tmp_path / "ours.toml"
+    path.write_text('mode = "approve"\n')
+    clock, asked = Clock(T0), list[int]()
+
+    def fail(*_: object) -> list[Bucket]:
+        asked.append(clock.now_ms)
+        raise StoreError("not now")
+
+    async def scenario() -> None:
+        outbox = Outbox(store, [], "http://console", now_ms=clock)
+        pipeline = Pipeline(
+            index, store, Policy.load(path), outbox, lag_ms=LAG_MS, now_ms=clock, wake_s=0.005,
+            watch=PolicyWatch(path),
+        )  # fmt: skip
+        await pipeline.start()
+        monkeypatch.setattr(store, fails, fail)
+        task = asyncio.create_task(pipeline.run())
+        path.write_text('mode = "observe"\n')
+        if fails == "closing_bucket":
+            await until(lambda: pipeline.past is None, "the past is there")
+            await advance(pipeline, clock, T0 + 3 * BUCKET_MS + LAG_MS)
+        await until(lambda: pipeline.policy.mode == "observe", "the policy is taken")
+        assert asked
+        assert pipeline.ticks.done == 0
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await pipeline.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_another_collector_stores_during_a_start_is_still_to_be_judged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that counted as judged the engine would say that it was told already."""
+    events, unjudged = store.events, store.unjudged_events
+
+    def then_another(read: Callable[..., list[Event]]) -> Callable[..., list[Event]]:
+        def reads(*args: int, **more: int) -> list[Event]:
+            found = read(*args, **more)
+            store.write_events([xid(1)])
+            return found
+
+        return reads
+
+    monkeypatch.setattr(store, "events", then_another(events))
+    monkeypatch.setattr(store, "unjudged_events", then_another(unjudged))
+    found = history(store, T0 + 60_000)
+    assert (found.judged, [event.id for event in found.unjudged]) == ([], [xid(1).id])
+
+
 def test_a_restart_raises_no_second_alarm(store: Store, index: FleetIndex) -> None:
     async def scenario() -> None:
         write_entities(store, index)
@@ -285,9 +345,11 @@ def test_after_a_long_stop_what_was_healthy_is_unknown(store: Store, index: Flee
         write_ticks(store, index, T0, T0 + 60_000)
         soon, late = Clock(T0 + 65_000), Clock(T0 + 300_000)
         async with running(pipeline_of(store, index, soon)) as pipeline:
+            await until(lambda: pipeline.past is None, "the past is there")
             assert pipeline.engine.health_of("n1", 1)[0] is Health.HEALTHY
             assert pipeline.newest is not None
         async with running(pipeline_of(store, index, late)) as pipeline:
+            await until(lambda: pipeline.past is None, "the past is there")
             assert pipeline.engine.health_of("n1", 1)[0] is Health.UNKNOWN
             assert store.incidents() == []
 

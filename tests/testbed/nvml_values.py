@@ -36,6 +36,8 @@ def feed_distinct(fake_nvml: FakeNvml) -> list[dict[str, float]]:
                     raw = 1 + (GPUS * place + gpu) / 8  # a percentage with a fraction
                 fake_nvml.set(gpu, key_of(metric), raw)
                 want[metric.name] = raw * scale_of(metric)
+                if metric.name == "gpu_util_ratio":
+                    want[metric.name] = round(want[metric.name], 2)  # in NVML's whole percents
                 if key_of(metric).startswith("GPM") and metric.unit == "B/s":
                     want[metric.name] = round(want[metric.name] / 1e6) * 1e6  # what the agent tells of a rate
             for place, metric in enumerate(BOOLS):
