@@ -117,12 +117,15 @@ class Admission:
             self._bytes -= size
 
     async def _wait(self, place: _Place, patient: bool) -> None:
+        late = False
         while not place.turn.done():
             expected_s = self.expected_s(place.number - self._served + 1)
-            if patient and expected_s > TOLD_S:
+            tell = late or expected_s > TOLD_S  # late: it went slower than was expected when it came
+            if patient and tell:
                 told = pb.Backoff(wait_ms=round(1000 * expected_s), reason=TOLD, turn=True)
                 await place.session.send(pb.CollectorMessage(backoff=told))
-            await asyncio.wait((place.turn,), timeout=TELL_S)
+            await asyncio.wait((place.turn,), timeout=TELL_S if tell else TOLD_S)
+            late = True
 
     def leave(self, session: Session) -> None:
         """Its Hello is answered, or it has ended; the next one's turn comes behind all that is ready to run now."""
@@ -137,6 +140,7 @@ class Admission:
         for session, since_s in list(self._inside.items()):
             if now_s - since_s > INSIDE_S:
                 del self._inside[session]
+                self._done += 1  # its place is free: that is what others wait for
         passed_s = now_s - self._counted_s
         if self._queue and passed_s >= 1.0:
             self._per_s += WEIGHT * (self._done / passed_s - self._per_s)

@@ -87,13 +87,15 @@ class Hellos:
         self._things.leave(session)  # it may not have all that it had before
         self._things.take(session, dictionary)
         came_ms = now_ms if session.welcomed else session.hello_came_ms or now_ms  # not what it waited for its turn
-        session.hello_ms, session.clock_offset_ms = hello.ts_ms, came_ms - hello.ts_ms
+        session.clock_offset_ms = came_ms - hello.ts_ms
         session.dictionary = dictionary
         session.hello_bytes = size
         self._note(session, hello, now_ms)
         self._note_inventory(session, dict(hello.inventory), now_ms)
         if self._shared:
             await self._writers.positions.look(session.key)
+        # The agent's clock now: what it told while it waited for its turn came late, and is of no wrong clock.
+        session.hello_ms = hello.ts_ms + max(0, self._now_ms() - came_ms)
         welcome = pb.Welcome(
             held=lane_seqs(self._writers.positions.of(session.key)),
             ts_ms=self._now_ms(),

@@ -52,8 +52,8 @@ class Session:
         self.boot = ""
         self.dictionary: Dictionary | None = None  # None: before Hello, or after one that was refused
         self.no_dictionary = NO_HELLO
-        self.hello_ms = 0  # the agent's clock at Hello
-        self.clock_offset_ms = 0  # the collector's clock minus that
+        self.hello_ms = 0  # the agent's clock at its Hello's answer
+        self.clock_offset_ms = 0  # the collector's clock minus the agent's, when the Hello came
         self.hello_came_ms = 0  # when the first Hello was there, which may have waited for its turn; 0: not yet
         self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
         self.end: EndError | None = None  # why we end this stream

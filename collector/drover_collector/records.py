@@ -30,7 +30,7 @@ def take_record(
     """The value of a record, or why it is none. No record is refused for its time.
 
     Args:
-        hello_ms: the agent's clock at the stream's Hello; clock_offset_ms: the collector's minus that.
+        hello_ms: the agent's clock when its Hello was answered; clock_offset_ms: the collector's minus the agent's.
     """
     kind = record.WhichOneof("body")
     if kind == "event":

@@ -9,6 +9,7 @@ from typing import cast
 import grpc
 import pytest
 
+from drover_collector import ingest_admission
 from drover_collector.ingest import Limits
 from drover_collector.ingest_admission import FIRST_PER_S, INSIDE_S, OLD_S, TOLD_S, TURN, Admission, ComeAgainError
 from drover_collector.ingest_session import Session
@@ -134,6 +135,34 @@ async def test_who_will_wait_for_long_is_told_and_who_cannot_wait_is_to_come_aga
 
 
 @in_loop
+async def test_who_waits_for_longer_than_was_expected_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start the rate is a guess: an agent that is told nothing gives up within a minute."""
+    monkeypatch.setattr(ingest_admission, "TOLD_S", 0.05)
+    queue, second = Queue(openings=1), Waiter()
+    queue.come(Waiter())
+    waiting = queue.come(second)
+    await settle()
+    assert not second.told
+    await until(lambda: bool(second.told), "it is told")
+    assert second.told[0].turn
+    waiting.cancel()
+
+
+@in_loop
+async def test_those_that_take_long_count_in_the_rate() -> None:
+    """They were let by: others would be told of hours, or turned away, though eight go in each two seconds."""
+    queue = Queue(openings=8)
+    for _ in range(400):
+        queue.come(Waiter())
+    await settle()
+    for _ in range(30):
+        queue.now_s += INSIDE_S + 0.5
+        queue.admission.tick()
+        await settle()
+    assert queue.stats.openings_per_s == pytest.approx(8 / (INSIDE_S + 0.5), rel=0.05)
+
+
+@in_loop
 async def test_the_rate_is_what_was_measured() -> None:
     queue, waiters = Queue(openings=1), [Waiter() for _ in range(600)]
     for waiter in waiters:
@@ -215,19 +244,22 @@ async def test_an_old_agent_that_would_wait_too_long_is_told_when_to_come(store:
 
 @in_loop
 async def test_a_hello_that_waited_makes_no_wrong_clock(store: Store) -> None:
-    """What an agent waits for its turn is not taken for its clock: all its events would be marked."""
+    """What an agent waits for its turn is not taken for its clock: all its events would be marked, also those that it
+    told while it waited."""
     async with Collector(store, Limits(flush_s=0.01, openings=1)) as collector:
         blocker = cast("Session", Waiter())
         collector.ingest._admission._inside[blocker] = 1e12
         async with collector.agent() as agent:
-            await agent.send(hello=hello("n0", ts_ms=collector.now_ms))
+            came_ms = collector.now_ms
+            await agent.send(hello=hello("n0", ts_ms=came_ms))
             await until(lambda: collector.ingest.stats.openings_waiting == 1)
             collector.now_ms += 90_000
             collector.ingest._admission.leave(blocker)
             await agent.read("welcome")
-            await agent.send(record=event(1, collector.now_ms))
-            await agent.until_held(EVENTS, 1)
-        assert [e.clock_suspect for e in collector.events] == [False]
+            await agent.send(record=event(1, came_ms + 5_000, told_ms=came_ms + 5_000))
+            await agent.send(record=event(2, collector.now_ms))
+            await agent.until_held(EVENTS, 2)
+        assert [e.clock_suspect for e in collector.events] == [False, False]
 
 
 @in_loop
