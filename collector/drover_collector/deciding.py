@@ -88,6 +88,7 @@ class Decider:
         job_nodes: JobNodes,
         now_ms: int,
         heard: Bools | None = None,
+        only: Set[str] | None = None,
     ) -> tuple[list[Decision], list[Incident]]:
         """New decisions, and mass events that are new or changed.
 
@@ -95,6 +96,7 @@ class Decider:
             wishes: open incidents, each with what its detectors ask for.
             fold: health of all, as of the call before.
             heard: bool [N], who was heard lately; None: not known.
+            only: ids of incidents that may be decided now, the others stay as they are; None: all.
         """
         judged = [(incident, self.judge(incident, asked)) for incident, asked in wishes]
         wanted = [
@@ -111,6 +113,8 @@ class Decider:
         if wanted:
             census = self.census(fold, (i for i, _ in judged))
             for incident, verdict in wanted:
+                if only is not None and incident.id not in only:
+                    continue
                 made += self._decide(incident, verdict, census, job_nodes, now_ms)
         return made, events
 

@@ -72,6 +72,7 @@ class Engine:
         )
         self._fold = health.unknown(index)
         self._ended_unseen: list[Finding] = []  # what ended while nobody judged, until the first bucket
+        self._from_before = False  # until then: incidents of before a restart may be over
 
     @property
     def started_ms(self) -> int:
@@ -255,6 +256,7 @@ class Engine:
                 first.place(bucket)
             first.finish()
         self._book.restore(incidents)
+        self._from_before = True
         # A return whose incidents a stop left open is news still: `on_duties` with all of them ends those.
         self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not self._over(duty)})
         self._fold = self._folded()
@@ -291,6 +293,7 @@ class Engine:
         if window.fresh and self._ended_unseen:
             findings = [*(replace(f, ts_ms=now_ms) for f in self._ended_unseen), *findings]
             self._ended_unseen = []
+        self._from_before &= not window.fresh
         return self._settle(findings, [], now_ms, window.fresh)
 
     def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:
@@ -299,7 +302,12 @@ class Engine:
         self._past.take((self._book.records[id_].incident for id_ in changed if id_ in self._book.records), now_ms)
         wishes = [(record.incident, record.wanted) for record in self._book.open()]
         decisions, events = self.decider.decide(
-            wishes, self._fold, self._job_nodes, now_ms, self._senses.heard_lately()[0] if fresh else None
+            wishes,
+            self._fold,
+            self._job_nodes,
+            now_ms,
+            self._senses.heard_lately()[0] if fresh else None,
+            set(changed) if self._from_before else None,
         )
         before, self._fold = self._fold, self._folded()
         moved = health.changes(self.index, before, self._fold, now_ms)

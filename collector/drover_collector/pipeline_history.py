@@ -43,9 +43,10 @@ def history(store: Store, now_ms: int) -> History:
     incidents = store.incidents("open") + [
         i for i in store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
     ]
-    unjudged = store.unjudged_events(now_ms, MAX_EVENTS)
+    stored = store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
+    unjudged = store.unjudged_events(now_ms, MAX_EVENTS)  # after them: what another collector stores meanwhile was not
     left = {e.id for e in unjudged}
-    events = [e for e in store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS) if e.id not in left]
+    events = [e for e in stored if e.id not in left]
     decisions = store.decisions_of([i.id for i in incidents if i.closed_ms is None], now_ms - RESTORED_MS)
     approvals = store.approvals(now_ms - RESTORED_MS)
     judged = sorted(events, key=lambda e: e.ts_ms)

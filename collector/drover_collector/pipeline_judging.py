@@ -222,8 +222,7 @@ class Judging:
         for ts_ms, node, facts in self._told:
             self.engine.on_inventory(node, facts, ts_ms)
         self._told = ()
-        self._poll_policy()
-        self._note_maintenance()
+        self.note_settings()
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self.newest = bucket
@@ -242,6 +241,11 @@ class Judging:
 
     def _engine(self, started_ms: int) -> Engine:
         return Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
+
+    def note_settings(self) -> None:
+        """What people have set meanwhile, for events too: with each bucket, or when there is none to be had."""
+        self._poll_policy()
+        self._note_maintenance()
 
     def _note_maintenance(self) -> None:
         """The engine knows no clock: which nodes are in maintenance it is told."""

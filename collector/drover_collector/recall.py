@@ -56,9 +56,11 @@ class Recall:
 
     def place(self, bucket: Bucket) -> None:
         """The next bucket, of which only is known who held which GPU and who was heard: errors of a job are put down to
-        one by it."""
-        self._tell(bucket.end_ms + LAG_MS)
+        one by it. Lines that waited for company fall due, or the next event would have them told again."""
+        at_ms = bucket.end_ms + LAG_MS
+        self._tell(at_ms)
         self.senses.hear(bucket)
+        self._note(self.senses.detect(self.senses.window(False), at_ms))
 
     def judged(self, now_ms: int, events: tuple[Event, ...]) -> None:
         """Events that were judged while this is under way, by other senses."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pytest
 
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.store import Store, entity_id
@@ -65,6 +67,24 @@ def test_buckets_read_together_are_those_read_alone(store: Store) -> None:
     ]
     for n, bucket in enumerate(found):
         same(bucket, store.bucket(index, T0 + (n - 1) * BUCKET_MS))
+
+
+def test_of_who_held_a_gpu_long_ago_only_the_last_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a large job has begun, the history of all its GPUs is asked: all there ever was fills the memory."""
+    index = small_index()
+    told = [Holding("n0", 0, f"old{n}", T0 - 1_000_000 + n) for n in range(100)]
+    store.write_holdings([*told, Holding("n0", 0, "a", T0 + 15_000), Holding("n0", 0, "b", T0 + 90_000)])
+    arrow, rows = store._clients.arrow, list[int]()
+
+    def counted(query: str) -> pa.Table:
+        found = arrow(query)
+        rows.append(found.num_rows)
+        return found
+
+    monkeypatch.setattr(store._clients, "arrow", counted)
+    found = store.past_holders(index, T0, 3)
+    assert [who(bucket, index.gpu("n0", 0) or 0) for bucket in found] == ["old99", "a", "a"]
+    assert sum(rows) == 3  # the newest holder, the one before and the one since
 
 
 def test_an_empty_store_has_silent_buckets(store: Store) -> None:

@@ -186,6 +186,40 @@ def test_an_event_that_comes_while_the_past_is_taken_up_is_judged_at_once_and_al
     assert steps.incidents == whole.incidents
 
 
+_FATAL = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
+
+
+@pytest.mark.parametrize("name", ["a line of the kernel", "faults of a program"])
+def test_what_was_told_before_the_restart_is_not_told_again_by_the_next_event(name: str) -> None:
+    """Some lines wait 10 s for company. The node of these was mended since: they are no new suspicion of it."""
+    lines = [_xid("31", "n02", 1, RESTART - back) for back in (55, 35, 15)]
+    if name == "a line of the kernel":
+        lines = [replace(lines[0], kind=EventKind.KERNEL, code="aer", message=_FATAL)]
+    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    past = _buckets(_nothing, _nobody, range(RESTART - READ, RESTART))
+    _run(first, past, lines)
+    assert {i.node for i in _open(first).values()} == {"n02"}
+    second.begin([], lines, held=[replace(bucket, gpu={}, node={}, link={}) for bucket in past])
+    news = _xid("79", "n07", 0, RESTART + 1)
+    outcome = second.on_events([news], news.received_ms or 0)
+    assert {i.node for i in outcome.incidents} == {"n07"}
+
+
+def test_what_an_event_says_nothing_of_is_decided_when_the_past_is_read() -> None:
+    """What was open before the restart may be over: who reads its values first knows."""
+    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    *past, after = _buckets(_nothing, _nobody, range(RESTART + 1))
+    held = [replace(bucket, gpu={}, node={}, link={}) for bucket in past[-READ:]]
+    early, news = _xid("79", "n05", 1, RESTART - 3), _xid("79", "n07", 0, RESTART)
+    _run(first, past, [early])
+    second.begin(list(_open(first).values()), [early], held=held)
+    assert {d.node for d in second.on_events([news], news.received_ms or 0).decisions} == {"n07"}
+    for bucket in past[-READ:]:
+        second.recall(bucket)
+    second.recalled()
+    assert {d.node for d in second.on_bucket(after, after.end_ms + LAG_MS).decisions} == {"n05"}
+
+
 @pytest.mark.parametrize("name", ["a silent node", "a lost GPU", "an agent stopped on purpose"])
 def test_what_ended_while_nobody_judged_is_ended(name: str) -> None:
     _, away, events = CASES[name]

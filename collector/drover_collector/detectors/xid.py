@@ -59,8 +59,6 @@ MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
     """Findings of the window's new events, at once; of held application faults and of endings, when due."""
-    if state is not None and not window.events and not window.fresh:
-        return [], state
     s = state if state is not None else State()
     if abs(now_ms - s.pruned_ms) >= PRUNE_MS:
         s.pruned_ms = now_ms

@@ -94,12 +94,14 @@ class PastBuckets(Reads):
         told = [newest]
         for at in range(0, len(later), IDS_MAX):  # what changed meanwhile: its history tells
             which = ", ".join(f"({word(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
-            told.append(
-                self._clients.arrow(
-                    "SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms FROM holdings"
-                    f" WHERE (node, gpu) IN ({which}) AND `from` <= {moment(moments[-1])}"
-                ).cast(newest.schema)
+            of = f"FROM holdings WHERE (node, gpu) IN ({which}) AND `from`"
+            queries = (  # who held it at the first moment, and who since: a GPU has thousands of holders in a year
+                "SELECT node, gpu, argMax(job, `from`) AS job, toUnixTimestamp64Milli(max(`from`)) AS from_ms"
+                f" {of} <= {moment(moments[0])} GROUP BY node, gpu",
+                f"SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms"
+                f" {of} > {moment(moments[0])} AND `from` <= {moment(moments[-1])}",
             )
+            told += [found.cast(newest.schema) for found in map(self._clients.arrow, queries) if found.num_rows]
         every = pa.concat_tables(told)
         place = self._places_of(index, every)
         there = np.flatnonzero(place >= 0)
