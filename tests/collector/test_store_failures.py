@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from drover_collector.store import Store, StoreError, engine
+from drover_collector.store import pool as pool_module
 from drover_proto.catalog import Scope
 from testbed.fleets import T0, everything, gpu_row, index_of, samples
 
@@ -115,8 +116,8 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
 
 
 def test_who_waits_for_a_client_learns_that_the_store_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CLOSED_S", 0.01)
-    pool = engine._Pool(lambda: pytest.fail("not made"), 0)
+    monkeypatch.setattr(pool_module, "CLOSED_S", 0.01)
+    pool = pool_module.Pool(lambda: pytest.fail("not made"), 0)
     told: list[str] = []
 
     def wait() -> None:

@@ -6,11 +6,9 @@ directory would be read, and its `path` obeyed, so it gets a config of its own; 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
-import queue
 import shutil
 import threading
 import time
@@ -24,16 +22,17 @@ import clickhouse_connect
 import pyarrow as pa
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from drover_collector.store import definitions, embedded, server
+from drover_collector.store import definitions, embedded, server, sources
 from drover_collector.store.cluster import SETTINGS as CLUSTER_SETTINGS
 from drover_collector.store.cluster import Cluster
 from drover_collector.store.errors import StoreError
+from drover_collector.store.pool import Pool
+from drover_collector.store.whole import Whole
 
 log = logging.getLogger(__name__)
 
 CLIENTS = 4  # queries that run at once; each holds a client of its own
 MENDS = 20  # damaged parts that one question gets past
-CLOSED_S = 1.0  # how often those who wait for a client look whether the store was closed
 WRITERS = 2  # inserts that run at once: clients of their own, so that slow questions never hold up what comes in
 DATABASE = "drover"
 # The embedded engine takes nothing more below this. A disk that is full to the last byte is worse than a stop: parts
@@ -99,8 +98,10 @@ class Clients:
         # Is told each error of a statement that can be done again; whether it mended what made it fail.
         self.mended: Callable[[str], bool] = lambda _: False
         self._until = threading.local()
-        self._questions = _Pool(make, CLIENTS)
-        self._inserts = _Pool(make, WRITERS)
+        self._whole = Whole()
+        self._merges_rest = False
+        self._questions = Pool(make, CLIENTS)
+        self._inserts = Pool(make, WRITERS)
 
     @property
     def embedded(self) -> bool:
@@ -120,7 +121,7 @@ class Clients:
         return usage.free, usage.total
 
     @contextmanager
-    def use(self, pool: _Pool | None = None) -> Iterator[Any]:
+    def use(self, pool: Pool | None = None) -> Iterator[Any]:
         """A client for this thread alone.
 
         Raises:
@@ -207,7 +208,11 @@ class Clients:
                 client.command(statement)
 
     def insert(self, table: str, data: pa.Table, note: str = "") -> None:
-        """Durable when it returns: it survives a kill -9 of this process. A server logs the note with it."""
+        """Durable when it returns: it survives a kill -9 of this process. A server logs the note with it.
+
+        Raises:
+            StoreError: refused, or not whole on the disk: it is to be done again.
+        """
         if not data.num_rows:
             return
         with self.use(self._inserts) as client:
@@ -234,11 +239,24 @@ class Clients:
         try:
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
                 writer.write_table(data)
+            before = self._whole.before(table, lambda: _folder_of(client, table))
+            if broken := self._whole.take_broken(table):  # the disk takes something again
+                sources.clear(self, table, untold=broken)
             client.command(f"INSERT INTO {table} ({columns}) FROM INFILE '{quoted(file)}' FORMAT Arrow")
+            if not self._whole.after(table, before):
+                raise OSError(0, f"what was written to table {table} is not on the disk")
+            self._let_merge(client, True)
         except OSError as error:
+            self._let_merge(client, False)
             raise StoreError(f"{file}: {error.strerror or error}; is the disk full?") from error
         finally:
             file.unlink(missing_ok=True)
+
+    def _let_merge(self, client: Any, may: bool) -> None:
+        """While the disk takes nothing a merge would put a part that is not whole in the place of those that are."""
+        if may == self._merges_rest:
+            self._merges_rest = not may
+            client.command(f"SYSTEM {'START' if may else 'STOP'} MERGES")
 
     def close(self) -> None:
         """Waits for running statements."""
@@ -247,51 +265,11 @@ class Clients:
             self._on_close()
 
 
-class _Pool:
-    """At most `size` clients, made when they are needed."""
-
-    def __init__(self, make: Callable[[], Any], size: int) -> None:
-        self._make = make
-        self._size = size
-        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
-        self._lock = threading.Lock()
-        self._made = 0
-        self._closed = False
-
-    def take(self) -> Any:
-        try:
-            client = self._free.get_nowait()
-        except queue.Empty:
-            with self._lock:
-                fresh = self._made < self._size and not self._closed
-                if fresh:
-                    client = self._make()
-                    self._made += 1
-            if not fresh:
-                client = self._wait()
-        if self._closed:
-            self._free.put(client)
-            raise StoreError("the store is closed")
-        return client
-
-    def _wait(self) -> Any:
-        while not self._closed:
-            with contextlib.suppress(queue.Empty):
-                return self._free.get(timeout=CLOSED_S)
-        raise StoreError("the store is closed")
-
-    def give(self, client: Any) -> None:
-        self._free.put(client)
-
-    def close(self) -> bool:
-        """Waits for running statements; False when it was closed before."""
-        with self._lock:
-            if self._closed:
-                return False
-            self._closed = True
-        for _ in range(self._made):
-            self._free.get().close()
-        return True
+def _folder_of(client: Any, table: str) -> Path | None:
+    """Where the parts of an embedded table lie."""
+    sql = "SELECT data_paths FROM system.tables WHERE database = currentDatabase() AND name = {name:String}"
+    found = client.query_arrow(sql, parameters={"name": table}).to_pylist()
+    return Path(found[0]["data_paths"][0]) if found and found[0]["data_paths"] else None
 
 
 def _check_room(folder: Path) -> None:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drover_collector.store import definitions
+from drover_collector.store import definitions, sources
 from drover_collector.store.engine import Clients
 from drover_collector.store.errors import StoreError
+from drover_collector.store.whole import whole
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Integrity:
         self._thread: threading.Thread | None = None
         self._found: tuple[Damage, ...] = ()
         self._checked: set[str] = set()  # parts, by table and name
+        self._merged: set[str] = set()  # paths of parts that a merge made, which were whole
         self._moved_s = -math.inf  # when a part was set aside last
         self._seen = 0  # when the engine's errors were looked at, seconds
         self._untold: list[Damage] = []
@@ -195,6 +197,7 @@ class Integrity:
                 if time.monotonic() >= look_s:
                     look_s = time.monotonic() + LOOK_S
                     self._look_at_errors()
+                    self._look_at_merged()
                     self.look()
                 took = next(unchecked, None)
                 if took is None:
@@ -214,6 +217,17 @@ class Integrity:
         for text in self._errors(self._seen):
             self.set_aside(text)
         self._seen = now
+
+    def _look_at_merged(self) -> None:
+        """Parts that merges made while the disk took nothing: what they were made of is kept for eight minutes."""
+        rows = self._clients.rows(
+            "SELECT table, name, path FROM system.parts WHERE active AND level > 0 AND database = currentDatabase()"
+        )
+        for row in rows:
+            if row["path"] not in self._merged and not whole(Path(row["path"])):
+                with self._lock:
+                    self._check(row["table"], row["name"])
+        self._merged = {row["path"] for row in rows}
 
     def _check_all(self) -> Iterator[float]:
         """Check each small part once, the newest first; what a crash left is among these. Yields seconds taken."""
@@ -247,7 +261,7 @@ class Integrity:
         if not bad:
             return False
         log.error("store: part %s of table %s is damaged: %s", part, table, str(bad[0]["message"]).split(": ", 2)[-1])
-        self._clients.command(f"ALTER TABLE `{table}` DETACH PART '{part}'")
+        sources.clear(self._clients, table, part)
         self._moved_s = time.monotonic()
         self.look()
         return True

@@ -1,0 +1,60 @@
+"""Clients of the store, each used by one thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from drover_collector.store.errors import StoreError
+
+CLOSED_S = 1.0  # how often those who wait for a client look whether the store was closed
+
+
+class Pool:
+    """At most `size` clients, made when they are needed."""
+
+    def __init__(self, make: Callable[[], Any], size: int) -> None:
+        self._make = make
+        self._size = size
+        self._free: queue.LifoQueue[Any] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._made = 0
+        self._closed = False
+
+    def take(self) -> Any:
+        try:
+            client = self._free.get_nowait()
+        except queue.Empty:
+            with self._lock:
+                fresh = self._made < self._size and not self._closed
+                if fresh:
+                    client = self._make()
+                    self._made += 1
+            if not fresh:
+                client = self._wait()
+        if self._closed:
+            self._free.put(client)
+            raise StoreError("the store is closed")
+        return client
+
+    def _wait(self) -> Any:
+        while not self._closed:
+            with contextlib.suppress(queue.Empty):
+                return self._free.get(timeout=CLOSED_S)
+        raise StoreError("the store is closed")
+
+    def give(self, client: Any) -> None:
+        self._free.put(client)
+
+    def close(self) -> bool:
+        """Waits for running statements; False when it was closed before."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+        for _ in range(self._made):
+            self._free.get().close()
+        return True

@@ -1,0 +1,80 @@
+"""Parts that are not whole taken out of a table, and what they were merged from put back in their place.
+
+The engine keeps for eight minutes what it merged. When it starts it takes that instead of a damaged part; while it runs
+it does not, and DROP or DETACH of any part of a table removes all of it at once: so it is kept before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drover_collector.store.errors import StoreError
+from drover_collector.store.whole import whole
+
+if TYPE_CHECKING:
+    from drover_collector.store.engine import Clients
+
+log = logging.getLogger(__name__)
+
+_KEPT = "tmp-"  # before a part's name, until it is put back: what begins so is no damage
+
+
+def clear(clients: Clients, table: str, damaged: str = "", untold: Collection[str] = ()) -> None:
+    """
+    Args:
+        damaged: a part that is not whole although its sizes are.
+        untold: parts of inserts that failed, which hold nothing that anybody was told is stored: dropped, while the
+            others are set aside.
+    Raises:
+        StoreError
+    """
+    parts = clients.rows(
+        "SELECT name, path, partition_id, level, active, rows, toInt64(min_block_number) AS low,"
+        " toInt64(max_block_number) AS high FROM system.parts WHERE database = currentDatabase()"
+        " AND table = {table:String}",
+        {"table": table},
+    )
+    bad = [row for row in parts if row["active"] and (row["name"] == damaged or not whole(Path(row["path"])))]
+    kept = {row["name"]: _keep(table, row, parts) for row in bad}
+    for name in kept:
+        try:
+            clients.command(f"ALTER TABLE `{table}` {'DROP' if name in untold else 'DETACH'} PART '{name}'")
+        except StoreError as error:
+            if "NO_SUCH_DATA_PART" not in str(error):  # else another thread's, which met it too, was before us
+                raise
+    for name, folders in kept.items():
+        for folder in folders:
+            part = folder.name.removeprefix(_KEPT)
+            folder.rename(folder.with_name(part))
+            clients.command(f"ALTER TABLE `{table}` ATTACH PART '{part}'")
+        if folders:
+            log.warning("store: part %s of table %s: %d parts it was merged from are back", name, table, len(folders))
+
+
+def _keep(table: str, bad: dict[str, Any], parts: list[dict[str, Any]]) -> list[Path]:
+    """Copies, by links, of what a part was merged from: the largest that are whole, then what these leave open."""
+    inside = [
+        row for row in parts
+        if not row["active"] and row["rows"] and bad["level"] and row["partition_id"] == bad["partition_id"]
+        and bad["low"] <= row["low"] and row["high"] <= bad["high"]
+    ]  # fmt: skip
+    chosen: list[dict[str, Any]] = []
+    for row in sorted(inside, key=lambda row: (row["low"] - row["high"], -row["level"])):
+        if all(row["high"] < one["low"] or row["low"] > one["high"] for one in chosen) and whole(Path(row["path"])):
+            chosen.append(row)
+    kept = []
+    for row in sorted(chosen, key=lambda row: row["low"]):
+        folder = Path(row["path"])
+        copy = folder.parent / "detached" / f"{_KEPT}{folder.name}"
+        try:
+            shutil.copytree(folder, copy, copy_function=os.link)
+        except OSError as error:
+            log.error("store: part %s of table %s cannot be kept: %s", folder.name, table, error)
+        else:
+            kept.append(copy)
+    return kept
