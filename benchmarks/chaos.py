@@ -118,6 +118,9 @@ def measure(folder: Path, only: str = "") -> dict[str, Any]:
             rows.append(row)
             stored[name] = found
             blame([row], found)
+    wrong += [
+        f"{where}: no rollup was compared" for where, found in stored.items() if found and not found["rollups_compared"]
+    ]
     wrong += [f"{row.name}: {text}" for row in rows for text in row.wrong]
     wrong += [f"{where}: {found[name]} {name}" for where, found in stored.items() for name in WRONG if found.get(name)]
     return {
@@ -147,7 +150,10 @@ def blame(rows: Sequence[Row], found: dict[str, Any]) -> None:
 def page(result: dict[str, Any]) -> str:
     """docs/chaos.md."""
     stored = result["stored"].values()
-    sums = {name: sum(found.get(name, 0) for found in stored) for name in ("rows", "events", "acks", *WRONG)}
+    sums = {
+        name: sum(found.get(name, 0) for found in stored)
+        for name in ("rows", "events", "acks", "rollups_compared", *WRONG)
+    }
     cut = sum(found.get("cut_before_acknowledged", 0) for found in stored)
     lines = [
         "# Chaos: what was broken, and how long it took",
@@ -164,7 +170,8 @@ def page(result: dict[str, Any]) -> str:
         f"| lost: rows, events | {sums['rows_lost']}, {sums['events_lost']} |",
         f"| doubled: rows, events | {sums['rows_doubled']}, {sums['events_doubled']} |",
         f"| wrong values; series with an unequal checksum | {sums['rows_wrong']}; {sums['series_unequal']} |",
-        f"| rollups of 10 s that differ from their rows | {sums['rollups_unequal']} |",
+        f"| rollups of 10 s compared with their rows; unequal | {sums['rollups_compared']:,};"
+        f" {sums['rollups_unequal']} |",
         f"| drained in Slurm (broken ones only, one at a time) | {', '.join(result['drained']) or 'none'} |",
         f"| webhook messages taken; taken again under the same id | {result['messages']['taken']};"
         f" {result['messages']['again']} |",

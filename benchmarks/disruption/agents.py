@@ -80,6 +80,8 @@ class Fleet:
             return {name: agent.agent.connected_to for name, agent in self.agents.items()}
         if do == "clock":
             self.agents[node].clock.ahead_s = float(words["ahead_s"])
+        elif do == "clock wrong":
+            return {"wrong": self.agents[node].agent._clock_wrong}
         elif do == "xid":
             agent = self.agents[node]
             text = f"Xid (PCI:0000:3b:00): {words['code']}, by the chaos run"

@@ -165,7 +165,7 @@ def store_read_only(run: Run) -> Steps:
     pid = run.place.collectors["c1"].child.pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     run.hold(6)
-    told = run.place.troubles()
+    told = sorted(run.place.troubles(), key=lambda line: not line.startswith("The store fails"))
     run.saw(told[0][:110] if told else "died, and is started again")
     if run.place.collectors["c1"].alive:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
@@ -255,6 +255,7 @@ def clock_moved(ahead_s: float) -> Callable[[Run], Steps]:
         run.until(told, PATIENT_S, "the wrong clock is an event")
         run.saw(f"told: {told()[0][:90]}" if told() else "")
         run.place.fleet.ask(do="clock", node=node, ahead_s=0)
-        yield None
+        # Else the next wrong clock is no news to the agent.
+        yield lambda: not run.place.fleet.ask(do="clock wrong", node=node)["wrong"]
 
     return fault

@@ -31,6 +31,7 @@ SOON = (
     ("grpc.max_reconnect_backoff_ms", 500),
 )  # fmt: skip
 BACKLOG = 3  # records of an agent that may be on their way: it sends one a second, and an event now and then
+ROLLED_UP_S = 120.0  # a collector waits a minute for more that is late
 JUDGED_MS = 20_000  # a bucket of 10 s, the lag of 2 s, and the time of its work
 
 
@@ -233,8 +234,13 @@ class Place:
             status = self.status(next(iter(self.collectors)))
             return status is not None and status.newest_tick_ms >= delivered_ms
 
+        def rolled_up() -> bool:
+            """Buckets of late rows, and of rows that were set aside, are computed again."""
+            stub = self.stub(next(iter(self.collectors)))
+            return stub.GetSystem(pb.SystemRequest(), timeout=CALL_S).store.rollup_marks == 0
+
         self.wait(judged, 40)
-        time.sleep(3)  # late rows' buckets are computed again in the breaks between ticks
+        self.wait(rolled_up, ROLLED_UP_S)
         for process in self.collectors.values():
             process.stop()
 
