@@ -53,8 +53,12 @@ def upgrade(folder: Path) -> tuple[Row, dict[str, object]]:
 
     def fault(run: Run) -> Steps:
         place = run.place
-        before = place.status("c1")
-        run.must(before is not None and before.samples_stored > 0, "the older collector takes what newer agents send")
+
+        def takes() -> bool:
+            status = place.status("c1")
+            return status is not None and status.samples_stored > 0
+
+        run.until(takes, 30, "the older collector takes what newer agents send")
         place.collectors["c1"].stop()
         place.code.clear()
         place.start_collector()
