@@ -131,22 +131,22 @@ def events() -> str:
 
 COST = """## What the agent costs
 
-`benchmarks/bench_agent.py --seconds 60` on 2 cores with nothing else to do: 8 GPUs, 8 InfiniBand ports, 1 Hz,
-everything on, values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. Taken
-before the last calls were saved, which side by side in the same minute on a loaded machine made it 7.45 ms of 8.27.
+`benchmarks/bench_agent.py --seconds 60` on 2 cores at a load of 4 from this and other programs: 8 GPUs, 8 InfiniBand
+ports, 1 Hz, everything on, values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at
+1 Hz.
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
-| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 8.5 ms a second | 19.6 ms | 0.35; missed: 0.44 |
-| CPU, NVML calls that spin as long | 21.7 ms a second | 20.5 ms | none: 1.06 of it |
-| resident memory | 41.2 MiB, of which 25.3 anonymous; 30.4 in proportion to who shares it | 21.0 MiB | 45 MiB |
-| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.08 s / 0.20 s | | 0.2 s |
-| time of these imports | 0.08 s / 0.20 s | | 0.2 s |
-| on the wire to a collector, or in a scrape | 0.69 kB a second | 12.3 kB | |
+| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 6.0 ms a second | 17.2 ms | 0.35: 0.349 |
+| CPU, NVML calls that spin as long | 17.2 ms a second | 17.2 ms | none: 1.00 of it |
+| resident memory | 41.4 MiB, of which 25.5 anonymous; 29.3 in proportion to who shares it | 20.8 MiB | 45 MiB |
+| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.07 s / 0.17 s | | 0.2 s |
+| time of these imports | 0.08 s / 0.18 s | | 0.2 s |
+| on the wire to a collector, or in a scrape | 0.67 kB a second | 12.3 kB | |
 
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU with GPM takes 4 calls a second
   (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of
-  its own: about 44 a second for 8, 51 when the figures above were taken. A call that only sleeps costs this machine 30
+  its own: about 44 a second for 8. A call that only sleeps costs this machine 30
   to 39 us of CPU (`sleep_cpu_us`), 1.3 to 1.7 ms a second.
 - Where the time goes, as `bench_agent.py --parts` counts it, which itself costs some; on a machine with a load of 33,
   so that only the proportions say something:
