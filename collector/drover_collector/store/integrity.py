@@ -227,6 +227,9 @@ class Integrity:
             if row["path"] not in self._merged and not whole(Path(row["path"])):
                 with self._lock:
                     self._check(row["table"], row["name"])
+        for table, folder in {(row["table"], Path(row["path"]).parent) for row in rows}:
+            if sources.waiting(folder):
+                sources.clear(self._clients, table)
         self._merged = {row["path"] for row in rows}
 
     def _check_all(self) -> Iterator[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT = "tmp-"  # before a part's name, until it is put back: what begins so is no damage
+_one_at_a_time = threading.Lock()
+
+
+def waiting(table_folder: Path) -> list[Path]:
+    """What is still to be put back: the disk took nothing when it should have been."""
+    return sorted((table_folder / "detached").glob(f"{_KEPT}*"), key=lambda path: int(path.name.split("_")[1]))
 
 
 def clear(clients: Clients, table: str, damaged: str = "", untold: Collection[str] = ()) -> None:
@@ -33,6 +40,11 @@ def clear(clients: Clients, table: str, damaged: str = "", untold: Collection[st
     Raises:
         StoreError
     """
+    with _one_at_a_time:
+        _clear(clients, table, damaged, untold)
+
+
+def _clear(clients: Clients, table: str, damaged: str, untold: Collection[str]) -> None:
     parts = clients.rows(
         "SELECT name, path, partition_id, level, active, rows, toInt64(min_block_number) AS low,"
         " toInt64(max_block_number) AS high FROM system.parts WHERE database = currentDatabase()"
@@ -40,23 +52,26 @@ def clear(clients: Clients, table: str, damaged: str = "", untold: Collection[st
         {"table": table},
     )
     bad = [row for row in parts if row["active"] and (row["name"] == damaged or not whole(Path(row["path"])))]
-    kept = {row["name"]: _keep(table, row, parts) for row in bad}
-    for name in kept:
+    for row in bad:
+        _keep(row, parts)
+    for name in [row["name"] for row in bad]:
         try:
             clients.command(f"ALTER TABLE `{table}` {'DROP' if name in untold else 'DETACH'} PART '{name}'")
         except StoreError as error:
             if "NO_SUCH_DATA_PART" not in str(error):  # else another thread's, which met it too, was before us
                 raise
-    for name, folders in kept.items():
-        for folder in folders:
-            part = folder.name.removeprefix(_KEPT)
-            folder.rename(folder.with_name(part))
-            clients.command(f"ALTER TABLE `{table}` ATTACH PART '{part}'")
-        if folders:
-            log.warning("store: part %s of table %s: %d parts it was merged from are back", name, table, len(folders))
+    for folder in sorted({Path(row["path"]).parent for row in parts}):
+        for copy in waiting(folder):
+            part = copy.rename(copy.with_name(copy.name.removeprefix(_KEPT)))
+            try:
+                clients.command(f"ALTER TABLE `{table}` ATTACH PART '{part.name}'")
+            except StoreError:
+                part.rename(copy)  # again with the next look
+                raise
+            log.warning("store: table %s: part %s is back, of which a damaged one was merged", table, part.name)
 
 
-def _keep(table: str, bad: dict[str, Any], parts: list[dict[str, Any]]) -> list[Path]:
+def _keep(bad: dict[str, Any], parts: list[dict[str, Any]]) -> None:
     """Copies, by links, of what a part was merged from: the largest that are whole, then what these leave open."""
     inside = [
         row for row in parts
@@ -67,14 +82,13 @@ def _keep(table: str, bad: dict[str, Any], parts: list[dict[str, Any]]) -> list[
     for row in sorted(inside, key=lambda row: (row["low"] - row["high"], -row["level"])):
         if all(row["high"] < one["low"] or row["low"] > one["high"] for one in chosen) and whole(Path(row["path"])):
             chosen.append(row)
-    kept = []
-    for row in sorted(chosen, key=lambda row: row["low"]):
+    for row in chosen:
         folder = Path(row["path"])
         copy = folder.parent / "detached" / f"{_KEPT}{folder.name}"
         try:
-            shutil.copytree(folder, copy, copy_function=os.link)
-        except OSError as error:
-            log.error("store: part %s of table %s cannot be kept: %s", folder.name, table, error)
-        else:
-            kept.append(copy)
-    return kept
+            if copy.exists() and not whole(copy):  # of a try that was broken off
+                shutil.rmtree(copy)
+            if not copy.exists():
+                shutil.copytree(folder, copy, copy_function=os.link)
+        except OSError as error:  # nothing is dropped then
+            raise StoreError(f"{copy}: {error.strerror or error}; what was merged cannot be kept") from error
