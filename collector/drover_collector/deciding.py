@@ -6,7 +6,7 @@
     approved           the person's yes, with its reason; what follows is `act`, or `held` while the guard says no
     rejected           the person's no: not asked again until more is wanted
     expired            nobody answered, or there is nothing to answer any more
-    act                to be done now
+    act                to be done now; decided again when its action failed, `AGAIN_MS` later, if it is wanted still
 
 A decision of a person keeps the id of the one it answers, so that the newest version of an id is how it stands.
 """
@@ -25,7 +25,7 @@ from drover_collector.guard import MAINTENANCE, OUT_STAGES, Census, hold
 from drover_collector.guard_breaker import Breaker
 from drover_collector.guard_pace import Pace
 from drover_collector.policy import Policy, Verdict, least_mode
-from drover_proto.events import WANTED_ORDER, Approval, Decision, Duty, Health, Incident, Wanted
+from drover_proto.events import WANTED_ORDER, Action, ActionState, Approval, Decision, Duty, Health, Incident, Wanted
 
 JobNodes = Callable[[str | None], Mapping[str, Set[str]]]  # the nodes of a job, by its name; empty when not known
 Key = tuple[str, str]  # (incident id, node)
@@ -33,6 +33,8 @@ Key = tuple[str, str]  # (incident id, node)
 DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
 DEAD = frozenset({"silent", "driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
+FOREIGN = "left as it is"  # ends what an actuator says of a node that somebody else has taken out
+AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
@@ -44,6 +46,7 @@ class Decider:
 
     Attributes:
         standing: (incident, node) -> its newest decision.
+        failed: (incident, node) -> the failed action of its standing decision to act: it is not out by that.
         duties: node -> how far it is that is or was out of service.
         away: nodes that their scheduler gives no work, whoever closed them.
         maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
@@ -55,6 +58,7 @@ class Decider:
         self.policy = policy
         self.ceiling = ceiling
         self.standing: dict[Key, Decision] = {}
+        self.failed: dict[Key, Action] = {}
         self.duties: dict[str, Duty] = {}
         self.away: Set[str] = frozenset()
         self.maintenance: Mapping[str, str] = {}
@@ -74,8 +78,9 @@ class Decider:
         """Nodes that are out of service by decisions and duties, or would be. `really`: without those that would."""
         outcomes = ("act",) if really else ("act", "would_act")
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
-        for (_, node), decision in self.standing.items():
-            if decision.wanted in DISRUPTIVE and decision.outcome in outcomes:
+        for key, decision in self.standing.items():
+            if decision.wanted in DISRUPTIVE and decision.outcome in outcomes and key not in self.failed:
+                node = key[1]
                 duty = self.duties.get(node)
                 if duty is None or duty.ts_ms < decision.ts_ms:  # else its duty says how it went
                     gone.add(node)
@@ -159,6 +164,18 @@ class Decider:
             self.pace.note_duty(duty)
         return new
 
+    def take_failed(self, actions: Iterable[Action]) -> None:
+        """Actions that failed, at once or read again after a restart; in any order."""
+        for action in actions:
+            key = action.incident_id, action.node
+            decision, before = self.standing.get(key), self.failed.get(key)
+            if decision is None or decision.outcome != "act" or decision.wanted.value != action.action.value:
+                continue
+            # An action may be for a later decision too, that wanted the same while it waited.
+            mine = action.decision_id == decision.id or action.ts_ms >= decision.ts_ms
+            if action.state is ActionState.FAILED and mine and (before is None or before.ts_ms <= action.ts_ms):
+                self.failed[key] = action
+
     def forget(self, incidents: Iterable[str]) -> None:
         """These incidents are over."""
         over = set(incidents)
@@ -180,6 +197,7 @@ class Decider:
         keys = {(i.id, i.node or "") for i, _ in wanted} | {(event, "") for event in self.breaker.events}
         gone = [self.standing.pop(key) for key in list(self.standing) if key not in keys]
         self._approved = {key: d for key, d in self._approved.items() if key in keys}
+        self.failed = {key: action for key, action in self.failed.items() if key in self.standing}
         return [
             replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="expired", reason="over: nothing is wanted any more")
             for d in gone
@@ -236,7 +254,7 @@ class Decider:
         made: list[Decision] = []
         same = last is not None and (last.wanted, last.rule, last.mode) == (verdict.wanted, verdict.rule, mode)
         if last is not None and same:
-            if last.outcome in ("act", "would_act"):
+            if last.outcome in ("act", "would_act") and not self._again(key, now_ms):
                 return []
             if last.outcome == "pending_approval":
                 if now_ms - last.ts_ms < policy.approval_expires_s * 1000:
@@ -263,6 +281,18 @@ class Decider:
             census.take(node)
         made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms))
         return made
+
+    def _again(self, key: Key, now_ms: int) -> bool:
+        """Whether what failed is to be decided again: not soon, not while its node is out of service anyway, and not
+        when somebody else had it: they may have mended it since."""
+        action, node = self.failed.get(key), key[1]
+        if action is None or action.detail.endswith(FOREIGN):
+            return False
+        if action.ts_ms > now_ms:  # the clock went back: as if it were now, or it would wait for ever
+            action = self.failed[key] = replace(action, ts_ms=now_ms)
+        duty = self.duties.get(node)
+        out = node in self.away or (duty is not None and duty.stage in OUT_STAGES)
+        return not out and now_ms - action.ts_ms >= AGAIN_MS
 
     def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
         """The mode for this node: what a person put back goes out again only after asking."""
@@ -320,6 +350,7 @@ class Decider:
         """Takes a decision in, when it is made and when it is read again after a restart. `counts`: for the pace."""
         key = (decision.incident_id, decision.node)
         self.standing[key] = decision
+        self.failed.pop(key, None)
         if decision.outcome == "approved":
             self._approved[key] = decision
         if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act") and counts:

@@ -27,7 +27,7 @@ from drover_collector.policy import Policy
 from drover_collector.probes import proof
 from drover_collector.recall import LAG_MS, Recall, back, dealt_with
 from drover_collector.senses import WINDOW_BUCKETS, Senses, Trouble
-from drover_proto.events import Approval, Decision, Duty, Event, Finding, Health, Incident, ProbeVerdict
+from drover_proto.events import Action, Approval, Decision, Duty, Event, Finding, Health, Incident, ProbeVerdict
 
 __all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome", "Trouble"]
 
@@ -179,6 +179,10 @@ class Engine:
     def on_away(self, nodes: Set[str]) -> None:
         """Nodes that their scheduler gives no work, whoever closed them: for the guard's count."""
         self.decider.away = frozenset(nodes)
+
+    def on_failed(self, actions: Iterable[Action]) -> None:
+        """Actions of decisions that failed: each is decided again later, while its incident is open and wants it."""
+        self.decider.take_failed(actions)
 
     def census(self) -> Census:
         """Who is out of service, as the guard counts."""

@@ -31,7 +31,7 @@ from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_collector.ticks import Rate, Ticks
-from drover_proto.events import Approval, Audit, Duty, Event, Incident, Silence
+from drover_proto.events import Action, Approval, Audit, Duty, Event, Incident, Silence
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ class Judging:
         self.desk = desk
         desk.on_duties.append(self.take_duties)
         desk.on_away.append(self.take_away)
+        desk.on_failed.append(self.take_failed)
         self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
 
     def take_events(self, events: Sequence[Event]) -> None:
@@ -144,6 +145,12 @@ class Judging:
     def troubles(self) -> list[str]:
         """Troubles of Drover itself, each a sentence."""
         acting = [] if self.desk is None else list(self.desk.troubles.values())
+        undone = list(self.engine.decider.failed.copy().values())
+        if undone:
+            first = f"{undone[0].action} {undone[0].node} first: {undone[0].detail}"
+            acting.append(
+                f"{len(undone)} actions failed; each is tried again hourly if its node is in service; {first}"
+            )
         return [*list(self.ticks.troubles.values()), *self.outbox.troubles, *acting]
 
     def answer(self, approval: Approval, audit: Audit) -> Outcome:
@@ -198,6 +205,10 @@ class Judging:
     def take_away(self, nodes: Set[str]) -> None:
         """Nodes that their scheduler gives no work. From any thread; returns at once."""
         self._judge.submit(lambda: self.engine.on_away(nodes))
+
+    def take_failed(self, actions: Sequence[Action]) -> None:
+        """Actions that failed. From any thread; returns at once."""
+        self._judge.submit(lambda: self.engine.on_failed(actions))
 
     def judge_now(self, call: Callable[[Engine], Outcome]) -> bool:
         """Whether what came of it is stored. Not from the event loop. Raises RuntimeError: this collector stops."""

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.desk import UNBEGUN_MS, ActionDesk
+from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store
-from drover_proto.events import Act, ActionState, Decision, Health, Wanted
+from drover_proto.events import Act, Action, ActionState, Decision, Health, Wanted
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
+from testbed.waiting import wait_until
 
 
 @pytest.fixture
@@ -121,3 +123,44 @@ def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene:
         done = scene.wait(Act.DRAIN)
     assert (done.state, done.detail) == (ActionState.FAILED, "not done: its incident ended before it could be")
     assert scene.slurm.effects == []
+
+
+def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_stored_once(scene: Scene) -> None:
+    """Only of incidents that are open, and nothing that another decision's action was done for."""
+    scene.incidents |= {"inc2": incident("inc2", closed_ms=T0 + 1, node="n2"), "inc3": incident("inc3", node="n3")}
+    with scene.desk() as desk:
+        scene.store.write_decisions([decision(node="n3", id_="d3", of="inc3")])
+        desk.take([decision(node="n3", id_="d3", of="inc3")])
+        assert scene.wait(Act.DRAIN, "n3").state is ActionState.DONE
+    merged = replace(decision(node="n3", id_="d4", of="inc3"), ts_ms=T0 - 1)  # its action was d3's
+    scene.store.write_decisions([decision(), decision(node="n2", id_="d2", of="inc2"), merged])
+    scene.now_ms = T0 + UNBEGUN_MS + 1
+    told: list[Action] = []
+    actuator = SlurmActuator(scene.slurm, 10_000)
+    desk = ActionDesk(
+        scene.store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: scene.incidents,
+        now_ms=lambda: scene.now_ms, look_s=1e9,
+    )  # fmt: skip
+    desk.on_failed.append(told.extend)
+    for _ in range(2):
+        desk.start()
+        desk.stop()
+        (failed,) = told
+        assert (failed.decision_id, failed.node, failed.state) == ("d1", "n1", ActionState.FAILED)
+        assert failed.detail.startswith("not done: the collector was stopped before it was begun")
+        assert scene.store.actions(incident="inc1") == [failed]
+        told.clear()
+    assert {a.incident_id for a in scene.store.actions()} == {"inc1", "inc3"}
+
+
+def test_a_drain_that_is_given_up_is_told_to_who_decides(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    scene.slurm.away = True
+    told: list[Action] = []
+    with scene.desk() as desk:
+        desk.on_failed.append(told.extend)
+        desk.take([decision()])
+        wait_until(lambda: desk.troubles, "it is tried")
+        scene.now_ms += CONFIG.give_up_s * 1000 + 1
+        wait_until(lambda: told, "it is given up")
+    assert [(a.decision_id, a.state) for a in told] == [("d1", ActionState.FAILED)]

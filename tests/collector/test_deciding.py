@@ -6,9 +6,20 @@ import dataclasses
 
 import pytest
 
-from drover_collector.deciding import PERSON_MS, Decider
+from drover_collector.deciding import AGAIN_MS, PERSON_MS, Decider
 from drover_collector.guard import GuardLimits
-from drover_proto.events import Approval, Decision, Duty, Health, Incident, IncidentKind, Wanted
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Approval,
+    Decision,
+    Duty,
+    Health,
+    Incident,
+    IncidentKind,
+    Wanted,
+)
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
 
 INDEX = fleet(32)
@@ -220,3 +231,85 @@ def test_a_fleet_of_one_node_may_lose_it_and_one_of_two_sick_nodes_asks(count: i
     subject = Decider(fleet(count), policy("enforce", GuardLimits()), "enforce")
     open_ = [incident(f"n{n:03d}") for n in range(count)]
     assert [d.outcome for d in decide(subject, open_, 10 * HOUR_MS)[0]] == outcomes
+
+
+def failed(decision: Decision, at_ms: int, decision_id: str | None = None) -> Action:
+    made_for = decision.id if decision_id is None else decision_id
+    act = Act(decision.wanted.value)
+    return Action("a1", made_for, decision.incident_id, decision.node, act, "slurm", ActionState.FAILED, at_ms, "away")
+
+
+def test_what_failed_is_not_out_and_is_decided_again_an_hour_later_once_also_after_a_restart() -> None:
+    first, open_ = decider(), [incident("n001")]
+    stored, _ = decide(first, open_, 1000)
+    first.take_failed([failed(stored[0], 5000)])
+    second = decider()
+    second.restore(stored, open_)
+    second.take_failed([failed(stored[0], 5000)])
+    for subject in (first, second):
+        assert (subject.out(), subject.out(really=True)) == (set(), set())
+        assert decide(subject, open_, 5000 + AGAIN_MS - 1)[0] == []
+        (again,), _ = decide(subject, open_, 5000 + AGAIN_MS)
+        assert (again.outcome, again.node, again.id != stored[0].id) == ("act", "n001", True)
+        assert subject.out() == {"n001"}
+        subject.take_failed([failed(stored[0], 5000)])  # told again, of the one before
+        assert decide(subject, open_, 5000 + 9 * AGAIN_MS)[0] == []
+
+
+def test_what_failed_passes_the_guard_again() -> None:
+    subject, open_ = decider(guard=dataclasses.replace(OPEN, fleet_nodes=1)), [incident("n001"), incident("n008")]
+    made, _ = decide(subject, open_, 1000)
+    assert [d.outcome for d in made] == ["act", "held"]
+    subject.take_failed([failed(made[0], 2000)])
+    (other,), _ = decide(subject, open_, 3000)
+    assert (other.node, other.outcome) == ("n008", "act"), "what failed takes nothing of what may be out"
+    (again,), _ = decide(subject, open_, 2000 + AGAIN_MS)
+    assert (again.node, again.outcome) == ("n001", "held")
+
+
+def test_what_failed_is_not_decided_again_when_it_is_over_or_its_node_out_anyway() -> None:
+    subject, open_ = decider(), [incident("n001")]
+    (made,), _ = decide(subject, open_, 1000)
+    subject.take_failed([failed(made, 2000)])
+    subject.away = {"n001"}
+    assert decide(subject, open_, 2000 + AGAIN_MS)[0] == []
+    subject.away = set()
+    subject.take_duties({"n001": Duty("n001", Health.DRAINED, 3000, "other", "cables")})
+    assert decide(subject, open_, 2000 + AGAIN_MS)[0] == []
+    subject.take_duties({})
+    assert decide(subject, [], 2000 + AGAIN_MS)[0] == []
+    assert subject.failed == {}
+
+
+def test_what_failed_asks_again_when_the_yes_has_expired() -> None:
+    subject, open_ = decider("approve", approval_expires_s=600.0), [incident("n001")]
+    (asked,), _ = decide(subject, open_, 1000)
+    _, act = answer(subject, asked, True, open_, 2000)
+    subject.take_failed([failed(act, 3000)])
+    assert [d.outcome for d in decide(subject, open_, 3000 + AGAIN_MS)[0]] == ["pending_approval"]
+
+
+def test_an_action_that_failed_counts_for_a_later_decision_that_it_was_for_too_and_for_no_other() -> None:
+    subject, open_ = decider(), [incident("n001")]
+    (made,), _ = decide(subject, open_, 1000)
+    subject.take_failed([failed(made, 999, "d0"), dataclasses.replace(failed(made, 2000, "d0"), action=Act.ISOLATE)])
+    assert subject.out() == {"n001"}
+    subject.take_failed([failed(made, 2000, "d0")])
+    assert subject.out() == set()
+
+
+def test_a_clock_that_went_back_holds_up_for_an_hour_at_most() -> None:
+    subject, open_ = decider(), [incident("n001")]
+    (made,), _ = decide(subject, open_, 1000)
+    subject.take_failed([failed(made, 100 * HOUR_MS)])
+    assert decide(subject, open_, HOUR_MS)[0] == []
+    assert [d.outcome for d in decide(subject, open_, HOUR_MS + AGAIN_MS)[0]] == ["act"]
+
+
+def test_what_somebody_else_had_taken_out_is_not_taken_out_when_they_put_it_back() -> None:
+    subject, open_ = decider(), [incident("n001")]
+    (made,), _ = decide(subject, open_, 1000)
+    foreign = "it is drained by ann (new cables): left as it is"  # word for word as in test_action_desk.py
+    subject.take_failed([dataclasses.replace(failed(made, 2000), detail=foreign)])
+    assert subject.out() == set()
+    assert decide(subject, open_, 2000 + 9 * AGAIN_MS)[0] == []

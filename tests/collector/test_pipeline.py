@@ -23,7 +23,7 @@ from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store, StoreError
 from drover_proto.catalog import Scope
-from drover_proto.events import Decision, Event, EventKind, Health, Incident, Severity, Wanted
+from drover_proto.events import Act, Action, ActionState, Decision, Event, EventKind, Health, Incident, Severity, Wanted
 from testbed.collected import small_index, write_entities, write_ticks
 
 T0 = 1_800_000_000_000
@@ -279,6 +279,7 @@ class Desk:
     def __init__(self) -> None:
         self.on_duties: list[object] = []
         self.on_away: list[object] = []
+        self.on_failed: list[object] = []
         self.troubles: dict[str, str] = {}
         self.acting = False
         self.taken: list[str] = []
@@ -304,6 +305,24 @@ def test_what_a_start_decides_is_acted_on(store: Store, index: FleetIndex, monke
         await pipeline.start()
         await pipeline.stop()
         assert desk.taken == ["d1"]
+
+    asyncio.run(scenario())
+
+
+def test_an_action_that_failed_is_known_to_who_decides_and_told(store: Store, index: FleetIndex) -> None:
+    made = Decision("d1", "inc1", T0, "n1", Wanted.DRAIN, "enforce", "act", "xid", "it fell off")
+    failed = Action("a1", "d1", "inc1", "n1", Act.DRAIN, "slurm", ActionState.FAILED, T0 + 1, "given up")
+
+    async def scenario() -> None:
+        pipeline, desk = pipeline_of(store, index, Clock()), Desk()
+        pipeline.act_by(desk)  # type: ignore[arg-type]  # as much of a desk as is asked for
+        await pipeline.start()
+        pipeline.engine.decider.standing["inc1", "n1"] = made
+        for told in desk.on_failed:
+            told([failed])  # type: ignore[operator]  # a callable
+        await pipeline.stop()
+        assert pipeline.engine.decider.out() == set()
+        assert [t for t in pipeline.troubles() if "1 actions failed" in t and t.endswith("drain n1 first: given up")]
 
     asyncio.run(scenario())
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
-from drover_collector.actions.intents import ACT_OF, Intents, wish
+from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
 from drover_collector.actions.settings import MODES, ActConfig
 from drover_collector.actions.worker import Worker
 from drover_collector.guard import may_resume
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 ADVICES = (Act.ADVISE, Act.UNADVISE)
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
 MOST_MADE = 20_000  # actions remembered: a decision may be handed over again until all of its outcome is stored
-UNBEGUN_MS = 3_600_000  # how far back decisions are looked for that a stop left without an intent
+UNBEGUN_MS = 3_600_000  # a decision older than this that a stop left without an intent is not begun any more, but told
+LOOKED_BACK_MS = 30 * 86_400_000  # for those, and for actions that failed
 STOP_S = 15.0  # for an effect under way
 
 
@@ -68,6 +69,7 @@ class ActionDesk:
         advices: (node, incident) -> the advice that stands.
         on_duties: each is called with `duties` when one has changed, in a worker's thread.
         on_away: each is called with the nodes that schedulers give no work, when these have changed; likewise.
+        on_failed: each is called with actions that failed, those of before the start too; likewise.
         troubles: what goes wrong, each a sentence.
     """
 
@@ -91,6 +93,7 @@ class ActionDesk:
         self.advices: dict[tuple[str, str], Action] = {}
         self.on_duties: list[Callable[[Mapping[str, Duty]], None]] = []
         self.on_away: list[Callable[[Set[str]], None]] = []
+        self.on_failed: list[Callable[[Sequence[Action]], None]] = []
         self.troubles: dict[str, str] = {}
         self.nodes = tuple(nodes)
         self._away: dict[str, Set[str]] = {}  # by actuator
@@ -128,7 +131,13 @@ class ActionDesk:
         workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, self._commands)}
         left = self.store.intended_actions()
         most = min(MODES.index(mode), MODES.index(self.config.mode))
-        found = self.store.unbegun_decisions(self.now_ms() - UNBEGUN_MS)
+        began_ms = self._began_ms
+        found = self.store.unbegun_decisions(began_ms - UNBEGUN_MS)
+        decided = self.store.unbegun_decisions(began_ms - LOOKED_BACK_MS)
+        acted = self.store.actions(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
+        self._tell_failed([a for a in acted if a.state is ActionState.FAILED])
+        old = [decision for decision in decided if decision.ts_ms < began_ms - UNBEGUN_MS]
+        self._report(never_begun(old, [*acted, *left], self._open_ids()))
         unbegun = [decision for decision in found if MODES.index(decision.mode) <= most]
         if len(unbegun) < len(found):
             log.warning(
@@ -146,6 +155,30 @@ class ActionDesk:
         for worker in workers.values():
             worker.start()
         intents.start()
+
+    def _open_ids(self) -> set[str]:
+        return {id_ for id_, incident in self.incidents().items() if incident.closed_ms is None}
+
+    def _report(self, decisions: Sequence[Decision]) -> None:
+        """Too old to be begun now: who decides looks at it anew. Raises StoreError."""
+        why = "not done: the collector was stopped before it was begun, and was away for too long"
+        failed = []
+        for d in decisions:
+            act, now_ms = ACT_OF[d.wanted], self.now_ms()
+            failed.append(
+                Action(
+                    _id_of(d.id, d.node, act), d.id, d.incident_id, d.node, act, "", ActionState.FAILED, now_ms, why,
+                    why=d.reason,
+                )
+            )  # fmt: skip
+            log.error("%s %s failed: %s", act, d.node, why)
+        if failed:
+            self.store.write_actions(failed)
+            self._tell_failed(failed)
+
+    def _tell_failed(self, actions: Sequence[Action]) -> None:
+        for told in self.on_failed if actions else ():
+            told(actions)
 
     def stop(self) -> None:
         """Ends after the effect under way; what is not done stays intended, or decided, in the store."""
@@ -195,7 +228,7 @@ class ActionDesk:
         Raises:
             StoreError: it could not be stored, or this collector is not the active one.
         """
-        id_ = hashlib.blake2b(f"{seed} {node} {act}".encode(), digest_size=8).hexdigest()
+        id_ = _id_of(seed, node, act)
         with self._lock:
             workers = self._workers
             if not workers:  # else it would be stored as one that nobody can do, and never be done
@@ -221,6 +254,7 @@ class ActionDesk:
             if worker is None:
                 made = replace(made, state=ActionState.FAILED, detail="no actuator has this node's pool")
                 self.store.write_actions([made])
+                self._tell_failed([made])
                 return self._remember(made)
             self.store.write_actions([made])
             self._remember(made)
@@ -332,6 +366,8 @@ class ActionDesk:
             for id_ in list(self._outcomes)[:-1000]:
                 del self._outcomes[id_]
             self._ended.notify_all()
+        if action.state is ActionState.FAILED:
+            self._tell_failed([action])
 
     def wait(self, action: Action, seconds: float) -> Action:
         """Its newest version, when it has ended or this time is over."""
@@ -358,7 +394,9 @@ class ActionDesk:
             worker.add(action)
             return
         gone = "not done: no actuator has this node's pool any more"
-        self.store.write_actions([replace(action, state=ActionState.FAILED, detail=gone, ts_ms=self.now_ms())])
+        failed = replace(action, state=ActionState.FAILED, detail=gone, ts_ms=self.now_ms())
+        self.store.write_actions([failed])
+        self._tell_failed([failed])
 
     def _must_act(self, node: str) -> None:
         if self.config.mode == "observe":
@@ -367,3 +405,7 @@ class ActionDesk:
             raise ActError("this collector is not the active one; ask the one that is")
         if self.actuator_of(node) is None:
             raise ActError(f"no actuator has {node}: see act.slurm, act.kubernetes and act.command in the settings")
+
+
+def _id_of(seed: str, node: str, act: Act) -> str:
+    return hashlib.blake2b(f"{seed} {node} {act}".encode(), digest_size=8).hexdigest()

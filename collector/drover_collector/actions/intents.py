@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Decision, Incident, Wanted
+from drover_proto.events import Act, Action, ActionState, Decision, Incident, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,20 @@ def wish(decision: Decision, incident: Incident | None) -> Wish | None:
         return None
     why = decision.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
     return Wish(decision.node, act, decision.id, decision.incident_id, why, "drover", decision.ts_ms)
+
+
+def never_begun(decisions: Iterable[Decision], acted: Sequence[Action], open_ids: Set[str]) -> list[Decision]:
+    """Of decisions to act without an action those of open incidents that no other decision's action was done for.
+
+    Args:
+        acted: actions; one may be for a later decision too, that wanted the same while it waited.
+    """
+    until: dict[tuple[str, str, Act], float] = {}
+    for a in acted:
+        key, at_ms = (a.node, a.incident_id, a.action), a.ts_ms
+        until[key] = max(until.get(key, 0), float("inf") if a.state is ActionState.INTENDED else at_ms)
+    wanted = [d for d in decisions if d.incident_id in open_ids and d.wanted in ACT_OF]
+    return [d for d in wanted if until.get((d.node, d.incident_id, ACT_OF[d.wanted]), 0) < d.ts_ms]
 
 
 class Intents:

@@ -72,7 +72,7 @@ class Actions(Writes):
         """Decisions to act of [since_ms, now) that have no action: their collector was stopped in between."""
         found = self._clients.rows(
             f"SELECT json FROM decisions FINAL WHERE ts >= {moment(since_ms)}"
-            " AND JSONExtractString(json, 'outcome') = 'act'"
+            " AND JSONExtractString(json, 'outcome') = 'act' AND JSONExtractString(json, 'wanted') != 'probe'"
             " AND id NOT IN (SELECT decision_id FROM actions WHERE decision_id != '')"
             f" ORDER BY ts, id LIMIT {int(limit)}"
         )
