@@ -23,5 +23,6 @@ def test_what_was_acknowledged_is_there_once_whoever_is_killed(tmp_path: Path) -
     stored = found["stored"]
     # Rollups of a run this short may all wait for late rows; those that are compared are in `wrong` if they differ.
     assert min(stored["rows"], stored["acks"], stored["events"]) > 0
-    assert found["damage"]["rows_lost"] > 0  # it was read, and missed
+    # It was read and missed; of a merged part what it was made of may still have been there, and nothing is lost then.
+    assert "is damaged: table gpu_samples" in found["damage"]["told"]
     assert found["damage"]["rows_lost_after_agents_sent_again"] == 0
