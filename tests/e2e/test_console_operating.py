@@ -112,6 +112,40 @@ def browse() -> Iterator[Open]:
     assert not problems
 
 
+AXE = (Path(__file__).resolve().parents[1] / "testbed/axe/axe.min.js").read_text("utf-8")
+# What stands on each page once it is drawn.
+DRAWN = {
+    "": "Fleet MFU", "incidents": "closed", "node?node={node}": "Hatched: absent", "job": "jobs hold",
+    "fabric": "No leaf has trouble", "thermals": "Warmest inlet", "probes": "Ask for one", "risk": "A ranking",
+    "capacity": "GPUs of each pool, now", "policy": "Had it enforced", "system": "Samples per second",
+}  # fmt: skip
+
+
+def barriers(page: Any) -> list[str]:
+    """What axe-core finds serious or critical on the page as it stands, shadow trees too."""
+    page.evaluate(f"() => {{ {AXE} }}")
+    told = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert told["passes"], "it looked"
+    return [
+        f"{found['id']}: {node['target']} {node['failureSummary']}"
+        for found in told["violations"] if found["impact"] in ("serious", "critical")
+        for node in found["nodes"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_any_page(console: Console, browse: Open, theme: str) -> None:
+    found = {}
+    page = browse(console.url, OPERATOR, theme)
+    for address, drawn in DRAWN.items():
+        page.goto(f"{console.url}/{address.format(node=console.node)}")
+        page.get_by_test_id("stMain").get_by_text(drawn).first.wait_for()
+        page.get_by_text(f"Signed in as {OPERATOR}").wait_for()
+        if wrong := barriers(page):
+            found[address] = wrong
+    assert not found
+
+
 SEEN = {
     "system": ("Connected now", "Detector", "Store"),
     "capacity": ("GPUs of each pool, now", "2.5 EUR a GPU-hour", "Free GPUs under each leaf"),

@@ -34,7 +34,13 @@ export const rampBar = () => `linear-gradient(90deg, ${RAMP.map((part) => `rgb($
 export function paint(element, share) {
   const at = Math.min(1, Math.max(0, share)) * (RAMP.length - 1);
   const low = Math.min(Math.floor(at), RAMP.length - 2);
-  const [red, green, blue] = RAMP[low].map((part, k) => Math.round(part + (RAMP[low + 1][k] - part) * (at - low)));
-  element.style.background = `rgb(${red}, ${green}, ${blue})`;
-  element.style.color = 0.299 * red + 0.587 * green + 0.114 * blue > 120 ? "#16191d" : "#ffffff";
+  const color = RAMP[low].map((part, k) => Math.round(part + (RAMP[low + 1][k] - part) * (at - low)));
+  element.style.background = `rgb(${color.join(",")})`;
+  element.style.color = luminance(color) > 0.179 ? "#000000" : "#ffffff"; // a contrast of 4.58 or more on every colour
+}
+
+// WCAG 2.1, relative luminance of an sRGB colour.
+function luminance(color) {
+  const [red, green, blue] = color.map((part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
