@@ -12,7 +12,7 @@ import pytest
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2
-from testbed.fleet_proxy import OLDER, older
+from testbed.older_fleet import OLDER, older
 
 from .test_pages import opened
 
