@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import chaos  # noqa: E402  # it lies beside the other scripts
-from disruption.proxy import Proxy  # noqa: E402
-from disruption.run import Row  # noqa: E402
+from disruption.proxy import Proxy  # noqa: E402  # likewise
+from disruption.run import Row  # noqa: E402  # likewise
 
 
 def test_what_is_missing_is_the_fault_s_during_which_it_was_made() -> None:
@@ -98,6 +98,6 @@ def test_a_network_that_is_cut_frozen_and_torn(echo: int) -> None:
             assert proxy.torn == 1
         proxy.tear(0)
         proxy.weather.refuses = True
-        with connect() as refused, pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError), connect() as refused:  # while it connects, or after
             assert said(refused, b"e") == b"e"
     proxy.close()

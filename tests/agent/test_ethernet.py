@@ -15,6 +15,7 @@ from drover_agent.sources.link_files import FAST, LinkFile, Port
 from drover_proto.catalog import Absent, Scope, of_scope
 from testbed.source_cases import cases_of, check, told
 from testbed.trees import plant
+from testbed.waiting import wait_until
 
 T = 1_800_000_000_000
 CARDS = next(case for case in cases_of("ethernet") if case.name == "cards")
@@ -54,6 +55,13 @@ def pair() -> Iterator[str]:
     assert made.returncode == 0, f"SYSTEM=1 needs root and `ip`: {made.stderr}"
     for end in (name, other):
         subprocess.run(["ip", "link", "set", end, "up"], check=True)
+    sent = Path("/sys/class/net") / name / "statistics/tx_bytes"
+
+    def carries() -> bool:
+        send(name)
+        return int(sent.read_text()) > 0
+
+    wait_until(carries, "the kernel drops what is sent until its link watch has switched the queue on")
     yield name
     subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
 
@@ -93,7 +101,6 @@ def test_a_real_port_counts_goes_and_comes_back(pair: str) -> None:
 @pytest.mark.system
 def test_an_open_file_of_a_device_that_was_made_again_reads_the_new_one(pair: str) -> None:
     file = LinkFile(Path("/sys/class/net") / pair / "statistics/tx_bytes", float)
-    send(pair)
     assert file.read() > 0
     subprocess.run(["ip", "link", "del", pair], check=True)
     subprocess.run(["ip", "link", "add", pair, "type", "veth", "peer", "name", "drvt1"], check=True)
