@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from drover_collector import health
+from drover_collector.actions.base import LEFT
 from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard import MAINTENANCE, OUT_STAGES, Census, hold
@@ -33,7 +34,6 @@ Key = tuple[str, str]  # (incident id, node)
 DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
 DEAD = frozenset({"silent", "driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
-FOREIGN = "left as it is"  # ends what an actuator says of a node that somebody else has taken out
 AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
@@ -286,7 +286,7 @@ class Decider:
         """Whether what failed is to be decided again: not soon, not while its node is out of service anyway, and not
         when somebody else had it: they may have mended it since."""
         action, node = self.failed.get(key), key[1]
-        if action is None or action.detail.endswith(FOREIGN):
+        if action is None or action.detail.endswith(LEFT):
             return False
         if action.ts_ms > now_ms:  # the clock went back: as if it were now, or it would wait for ever
             action = self.failed[key] = replace(action, ts_ms=now_ms)

@@ -281,8 +281,8 @@ def test_a_collector_that_is_busy_is_not_called_before_its_time(tmp_path: Path) 
                 raise asyncio.CancelledError
             await asyncio.sleep(0)
 
-        clock.sleep = sleep  # type: ignore[method-assign]
-        link._stream = stream  # type: ignore[method-assign]
+        clock.sleep = sleep  # type: ignore[method-assign]  # to be watched
+        link._stream = stream  # type: ignore[method-assign]  # to be watched
         task = asyncio.create_task(link.run())
         await asyncio.wait({task}, timeout=10)
         agent.spool.close()

@@ -48,7 +48,7 @@ class Queue:
     def __init__(self, **limits: int) -> None:
         self.now_s = 100.0
         self.stats = IngestStats()
-        self.admission = Admission(self.stats, Limits(**limits), lambda: self.now_s, lambda: 0.5)  # type: ignore[arg-type]
+        self.admission = Admission(self.stats, Limits(**limits), lambda: self.now_s, lambda: 0.5)  # type: ignore[arg-type]  # numbers
         self.entered: list[Waiter] = []
 
     def come(self, waiter: Waiter) -> asyncio.Task[None]:

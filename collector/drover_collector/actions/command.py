@@ -16,7 +16,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drover_collector.actions.base import ACTS, ActError, ForeignError, LaterError, NodeState, Order, Result, Service
+from drover_collector.actions.base import (
+    ACTS,
+    LEFT,
+    ActError,
+    ForeignError,
+    LaterError,
+    NodeState,
+    Order,
+    Result,
+    Service,
+)
 from drover_collector.actions.commands import ended, payload
 from drover_collector.actions.programs import run
 from drover_collector.actions.settings import CommandConfig
@@ -40,9 +50,7 @@ class CommandActuator:
         state = self.observe(order.node)
         wanted_in = act is Act.RESUME
         if state.out and state.mark != order.mark and (wanted_in or state.mark is None):
-            raise ForeignError(
-                f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): left as it is"
-            )
+            raise ForeignError(f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): {LEFT}")
         if wanted_in and state.service is Service.IN:
             return Result("in service already")
         if act is Act.DRAIN and state.out and state.mark == order.mark:

@@ -132,8 +132,8 @@ class ActionDesk:
         left = self.store.intended_actions()
         most = min(MODES.index(mode), MODES.index(self.config.mode))
         began_ms = self._began_ms
-        found = self.store.unbegun_decisions(began_ms - UNBEGUN_MS)
         decided = self.store.unbegun_decisions(began_ms - LOOKED_BACK_MS)
+        found = self.store.unbegun_decisions(began_ms - UNBEGUN_MS)  # by itself: that one may be cut off at its limit
         acted = self.store.actions(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
         self._tell_failed([a for a in acted if a.state is ActionState.FAILED])
         old = [decision for decision in decided if decision.ts_ms < began_ms - UNBEGUN_MS]

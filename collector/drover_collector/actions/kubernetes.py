@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from drover_collector.actions.base import (
+    LEFT,
     ActError,
     AwayError,
     ForeignError,
@@ -328,7 +329,7 @@ def _text(node: Node) -> str:
 def _foreign(node: Node) -> str:
     mark = _value(node, DRAIN)
     whose = "cordoned by somebody else" if mark is None else f"drained for another incident, {mark}"
-    return f"it is {whose}: left as it is"
+    return f"it is {whose}: {LEFT}"
 
 
 def _owner(pod: Mapping[str, Any]) -> str | None:

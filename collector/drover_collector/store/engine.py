@@ -255,8 +255,8 @@ class Clients:
     def _let_merge(self, client: Any, may: bool) -> None:
         """While the disk takes nothing a merge would put a part that is not whole in the place of those that are."""
         if may == self._merges_rest:
-            self._merges_rest = not may
             client.command(f"SYSTEM {'START' if may else 'STOP'} MERGES")
+            self._merges_rest = not may  # only now: what failed is done with the next insert
 
     def close(self) -> None:
         """Waits for running statements."""
