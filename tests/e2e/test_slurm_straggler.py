@@ -1,5 +1,6 @@
-"""A straggler from suspicion to return with a real Slurm: probed over its agent's stream, confirmed, drained,
-validated, repaired, resumed; and an innocent one, which is cleared and stays in service. Needs root and Slurm.
+"""A straggler from suspicion to return with a real Slurm: probed over its agent's stream, confirmed, drained once the
+job that runs there has ended, validated, repaired, resumed; and an innocent one, which is cleared and stays in service.
+Needs root and Slurm.
 
 As in test_probe_path.py only the clock of telemetry is not real.
 """
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_agent.simulation.probing import Prober
 from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.run import NodeAgent
+from drover_collector.actions.base import NodeState
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import gpu_hours_lost
 from drover_collector.actions.scontrol import Scontrol, SlurmNode
@@ -29,6 +32,7 @@ from drover_collector.pipeline import Pipeline
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
+from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import (
     Act,
     ActionState,
@@ -38,6 +42,7 @@ from drover_proto.events import (
     Incident,
     IncidentKind,
     ProbeReason,
+    ProbeResult,
     Severity,
     Wanted,
 )
@@ -46,6 +51,7 @@ from testbed.deciding import policy
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.simulated_buckets import START_MS, Recording, record
+from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 from testbed.waiting import until
 
@@ -68,28 +74,57 @@ def ran() -> tuple[SimulatedFleet, Recording]:
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scontrol]:
-    folder = tmp_path_factory.mktemp("slurm")
-    with running_slurm(folder, [NODE]):
-        yield Scontrol(SlurmConfig(conf=f"{folder}/slurm.conf"))
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with running_slurm(tmp_path_factory.mktemp("slurm"), [NODE]) as made:
+        yield made
+
+
+class JobStarts(Prober):
+    """Its first probes are done when Slurm starts a job there, before anybody knows what they have shown."""
+
+    def __init__(self, fleet: SimulatedFleet, slurm: Slurm) -> None:
+        super().__init__(fleet, 1001)
+        self.slurm, self.job = slurm, ""
+
+    @property
+    def end(self) -> Path:
+        """The job ends when this file is there."""
+        return self.slurm.folder / "end"
+
+    def answer(self, node: str, request: pb.ProbeRequest) -> list[ProbeResult]:
+        found = super().answer(node, request)
+        if not self.job:
+            script = f"while [ ! -e {self.end} ]; do sleep 0.1; done; echo trained to its end"
+            self.job = self.slurm.submit(script, "-w", node)
+            self.slurm.wait_for(self.job, "RUNNING")
+        return found
 
 
 class Site:
     """A collector in enforce mode that has judged the recording, and the agent of the suspected node."""
 
-    def __init__(self, collector: Collector, recording: Recording, slurm: Scontrol, agent: NodeAgent) -> None:
-        self.slurm, self.agent = slurm, agent
+    def __init__(self, collector: Collector, recording: Recording, slurm: Slurm, agent: NodeAgent) -> None:
+        self.slurm, self.agent = Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf")), agent
         self.collector, self.recording, self.store = collector, recording, collector.store
         self.pipeline = Pipeline(
             recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
             lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
         )  # fmt: skip
-        actuator = SlurmActuator(slurm, 10_000)
+        actuator = SlurmActuator(self.slurm, 10_000)
         self.desk = ActionDesk(
             self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
+        self.looks = 0  # at what is out, that have ended
+        look = actuator.observe_all
+
+        def counted(nodes: Sequence[str]) -> Mapping[str, NodeState]:
+            found = look(nodes)
+            self.looks += 1
+            return found
+
+        actuator.observe_all = counted  # type: ignore[method-assign]  # the same, and counted
         self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4))
         self.probing.stream = collector.ingest.stream
         self.probing.desk._poll_s = 0.05
@@ -125,7 +160,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def site(
-    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Scontrol, folder: Path, prober: Prober
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Slurm, folder: Path, prober: Prober
 ) -> AsyncIterator[Site]:
     fleet, recording = ran
     async with Collector(store, now_ms=START_MS, index=recording.index) as collector:
@@ -149,7 +184,7 @@ async def site(
 
 @in_loop
 async def test_an_innocent_node_is_cleared_and_stays_in_service(
-    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Scontrol, tmp_path: Path
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Slurm, tmp_path: Path
 ) -> None:
     healthy = SimulatedFleet(ran[0].spec, 1001, [], START_MS, [])
     async with site(store, ran, slurm, tmp_path, Prober(healthy, 1001)) as at:
@@ -164,15 +199,27 @@ async def test_an_innocent_node_is_cleared_and_stays_in_service(
 
 
 @in_loop
-async def test_a_straggler_is_confirmed_drained_repaired_validated_and_resumed(
-    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Scontrol, tmp_path: Path
+async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_validated_and_resumed(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Slurm, tmp_path: Path
 ) -> None:
-    async with site(store, ran, slurm, tmp_path, Prober(ran[0], 1001)) as at:
+    prober = JobStarts(ran[0], slurm)
+    async with site(store, ran, slurm, tmp_path, prober) as at:
         suspect = await at.judged()
         assert "DRAIN" not in at.node().states, "a suspicion drains nothing"
         (order,) = await asyncio.to_thread(at.probing.asking.step)
         assert store.probe_order(order)[0].why is ProbeReason.CONFIRM
+        await at.stage(Health.DRAINING)
+        looks = at.looks
+        await until(lambda: at.looks >= looks + 5, "it is looked at again and again", SLOW_S)
+        assert at.node().states >= {"DRAIN", "MIXED"}, "closed, with its job"
+        assert slurm.states()[prober.job] == "RUNNING"
+        assert at.desk.duties[NODE].stage is Health.DRAINING
+        assert [o.why for o in store.probe_orders(NODE)] == [ProbeReason.CONFIRM], "nothing is probed beside the job"
+        prober.end.touch()
         await at.stage(Health.REPAIR)  # drained, and validated while the GPU is still slow
+        ended = slurm.command("scontrol", "show", "job", prober.job)
+        assert re.search(r"JobState=COMPLETED .*Restarts=0 .*ExitCode=0:0", ended, re.DOTALL), ended
+        assert (slurm.folder / f"{prober.job}.out").read_text() == "trained to its end\n"
         proved = at.incident()
         assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, Wanted.DRAIN)
         assert "DRAIN" in at.node().states
