@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from drover_cli.doctor import schedulers
+from drover_cli.doctor.finding import State
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.kubernetes import KubernetesActuator
 from drover_collector.actions.kubernetes_api import KubernetesApi, in_cluster
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
+from drover_collector.config import CollectorConfig
 from drover_collector.store import Store
 from drover_proto.events import Act, ActionState, Health
 from testbed.kubernetes_server import KubernetesServer, kubernetes
@@ -78,6 +81,16 @@ class Cluster:
             server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca), timeout_s=20
         )
         return KubernetesActuator(KubernetesApi(config), config.gpu_resources)
+
+    def examined(self, account: str) -> list[tuple[State, str]]:
+        """What `drover doctor` says of a collector with this account."""
+        self.actuator(account)
+        config = KubernetesConfig(
+            enabled=True, server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca)
+        )
+        return [
+            (each.state, each.text) for each in schedulers.kubernetes(CollectorConfig(act=ActConfig(kubernetes=config)))
+        ]
 
     def add_node(self, **spec: Any) -> str:
         name = f"gpu{next(numbers)}"
@@ -354,6 +367,24 @@ def test_api_server_restarted_in_the_middle(cluster: Cluster) -> None:
     done = actuator.do(Act.ISOLATE, order(node))
     assert cluster.leaving(node) == {f"a-{node}", f"b-{node}"}
     assert done.detail.count(f"-{node}") == 1
+
+
+@pytest.mark.system
+def test_doctor_is_told_by_the_server_what_a_token_may(cluster: Cluster) -> None:
+    node = cluster.add_node()
+    version = cluster.node(node)["metadata"]["resourceVersion"]
+    (answers, rights) = cluster.examined(ACCOUNT)
+    assert answers[0] is State.OK
+    assert rights == (State.OK, ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in schedulers.RIGHTS))
+
+    reads = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
+    _, *lacks = cluster.examined(cluster.account(reads))
+    assert lacks == [
+        (State.BAD, "this token may not patch nodes"),
+        (State.WARN, "this token may not patch nodes/status"),
+        (State.WARN, "this token may not create pods/eviction"),
+    ]
+    assert cluster.node(node)["metadata"]["resourceVersion"] == version  # asked, and nothing changed
 
 
 # ---- policy/v1, on the stand-in

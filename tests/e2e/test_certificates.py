@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import itertools
+import json
 import ssl
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from drover_cli.certificates import issued
 from drover_cli.main import main as drover
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
@@ -153,6 +155,64 @@ def test_both_sides_are_renewed_under_a_running_stream(tmp_path: Path) -> None:
     assert "no collector" not in agent_log.read_text()
     assert 'drover_calls_total{service="drover.telemetry.v1.Telemetry"} 2' in text
     assert 'drover_calls_refused_total{reason="wrong role"} 1' in text
+
+
+@contextmanager
+def enrolment(folder: Path) -> Iterator[str]:
+    """`drover certs serve` as a process; its address."""
+    words = ["certs", "serve", "--dir", str(folder), "--listen", f"localhost:{free_port()}", "--json"]
+    with (folder / "serve.log").open("w") as log:
+        command = [sys.executable, "-m", "drover_cli.main", *words, "--cert", str(folder / "collector/enrol.pem")]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert child.stdout is not None
+        try:
+            yield str(json.loads(child.stdout.readline())["listen"])
+        finally:
+            child.terminate()
+            child.wait(STOP_S)
+            child.stdout.close()
+
+
+def test_a_node_enrols_by_a_token_and_streams_until_it_is_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By commands alone, as docs/rollout.md tells them."""
+    ca, tls, denied = tmp_path / "ca", tmp_path / "tls", tmp_path / "denied.txt"
+    agents, api = (f"localhost:{free_port()}" for _ in range(2))
+    denied.write_text("")
+    in_it = ("--dir", str(ca))
+    assert drover(("certs", "init", str(ca))) == 0
+    for name in ("enrol", "c1"):
+        assert drover(("certs", "issue", "collector", name, "--host", "localhost", *in_it)) == 0
+    assert drover(("certs", "issue", "viewer", "v", *in_it)) == 0
+    viewer = Files(ca / "ca.pem", ca / "viewer/v.pem", ca / "viewer/v.key", issued(ca)[-1])
+    (tmp_path / "fleet.toml").write_text(f'name = "test"\n[[nodes]]\nnames = "{NODE}"\ngpus = 0\n')
+    (tmp_path / "collector.toml").write_text(
+        f'fleet = "{tmp_path}/fleet.toml"\n[store]\nurl = "chdb://{tmp_path}/store"\n[ingest]\nlisten = "{agents}"\n'
+        f'[api]\nlisten = "{api}"\n[tls]\nca = "{ca}/ca.pem"\ncert = "{ca}/collector/c1.pem"\n'
+        f'key = "{ca}/collector/c1.key"\ndenied_serials_file = "{denied}"\n'
+    )
+    (tmp_path / "agent.toml").write_text(
+        f'node = "{NODE}"\ncollectors = ["{agents}"]\nhardware = "none"\nkmsg_enabled = false\nbatch_s = 1\n'
+        f'[spool]\ndir = "{tmp_path}/spool"\n[tls]\nca = "{tls}/ca.pem"\ncert = "{tls}/agent.pem"\n'
+        f'key = "{tls}/agent.key"\n'
+    )
+    capsys.readouterr()
+    assert drover(("certs", "token", NODE, "--json", *in_it)) == 0
+    (made,) = json.loads(capsys.readouterr().out)
+    (tmp_path / "token").write_text(made["token"])
+    with enrolment(ca) as server:
+        words = ["enrol", "--node", NODE, "--server", server, "--ca-sha256", made["ca_sha256"], "--dir", str(tls)]
+        command = [sys.executable, "-m", "drover_agent.main", *words, "--token-file", str(tmp_path / "token")]
+        subprocess.run(command, check=True, timeout=60)
+    with process(tmp_path / "collector.log", "-m", "drover_collector.main", "run", "--config",
+                 str(tmp_path / "collector.toml")):  # fmt: skip
+        wait_until(lambda: status(api, viewer), "the collector answers", 60)
+        agent_log = tmp_path / "agent.log"
+        with process(agent_log, "-m", "drover_agent.main", "run", "--config", str(tmp_path / "agent.toml")):
+            wait_until(lambda: (status(api, viewer) or pb.Status()).newest_sample_ms > 0, "rows of the new node", 60)
+            assert drover(("certs", "revoke", f"agent/{NODE}", "--file", str(denied), *in_it)) == 0
+            wait_until(lambda: "denied" in agent_log.read_text(), "the agent is told that it is denied")
 
 
 def test_the_command_reads_its_files_anew_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
