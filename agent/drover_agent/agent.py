@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from drover_agent.absences import Absences
-from drover_agent.clock import Clock, SystemClock, next_second
+from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.dictionary import Dictionary
 from drover_agent.disk import DiskThread
@@ -307,7 +307,7 @@ class Agent:
         """Summed events when their window ends; rows that wait although nothing new comes."""
         window, since = self._window, self._clock.monotonic()
         while True:
-            await (self._clock.sleep(HOLD_MS / 1000) if self._merger.waits else next_second(self._clock))
+            await (self._clock.sleep(HOLD_MS / 1000) if self._merger.waits else self._clock.second())
             self._tell(self._merger.due(self._clock.now_ms()))
             if window != self._window or not self.packer.rows:
                 window, since = self._window, self._clock.monotonic()

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any, Protocol
 
+EARLY_S = 0.0005  # a timer that is early by the difference of the two clocks would make a second of no length
+
 
 class Clock(Protocol):
     """The wall clock (it may jump), a steady one, and waiting on the latter."""
@@ -18,6 +20,10 @@ class Clock(Protocol):
 
     async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
         """Whether it is done within this time; it goes on if it is not."""
+
+    async def second(self) -> None:
+        """Until the wall clock's next whole second. Who looks at something once a second looks when the sources are
+        read: a process that wakes once for all of them costs less than one that wakes for each."""
 
 
 class SystemClock:
@@ -54,7 +60,7 @@ class SystemClock:
         return future.done()
 
     async def second(self) -> None:
-        """Until the wall clock's next whole second, by one timer for all who wait for it."""
+        """One timer for all who wait for it."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         if not self._await_second:
@@ -67,15 +73,3 @@ class SystemClock:
         for waiter in waiting:
             if not waiter.done():  # cancelled
                 waiter.set_result(None)
-
-
-EARLY_S = 0.0005  # a timer that is early by the difference of the two clocks would make a second of no length
-
-
-async def next_second(clock: Clock) -> None:
-    """Until the wall clock's next whole second. Who looks at something once a second looks when the sources are read:
-    a process that wakes once for all of them costs less than one that wakes for each."""
-    if isinstance(clock, SystemClock):
-        await clock.second()
-    else:
-        await clock.sleep(1.0 - clock.now_ms() % 1000 / 1000)

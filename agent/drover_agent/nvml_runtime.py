@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from drover_agent.agent import Agent
-from drover_agent.clock import Clock, next_second
+from drover_agent.clock import Clock
 from drover_agent.driver_release import ReleaseRequests, Request
 from drover_agent.restart import RestartNeeded, restarted_for
 from drover_agent.sampler import READ_LIMIT_S, Sampler
@@ -71,7 +71,7 @@ class NvmlRuntime:
                     raise RestartNeeded(self.nvml.restart)
             if asked and looking is None and (answer := self._answer(asked)):
                 disk.start(answer)
-            await next_second(self._clock)
+            await self._clock.second()
 
     async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
         """Wait for NVML to open or close, and tell when it does not return."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from drover_agent.clock import Clock, next_second
+from drover_agent.clock import Clock
 from drover_agent.sampled import Sampled, SourceStats, Totals
 from drover_agent.sources.base import Entity, Reading, Source
 from drover_agent.watchdog import Read, Round, Worker
@@ -143,7 +143,7 @@ class Sampler:
         try:
             while True:
                 if interval_ms == 1000:
-                    await next_second(self._clock)
+                    await self._clock.second()
                 else:
                     await self._clock.sleep((interval_ms - self._clock.now_ms() % interval_ms) / 1000)
                 now_ms = self._clock.now_ms()

@@ -33,6 +33,9 @@ class ManualClock:
     async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
         return await _within(self, future, seconds)
 
+    async def second(self) -> None:
+        await self.sleep(1.0 - self._now_ms % 1000 / 1000)
+
     def jump(self, ms: int) -> None:
         self._now_ms += ms
 
