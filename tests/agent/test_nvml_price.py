@@ -106,6 +106,39 @@ def test_while_gpm_fails_nvml_tells_how_busy_a_gpu_is(fake_nvml: FakeNvml, sourc
     assert absent_of(reading, 0)["sm_active_ratio"] is Absent.ERROR
 
 
+@pytest.mark.parametrize("harm", ["refused", "impossible"])
+def test_where_gpm_fails_for_how_busy_alone_nvml_tells_it_each_second(
+    fake_nvml: FakeNvml, source: NvmlSource, tmp_path: Path, harm: str
+) -> None:
+    """Everything else of GPM goes on, and a tick is asked in one go again; when GPM has it again NVML is not asked."""
+    fake_nvml.set(0, "nvmlDeviceGetUtilizationRates.gpu", 42)
+    for tick in range(STAGGERED + 1):
+        source.read(START + 1000 * tick)
+    if harm == "refused":
+        fake_nvml.error(0, "GPM_METRIC_GRAPHICS_UTIL", "NOT_SUPPORTED")
+    else:
+        fake_nvml.set(0, "GPM_METRIC_GRAPHICS_UTIL", 900)
+    device = source.devices[0]
+    at = STAGGERED + 1
+    found = [device.read(START + 1000 * (at + tick)) for tick in range(3)]
+    assert [values_of(reading, 0)["gpu_util_ratio"] for reading in found] == [0.42] * 3
+    assert all("sm_active_ratio" in values_of(reading, 0) for reading in found)
+    assert not any("gpu_util_ratio" in absent_of(reading, 0) for reading in found)
+    device.read(START + 1000 * 20)
+    take = device.ask(START + 1000 * 21)
+    assert take is not None
+    reading = take()
+    assert values_of(reading, 0)["gpu_util_ratio"] == 0.42
+    assert "gpu_util_ratio" not in absent_of(reading, 0)
+    if harm == "refused":
+        fake_nvml.no_error(0, "GPM_METRIC_GRAPHICS_UTIL")
+    fake_nvml.set(0, "GPM_METRIC_GRAPHICS_UTIL", 98.75)
+    assert values_of(device.read(START + 1000 * 22), 0)["gpu_util_ratio"] == pytest.approx(0.99)
+    fake_nvml.count_calls(tmp_path / "calls")
+    assert values_of(device.read(START + 1000 * 23), 0)["gpu_util_ratio"] == pytest.approx(0.99)
+    assert "nvmlDeviceGetUtilizationRates" not in fake_nvml.calls()
+
+
 def test_in_mig_mode_nvml_has_no_utilisation_and_gpm_has(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     fake_nvml.mig(0, [2])
     source.read(START)

@@ -78,9 +78,14 @@ class Found:
                 self.absent[name] = why
 
 
-def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> None:
-    """GPM's answers, code and value of each key in turn or none at all, in the resolution that is told."""
+def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> bool:
+    """GPM's answers, code and value of each key in turn or none at all, in the resolution that is told.
+
+    Returns:
+        Whether GPM says how busy the GPU is; where it does not, what NVML itself has said of it stands.
+    """
     values, codes = found.values, answers[::2]
+    before = values.pop(UTILIZATION_NAME, None)
     for (name, scale, low, rounding, high, step), raw in zip(_GPM, answers[1::2], strict=False):
         if not low <= raw <= rounding:  # NaN fails too
             found.absent[name] = Absent.OUT_OF_RANGE
@@ -92,3 +97,9 @@ def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> None:
             if code:
                 values.pop(name, None)
                 found.absent[name] = why(code, key)
+    told = UTILIZATION_NAME in values
+    if not told and before is not None:
+        values[UTILIZATION_NAME] = before
+    if UTILIZATION_NAME in values:
+        found.absent.pop(UTILIZATION_NAME, None)
+    return told

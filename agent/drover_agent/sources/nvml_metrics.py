@@ -60,6 +60,7 @@ class Metrics:
         self._gpm: Gpm | None = None
         self._gpm_why: Absent | None = None  # why GPM did not answer `ask`
         self._gpm_fails = False  # did not answer the last time; another program may hold its counters for long
+        self._gpm_not_busy = False  # it answered, but not how busy the GPU is
         self._asked: _Plan | None = None  # by `ask`
         self._forget(0)
 
@@ -84,11 +85,11 @@ class Metrics:
         """
         if not 0 <= now_ms - self._since_ms < REFUSED_MS:
             self._forget(now_ms)
-        beside_gpm = profile and self._has_gpm
+        beside_gpm = profile and self._gpm_tells_busy
         self._ask(found, pace_ms, beside_gpm=beside_gpm)
         if profile:
             self._read_gpm(found)
-            if beside_gpm and (self._gpm_fails or not self._has_gpm):
+            if beside_gpm and (self._gpm_fails or not self._gpm_tells_busy):
                 self._ask_calls(found, self._made(way for way in (UTILIZATION,) if way not in self._refused))
                 if UTILIZATION_NAME in found.values:
                     found.absent.pop(UTILIZATION_NAME, None)
@@ -106,12 +107,17 @@ class Metrics:
     def _has_gpm(self) -> bool:
         return self._gpm is not None and self._no_gpm is None
 
+    @property
+    def _gpm_tells_busy(self) -> bool:
+        """Then NVML's own utilisation is left out."""
+        return self._has_gpm and not self._gpm_not_busy
+
     # ---- a tick in which nothing is slow, refused or new: first all calls in a row, then what they brought
 
     def ask(self, now_ms: int, *, profile: bool) -> bool:
         """Make the calls of a tick, for `take`; False: `read` is needed, something was not answered or is to be
         planned."""
-        plan = self._plans.get((0, profile and self._has_gpm))
+        plan = self._plans.get((0, profile and self._gpm_tells_busy))
         if plan is None or not plan.bare or not 0 <= now_ms - self._since_ms < REFUSED_MS:
             return False
         gpm = self._gpm if profile else None
@@ -143,7 +149,7 @@ class Metrics:
             self._miss_gpm(found, self._gpm_why)
             return
         try:
-            put_gpm(found, gpm.answers(), self._why)
+            self._put_gpm(found, gpm.answers())
         except (LostError, DriverGoneError):  # the next tick's calls will say so too
             self._miss_gpm(found, Absent.ERROR)
 
@@ -337,7 +343,7 @@ class Metrics:
             if way in PCIE_CALLS and not profile:
                 continue
             for key in way.keys:
-                if key == UTILIZATION_KEY and profile and self._has_gpm:
+                if key == UTILIZATION_KEY and profile and self._gpm_tells_busy:
                     continue  # which tells it, from its second sample on
                 if reasons.get(key) is not Absent.NO_PERMISSION:
                     reasons[key] = why
@@ -362,7 +368,12 @@ class Metrics:
             self._miss_gpm(found, self._why(error.value, "GPM"))
             return
         self._gpm_fails = False
-        put_gpm(found, answers, self._why)
+        self._put_gpm(found, answers)
+
+    def _put_gpm(self, found: Found, answers: Sequence[Any]) -> None:
+        told = put_gpm(found, answers, self._why)
+        if answers:  # none at the first sample
+            self._gpm_not_busy = not told
 
     def _miss_gpm(self, found: Found, why: Absent) -> None:
         if why in FOR_GOOD:
