@@ -3,6 +3,7 @@ And faults of hundreds of nodes at once end with one question to a person, not w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
@@ -12,13 +13,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drover_collector.actions.base import ForeignError, Order, mark_of
+from drover_collector.actions.duties import is_out, mark_of_duty, seen
+from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.deciding import DISRUPTIVE, Decider
 from drover_collector.detectors.example import START_MS
 from drover_collector.engine import Engine
 from drover_collector.guard import OUT_STAGES, GuardLimits, may_resume
 from drover_collector.guard_breaker import GAP, MASS, of_guard
-from drover_proto.events import Approval, Decision, Duty, Event, EventKind, Health, Incident, Wanted
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Approval,
+    Decision,
+    Duty,
+    Event,
+    EventKind,
+    Health,
+    Incident,
+    Wanted,
+)
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
+from testbed.slurm_stand_in import SlurmStandIn
 
 INDEX = fleet(12, per_rack=3, per_leaf=6, per_pool=8)
 NAMES = [node.name for node in INDEX.nodes]
@@ -97,19 +114,27 @@ def gone(run: Run) -> set[str]:
     return out
 
 
+def groups(guard: GuardLimits) -> list[tuple[str, set[str], int]]:
+    """Each cap's group, its nodes, and how many of them may be out."""
+    found = [("fleet", set(NAMES)), ("job", JOBS["7"])]
+    for group in ("pool", "rack", "leaf"):
+        for name in sorted({getattr(node, group) for node in INDEX.nodes}):
+            found.append((group, {node.name for node in INDEX.nodes if getattr(node, group) == name}))
+    told = []
+    for group, nodes in found:
+        share, most = getattr(guard, f"{group}_ratio"), getattr(guard, f"{group}_nodes")
+        told.append((group, nodes, min(max(1, math.floor(round(share * len(nodes), 9))), most or len(nodes))))
+    return told
+
+
 def over(run: Run, guard: GuardLimits) -> list[str]:
     """Groups of which more is out than may be."""
-    groups = [("fleet", set(NAMES)), ("job", JOBS["7"])]
-    for group in ("pool", "rack", "leaf"):
-        for name in {getattr(node, group) for node in INDEX.nodes}:
-            groups.append((group, {node.name for node in INDEX.nodes if getattr(node, group) == name}))
-    found, out = [], gone(run)
-    for group, nodes in groups:
-        share, most = getattr(guard, f"{group}_ratio"), getattr(guard, f"{group}_nodes")
-        allowed = min(max(1, math.floor(round(share * len(nodes), 9))), most or len(nodes))
-        if len(out & nodes) > allowed:
-            found.append(f"{sorted(out & nodes)} of {group}: {allowed} may be")
-    return found
+    out = gone(run)
+    return [
+        f"{sorted(out & nodes)} of {group}: {allowed} may be"
+        for group, nodes, allowed in groups(guard)
+        if len(out & nodes) > allowed
+    ]
 
 
 @given(limits, steps, st.sampled_from(["observe", "approve", "enforce"]))
@@ -157,6 +182,100 @@ def test_a_restart_at_any_time_gives_the_same_answers(
         fold = folded(INDEX, run.open.values(), run.duties)
         assert (folded(INDEX, run.open.values(), again.duties).node == fold.node).all()
         assert decide(again, list(run.open.values()), later_ms, JOBS) == ([], [])
+
+
+ANN = ("ann drains", "ann resumes")
+PEOPLE = ["fault", "fault", "fault", "end", "back", "answer", *ANN, "ann drains", "wait"]
+peopled = st.lists(
+    st.tuples(
+        st.sampled_from(PEOPLE), st.integers(0, len(NAMES) - 1), st.sampled_from(CAUSES), st.integers(0, 25),
+    ),
+    min_size=8, max_size=30,
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Shared(Run):
+    """The same beside people who close and open nodes themselves, all through a Slurm in memory: what is out is what
+    Slurm says, and who closed it stands in its reason."""
+
+    slurm: SlurmStandIn = dataclasses.field(default_factory=lambda: SlurmStandIn(*NAMES))
+
+    def __post_init__(self) -> None:
+        self.actuator = SlurmActuator(self.slurm, 10_000)
+
+    def closed(self, ours: bool) -> dict[str, str]:
+        """Nodes that are closed, by us or by others, with the reason."""
+        held = self.slurm.held.items()
+        return {n: s.reason for n, s in held if "DRAIN" in s.states and (mark_of(s.reason) is not None) is ours}
+
+    def step(self, what: str, number: int, cause: str, minutes: int) -> None:
+        if what == "back":
+            self._back(NAMES[number])
+        self._look()
+        super().step("wait" if what in ("back", *ANN) else what, number, cause, minutes)
+
+    def people(self, what: str, node: str) -> None:
+        if what == "ann drains":  # also over a drain of ours, which is hers from then on
+            self.slurm.drain_by(node, "ann", f"cables {len(self.made)}")
+        elif what == "ann resumes":
+            self.slurm.resume_by_hand(node)
+
+    def _look(self) -> None:
+        self.subject.away = self.actuator.closed(NAMES)
+        for node, state in self.actuator.observe_all(NAMES).items():
+            duty = self.duties.get(node)
+            if duty is not None and is_out(duty) and (after := seen(duty, state, self.now_ms)) is not None:
+                self.duties[node] = after
+        self.subject.take_duties(self.duties)
+
+    def _back(self, node: str) -> None:
+        """What a passed validation does, and `drover resume --force`."""
+        if may_resume(node, self.duties.get(node)) is not None:
+            return
+        duty = self.duties[node]
+        self.open = {id_: i for id_, i in self.open.items() if i.node != node}
+        order = Order("a", node, mark_of_duty(duty), "passed", "drover", lambda: None)
+        with contextlib.suppress(ForeignError):
+            self.actuator.do(Act.RESUME, order)
+            self.duties[node] = dataclasses.replace(duty, stage=Health.HEALTHY, ts_ms=self.now_ms)
+
+    def _take(self, made: list[Decision], events: list[Incident]) -> None:
+        super()._take(made, events)
+        for d in made:
+            if d.outcome != "act" or d.wanted not in DISRUPTIVE:
+                continue
+            act = Act(d.wanted.value)
+            try:
+                self.actuator.do(act, Order(d.id, d.node, d.incident_id, d.reason, "drover", lambda: None))
+            except ForeignError as error:
+                failed = Action(
+                    d.id, d.id, d.incident_id, d.node, act, "slurm", ActionState.FAILED, d.ts_ms, f"{error}"
+                )
+                self.subject.take_failed([failed])
+                continue
+            if not is_out(self.duties.get(d.node)):
+                self.duties[d.node] = Duty(d.node, Health.DRAINING, d.ts_ms, d.incident_id, d.reason)
+        self.subject.take_duties(self.duties)
+
+
+@given(limits, peopled)
+@settings(max_examples=80, deadline=None)
+def test_what_others_closed_counts_for_every_cap_and_is_never_opened(
+    guard: GuardLimits, plan: list[tuple[str, int, str, int]]
+) -> None:
+    run = Shared(Decider(INDEX, policy("enforce", guard), "enforce"))
+    for step in plan:
+        run.people(step[0], NAMES[step[1]])
+        ours, theirs = run.closed(True), run.closed(False)
+        run.step(*step)
+        assert run.closed(False) == theirs, "whatever is decided and done, what others closed stays as they left it"
+        out = {*run.closed(True), *theirs}
+        for group, nodes, allowed in groups(guard):
+            fresh = (run.closed(True).keys() - ours.keys()) & nodes
+            assert not fresh or len(out & nodes) <= allowed, f"{sorted(fresh)} of {group}, where {allowed} may be out"
+        for id_, found in run.open.items():
+            assert run.subject.standing[(id_, str(found.node))].reason
 
 
 MANY = fleet(500, per_rack=8, per_leaf=32, per_pool=250)
