@@ -6,60 +6,29 @@ Anything that can be used is used; what cannot is counted and told (`Case.notes`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from drover_cli.case_inventory import read_inventories
 from drover_cli.case_lines import CaseError as CaseError
 from drover_cli.case_lines import read_jsonl as read_jsonl
 from drover_cli.case_probes import CaseProbes, read_probes
-from drover_cli.case_writing import KEYS
+from drover_cli.case_samples import Samples, ports_of, read_samples
 from drover_cli.ports import with_ports
-from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
+from drover_collector.buckets import BUCKET_MS, Bucket, Lazy, aggregate
 from drover_collector.fleet_index import FleetIndex
-from drover_proto.catalog import BY_NAME, Metric, Scope, of_scope
+from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Event, EventKind
 from drover_proto.fleet import FleetError, FleetSpec, load_json
 from drover_proto.times import from_iso
 
 CHUNK_BUCKETS = 60
 MAX_BUCKET_MS = 600_000
-FAR_ROWS = 500_000  # rows that stand no further from their place are fetched from there, others are brought in order
-
-
-@dataclass(slots=True)
-class Samples:
-    """Rows of one Parquet file, sorted by time. `entity` indexes the fleet's GPUs or nodes."""
-
-    ts_ms: npt.NDArray[np.int64]
-    entity: npt.NDArray[np.int32]
-    table: pa.Table  # catalog columns only
-    rows: npt.NDArray[np.int64] | None  # which row of the table is the next in time; None: they stand in order
-
-    def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
-        """float64 of rows low .. high, NaN where absent or outside the catalog's range."""
-        wanted = None if self.rows is None else self.rows[low:high]
-        first, end = (low, high) if wanted is None or not len(wanted) else (int(wanted.min()), int(wanted.max()) + 1)
-        chunk = self.table.column(metric.name).slice(first, end - first)
-        if pa.types.is_boolean(chunk.type):
-            chunk = chunk.cast(pa.uint8())
-        values = chunk.to_numpy()  # null is NaN
-        values = np.asarray(values if wanted is None else values[wanted - first], np.float64)
-        if not len(values) or (values.min() >= metric.low and values.max() <= metric.high):
-            return values  # all known and possible, as a rule
-        with np.errstate(invalid="ignore"):
-            wrong = (values < metric.low) | (values > metric.high)
-        if wrong.any():
-            refused[metric.name] += int(wrong.sum())
-            values = np.where(wrong, np.nan, values)
-        return values
 
 
 @dataclass(slots=True)
@@ -101,24 +70,24 @@ class Case:
         job_names = tuple(job.id for job in self.spec.jobs)
         for start in range(first, last + 1, CHUNK_BUCKETS):
             count = min(CHUNK_BUCKETS, last + 1 - start)
-            gpu, gpu_rows = _aggregate(self.gpu, start, count, length, self.index.gpu_count, refused)
-            node, node_rows = _aggregate(self.node, start, count, length, self.index.node_count, refused)
-            link, _ = _aggregate(self.link, start, count, length, len(_ports(self.index)), refused)
+            gpu = _Chunk(self.gpu, start, count, length, self.index.gpu_count, refused)
+            node = _Chunk(self.node, start, count, length, self.index.node_count, refused)
+            link = _Chunk(self.link, start, count, length, len(ports_of(self.index)), refused)
             for i in range(count):
                 begin = (start + i) * length
                 # A case without node.parquet: its GPUs speak for it.
-                of_gpus = np.bincount(self.index.gpu_node, gpu_rows[i], self.index.node_count)
-                rows = node_rows[i] + of_gpus.astype(np.int32)
+                of_gpus = np.bincount(self.index.gpu_node, gpu.rows[i], self.index.node_count)
+                rows = node.rows[i] + of_gpus.astype(np.int32)
                 yield Bucket(
                     start_ms=begin,
                     length_ms=length,
-                    gpu={name: values[i] for name, values in gpu.items()},
-                    node={name: values[i] for name, values in node.items()},
-                    gpu_rows=gpu_rows[i],
+                    gpu=gpu.columns(i),
+                    node=node.columns(i),
+                    gpu_rows=gpu.rows[i],
                     node_rows=rows,
                     jobs=self._jobs_at(begin + length),
                     job_names=job_names,
-                    link={name: values[i] for name, values in link.items()},
+                    link=link.columns(i),
                 )
         self.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
 
@@ -138,31 +107,48 @@ class Case:
         return jobs
 
 
-def _aggregate(
-    samples: Samples | None, start: int, count: int, length: int, entities: int, refused: Counter[str]
-) -> tuple[dict[str, npt.NDArray[np.float64]], npt.NDArray[np.int32]]:
-    """Values [count, entities] per metric and rows [count, entities] of the buckets start .. start + count."""
-    rows = np.zeros((count, entities), np.int32)
-    if samples is None:
-        return {}, rows
-    low, high = np.searchsorted(samples.ts_ms, [start * length, (start + count) * length])
-    ts_ms = samples.ts_ms[low:high]
-    cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
-    each = np.bincount(cell, minlength=count * entities)
-    alone = bool(each.max(initial=0) <= 1)  # a row per bucket, as at an interval of 10 s: each is the bucket's value
-    if not alone:
-        each = np.bincount(np.unique(np.stack([cell.astype(np.int64), ts_ms]), axis=1)[0], minlength=count * entities)
-    rows = each.astype(np.int32).reshape(count, entities)
-    values = {}
-    for name in samples.table.column_names:
-        column = samples.column(BY_NAME[name], int(low), int(high), refused)
-        if alone:
-            made = np.empty(count * entities) if len(cell) == count * entities else np.full(count * entities, np.nan)
-            made[cell] = column
-        else:
-            made = aggregate(name, cell, ts_ms, column, count * entities)
-        values[name] = made.reshape(count, entities)
-    return values, rows
+class _Chunk:
+    """Some buckets of one file in a row; a column is aggregated when somebody asks for it."""
+
+    def __init__(
+        self, samples: Samples | None, start: int, count: int, length: int, entities: int, refused: Counter[str]
+    ) -> None:
+        """`start`: number of the first bucket of `length` ms since 1970."""
+        self._samples, self._refused, self._shape = samples, refused, (count, entities)
+        self._made: dict[str, npt.NDArray[np.float64]] = {}
+        self.rows = np.zeros(self._shape, np.int32)
+        if samples is None:
+            return
+        low, high = np.searchsorted(samples.ts_ms, [start * length, (start + count) * length])
+        self._low, self._high, cells = int(low), int(high), count * entities
+        self._ts_ms = ts_ms = samples.ts_ms[low:high]
+        self._cell = cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
+        each = np.bincount(cell, minlength=cells)
+        self._alone = bool(each.max(initial=0) <= 1)  # a row per bucket, as at 10 s: each is the bucket's value
+        if not self._alone:
+            each = np.bincount(np.unique(np.stack([cell.astype(np.int64), ts_ms]), axis=1)[0], minlength=cells)
+        self.rows = each.astype(np.int32).reshape(self._shape)
+
+    def columns(self, i: int) -> Mapping[str, npt.NDArray[np.float64]]:
+        """Of bucket `i`: metric -> float64 [entities]."""
+        names = [] if self._samples is None else self._samples.names
+        return Lazy({name: partial(self._value, name, i) for name in names})
+
+    def _value(self, name: str, i: int) -> npt.NDArray[np.float64]:
+        if name not in self._made:
+            self._made[name] = self._aggregated(name)
+        value: npt.NDArray[np.float64] = self._made[name][i]
+        return value
+
+    def _aggregated(self, name: str) -> npt.NDArray[np.float64]:
+        assert self._samples is not None
+        column = self._samples.column(BY_NAME[name], self._low, self._high, self._refused)
+        cells = self.rows.size
+        if not self._alone:
+            return aggregate(name, self._cell, self._ts_ms, column, cells).reshape(self._shape)
+        made = np.empty(cells) if len(self._cell) == cells else np.full(cells, np.nan)
+        made[self._cell] = column
+        return made.reshape(self._shape)
 
 
 def read_case(path: Path, *, all_ports: bool = False) -> Case:
@@ -197,101 +183,6 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
     inventories = read_inventories(path / "inventory.jsonl", index, notes)
     probes = read_probes(path / "probes.jsonl", index, notes)
     return Case(path, spec, index, gpu, node, link, events, interval, inventories, probes, notes)
-
-
-def _ports(index: FleetIndex) -> list[tuple[str, str]]:
-    """(node, link) of all ports of the fleet, in the order that buckets have them."""
-    return [(node.name, link.link) for node in index.nodes for link in node.links]
-
-
-def read_samples(
-    path: Path, scope: Scope, index: FleetIndex, notes: list[str], workloads: Sequence[tuple[str, str]] = ()
-) -> Samples | None:
-    """One Parquet file; `workloads`: (node, name) of those to take, by whose place here the samples number them."""
-    if not path.exists():
-        notes.append(f"{path.name} is missing: nothing that needs it was judged")
-        return None
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
-    needed = ["ts", "node", *KEYS.get(scope, [])]
-    missing = [name for name in needed if name not in table.column_names]
-    if missing:
-        raise CaseError(f"{path}: column {missing[0]!r} is missing; it needs {', '.join(needed)} and catalog columns")
-    ts_ms = _times(path, table.column("ts"))
-    entity = _entities(table, scope, index, workloads)
-    known = entity >= 0
-    if not known.all():
-        names = table.column("node").cast(pa.string())
-        ports = table.column("link") if scope is Scope.LINK else None
-        strangers = sorted(
-            {
-                str(names[int(i)]) + (f" port {ports[int(i)]}" if ports is not None else "")
-                for i in np.flatnonzero(~known)[:1000]
-            }
-        )
-        notes.append(
-            f"{path.name}: {int((~known).sum())} rows of things fleet.json does not list "
-            f"(such as {', '.join(strangers[:3])}) were left out"
-        )
-    mine = {m.name for m in of_scope(scope)}
-    unknown = [c for c in table.column_names if c not in mine and c not in needed]
-    if unknown:
-        notes.append(f"{path.name}: columns that are not in the catalog were left out: {', '.join(unknown)}")
-    columns = [c for c in table.column_names if c in mine]
-    for name in columns:
-        kind = table.schema.field(name).type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise CaseError(f"{path}: column {name!r} is {kind}; it must be a number in {BY_NAME[name].unit}")
-    empty = sorted(mine - set(columns))
-    if empty:
-        notes.append(f"{path.name}: {len(empty)} of {len(mine)} catalog columns are missing: {', '.join(empty)}")
-    by_entity = np.argsort(entity, kind="stable")
-    late = int(((np.diff(ts_ms[by_entity]) < 0) & (np.diff(entity[by_entity]) == 0)).sum())
-    if late:
-        notes.append(f"{path.name}: {late} rows stood out of time order; they were put where they belong")
-    order = np.flatnonzero(known)
-    order = order[np.argsort(ts_ms[order], kind="stable")]
-    ts_ms, entity, table = ts_ms[order], entity[order], table.select(columns).combine_chunks()
-    away = np.abs(order - np.arange(len(order))).max(initial=0)
-    if away > FAR_ROWS:
-        return Samples(ts_ms, entity, table.take(pa.array(order)), None)
-    return Samples(ts_ms, entity, table, order if away else None)
-
-
-def _entities(
-    table: pa.Table, scope: Scope, index: FleetIndex, workloads: Sequence[tuple[str, str]]
-) -> npt.NDArray[np.int32]:
-    """What each row describes, -1 for what the fleet does not list."""
-
-    def numbers(names: pa.Array, known: list[str]) -> npt.NDArray[np.int32]:
-        found = pc.index_in(names, pa.array(known, pa.string()))
-        return np.asarray(found.fill_null(-1), np.int32)
-
-    names = table.column("node").cast(pa.string()).combine_chunks()
-    if scope in (Scope.LINK, Scope.WORKLOAD):
-        parts = table.column(KEYS[scope][0]).cast(pa.string()).combine_chunks()
-        known_parts = _ports(index) if scope is Scope.LINK else workloads
-        keys = pc.binary_join_element_wise(names, parts, "/")
-        return numbers(keys, [f"{node}/{part}" for node, part in known_parts])
-    node = numbers(names, [n.name for n in index.nodes])
-    if scope is Scope.NODE:
-        return node
-    slots = table.column("gpu").cast(pa.int64()).fill_null(-1).to_numpy()
-    counts = np.diff(index.first_gpu)
-    known = (node >= 0) & (slots >= 0) & (slots < counts[node])
-    return np.where(known, index.first_gpu[node] + slots, -1).astype(np.int32)
-
-
-def _times(path: Path, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    if column.null_count:
-        raise CaseError(f"{path}: {column.null_count} rows have no ts; every row needs its time")
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms"), safe=False)
-    elif not pa.types.is_integer(column.type):
-        raise CaseError(f"{path}: column 'ts' is {column.type}; it must be a timestamp, or milliseconds since 1970")
-    return np.asarray(column.cast(pa.int64()), np.int64)
 
 
 def _interval_ms(samples: Samples | None, notes: list[str]) -> int:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drover_cli.case import Case, CaseError, Samples, read_jsonl, read_samples
+from drover_cli.case import Case, CaseError, read_jsonl
+from drover_cli.case_samples import Samples, read_samples
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Absence, Holding
@@ -130,7 +131,7 @@ def read_workloads(case: Case) -> Workloads:
     if not path.exists():
         return Workloads()
     try:
-        table = pq.read_table(path, columns=["node", "workload"])
+        table = pq.ParquetFile(path).read(columns=["node", "workload"])
     except (OSError, pa.ArrowInvalid) as error:
         raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
     pairs = table.group_by(table.column_names).aggregate([]).to_pylist()
@@ -146,7 +147,7 @@ def _batches(
 ) -> Iterator[SampleBatch]:
     for low in range(0, len(samples.ts_ms), ROWS):
         high = min(low + ROWS, len(samples.ts_ms))
-        values = {name: samples.column(BY_NAME[name], low, high, refused) for name in samples.table.column_names}
+        values = {name: samples.column(BY_NAME[name], low, high, refused) for name in samples.names}
         yield SampleBatch.of_values(scope, ids[samples.entity[low:high]], samples.ts_ms[low:high], values)
 
 

@@ -14,7 +14,7 @@ from drover_proto.fleet import FleetSpec, LinkSpec
 def with_ports(spec: FleetSpec, path: Path) -> FleetSpec:
     """The fleet with the ports of a link.parquet. A file that cannot be read is told by who reads its samples."""
     try:
-        rows = pq.read_table(path, columns=["node", "link"])
+        rows = pq.ParquetFile(path).read(columns=["node", "link"])
     except (OSError, pa.ArrowInvalid):
         return spec
     found: dict[str, set[str]] = {}

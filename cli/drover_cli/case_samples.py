@@ -1,0 +1,170 @@
+"""Rows of a case's Parquet files: checked when they are opened, read column by column when somebody asks.
+
+Anything that can be used is used; what cannot is counted and told, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from drover_cli.case_lines import CaseError
+from drover_cli.case_writing import KEYS
+from drover_collector.fleet_index import FleetIndex
+from drover_proto.catalog import Metric, Scope, of_scope
+
+
+@dataclass(slots=True)
+class Samples:
+    """Rows of one Parquet file, in order of time. `entity` indexes the fleet's GPUs, nodes, ports or workloads."""
+
+    path: Path
+    ts_ms: npt.NDArray[np.int64]
+    entity: npt.NDArray[np.int32]
+    names: list[str]  # catalog columns that it has
+    _file: pq.ParquetFile
+    _rows: npt.NDArray[np.int64] | None  # which row of the file is the next in time; None: they stand in order
+    _columns: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
+        """float64 of rows low .. high, NaN where absent or outside the catalog's range.
+
+        Raises:
+            CaseError: the file cannot be read there.
+        """
+        if metric.name not in self._columns:
+            self._columns[metric.name] = self._read(metric.name)
+        whole = self._columns[metric.name]
+        values = np.asarray(whole[low:high] if self._rows is None else whole[self._rows[low:high]], np.float64)
+        if not len(values) or (values.min() >= metric.low and values.max() <= metric.high):
+            return values  # all known and possible, as a rule
+        with np.errstate(invalid="ignore"):
+            wrong = (values < metric.low) | (values > metric.high)
+        if wrong.any():
+            refused[metric.name] += int(wrong.sum())
+            values = np.where(wrong, np.nan, values)
+        return values
+
+    def _read(self, name: str) -> npt.NDArray[np.float64] | npt.NDArray[np.int64]:
+        try:
+            column = self._file.read(columns=[name]).column(0)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise _unreadable(self.path, error) from None
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.uint8())
+        values: npt.NDArray[np.float64] | npt.NDArray[np.int64] = column.to_numpy()  # null is NaN
+        return values
+
+
+def read_samples(
+    path: Path, scope: Scope, index: FleetIndex, notes: list[str], workloads: Sequence[tuple[str, str]] = ()
+) -> Samples | None:
+    """One Parquet file; `workloads`: (node, name) of those to take, by whose place here the samples number them.
+
+    Raises:
+        CaseError: it cannot be used; the message names the file and the mend.
+    """
+    if not path.exists():
+        notes.append(f"{path.name} is missing: nothing that needs it was judged")
+        return None
+    needed = ["ts", "node", *KEYS.get(scope, [])]
+    try:
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+        missing = [name for name in needed if name not in schema.names]
+        keys = None if missing else file.read(columns=needed)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from None
+    if keys is None:
+        raise CaseError(f"{path}: column {missing[0]!r} is missing; it needs {', '.join(needed)} and catalog columns")
+    ts_ms = _times(path, keys.column("ts"))
+    entity = _entities(keys, scope, index, workloads)
+    known = entity >= 0
+    if not known.all():
+        notes.append(_strangers(path, keys, scope, known))
+    mine = {m.name for m in of_scope(scope)}
+    unknown = [c for c in schema.names if c not in mine and c not in needed]
+    if unknown:
+        notes.append(f"{path.name}: columns that are not in the catalog were left out: {', '.join(unknown)}")
+    columns = [c for c in schema.names if c in mine]
+    for name in columns:
+        kind = schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise CaseError(f"{path}: column {name!r} is {kind}; it must be a number in the catalog's unit")
+    empty = sorted(mine - set(columns))
+    if empty:
+        notes.append(f"{path.name}: {len(empty)} of {len(mine)} catalog columns are missing: {', '.join(empty)}")
+    by_entity = np.argsort(entity, kind="stable")
+    late = int(((np.diff(ts_ms[by_entity]) < 0) & (np.diff(entity[by_entity]) == 0)).sum())
+    if late:
+        notes.append(f"{path.name}: {late} rows stood out of time order; they were put where they belong")
+    order = np.flatnonzero(known)
+    order = order[np.argsort(ts_ms[order], kind="stable")]
+    in_order = len(order) == len(known) and bool((np.diff(order) == 1).all())
+    return Samples(path, ts_ms[order], entity[order], columns, file, None if in_order else order)
+
+
+def _unreadable(path: Path, error: Exception) -> CaseError:
+    return CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})")
+
+
+def _strangers(path: Path, keys: pa.Table, scope: Scope, known: npt.NDArray[np.bool_]) -> str:
+    some = np.flatnonzero(~known)[:1000].tolist()
+    names, ports = keys.column("node"), keys.column("link") if scope is Scope.LINK else None
+    who = sorted({f"{names[i]}" + (f" port {ports[i]}" if ports is not None else "") for i in some})
+    return (
+        f"{path.name}: {int((~known).sum())} rows of things fleet.json does not list "
+        f"(such as {', '.join(who[:3])}) were left out"
+    )
+
+
+def _entities(
+    keys: pa.Table, scope: Scope, index: FleetIndex, workloads: Sequence[tuple[str, str]]
+) -> npt.NDArray[np.int32]:
+    """What each row describes, -1 for what the fleet does not list."""
+    nodes, names = _coded(keys.column("node"))
+    number = np.array([*(index.node_number.get(name, -1) for name in names), -1], np.int32)
+    if scope is Scope.NODE:
+        return number[nodes]
+    if scope is Scope.GPU:
+        node = number[nodes]
+        slots = keys.column("gpu").cast(pa.int64()).fill_null(-1).to_numpy()
+        counts = np.diff(index.first_gpu)
+        known = (node >= 0) & (slots >= 0) & (slots < counts[node])
+        return np.where(known, index.first_gpu[node] + slots, -1).astype(np.int32)
+    parts, part_names = _coded(keys.column(KEYS[scope][0]))
+    places = {name: code for code, name in enumerate(names)}
+    part_places = {name: code for code, name in enumerate(part_names)}
+    table = np.full((len(names) + 1, len(part_names) + 1), -1, np.int32)  # the last of each: not named
+    for at, (name, part) in enumerate(ports_of(index) if scope is Scope.LINK else workloads):
+        if name in places and part in part_places:
+            table[places[name], part_places[part]] = at
+    return table[nodes, parts]
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Names as numbers of a list, -1 where there is none."""
+    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    return np.asarray(coded.indices.fill_null(-1), np.int32), coded.dictionary.to_pylist()
+
+
+def ports_of(index: FleetIndex) -> list[tuple[str, str]]:
+    """(node, link) of all ports of the fleet, in the order that buckets have them."""
+    return [(node.name, link.link) for node in index.nodes for link in node.links]
+
+
+def _times(path: Path, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    if column.null_count:
+        raise CaseError(f"{path}: {column.null_count} rows have no ts; every row needs its time")
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False)
+    elif not pa.types.is_integer(column.type):
+        raise CaseError(f"{path}: column 'ts' is {column.type}; it must be a timestamp, or milliseconds since 1970")
+    return np.asarray(column.cast(pa.int64()), np.int64)
