@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from drover_dashboard import client
+from drover_dashboard import client, streamlit_mends
 from drover_dashboard.components import ASSETS
 from drover_dashboard.door import Door
 from drover_dashboard.fleet_canvas import frame, metrics, packed, trouble_line
@@ -22,6 +22,7 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 
 
 def build() -> st.App:
+    streamlit_mends.mend()
     routes = [
         Route("/drover/assets/{path:path}", asset),
         Route("/drover/layout", layout),

@@ -139,17 +139,8 @@ def lost(reply: pb.Capacity, days: float) -> None:
         for row in faults[:SHOWN_LEAFS]
     ]
     bars("lost", COSTS, rows, "GPU-hours", "No fault cost anything in this time.")
-    for row in reply.lost:
-        if row.kind == SERVICE:
-            text = (
-                f"Nodes out of service: {fmt.hours(row.lost)} GPU-hours. A fault that goes on there counts above too."
-            )
-            view.notice("out_hours", "remark", text)
-        if row.kind == IDLE and row.cause == "idle_gpus":
-            text = f"Held and idle: {fmt.hours(row.lost)} GPU-hours in this time, of no fault."
-            view.notice("idle_hours", "remark", text)
-    if reply.untold:
-        view.notice("untold", "remark", f"What they cost is not known of {fmt.several(reply.untold, 'more incident')}.")
+    with view.place():
+        _remarks(reply)
     clicked = table(
         "dearest",
         (Column("The dearest incident of each cause"), Column("Hours", "right")),
@@ -214,12 +205,13 @@ def leafs(reply: pb.Capacity) -> None:
     ]
     empty = "No GPU is free." if reply.judged_ms else "What is free is not known now."
     bars("leafs", PIECES, rows[:SHOWN_LEAFS], "GPUs", empty)
-    if rows:
-        most = max(leaf.free_nodes for leaf in reply.leafs)
-        more = f" {len(rows) - SHOWN_LEAFS} more leafs have free GPUs." if len(rows) > SHOWN_LEAFS else ""
-        view.notice(
-            "largest", "remark", f"Nodes of the largest job of whole nodes that fits under one leaf: {most}.{more}"
-        )
+    with view.place():
+        if rows:
+            most = max(leaf.free_nodes for leaf in reply.leafs)
+            more = f" {len(rows) - SHOWN_LEAFS} more leafs have free GPUs." if len(rows) > SHOWN_LEAFS else ""
+            view.notice(
+                "largest", "remark", f"Nodes of the largest job of whole nodes that fits under one leaf: {most}.{more}"
+            )
 
 
 def services(reply: pb.Capacity, who: view.Viewer) -> None:
@@ -247,6 +239,21 @@ def services(reply: pb.Capacity, who: view.Viewer) -> None:
     if reply.services_trouble:
         empty = f"What services do is not known: {who.told(reply.services_trouble)}"
     table("services", columns, rows, empty=empty, link_column=-1)
+
+
+def _remarks(reply: pb.Capacity) -> None:
+    """What is told apart from faults, and what is not known."""
+    for row in reply.lost:
+        if row.kind == SERVICE:
+            text = (
+                f"Nodes out of service: {fmt.hours(row.lost)} GPU-hours. A fault that goes on there counts above too."
+            )
+            view.notice("out_hours", "remark", text)
+        if row.kind == IDLE and row.cause == "idle_gpus":
+            text = f"Held and idle: {fmt.hours(row.lost)} GPU-hours in this time, of no fault."
+            view.notice("idle_hours", "remark", text)
+    if reply.untold:
+        view.notice("untold", "remark", f"What they cost is not known of {fmt.several(reply.untold, 'more incident')}.")
 
 
 def _value(row: pb.ServiceSpeed, name: str, unit: str, digits: int) -> Cell:

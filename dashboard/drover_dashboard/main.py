@@ -93,6 +93,7 @@ def _streamlit_options(options: argparse.Namespace) -> dict[str, Any]:
         "server.enableXsrfProtection": True,
         "browser.gatherUsageStats": False,
         "global.minCachedMessageSize": 1000,  # bytes; what a page has already is not sent to it again
+        "global.maxCachedMessageAge": 20,  # runs; a page that has just forgotten what is not sent again would stop
         "client.toolbarMode": "minimal",
         "client.showErrorDetails": "none",  # a browser sees that something failed; what failed is in the server's log
         "logger.hideWelcomeMessage": True,

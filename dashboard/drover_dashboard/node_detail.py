@@ -114,10 +114,10 @@ def _no_gpu(detail: pb.NodeDetail) -> str:
 def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
     answer = client.fleet().incidents("open", node=row.name, limit=5)
     found = incident_rows.parse(answer.value) if answer.value else []
-    if found:
-        clicked = incident_rows.show("node_incidents", incident_rows.rows(found, {}, who), empty="")
-        if clicked:
-            st.switch_page(view.INCIDENTS, query_params={"id": clicked})
+    with view.place():
+        clicked = incident_rows.show("node_incidents", incident_rows.rows(found, {}, who), empty="") if found else None
+    if clicked:
+        st.switch_page(view.INCIDENTS, query_params={"id": clicked})
 
 
 def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:

@@ -100,18 +100,23 @@ def agents(system: pb.System, who: view.Viewer) -> None:
         )
         for t in state.troubles
     ]
-    total = sum(state.trouble_counts.values())
     columns = (Column("Trouble"), Column("Node"), Column("What", wrap=True))
     empty = "Every node of the fleet file reports, in time and with a right clock."
     height = LISTED_PX if len(rows) > 4 else None
     clicked = table("agent_troubles", columns, rows, empty=empty, link_column=1, height=height)
     if clicked:
         st.switch_page(view.NODE, query_params={"node": clicked})
-    if total > len(rows):
+    with view.place():
+        _more(state, len(rows))
+
+
+def _more(state: pb.AgentsState, shown: int) -> None:
+    total = sum(state.trouble_counts.values())
+    if total > shown:
         counts = ", ".join(
             f"{KINDS.get(k, (k, ''))[0]} {fmt.number(n)}" for k, n in sorted(state.trouble_counts.items())
         )
-        view.notice("agents_more", "remark", f"{len(rows)} of {fmt.number(total)} shown: {counts}")
+        view.notice("agents_more", "remark", f"{shown} of {fmt.number(total)} shown: {counts}")
 
 
 def _facts(key: str, title: str, facts: Iterable[tuple[str, Cell]]) -> None:

@@ -58,8 +58,18 @@ def viewer() -> Viewer:
 
 def trouble(key: str, found: Trouble | None, as_of_ms: int, who: Viewer) -> None:
     """Say why a page is old or empty; nothing when all is well. `key` is unique on the page."""
-    if found is None:
-        return
+    with place():
+        if found is not None:
+            _tell(key, found, as_of_ms, who)
+
+
+def place() -> Any:
+    """Around what comes and goes. What stands below it keeps its position, by which the browser knows it: its scroll
+    and zoom stay, and it is not built anew. Empty it takes no room."""
+    return st.container()
+
+
+def _tell(key: str, found: Trouble, as_of_ms: int, who: Viewer) -> None:
     line = f"{found.what} since {who.clock(found.since_ms)} ({found.reason}): {found.advice}"
     if found.not_found:
         line = f"{found.reason}; {found.advice}"

@@ -31,9 +31,10 @@ def now(days: float) -> None:
     if reply is None:
         return
     capacity_parts.tiles(reply)
-    if not reply.judged_ms:
-        text = "Nothing was judged in the last minute: what is not held is unknown, and so is what lies idle."
-        view.notice("unjudged", "trouble", text)
+    with view.place():
+        if not reply.judged_ms:
+            text = "Nothing was judged in the last minute: what is not held is unknown, and so is what lies idle."
+            view.notice("unjudged", "trouble", text)
     left, right = st.columns([1.15, 1], gap="medium")
     with left:
         capacity_parts.pools(reply)

@@ -38,20 +38,22 @@ def leafs(leaf: str, node: str) -> None:
     if not leaf and not node and reply.leafs and reply.leafs[0].nodes_troubled:
         st.query_params["leaf"] = reply.leafs[0].name  # the worst one first: one click less at night
         st.rerun()
-    kind, text = fabric_parts.verdict(reply, who)
-    if text:
-        view.notice("verdict", kind, text)
-    for number, line in enumerate(reply.absent):
-        view.notice(f"absent_{number}", "remark", line)
-    if reply.leafs_total > len(reply.leafs):
-        view.notice("cut", "remark", f"The worst {len(reply.leafs)} of {fmt.number(reply.leafs_total)} leafs.")
+    with view.place():
+        kind, text = fabric_parts.verdict(reply, who)
+        if text:
+            view.notice("verdict", kind, text)
+        for number, line in enumerate(reply.absent):
+            view.notice(f"absent_{number}", "remark", line)
+        if reply.leafs_total > len(reply.leafs):
+            view.notice("cut", "remark", f"The worst {len(reply.leafs)} of {fmt.number(reply.leafs_total)} leafs.")
     clicked = fabric_parts.show_tiles("leafs", fabric_parts.leaf_tiles(reply, leaf, who))
     if clicked and clicked != leaf:
         st.query_params["leaf"] = clicked
         st.query_params.pop("node", None)
         st.rerun()
-    if reply.counted_from_ms:
-        view.notice("counted", "remark", f"Errors and downs counted {who.since(reply.counted_from_ms)}.")
+    with view.place():
+        if reply.counted_from_ms:
+            view.notice("counted", "remark", f"Errors and downs counted {who.since(reply.counted_from_ms)}.")
     if leaf or node:
         _ports(reply, leaf, node, who)
 

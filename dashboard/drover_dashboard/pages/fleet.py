@@ -28,6 +28,14 @@ def numbers() -> None:
     status = answer.value
     if status is None:
         return
+    with view.place():
+        _asks(status)
+    view.notice("line", "remark", _line(status, who))
+    _tiles(status)
+
+
+def _asks(status: pb.Status) -> None:
+    """What somebody has to see to."""
     for number, text in enumerate(status.troubles):
         view.notice(f"own_{number}", "trouble", text)
     if status.unknown_nodes:
@@ -41,8 +49,6 @@ def numbers() -> None:
     if status.pending:
         label = f"{fmt.several(status.pending, 'decision')} for a person to approve or reject"
         st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
-    view.notice("line", "remark", _line(status, who))
-    _tiles(status)
 
 
 def _line(status: pb.Status, who: view.Viewer) -> str:

@@ -49,8 +49,9 @@ def listing(ended: bool) -> None:
     if shown < total:  # those that are not here hold GPUs too
         line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs, {fmt.number(hurt)} of them hurt"
     view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
-    if running and not job_parts.reports(answer.value):
-        view.notice("steps", "remark", job_parts.NO_STEPS)
+    with view.place():
+        if running and not job_parts.reports(answer.value):
+            view.notice("steps", "remark", job_parts.NO_STEPS)
     clicked = job_parts.show_list("jobs", answer.value, who, NO_JOBS)
     if clicked:
         st.query_params["job"] = clicked
@@ -68,14 +69,16 @@ def now(name: str) -> None:
     found = job_parts.incidents(detail)
     view.notice("what", "summary", _head(detail, who))
     view.numbers(job_parts.tiles(detail, who))
-    if told := job_parts.culprit(found, who):
-        view.notice("slow", "todo", told)
-    elif not detail.row.HasField("ended_ms"):
-        view.notice("slow_none", "remark", "No open incident names a GPU or node that slows this job.")
+    with view.place():
+        if told := job_parts.culprit(found, who):
+            view.notice("slow", "todo", told)
+        elif not detail.row.HasField("ended_ms"):
+            view.notice("slow_none", "remark", "No open incident names a GPU or node that slows this job.")
     named = {incident.id: incident.summary for incident in found}
     view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))
-    for number, text in enumerate(detail.absent):
-        view.notice(f"absent_{number}", "remark", text)
+    with view.place():
+        for number, text in enumerate(detail.absent):
+            view.notice(f"absent_{number}", "remark", text)
     left, right = st.columns([1, 1], gap="medium")
     with left:
         clicked = incident_rows.show(

@@ -40,20 +40,24 @@ def show() -> None:
     state = answer.value
     if state is None:
         return
-    if state.trouble:
-        view.notice("policy_file", "trouble", state.trouble)
-    for text in state.breaker_json:
-        _breaker(from_json(Incident, text), who)
+    with view.place():
+        if state.trouble:
+            view.notice("policy_file", "trouble", state.trouble)
+        for text in state.breaker_json:
+            _breaker(from_json(Incident, text), who)
     _head(state)
-    enforced = _enforced(state, who)
+    with view.place():
+        enforced = _enforced(state, who)
     pending = [from_json(Decision, text) for text in state.pending_json]
-    if state.may_answer:
-        answering.ask(pending)
+    with view.place():
+        if state.may_answer:
+            answering.ask(pending)
     _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.")
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
     _held(held, who)
-    if enforced:
-        _decisions("enforced", "Had it enforced", enforced, who, "", with_outcome=True)
+    with view.place():
+        if enforced:
+            _decisions("enforced", "Had it enforced", enforced, who, "", with_outcome=True)
     left, right = st.columns(2, gap="medium")
     told: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:
@@ -75,10 +79,11 @@ def _breaker(event: Incident, who: view.Viewer) -> None:
 def _head(state: pb.PolicyState) -> None:
     ceiling = Cell(fmt.MODES.get(state.ceiling, state.ceiling), sub="act.mode of the settings")
     modes = list(fmt.MODES)  # the more is done, the later
-    if state.ceiling in modes and state.mode in modes[modes.index(state.ceiling) + 1 :]:
-        most = state.ceiling
-        said = f"The policy says {state.mode}, the settings (act.mode) {most}: no more than {most} is done."
-        view.notice("lowered", "remark", said)
+    with view.place():
+        if state.ceiling in modes and state.mode in modes[modes.index(state.ceiling) + 1 :]:
+            most = state.ceiling
+            said = f"The policy says {state.mode}, the settings (act.mode) {most}: no more than {most} is done."
+            view.notice("lowered", "remark", said)
     facts = {
         "Policy": Cell(state.name, kind="strong"),
         "Mode": Cell(fmt.MODES.get(state.mode, state.mode)),

@@ -62,8 +62,9 @@ def fleet(figure: str, node: str) -> None:
     found = list(answer.value.figures) or [pb.ProbeFigure(figure=figure, unit=FIGURES[figure].unit)]
     for number, one in enumerate(found):
         go(probe_parts.show_spread(f"spread_{number}", probe_parts.spread(one, node, _asked_gpu())))
-        for note_number, text in enumerate(one.notes):
-            view.notice(f"note_{number}_{note_number}", "remark", who.told(text))
+        with view.place():
+            for note_number, text in enumerate(one.notes):
+                view.notice(f"note_{number}_{note_number}", "remark", who.told(text))
     if not answer.value.figures:
         return
     rows = [row for one in found for row in probe_parts.worst_rows(one, who)]

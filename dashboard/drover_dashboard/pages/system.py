@@ -17,8 +17,9 @@ def show() -> None:
     system = answer.value
     if system is None:
         return
-    for number, text in enumerate(system.troubles):
-        view.notice(f"own_{number}", "trouble", who.told(text))
+    with view.place():
+        for number, text in enumerate(system.troubles):
+            view.notice(f"own_{number}", "trouble", who.told(text))
     system_parts.tiles(system, who)
     left, right = st.columns(2, gap="medium")
     with left:

@@ -28,8 +28,9 @@ def racks(by: str, rack: str) -> None:
     if answer.value is None:
         return
     reply = answer.value
-    if text := heat_parts.verdict(reply, who):
-        view.notice("verdict", "summary" if any(rack.incident for rack in reply.racks) else "remark", text)
+    with view.place():
+        if text := heat_parts.verdict(reply, who):
+            view.notice("verdict", "summary" if any(rack.incident for rack in reply.racks) else "remark", text)
     view.numbers(heat_parts.numbers(reply))
     left, right = st.columns([1.35, 1], gap="medium")
     with left:
@@ -38,11 +39,13 @@ def racks(by: str, rack: str) -> None:
             st.query_params["rack"] = clicked
             st.rerun()
     with right:
-        if reply.hot_total > len(reply.hot):
-            view.notice("cut", "remark", f"The worst {len(reply.hot)} of {reply.hot_total} GPUs.")
+        with view.place():
+            if reply.hot_total > len(reply.hot):
+                view.notice("cut", "remark", f"The worst {len(reply.hot)} of {reply.hot_total} GPUs.")
         view.go(heat_parts.show_hot("hot", reply, who))
-    for number, line in enumerate(reply.absent):
-        view.notice(f"absent_{number}", "remark", line)
+    with view.place():
+        for number, line in enumerate(reply.absent):
+            view.notice(f"absent_{number}", "remark", line)
     if rack:
         view.notice("nodes", "remark", f"Nodes of rack {rack}")
         view.go(heat_parts.show_nodes("nodes", reply))

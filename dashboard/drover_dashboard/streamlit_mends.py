@@ -1,0 +1,28 @@
+"""Mends of Streamlit itself (1.67), each with its reason; applied once, before it serves."""
+
+from __future__ import annotations
+
+from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
+
+_clear = ForwardMsgQueue.clear
+
+
+def mend() -> None:
+    """Apply them all; more than once does no more."""
+    ForwardMsgQueue.clear = clear  # type: ignore[method-assign, assignment]  # the mend
+
+
+def clear(
+    queue: ForwardMsgQueue, retain_lifecycle_msgs: bool = False, fragment_ids_this_run: list[str] | None = None
+) -> None:
+    """What a fragment sent is delivered although the same fragment begins anew.
+
+    Streamlit drops what of a fragment's run is not sent yet when its next run begins, but for references to what the
+    browser has already (`ref_hash`): these name no fragment. A page whose server is busy then got "put this at place
+    3" without the places 1 and 2, failed with "Bad delta path index", and showed nothing more until it was reloaded.
+    Delivering all of it is what happens anyway when the server is quick.
+    """
+    if retain_lifecycle_msgs and fragment_ids_this_run:
+        queue._delta_index_map = {}
+    else:
+        _clear(queue, retain_lifecycle_msgs, fragment_ids_this_run)
