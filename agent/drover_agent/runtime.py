@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from drover_agent.agent import Agent, boot_id
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
+from drover_agent.sampled import ANSWERED, FAILED
 from drover_agent.sampler import Sampler
 from drover_agent.sources import polled
 from drover_agent.sources.base import NodeEvent, Reading
@@ -53,6 +54,18 @@ class NodeRuntime:
             self._nvml = NvmlRuntime(self.agent, self.sampler, self.gpus, self._clock, self.agent.spool.folder)
         self._kmsg: KmsgReader | None = None
         self._log_trouble: str | None = None  # why the kernel log cannot be read, "" for nothing, None: not tried yet
+        if self._reads_log:
+            self.sampler.beside["kmsg"] = self._log_outcome
+
+    @property
+    def _reads_log(self) -> bool:
+        return self.config.kmsg_enabled and self.config.hardware != "simulated"
+
+    def _log_outcome(self) -> int | None:
+        """Of the kernel log now; None before it was tried."""
+        if self._log_trouble is None:
+            return None
+        return FAILED if self._log_trouble else ANSWERED
 
     @property
     def driver_closed(self) -> bool:
@@ -70,7 +83,7 @@ class NodeRuntime:
             jobs += [self._nvml.tend, self._nvml.watch_xids]
         elif self.config.hardware == "none":
             self.agent.accept(self._clock.now_ms(), Reading(inventory={"no_gpu_reason": NO_GPU_WANTED}))
-        if self.config.kmsg_enabled and self.config.hardware != "simulated":
+        if self._reads_log:
             jobs.append(self._run_kmsg)
         tasks = [asyncio.create_task(job()) for job in jobs]
         try:

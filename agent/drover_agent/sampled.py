@@ -18,6 +18,7 @@ SLOW_S = 0.25  # a source whose last read took longer is read in a thread of its
 FAILING_READS = 3  # in a row, until an event tells it
 STABLE_S = 60.0  # of good reads, until an event tells that a source is back: one that comes and goes is no news
 LOG_S = 60.0  # failures of one source are logged at most this often
+ANSWERED, FAILED, OVERRAN = range(3)  # as in catalog.READ_OUTCOMES
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class SourceStats:
     max_s: float = 0.0
     last_error: str = ""  # of the last read; "" when it went well
     hung: bool = False
+    longest_s: float | None = None  # of the reads since this was told last; None: there was none
+    worst: int = ANSWERED  # of their outcomes
 
 
 @dataclass(slots=True)
@@ -40,7 +43,6 @@ class Totals:
     """Of all sources."""
 
     tick_s: float = 0.0  # longest tick since this was told last
-    read_s: float = 0.0  # longest read since then
     failures: int = 0  # reads that raised or overran their limit
 
 
@@ -52,6 +54,7 @@ class Sampled:
         self._deliver, self._clock, self._totals = deliver, clock, totals
         self._known: dict[Entity, set[str]] = {}  # everything it ever told of, present or absent
         self._last_ms: int | None = None
+        self._began_s = 0.0  # its last read
         self._read: Read[Sampled] | None = None
         self._dropped = False
         self._bad = 0  # reads in a row that gave nothing
@@ -73,6 +76,16 @@ class Sampled:
         """Whether its last read raised."""
         return bool(self.stats.last_error) and not self.hung
 
+    def told(self) -> tuple[float | None, int]:
+        """(longest read in seconds, worst outcome) since the last call; a read that hangs counts with its time so far.
+        None: it was not read."""
+        stats = self.stats
+        longest_s, worst = stats.longest_s, stats.worst
+        stats.longest_s, stats.worst = None, ANSWERED
+        if self.hung:
+            longest_s, worst = max(longest_s or 0.0, self._clock.monotonic() - self._began_s), OVERRAN
+        return longest_s, worst
+
     def due(self, ts_ms: int, interval_s: float) -> bool:
         """Sources slower than the schedule sit out ticks."""
         every_ms = max(self.source.interval_s, interval_s) * 1000
@@ -85,7 +98,7 @@ class Sampled:
             if self.hung:
                 self._went_badly(ts_ms, Absent.TIMEOUT)
             return None
-        self._last_ms = ts_ms
+        self._last_ms, self._began_s = ts_ms, self._clock.monotonic()
         self._read = Read(self, self.source, ts_ms)
         return self._read
 
@@ -99,7 +112,7 @@ class Sampled:
         stats.last_s = outcome.seconds
         stats.total_s += outcome.seconds
         stats.max_s = max(stats.max_s, outcome.seconds)
-        self._totals.read_s = max(self._totals.read_s, outcome.seconds)
+        stats.longest_s = max(stats.longest_s or 0.0, outcome.seconds)
         self.slow = outcome.seconds > SLOW_S
         if outcome.reading is not None:
             stats.last_error, self._bad = "", 0
@@ -109,6 +122,7 @@ class Sampled:
             self._deliver(ts_ms, outcome.reading)
             return
         stats.failures += 1
+        stats.worst = max(stats.worst, FAILED)
         self._totals.failures += 1
         stats.last_error = f"{type(outcome.error).__name__}: {outcome.error}"
         if self._may_log():
@@ -121,9 +135,9 @@ class Sampled:
             return
         text = f"a read of {self.source.name} did not return within {limit_s:g} s"
         self.stats.timeouts += 1
+        self.stats.longest_s, self.stats.worst = max(self.stats.longest_s or 0.0, limit_s), OVERRAN
         self.stats.hung, self.stats.last_error, self.slow = True, text, True
         self._totals.failures += 1
-        self._totals.read_s = max(self._totals.read_s, limit_s)
         if self._may_log():
             log.error("%s; going on without it", text)
         self._went_badly(ts_ms, Absent.TIMEOUT, self._of_the_driver("driver_hung", text))

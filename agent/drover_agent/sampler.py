@@ -15,10 +15,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from drover_agent.clock import Clock
-from drover_agent.sampled import Sampled, SourceStats, Totals
+from drover_agent.sampled import ANSWERED, Sampled, SourceStats, Totals
 from drover_agent.sources.base import Entity, Reading, Source
 from drover_agent.watchdog import Read, Round, Worker
-from drover_proto.catalog import Scope
+from drover_proto.catalog import Absent, Scope, of_scope
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,15 @@ THREAD = "sources"
 OWN_VALUES_MS = 10_000  # what the sampler tells of itself: once in each of these, one value per detector bucket
 
 Deliver = Callable[[int, Reading], None]
+
+
+def _rows(ending: str) -> dict[str, str]:
+    """Source -> its row of the catalog with this ending."""
+    names = [metric.name for metric in of_scope(Scope.NODE) if metric.name.startswith("source_")]
+    return {name.removeprefix("source_").removesuffix(ending): name for name in names if name.endswith(ending)}
+
+
+READ_ROWS, OUTCOME_ROWS = _rows("_read_s"), _rows("_outcome")
 
 __all__ = ["READ_LIMIT_S", "Sampler", "SourceStats"]
 
@@ -50,6 +59,7 @@ class Sampler:
         self._entity = Entity(Scope.NODE, node) if node else None
         self._told_own = -1  # number of the OWN_VALUES_MS in which it last told of itself
         self._totals = Totals()
+        self.beside: dict[str, Callable[[], int | None]] = {}  # outcome now of what is read without this schedule
         self.missed_ticks = 0
         self.ticks = 0  # made by `run`: a schedule that stands still shows here
 
@@ -124,16 +134,38 @@ class Sampler:
         if first:
             return
         totals = self._totals
+        reads, outcomes = self._told_by_source()
         values = {
             "agent_tick_s": totals.tick_s,
-            "agent_slowest_read_s": totals.read_s,
+            "agent_slowest_read_s": max(reads.values(), default=0.0),
             "agent_sources_failing": float(sum(one.fails for one in self._sampled.values())),
             "agent_sources_hung": float(sum(one.hung for one in self._sampled.values())),
             "agent_read_failures": float(totals.failures),
             "agent_missed_ticks": float(self.missed_ticks),
         }
-        totals.tick_s = totals.read_s = 0.0
-        self._deliver(ts_ms, Reading(rows=[(self._entity, values)]))
+        totals.tick_s = 0.0
+        values |= {READ_ROWS[source]: read_s for source, read_s in reads.items() if source in READ_ROWS}
+        values |= {OUTCOME_ROWS[source]: float(how) for source, how in outcomes.items() if source in OUTCOME_ROWS}
+        on = {_row_name(one.source.name) for one in self._on()} | self.beside.keys()
+        off = [row for rows in (READ_ROWS, OUTCOME_ROWS) for source, row in rows.items() if source not in on]
+        absent = [(self._entity, row, Absent.UNSUPPORTED) for row in off]
+        self._deliver(ts_ms, Reading(rows=[(self._entity, values)], absent=absent))
+
+    def _on(self) -> list[Sampled]:
+        """Those that the settings do not turn off."""
+        return [one for one in self._sampled.values() if not getattr(one.source, "off", False)]
+
+    def _told_by_source(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Source -> its longest read in seconds, and its worst outcome; those of all GPUs are one. Nothing of a source
+        that was not read."""
+        reads: dict[str, float] = {}
+        outcomes = {source: outcome for source, state in self.beside.items() if (outcome := state()) is not None}
+        for one in self._on():
+            source, (longest_s, worst) = _row_name(one.source.name), one.told()
+            if longest_s is not None:
+                reads[source] = max(reads.get(source, 0.0), longest_s)
+                outcomes[source] = max(outcomes.get(source, ANSWERED), worst)
+        return reads, outcomes
 
     async def run(self) -> None:
         """Tick until cancelled. A tick does not wait for the slow sources of the one before."""
@@ -172,3 +204,8 @@ class Sampler:
                 worker.submit(one.closed)
         worker.close()
         self._worker.close()
+
+
+def _row_name(source: str) -> str:
+    """As the catalog calls it: that of a GPU ("nvml:3") as all of them."""
+    return source.partition(":")[0]

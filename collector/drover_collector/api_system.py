@@ -21,10 +21,12 @@ from drover_collector.metrics_families import capped
 from drover_collector.metrics_store import DAY_S, StoreWatch
 from drover_collector.ticks import Rate
 from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import Scope, describe, of_scope
 
 LAG_MS = 60_000  # agents send every 30 s at the latest: what is stored of one that reports is older only if it waits
 SPOOL_BYTES = 1_000_000  # waits unacknowledged: some twenty minutes of an 8-GPU node
 SHOWN = 40  # of each kind of trouble with agents
+OUTCOMES = [metric for metric in of_scope(Scope.NODE) if metric.name.startswith("source_") and metric.unit == "enum"]
 
 
 class SystemWatch:
@@ -129,10 +131,7 @@ def _agent_troubles(
             _trouble(name, "spool", f"{value / 1e6:,.1f} MB wait in its spool, not acknowledged", 0)
             for name, value in _beyond(facts, "spool_bytes", SPOOL_BYTES)
         ],
-        "source": [
-            _trouble(name, "source", f"{value:.0f} of its sources give nothing", 0)
-            for name, value in _beyond(facts, "agent_sources_failing", 0)
-        ],
+        "source": [_trouble(name, "source", text, 0) for name, text in _bad_sources(facts)],
         "unknown": [
             _trouble(name, "unknown", "it reports, but is not in the fleet file", 0)
             for name in sorted(facts.stats.unknown_nodes)
@@ -163,6 +162,20 @@ def _beyond(facts: Facts, metric: str, least: float) -> Iterator[tuple[str, floa
     beyond = np.flatnonzero(np.nan_to_num(np.abs(values)) > least)
     for n in beyond[np.argsort(-np.abs(values[beyond]))].tolist():
         yield facts.index.nodes[n].name, float(values[n])
+
+
+def _bad_sources(facts: Facts) -> list[tuple[str, str]]:
+    """(node, which of its sources failed or overran their limit in the newest bucket), those with most of them first;
+    of agents that do not tell which, how many."""
+    found: dict[str, list[str]] = {}
+    for metric in OUTCOMES:
+        source = metric.name.removeprefix("source_").removesuffix("_outcome")
+        for node, value in _beyond(facts, metric.name, 0):
+            found.setdefault(node, []).append(f"source {source} {describe(metric, value)}")
+    told = {node: "; ".join(texts) for node, texts in sorted(found.items(), key=lambda item: -len(item[1]))}
+    for node, value in _beyond(facts, "agent_sources_failing", 0):
+        told.setdefault(node, f"{value:.0f} of its sources give nothing")
+    return list(told.items())
 
 
 def _ingest(watch: SystemWatch) -> pb.IngestState:

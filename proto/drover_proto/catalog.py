@@ -157,6 +157,15 @@ CLOCK_EVENT_REASONS: Mapping[int, str] = MappingProxyType(
 RECOVERY_ACTIONS: tuple[str, ...] = ("none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset")
 # Values of fabric_state, as NVML's NVML_GPU_FABRIC_STATE_* number them; the last is DCGM's DcgmFMStatusFailure.
 FABRIC_STATES: tuple[str, ...] = ("not supported", "not started", "in progress", "completed", "failed")
+# Values of source_*_outcome.
+READ_OUTCOMES: tuple[str, ...] = ("answered", "failed", "overran its limit")
+_ENUMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "recovery_action": RECOVERY_ACTIONS,
+        "fabric_state": FABRIC_STATES,
+        **{m.name: READ_OUTCOMES for m in METRICS if m.name.startswith("source_") and m.unit == "enum"},
+    }
+)
 
 
 def describe(metric: Metric, value: float) -> str:
@@ -164,9 +173,8 @@ def describe(metric: Metric, value: float) -> str:
     if metric.name == "clock_event_reasons":
         names = [text for bit, text in CLOCK_EVENT_REASONS.items() if int(value) & bit]
         return ", ".join(names) or "none"
-    for name, table in (("recovery_action", RECOVERY_ACTIONS), ("fabric_state", FABRIC_STATES)):
-        if metric.name == name:
-            return table[int(value)] if 0 <= int(value) < len(table) else f"code {int(value)}"
+    if table := _ENUMS.get(metric.name):
+        return table[int(value)] if 0 <= int(value) < len(table) else f"code {int(value)}"
     if metric.unit == "bool":
         return "yes" if value else "no"
     if metric.unit == "ratio" and metric.high <= 1:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from drover_agent.clock import SystemClock
-from drover_agent.sampled import FAILING_READS, LOG_S, STABLE_S
-from drover_agent.sampler import OWN_VALUES_MS, PATIENCE_S, READ_LIMIT_S, Sampler
+from drover_agent.sampled import FAILED, FAILING_READS, LOG_S, OVERRAN, STABLE_S
+from drover_agent.sampler import OUTCOME_ROWS, OWN_VALUES_MS, PATIENCE_S, READ_LIMIT_S, READ_ROWS, Sampler
+from drover_agent.sources import POLLED, Off
 from drover_agent.sources.base import Entity, Reading
 from drover_proto.catalog import BY_NAME, Absent, Scope
 from drover_proto.events import LIFECYCLE_CODES
@@ -311,7 +312,7 @@ def test_how_the_ticks_went_is_told_as_values_of_the_node() -> None:
             await bench.tick(second)
         told = [(ts, v) for ts, r in bench.heard for e, v in r.rows if "agent_tick_s" in v and e.key == "n1"]
         assert [ts for ts, _ in told] == [T + OWN_VALUES_MS, T + 2 * OWN_VALUES_MS]
-        assert told[0][1] == {
+        assert {name: value for name, value in told[0][1].items() if not name.startswith("source_")} == {
             "agent_tick_s": READ_LIMIT_S,
             "agent_slowest_read_s": READ_LIMIT_S,
             "agent_sources_failing": 1.0,
@@ -324,6 +325,75 @@ def test_how_the_ticks_went_is_told_as_values_of_the_node() -> None:
         bench.parts[2].free.set()
 
     play(scenario)
+
+
+def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -> None:
+    """The worst of ten seconds, so that no read that overran goes unseen; a read that hangs counts for as long as it
+    does; a source that the settings turn off is absent, and so is one that has not been read."""
+
+    async def scenario() -> None:
+        host, jobs, gpus = Part("host"), Part("jobs"), [Part(f"nvml:{slot}") for slot in range(2)]
+        bench = Bench(host, jobs, *gpus, node="n1")
+        bench.sampler.add(Off("dcgm"))
+        state: list[int | None] = [None]
+        bench.sampler.beside["kmsg"] = lambda: state[0]
+        await bench.tick(0)
+        jobs.error = RuntimeError("x")
+        await bench.tick(1)
+        jobs.error = None
+        await overrun(bench, await hang(bench, gpus[1], 2))
+        for second in (3, 4, 10):
+            await bench.tick(second)
+        state[0] = FAILED
+        gpus[1].free.set()
+        await until(lambda: not bench.sampler.stats["nvml:1"].hung)
+        await bench.clock.advance(60.0)
+        for second in (11, 20):
+            await bench.tick(second)
+        first, second_ = (
+            (values, {name for _, name, why in r.absent if why is Absent.UNSUPPORTED})
+            for _, r in bench.heard
+            for _, values in r.rows
+            if "agent_tick_s" in values
+        )
+        outcomes = {name: v for name, v in first[0].items() if name.endswith("_outcome")}
+        assert outcomes == {"source_host_outcome": 0, "source_jobs_outcome": FAILED, "source_nvml_outcome": OVERRAN}
+        assert first[0]["source_nvml_read_s"] == READ_LIMIT_S  # its clock stood still since
+        assert first[0]["source_host_read_s"] < PATIENCE_S
+        assert first[1] >= {"source_dcgm_read_s", "source_dcgm_outcome", "source_inference_outcome"}
+        assert not any("kmsg" in name for name in first[1])
+        outcomes = {name: v for name, v in second_[0].items() if name.endswith("_outcome")}
+        assert outcomes == {
+            "source_host_outcome": 0,
+            "source_jobs_outcome": 0,
+            "source_nvml_outcome": 0,
+            "source_kmsg_outcome": FAILED,
+        }
+        assert second_[0]["source_nvml_read_s"] < READ_LIMIT_S
+        assert {BY_NAME[name].scope for name in first[0].keys() | first[1]} == {Scope.NODE}
+
+    play(scenario)
+
+
+def test_a_read_that_goes_on_hanging_is_told_with_its_time_so_far() -> None:
+    async def scenario() -> None:
+        bench = Bench(Part("host"), Part("nvml:0"), node="n1")
+        await bench.tick(0)
+        await overrun(bench, await hang(bench, bench.parts[1], 1))
+        await bench.clock.advance(3600.0)
+        await bench.tick(3600)
+        [values] = [values for _, r in bench.heard for _, values in r.rows if "agent_tick_s" in values]
+        assert values["source_nvml_read_s"] == 3600 + READ_LIMIT_S
+        assert values["source_nvml_outcome"] == OVERRAN
+        bench.parts[1].free.set()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("name", sorted(POLLED.keys() - {"simulated"} | {"nvml", "kmsg"}))
+def test_every_source_has_its_rows_in_the_catalog(name: str) -> None:
+    assert name in OUTCOME_ROWS
+    assert name in READ_ROWS or name == "kmsg"  # which waits for lines
 
 
 def test_a_source_that_is_replaced_tells_no_more() -> None:

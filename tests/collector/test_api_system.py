@@ -111,6 +111,9 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
         told = {
             "clock_offset_s": np.array([0.01, np.nan, -7.5, np.nan]),
             "spool_bytes": np.array([5e6, 10.0, 0, np.nan]),
+            "source_nvml_outcome": np.array([2, 0, np.nan, np.nan]),
+            "source_jobs_outcome": np.array([1, 0, 0, np.nan]),
+            "agent_sources_failing": np.array([1, 0, 3, 0]),  # n2's agent is older and tells no more
         }
         newest = dataclasses.replace(bucket, start_ms=later - 10_000, node=told)
         monkeypatch.setattr(fleet.pipeline, "newest", newest)
@@ -118,7 +121,12 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
         agents = (await fleet.stub.GetSystem(pb.SystemRequest())).agents
         assert {(t.node, t.kind) for t in agents.troubles} == {
             ("n0", "lag"), ("n1", "silent"), ("n2", "silent"), ("n3", "never"), ("n2", "clock"), ("n0", "spool"),
+            ("n0", "source"), ("n2", "source"),
         }  # fmt: skip
+        assert [t.text for t in agents.troubles if t.kind == "source"] == [
+            "source nvml overran its limit; source jobs failed",
+            "3 of its sources give nothing",
+        ]
         assert agents.clock_worst_s == -7.5
 
     against(check)

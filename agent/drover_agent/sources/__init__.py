@@ -22,6 +22,7 @@ class Off:
     """Stands for a source that the settings turn off."""
 
     interval_s = 3600.0
+    off = True
 
     def __init__(self, name: str) -> None:
         self.name = name
