@@ -34,16 +34,18 @@ ifneq ($(SYSTEM),)
 endif
 	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; some minutes)
+test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; half an hour)
 	@$(PIP) -e '.[rollout]'
+	@$(BIN)/ansible-lint --offline -q -c ansible/.ansible-lint ansible
 	@tests/rollout/setup.sh
 	@$(BIN)/python -m pytest tests/rollout $(ARGS)
 
-lint: $(VENV)/dev.stamp ## ruff, mypy --strict, hadolint
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict, hadolint; pip-audit where the registry tells of vulnerabilities
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/hadolint containers/*/Containerfile
+	@$(BIN)/hadolint containers/Containerfile
+	@! $(BIN)/python ansible/audit.py --ask || $(MAKE) --no-print-directory audit
 
 audit: $(VENV)/dev.stamp ## known vulnerabilities of locked dependencies, where a registry tells them
 	@$(PIP) -e '.[audit]'

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,3 +56,35 @@ def test_who_cannot_ask_says_so_and_is_not_red(program: str, told: str, monkeypa
     monkeypatch.setattr(AUDIT, "AUDIT_S", 1)
     found = AUDIT.ask(Path("lock.txt"), (sys.executable, "-c", program))
     assert AUDIT.judge("l", found) == (0, [f"l: NOT audited: {told}"])
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b'{"vulnerabilities": []}', None),
+        (200, b'{"releases": {}}', "tells none"),
+        (200, b"<html>", "Expecting value"),
+        (404, b"", "404"),
+    ],
+    ids=["tells", "tells-none", "page", "mirror"],
+)
+def test_lint_asks_where_somebody_tells(status: int, body: bytes, told: str | None) -> None:
+    asked: list[str] = []
+
+    class Registry(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Registry) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        found = AUDIT.why_not(f"http://127.0.0.1:{server.server_port}")
+        thread.join(20)
+    assert asked and asked[0].startswith("/pypi/") and asked[0].endswith("/json")
+    assert found is None if told is None else told in str(found)

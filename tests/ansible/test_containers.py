@@ -1,4 +1,4 @@
-"""Container files: what must hold whoever builds them (hadolint, in `make lint`, looks at the rest)."""
+"""The container file: what must hold whoever builds it (hadolint, in `make lint`, looks at the rest)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,47 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(ROOT.glob("containers/*/Containerfile"))
 
 
-def test_there_is_one_for_each_service() -> None:
-    assert [path.parent.name for path in FILES] == ["collector", "dashboard"]
+def stages() -> dict[str, list[str]]:
+    """Name -> its instructions, each in one line; "" is what stands before the first."""
+    text = (ROOT / "containers/Containerfile").read_text()
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ")
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("FROM"):
+            base, name = re.fullmatch(r"FROM (\S+) AS (\w+)", line).groups()  # type: ignore[union-attr]  # else it fails
+            assert base == "${BASE}"
+            found[name] = []
+        else:
+            found[name].append(line)
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
-def test_it_is_not_root_and_brings_nothing_unpinned_or_secret(path: Path) -> None:
-    text = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
-    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-    assert [line for line in lines if line.startswith("FROM")] == ["FROM ${BASE} AS build", "FROM ${BASE}"]
-    assert "ARG BASE" in lines  # no default: a build names the digest that somebody has looked at
+def copied(lines: list[str]) -> list[str]:
+    return [line.split()[-2] for line in lines if line.startswith(("COPY", "ADD"))]
+
+
+def test_its_packages_are_pinned_and_it_brings_nothing_else() -> None:
+    found = stages()
+    assert list(found) == ["", "build", "dashboard", "collector"]
+    assert found[""] == ["ARG BASE"]  # no default: a build names the digest that somebody has looked at
+    assert copied(found["build"]) == ["ansible/locks/", "dist/drover-*.whl"]
+    (installs,) = [line for line in found["build"] if line.startswith("RUN")]
+    for install in re.findall(r"pip install ([^&]*)", installs):
+        assert "--require-hashes" in install or "--no-deps --no-index" in install
+
+
+@pytest.mark.parametrize("name", ["collector", "dashboard"])
+def test_a_service_is_not_root_and_holds_no_secret(name: str) -> None:
+    lines = stages()[name]
+    assert copied(lines) == ["/opt/drover"]
     users = [line.split()[1] for line in lines if line.startswith("USER")]
     assert users and re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])  # by number: an orchestrator can check it
-    copied = [line.split()[-2] for line in lines if line.startswith(("COPY", "ADD"))]
-    assert copied == ["ansible/locks/", "dist/drover-*.whl", "/opt/drover"]
-    assert any("--require-hashes" in line for line in lines)
     assert any(line.startswith("HEALTHCHECK") for line in lines)
-    assert not re.search(r"(?i)(password|secret|token|\.key|BEGIN)", text)
+    assert f'ENTRYPOINT ["/opt/drover/bin/drover-{name}"]' in lines
+    assert not re.search(r"(?i)(password|secret|token|\.key|BEGIN)", "\n".join(lines))
 
 
 def test_a_build_sees_nothing_but_wheels_and_locks() -> None:

@@ -25,6 +25,7 @@ import pytest
 from testbed import slurm
 from testbed.hosts import hosts
 from testbed.kubernetes_server import ADMIN, KubernetesServer, kubernetes
+from testbed.rollout_log import saw
 from testbed.slurm import Slurm
 from testbed.system_processes import free_port
 from testbed.waiting import wait_until
@@ -44,6 +45,9 @@ def play(inventory: Path, *options: str) -> tuple[int, dict[str, int], str]:
     )  # fmt: skip
     text = found.stdout + found.stderr
     changed = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", text, re.MULTILINE)
+    ends = ", ".join(f"{host} changed={n}" for host, n in changed)
+    said = " ".join(["ansible-playbook", "access.yml", *options])
+    saw(f"`{said}`: exit code {found.returncode}; {ends}")
     return found.returncode, {name: int(n) for name, n in changed}, text
 
 
@@ -151,6 +155,7 @@ def test_slurm_access_lets_the_collector_drain_and_nothing_before(real_slurm: Sl
 
     real_slurm.wait(lambda: as_drover(real_slurm, *drain)[0] == 0, "slurmctld has heard of the right")
     assert "DRAIN" in real_slurm.command("scontrol", "show", "node", NODE, "-o")
+    saw("real Slurm 22.05 with slurmdbd: an operator may reserve and not drain, an administrator drains and resumes")
     code, text = as_drover(real_slurm, "scontrol", "update", f"nodename={NODE}", "state=resume")
     assert code == 0, text
     assert "DRAIN" not in real_slurm.command("scontrol", "show", "node", NODE, "-o")
@@ -206,6 +211,7 @@ def test_kubernetes_access_gives_a_token_of_least_rights(tmp_path: Path) -> None
 
         assert [line for line in ALLOWED if not may(server, token, *line)] == []
         assert [line for line in FORBIDDEN if may(server, token, *line)] == []
+        saw(f"real API server 1.20: {len(ALLOWED)} rights given, {len(FORBIDDEN)} others refused by the server itself")
 
         code, changed, text = play(inventory, "--tags", "kubernetes")
         assert code == 0, text[-3000:]

@@ -1,11 +1,12 @@
 """The playbooks on four machines with a real systemd and sshd: a fleet from nothing, upgrade, a bad version, removal.
 
-`make test-rollout` runs it, as root on Debian; it takes minutes, as three releases are built and installed. Steps build
-on each other, in the order in which they stand here.
+`make test-rollout` runs it, as root on Debian; it takes half an hour, as four releases are built and installed. Steps
+build on each other, in the order in which they stand here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -26,12 +27,15 @@ import pytest
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.hosts import Host, hosts
+from testbed.rollout_log import saw
+from testbed.system_processes import free_port
 from testbed.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW, BROKEN, DEAD = "0.9.1", "0.9.2", "0.9.3", "0.9.4"  # BROKEN: its agent does not start; DEAD: its collector
 OLD_COMMIT = "8b468ec"  # OLD is really older: what a fleet may have run before; raise it with each release
 NAMES = ("head", "gpu1", "gpu2", "gpu3")
+ENROLLED = "gpu3"  # gets its certificate by a one-time token, for a key of its own
 PLAY_S, BUILD_S, HEARD_S = 1200, 600, 90
 GAP_MS, RESTART_MS = 2_500, 20_000  # samples come each second; how long an agent may be away for its restart
 DEFECT = 'raise SystemExit("a release that cannot start, for tests")\n'
@@ -60,7 +64,10 @@ class Fleet:
                 env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=PLAY_S, check=False,
             ).returncode  # fmt: skip
             text = path.read_text()[at:]
-            log.write(f"exit code {code} after {time.monotonic() - began:.0f} s\n\n")
+            took_s = time.monotonic() - began
+            log.write(f"exit code {code} after {took_s:.0f} s\n\n")
+        said = " ".join(["ansible-playbook", book, *options]).replace(str(self.folder), "")
+        saw(f"`{said}`: exit code {code} after {took_s:.0f} s; {recap(text)}")
         return code, text
 
     def drover(self, *args: str) -> list[dict[str, object]]:
@@ -122,6 +129,15 @@ def changed(text: str) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", text, re.MULTILINE)}
 
 
+def recap(text: str) -> str:
+    """How a play ended on each host, without what is 0 but for `changed`."""
+    ends = []
+    for name, line in re.findall(r"^(\S+)\s+: (ok=\d+.*)$", text, re.MULTILINE):
+        counts = [f"{what}={n}" for what, n in re.findall(r"(\w+)=(\d+)", line) if n != "0" or what == "changed"]
+        ends.append(f"{name} {' '.join(counts)}")
+    return ", ".join(ends)
+
+
 def build(out: Path, version: str, source: Path = ROOT, *more: str) -> None:
     command = [sys.executable, str(source / "ansible/dist.py"), "--python", "3.11", "--version", version, *more]
     subprocess.run([*command, "--out", str(out)], check=True, timeout=BUILD_S, stdout=subprocess.DEVNULL)
@@ -161,14 +177,20 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("rollout")
     dist = Path(os.environ.get("DROVER_ROLLOUT_DIST") or folder / "dist")  # bundles of a run before, while you mend
     if not dist.exists():
+        began = time.monotonic()
         build(dist, OLD, older(folder))
         build(dist, NEW)
         build(dist, BROKEN, broken(folder, "agent/drover_agent/main.py"))
         build(dist, DEAD, broken(folder, "collector/drover_collector/main.py"), "--only", "server")
+        saw(f"four releases built in {time.monotonic() - began:.0f} s, the first of commit {OLD_COMMIT}")
+    for bundle in sorted(dist.glob(f"*-{NEW}-*.tar.gz")):
+        saw(f"{bundle.name}: {bundle.stat().st_size / 1e6:.1f} MB")
     (folder / "fleet.toml").write_text(f'[[nodes]]\nnames = "{NAMES[0]}"\nsku = "CPU"\ngpus = 0\n' + "".join(
         f'[[nodes]]\nnames = "{name}"\nrack = "r1"\nsku = "H100-SXM"\ngpus = 8\n' for name in NAMES[1:]
     ))  # fmt: skip
+    began = time.monotonic()
     with hosts(folder, NAMES) as found:
+        saw(f"{len(found)} hosts with systemd and sshd booted in {time.monotonic() - began:.0f} s")
         inventory = {
             "all": {
                 "vars": {
@@ -216,6 +238,7 @@ def test_one_command_from_nothing_to_a_watched_fleet(fleet: Fleet) -> None:
         assert page.status == 200
     rows = {row["name"]: row for row in fleet.drover("nodes")}
     assert set(rows) == set(NAMES)
+    saw(f"{len(fleet.heard(OLD))} of {len(NAMES)} agents heard over mutual TLS, the console answers")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -262,8 +285,61 @@ def test_an_upgrade_of_a_live_fleet_loses_no_sample(fleet: Fleet) -> None:
         assert len(away) <= 1, f"{host.name}: {gaps}"
         assert all(b - a < RESTART_MS for a, b in away), f"{host.name}: {away}"
         lost = sum(round((b - a) / 1000) - 1 for a, b in gaps if (a, b) not in away)
-        assert lost <= fleet.unread(host.name, began_ms, until_ms), f"{host.name}: {gaps}"
+        unread = fleet.unread(host.name, began_ms, until_ms)
+        saw(
+            f"{host.name}: {len(times)} samples in {(times[-1] - times[0]) / 1000:.0f} s; away for its own restart"
+            f" {sum(b - a for a, b in away) / 1000:.1f} s; {lost} missing elsewhere, {unread} of them never read"
+        )
+        assert lost <= unread, f"{host.name}: {gaps}"
     assert fleet.release("head", "current") == fleet.release("head", "agent") == NEW
+
+
+@contextlib.contextmanager
+def enrolment(authority: Path) -> Iterator[str]:
+    """`drover certs serve` where the authority lies; its address."""
+    drover = str(Path(sys.executable).parent / "drover")
+    issue = [drover, "certs", "issue", "collector", "enrol", "--host", "localhost", "--dir", str(authority)]
+    subprocess.run(issue, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    address = f"localhost:{free_port()}"
+    serve = [drover, "certs", "serve", "--listen", address, "--cert", str(authority / "collector/enrol.pem"), "--json"]
+    child = subprocess.Popen([*serve, "--dir", str(authority)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    try:
+        assert json.loads(child.stdout.readline()) == {"listen": address}
+        yield address
+    finally:
+        child.terminate()
+        child.wait(60)
+        child.stdout.close()
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_a_node_that_is_installed_anew_enrols_by_a_token(fleet: Fleet) -> None:
+    host = next(host for host in fleet.hosts if host.name == ENROLLED)
+    host.ssh("systemctl stop drover-agent && rm -r /etc/drover/tls")
+    authority = fleet.folder / "authority"
+    for path in (authority / "agent").glob(f"{ENROLLED}.*"):
+        path.unlink()
+    with enrolment(authority) as address:
+        inventory = json.loads((fleet.folder / "inventory.yml").read_text())
+        inventory["all"]["children"]["drover_agents"]["hosts"][ENROLLED]["drover_enrol_server"] = address
+        (fleet.folder / "inventory.yml").write_text(json.dumps(inventory))
+        options = ("-e", f"drover_version={NEW}", "--tags", "agent", "--limit", ENROLLED)
+        code, text = fleet.play("install.yml", *options)
+        assert code == 0, text[-3000:]
+        assert changed(text)[ENROLLED] > 0
+        assert fleet.heard(NEW) == set(NAMES)
+        host.ssh("systemctl", "start", "--wait", "drover-renew.service")
+        assert "nothing to do" in host.ssh("journalctl", "-u", "drover-renew.service", "--no-pager")
+    code, text = fleet.play("install.yml", *options)  # the service need not run but while nodes come or renew
+    assert code == 0, text[-3000:]
+    assert changed(text) == {ENROLLED: 0}, text
+    assert host.ssh("stat", "-c", "%a:%U", "/etc/drover/tls/agent.key").strip() == "400:drover"
+    key = host.ssh("cat", "/etc/drover/tls/agent.key").splitlines()[1].encode()
+    assert [path for path in authority.rglob("*") if path.is_file() and key in path.read_bytes()] == []
+    log = (fleet.folder / "rollout.log").read_bytes()
+    assert [path.name for path in (authority / "tokens").iterdir() if path.stem.encode() in log] == []
+    saw(f"{ENROLLED} made its key itself, showed a token that is used up, and is heard; neither is in the log")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -275,6 +351,7 @@ def test_a_broken_version_stops_at_the_first_batch_and_goes_back(fleet: Fleet) -
     assert fleet.release("head", "current") == BROKEN
     assert {fleet.release(name) for name in NAMES[1:]} == {NEW}
     wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
+    saw(f"after the first batch, of head alone: back at {NEW}; the other three were not touched; all four heard")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -286,6 +363,7 @@ def test_an_agent_that_runs_and_is_not_heard_goes_back_with_its_settings(fleet: 
     assert f"did not hear 1 of the 1 nodes of this batch with version {OLD}: gpu1" in " ".join(text.split())
     assert fleet.release("gpu1") == NEW
     wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
+    saw("the gate named gpu1; its release and settings went back; all four heard")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -293,9 +371,11 @@ def test_a_collector_that_does_not_start_goes_back_before_any_agent_changes(flee
     code, text = fleet.play("upgrade.yml", "-e", f"drover_version={DEAD}", "-e", "drover_start_s=15")
     assert code != 0
     assert "the collector does not listen on 7301" in " ".join(text.split())
+    saw("the run ended before any agent had changed")
     assert fleet.release("head", "current") == BROKEN  # whose collector is sound
     assert {fleet.release("head", "agent"), *(fleet.release(name) for name in NAMES[1:])} == {NEW}
     wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are heard again", HEARD_S)
+    saw(f"the collector of {BROKEN}, which is sound, is back with its store; all four heard")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -314,13 +394,15 @@ def test_rollback_by_hand_and_again(fleet: Fleet) -> None:
 @pytest.mark.timeout(PLAY_S)
 def test_certificates_are_renewed_without_a_restart(fleet: Fleet) -> None:
     before = [host.ssh("systemctl", "show", "-P", "MainPID", "drover-agent") for host in fleet.hosts]
-    serials = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in fleet.hosts]
+    brought = [host for host in fleet.hosts if host.name != ENROLLED]
+    serials = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in brought]
     code, text = fleet.play("rotate_certificates.yml", "-e", "drover_renew_days=365")
     assert code == 0, text[-3000:]
-    after = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in fleet.hosts]
+    after = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in brought]
     assert all(old != new for old, new in zip(serials, after, strict=True))
     assert [host.ssh("systemctl", "show", "-P", "MainPID", "drover-agent") for host in fleet.hosts] == before
     wait_until(lambda: len(fleet.drover("nodes")) == len(NAMES), "the console's certificate is taken", HEARD_S)
+    saw(f"{len(brought)} agents have new certificates, and the processes of before")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -332,3 +414,4 @@ def test_removal_leaves_nothing(fleet: Fleet) -> None:
         assert [path for path in host.ssh(search).split() if "drover-test.conf" not in path] == []
         assert "drover" not in host.ssh("cat", "/etc/passwd", "/etc/group")
         assert "drover" not in host.ssh("systemctl", "list-unit-files", "--no-legend")
+    saw("no file of that name, user, group or unit is left on any of the four")
