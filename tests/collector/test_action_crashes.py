@@ -1,10 +1,13 @@
 """A desk that ends between any two steps leaves what the next one takes up: done once, or told as not done.
 
-Here every step of every act, in one process; test_action_killed.py ends real collectors.
+Here every step of every act, in one process; test_action_killed.py ends real collectors, and
+test_kubernetes_crashes.py ends it around each call of Kubernetes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +16,14 @@ from pathlib import Path
 import pytest
 
 from drover_collector.actions.desk import UNBEGUN_MS, ActionDesk
+from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.probes.orders import Orders
+from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store
-from drover_proto.events import Act, Action, ActionState, Decision, Health, Wanted
+from drover_proto.events import Act, Action, ActionState, Decision, Health, ProbeReason, Wanted
+from drover_proto.fleet import FleetSpec, NodeSpec
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
 from testbed.waiting import wait_until
 
@@ -30,6 +38,8 @@ class CrashError(SystemExit):
 
 
 STEPS = ("decided", "intended", "noted", "acted", "moved", "ended")
+UNKNOWN = "nobody knows whether it was done"
+OUTCOMES = {"done": (ActionState.DONE, False), UNKNOWN: (ActionState.FAILED, True)}
 
 
 class Crash:
@@ -102,17 +112,114 @@ def test_a_crash_at_any_step_of_a_resume(scene: Scene) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_command_that_ran_when_all_stopped_is_reported_and_not_run_again(scene: Scene, tmp_path: Path) -> None:
-    config = replace(CONFIG, reboot_command=("/bin/sh", "-c", f"echo ran >> {tmp_path}/ran"))
-    stop = Crash("acted")
-    with scene.desk(config, stop) as desk:
-        desk.drain("n1", Act.REBOOT, "it hangs", "ann")
+def test_a_crash_at_any_step_of_an_advices_end_gives_the_weight_back_once(scene: Scene) -> None:
+    for at in STEPS:
+        scene.slurm.add(at)
+        scene.slurm.held[at] = replace(scene.slurm.held[at], weight=7)
+        scene.incidents[f"i-{at}"] = incident(f"i-{at}", node=at)
+        with scene.desk() as desk:
+            desk.take([decision(Wanted.ADVISE, at, f"d-{at}", of=f"i-{at}")])
+            scene.wait(Act.ADVISE, at)
+        scene.incidents[f"i-{at}"] = incident(f"i-{at}", closed_ms=T0 + 1, node=at)
+        crash(at, scene, lambda _: None)  # a look finds that it is over
+        with scene.desk() as desk:
+            assert scene.wait(Act.UNADVISE, at).state is ActionState.DONE
+            wait_until(lambda desk=desk: not desk.advices, "none stands any more")  # type: ignore[misc]  # its default
+        assert [e for e in scene.slurm.effects if e.startswith(f"{at} ")] == [f"{at} weight=10000", f"{at} weight=7"]
+        assert [a.action for a in scene.store.actions(node=at)] == [Act.ADVISE, Act.UNADVISE]
+
+
+# Of a command: how often it ran, and what is told of it, when all ended at this step. "": it was not even stored.
+COMMANDS = {
+    "decided": (0, ""), "intended": (1, "done"), "begun": (0, UNKNOWN), "acted": (1, UNKNOWN), "moved": (1, UNKNOWN),
+    "ended": (1, "done"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
+def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
+    scene: Scene, tmp_path: Path, act: Act
+) -> None:
+    """One that was not stored was never promised: who asked has got an error."""
+    config = counted(tmp_path, f"{act}_command")
+    for at, (times, told) in COMMANDS.items():
+        scene.slurm.add(at)
+        stop = Crash(at)
+        with scene.desk(config, stop) as desk:
+            with contextlib.suppress(CrashError):
+                desk.drain(at, act, "it hangs", "ann")
+            assert stop.happened.wait(20)
+        with scene.desk(config):
+            if told:
+                done = scene.wait(act, at)
+                assert done.by == "ann"
+                assert (done.state, UNKNOWN in done.detail) == OUTCOMES[told], at
+            else:
+                assert scene.store.actions(node=at) == []
+        assert ran(tmp_path, at) == times, at
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_ticket_is_opened_once_or_told_as_not_known(scene: Scene, tmp_path: Path) -> None:
+    """The desk of probes tells its verdict again after a stop, so that one that was not stored is opened then."""
+    config = counted(tmp_path, "repair_command")
+    for at, (times, outcome) in COMMANDS.items():
+        scene.slurm.add(at)
+        told = [replace(verdict(False, at), request=f"request-{at}")]
+        with scene.desk(config) as desk:
+            desk.take([decision(node=at, id_=f"d-{at}")])
+            scene.wait_stage(Health.VALIDATING, at)
+        stop = Crash(at)
+        with scene.desk(config, stop) as desk:
+            with contextlib.suppress(CrashError):
+                desk.on_verdicts(told)
+            assert stop.happened.wait(20)
+        with scene.desk(config) as desk:
+            desk.on_verdicts(told)
+            scene.wait_stage(Health.REPAIR, at)
+            done = scene.wait(Act.REPAIR, at)
+            assert (done.state, UNKNOWN in done.detail) == OUTCOMES[outcome or "done"], at
+            desk.on_verdicts(told)
+        assert len([a for a in scene.store.actions(node=at) if a.action is Act.REPAIR]) == 1
+        assert ran(tmp_path, at) == (times if outcome else 1), at
+        assert "DRAIN" in scene.slurm.held[at].states
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(scene: Scene) -> None:
+    """With real orders in the store. Before it is asked for there is nothing but a drained node, which is looked at."""
+    index = FleetIndex(FleetSpec((NodeSpec("n1", gpus=8),)))
+
+    def orders() -> Orders:  # a new process knows only the store
+        return Orders(scene.store, index, ProbesConfig(), lambda: scene.now_ms, {})
+
+    stop = Crash("asked")
+    with scene.desk(step=stop) as desk:
+        desk.validator = orders()
+        desk.take([decision()])
         assert stop.happened.wait(20)
-    with scene.desk(config):
-        done = scene.wait(Act.REBOOT)
-    assert done.state is ActionState.FAILED
-    assert "nobody knows whether it was done" in done.detail
-    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert scene.stage() is Health.DRAINED
+    with scene.desk() as desk:
+        desk.validator = orders()
+        scene.wait_stage(Health.VALIDATING)
+        (asked,) = scene.store.probe_orders("n1")
+        assert (asked.why, asked.incident_id) == (ProbeReason.VALIDATE, "inc1")
+        passed = replace(verdict(True), request=asked.id)
+        desk.on_verdicts([passed])
+        assert scene.wait(Act.RESUME).state is ActionState.DONE
+    assert len(scene.store.probe_orders("n1")) == 1
+    assert [e for e in scene.slurm.effects if "undrain" in e] == ["n1 state=undrain"]
+
+
+def counted(folder: Path, setting: str) -> ActConfig:
+    """Its command notes what it is told."""
+    return replace(CONFIG, **{setting: ("/bin/sh", "-c", f"cat >> {folder}/ran; echo >> {folder}/ran")})
+
+
+def ran(folder: Path, node: str) -> int:
+    file = folder / "ran"
+    return sum(json.loads(line)["node"] == node for line in file.read_text().splitlines()) if file.exists() else 0
 
 
 def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene: Scene) -> None:

@@ -62,7 +62,8 @@ class StandIn:
         if path == "/api/v1/pods":
             return 200, {"kind": "PodList", "items": self.pods}, {}
         if method == "PATCH" and path.endswith("/status"):
-            self.node["status"]["conditions"] += body["status"]["conditions"]
+            told = {c["type"]: c for c in (*self.node["status"]["conditions"], *body["status"]["conditions"])}
+            self.node["status"]["conditions"] = list(told.values())  # merged by their types
         elif method == "PATCH":
             self.node["spec"] |= body["spec"]
             self.node["metadata"] |= body["metadata"]
