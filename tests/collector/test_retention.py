@@ -318,6 +318,7 @@ assert sizes["gpu_samples"].newest_ms // 1000 == now // 1000
 assert sizes["gpu_samples"].oldest_ms > start + 24 * hour
 assert len(store.drops(0)) == maintenance.dropped
 print(lowest)
+store.close()
 """
 
 

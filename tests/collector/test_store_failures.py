@@ -56,6 +56,7 @@ while refused < 20:
 found = store._clients.rows("SELECT count() AS n, sum(isNotNull(power_w)) AS p FROM gpu_samples FINAL")
 assert found == [{"n": taken * rows, "p": taken * rows}], (taken, found)
 assert taken > 3
+store.close()
 """
 
 

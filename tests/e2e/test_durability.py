@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_durability.py"
 KILLS = 5
 
 
+@pytest.mark.timeout(420)  # half a minute on a machine of its own
 def test_what_was_acknowledged_is_there_once_whoever_is_killed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--kills", str(KILLS), "--nodes", "2", "--no-disk", "--keep", str(tmp_path)],
