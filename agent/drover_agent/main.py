@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
 from drover_agent.restart import RestartNeeded, restart_in_place
 from drover_agent.spool import SpoolError
+from drover_proto import logs
 from drover_proto.settings import SettingsError, sample
 
 if TYPE_CHECKING:
@@ -92,9 +93,7 @@ def _run(argv: list[str]) -> int:
         print(sample(AgentConfig), end="")
         return 0
     config = load_config(options.config, options.set)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.begin(config.log_level)
     if options.command == "run":
         import asyncio
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import logging
 import ssl
-import sys
 from pathlib import Path
 
 from drover_cli.arguments import address, count
 from drover_cli.output import print_json
+from drover_proto import logs
 
 HOURS, MOST_HOURS = 24, 24 * 30
 DAYS = 30  # renewed by itself, so shorter than what is carried by hand
@@ -80,7 +79,7 @@ def serve(args: argparse.Namespace) -> int:
 
     if args.days > certs.DAYS["agent"]:
         raise CliError(f"--days {args.days}: at most {certs.DAYS['agent']}; nodes renew by themselves")
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logs.begin("info")
     host, _, port = args.listen.rpartition(":")
     desk = Desk(args.dir, args.days)
     certs.read_certificate(args.cert)

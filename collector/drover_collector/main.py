@@ -53,7 +53,7 @@ from drover_collector.probing import Probing
 from drover_collector.role import Leadership, holder
 from drover_collector.store import Store, StoreError, check_url
 from drover_collector.tls import ServerTls, server_tls
-from drover_proto import x509
+from drover_proto import logs, x509
 from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
@@ -94,9 +94,7 @@ class AddressError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr, level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.begin(args.log_level)
     for name in ("clickhouse_connect", "urllib3"):  # what fails comes as an error, and is told where it does
         logging.getLogger(name).setLevel(logging.ERROR)
     if args.command == "config":
