@@ -88,11 +88,18 @@ def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, ser
     with running(tmp_path, "drover_agent.main", *args, env={**os.environ, **fake.env()}):
 
         def complete() -> bool:
-            gpus = detail(stub).gpus
-            return len(gpus) == GPUS and all(names <= {v.metric for v in g.values if v.present} for g in gpus)
+            seen = detail(stub)
+            own = {v.metric for v in seen.values if v.present}
+            told = all(names <= {v.metric for v in g.values if v.present} for g in seen.gpus)
+            why = {v.metric: v.reason for v in seen.values}
+            return len(seen.gpus) == GPUS and told and "source_nvml_read_s" in own and why["source_inference_outcome"]
 
-        wait_until(complete, "all metrics of all GPUs arrive", 40)
+        wait_until(complete, "all metrics of all GPUs arrive, and how their reading goes", 40)
         found = detail(stub)
+    own_values = {v.metric: v for v in found.values}
+    assert 0 < own_values["source_nvml_read_s"].value < 3
+    assert {own_values[f"source_{name}_outcome"].value for name in ("nvml", "host", "jobs")} == {0}
+    assert own_values["source_inference_outcome"].reason == "unsupported"
     for gpu, want in zip(found.gpus, expected, strict=True):
         got = {v.metric: v.value for v in gpu.values if v.present}
         for name, value in want.items():
