@@ -1,6 +1,6 @@
 """Whether Drover itself sees, judges and can tell: what its dead-man's switch stands on (`notify/heartbeat.py`).
 
-Pure: `blind` says in sentences what is dead, out of figures that `senses` takes from memory.
+Pure: `blind` says in sentences what is dead, out of figures that `signs_of` takes from memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNTOLD_S = 900.0  # a receiver that was down so long is no blip: the fourth try 
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
+class Signs:
     """
     Attributes:
         leading: whether this collector detects; one that stands by sees nothing of its own, and is not blind.
@@ -43,39 +43,39 @@ class Senses:
     untold_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def blind(senses: Senses, silent_ratio: float) -> list[str]:
+def blind(signs: Signs, silent_ratio: float) -> list[str]:
     """What is dead, a sentence each; empty: Drover sees, judges and can tell, or stands by.
 
     Args:
         silent_ratio: when more than this share of the nodes that ever reported is silent, the fault is most likely
             Drover's own or the network's, and what is wrong with the fleet is not seen.
     """
-    if not senses.leading or senses.up_s < STARTING_S:
+    if not signs.leading or signs.up_s < STARTING_S:
         return []
     found = []
-    silent = senses.known - senses.reporting
-    if senses.expected and not senses.known:
-        found.append(f"no agent of {senses.expected} nodes has ever reported")
-    elif silent > silent_ratio * senses.known:
-        found.append(f"nothing comes from {silent} of {senses.known} nodes that used to report")
-    if senses.judged_s > JUDGED_S:
-        found.append(f"nothing was judged for {senses.judged_s:.0f} s")
-    if senses.refused:
-        found.append(f"the store takes no telemetry ({senses.refused})")
-    elif senses.write_s > STUCK_S:
-        found.append(f"a write to the store has not returned for {senses.write_s:.0f} s")
-    if senses.untold_s and all(age_s > UNTOLD_S for age_s in senses.untold_s.values()):
-        oldest_s = max(senses.untold_s.values())
+    silent = signs.known - signs.reporting
+    if signs.expected and not signs.known:
+        found.append(f"no agent of {signs.expected} nodes has ever reported")
+    elif silent > silent_ratio * signs.known:
+        found.append(f"nothing comes from {silent} of {signs.known} nodes that used to report")
+    if signs.judged_s > JUDGED_S:
+        found.append(f"nothing was judged for {signs.judged_s:.0f} s")
+    if signs.refused:
+        found.append(f"the store takes no telemetry ({signs.refused})")
+    elif signs.write_s > STUCK_S:
+        found.append(f"a write to the store has not returned for {signs.write_s:.0f} s")
+    if signs.untold_s and all(age_s > UNTOLD_S for age_s in signs.untold_s.values()):
+        oldest_s = max(signs.untold_s.values())
         found.append(f"no receiver takes messages, the oldest waits for {oldest_s / 60:.0f} min")
     return found
 
 
-def beats(senses: Senses, reasons: list[str]) -> bool:
+def beats(signs: Signs, reasons: list[str]) -> bool:
     """Whether the sign of life may be given: by the collector that detects, once it has begun to."""
-    return senses.leading and not reasons and senses.judged_s <= JUDGED_S and senses.reporting > 0
+    return signs.leading and not reasons and signs.judged_s <= JUDGED_S and signs.reporting > 0
 
 
-def senses(facts: Facts) -> Senses:
+def signs_of(facts: Facts) -> Signs:
     """May block on the store.
 
     Raises:
@@ -84,7 +84,7 @@ def senses(facts: Facts) -> Senses:
     pipeline, stats = facts.pipeline, facts.stats
     now_ms, now = facts.now_ms(), time.monotonic()
     seen = facts.last_seen()
-    return Senses(
+    return Signs(
         leading=pipeline.leading,
         up_s=(now_ms - pipeline.started_ms) / 1000,
         expected=facts.index.node_count,

@@ -305,7 +305,7 @@ async def _serve(
         )
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        heartbeat = Heartbeat(config.heartbeat, lambda: blindness.senses(facts), pipeline.ticks.troubles)
+        heartbeat = Heartbeat(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
         facts.beats = heartbeat.beats
         stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.blindness import JUDGED_S, STARTING_S, STUCK_S, UNTOLD_S, Senses, beats, blind, senses
+from drover_collector.blindness import JUDGED_S, STARTING_S, STUCK_S, UNTOLD_S, Signs, beats, blind, signs_of
 from drover_collector.heartbeat_settings import HeartbeatConfig, ping_urls
 from drover_collector.notify.heartbeat import SUBJECT, Heartbeat
 from drover_collector.store import Store, StoreError
@@ -16,7 +16,7 @@ from drover_proto.settings import SettingsError
 from testbed.monitoring import facts_of
 from testbed.receivers import HttpReceiver, Reply, http_receiver
 
-WELL = Senses(leading=True, up_s=3600, expected=100, known=100, reporting=99, judged_s=17, untold_s={"ops": 0, "am": 3})
+WELL = Signs(leading=True, up_s=3600, expected=100, known=100, reporting=99, judged_s=17, untold_s={"ops": 0, "am": 3})
 HALF = 0.5
 
 
@@ -56,7 +56,7 @@ class Watched:
     """A heartbeat whose figures and time a test sets."""
 
     def __init__(self, folder: Path, url: str, fail_url: str = "") -> None:
-        self.figures: Senses | Exception = WELL
+        self.figures: Signs | Exception = WELL
         self.now_s = 0.0
         self.troubles: dict[str, str] = {}
         config = HeartbeatConfig(url_file=self._secret(folder / "url", url), timeout_s=2.0)
@@ -70,7 +70,7 @@ class Watched:
         path.chmod(0o600)
         return str(path)
 
-    def _look(self) -> Senses:
+    def _look(self) -> Signs:
         if isinstance(self.figures, Exception):
             raise self.figures
         return self.figures
@@ -152,7 +152,7 @@ def test_a_store_that_hangs_is_blindness(
     monkeypatch.setattr(watched.heartbeat._figures, "_limit_s", 0.05)
     receiver.usual = Reply(how="hang")  # stands for the store: whatever does not return
 
-    def hangs() -> Senses:
+    def hangs() -> Signs:
         receiver.released.wait(20)
         return WELL
 
@@ -189,6 +189,6 @@ def test_the_figures_of_a_collector(store: Store) -> None:
     facts.pipeline.leading = True
     facts.stats.last_seen = {node.name: facts.now_ms() for node in facts.index.nodes[:3]}
     facts.stats.troubles["telemetry"] = "no space left"
-    found = senses(facts)
+    found = signs_of(facts)
     assert (found.leading, found.expected, found.known, found.reporting) == (True, 4, 3, 3)
     assert (found.refused, found.untold_s) == ("no space left", {"ops": 0.0})

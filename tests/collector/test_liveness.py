@@ -65,6 +65,30 @@ def test_no_single_node_is_blamed_while_nobody_is_heard_or_right_after() -> None
     assert {f.action for f in told} == {Wanted.NONE}
 
 
+def test_who_waits_for_its_turn_to_come_back_is_not_silent_and_who_does_not_come_is() -> None:
+    """After the collector was away all agents connect at once, and are let in one after the other."""
+
+    def away(number: int) -> Sequence[int]:
+        if number < 4:
+            return ()
+        return range(100) if number < 6 else range(min(60 + 8 * (number - 6), 99), 100)
+
+    told = run(18, away, nodes=100)
+    assert {(f.node, f.cause) for f in told} == {("n99", "silent")}
+    assert told[0].ts_ms == START_MS + 140_000 + 7_000  # 30 s after the last of the others
+
+
+def test_a_trickle_of_returns_hides_nobody_for_longer_than_five_minutes() -> None:
+    def away(number: int) -> Sequence[int]:
+        if number < 4:
+            return ()
+        return range(100) if number < 6 else range(min(24 + 2 * (number - 6), 99), 100)
+
+    told = run(45, away, nodes=100)
+    first = min(f.ts_ms for f in told if f.cause == "silent")
+    assert first == START_MS + 60_000 + liveness.COMING_MS + 30_000 + 7_000
+
+
 def test_most_of_the_fleet_at_once_is_one_finding() -> None:
     told = run(10, lambda number: range(6) if number >= 4 else [], nodes=8)
     assert {(f.cause, len(f.members)) for f in told} == {("no_telemetry", 6)}

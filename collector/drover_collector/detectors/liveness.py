@@ -12,9 +12,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector.buckets import Bucket
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
+from drover_collector.detectors.liveness_texts import (
+    gpu_gone,
+    group_silent,
+    job_of,
+    mass_silent,
+    no_gpu_answers,
+    node_silent,
+    planned,
+)
 from drover_collector.detectors.robust import Bools
-from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event, EventKind, Evidence, Finding, Incident, IncidentKind, Severity, Wanted
@@ -31,6 +40,10 @@ CLOCK_WRONG_S = 5.0  # beyond it, samples of a node fall into other buckets than
 CLOCK_HELD_MS = 600_000  # how long one report of a wrong clock is told
 MASS_SHARE = 0.5  # more of the fleet silent at once: the collector or its network is the first suspect
 MASS_NODES = 4
+# While so many nodes come back in each bucket after the collector itself was away, the others wait for their turn:
+# thousands of agents that connect at once are let in one after the other (decision 22; 12,500 within about a minute).
+COMING_SHARE = 0.01  # of all nodes, two at least
+COMING_MS = 300_000  # no longer than this
 GROUP_STAYS = 0.5  # a silent rack or leaf is told as one until less than this share of it is silent
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers gives one of these
@@ -52,6 +65,7 @@ class State:
     answered_ms: Times
     returned_ms: Times
     resumed_ms: int
+    coming_ms: int  # until then nodes may still be coming back, one after the other
     newest_end_ms: int = 0
     deaf: bool = False  # nobody at all was heard in the newest bucket
     hosts_tell: bool = False  # rows of nodes themselves were seen, not only of their GPUs
@@ -96,7 +110,7 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
 def _fresh(index: FleetIndex, started_ms: int) -> State:
     return State(
         np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), np.zeros(index.node_count, np.int64),
-        started_ms,
+        started_ms, started_ms + COMING_MS,
     )  # fmt: skip
 
 
@@ -179,11 +193,17 @@ def _listen(window: Window, s: State) -> Bools:
     heard = np.asarray(rows > 0)
     missing = s.newest_end_ms and bucket.start_ms - s.newest_end_ms > SILENT_BUCKETS * bucket.length_ms
     if missing or (s.deaf and heard.any()):
-        s.resumed_ms = bucket.start_ms  # buckets are missing or empty: it was not the nodes that were away
+        _resume(s, bucket)  # buckets are missing or empty: it was not the nodes that were away
+    again = heard & (s.heard_ms < bucket.start_ms)
+    if bucket.end_ms <= s.coming_ms:
+        if again.sum() >= max(2, COMING_SHARE * len(again)):
+            s.resumed_ms = bucket.start_ms
+        elif bucket.end_ms - s.resumed_ms >= _silent_after(bucket):
+            s.coming_ms = 0
     s.newest_end_ms = bucket.end_ms
     s.deaf = not heard.any()
     s.hosts_tell |= bool(bucket.node)
-    s.returned_ms[heard & (s.heard_ms < bucket.start_ms)] = bucket.start_ms
+    s.returned_ms[again] = bucket.start_ms
     s.heard_ms[heard] = bucket.end_ms
     core = [bucket.gpu[metric] for metric in CORE if metric in bucket.gpu]
     answers = bucket.gpu_rows > 0
@@ -200,9 +220,18 @@ def _listen(window: Window, s: State) -> Bools:
     return heard
 
 
+def _resume(s: State, bucket: Bucket) -> None:
+    s.resumed_ms, s.coming_ms = bucket.start_ms, bucket.end_ms + COMING_MS
+
+
+def _silent_after(bucket: Bucket) -> int:
+    """How long a node or GPU gives nothing until it counts as silent, ms."""
+    return max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
+
+
 def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
-    limit_ms = max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
+    limit_ms = _silent_after(bucket)
     never = s.heard_ms == 0
     since = np.maximum(s.heard_ms, s.resumed_ms)
     quiet_ms = np.where(heard, 0, bucket.end_ms - since)
@@ -211,16 +240,16 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
     for name, stopped_ms in s.planned.items():
         n = index.node_number.get(name)
         if n is not None and quiet_ms[n] >= limit_ms:
-            yield _planned(window, name, stopped_ms, now_ms)
+            yield planned(window, name, stopped_ms, now_ms)
     was_mass = any(key[1] == "no_telemetry" for key in s.told)
     mass = not heard.any() or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
     if was_mass and not mass:  # the collector's own trouble ends: who is still away now is judged from now on
-        s.resumed_ms = bucket.start_ms
+        _resume(s, bucket)
         return
     if not silent.any():
         return
     if mass and index.node_count > 1:
-        yield _mass(window, silent, heard, int(since[silent].min()), now_ms)
+        yield mass_silent(window, silent, heard, int(since[silent].min()), now_ms)
         return
     for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
         for code in np.unique(codes[silent]).tolist():
@@ -229,78 +258,12 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
             told = any(k[:2] == (scope, "silent") and k[2] == names[code] for k in s.told)
             away = not heard[inside].any() or (told and silent[inside].mean() >= GROUP_STAYS)
             if names[code] and inside.sum() >= 2 and away and not inside.all():
-                yield _group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
+                yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     for n in np.flatnonzero(silent).tolist():
         clock = s.clock_wrong.get(index.nodes[n].name)
-        yield _node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), clock is not None, now_ms)
-
-
-def _planned(window: Window, node: str, stopped_ms: int, now_ms: int) -> Finding:
-    return Finding(
-        NAME, IncidentKind.LIVENESS, "agent_stopped", "node", node, None, ((node, None),), now_ms, stopped_ms,
-        Severity.INFO, 0.95, Wanted.NONE, f"Node {node} is not watched: its agent was stopped on purpose.",
-        "Start drover-agent there again when the work on the node is done.",
-        (Evidence("the agent said that it was asked to stop", from_ms=stopped_ms),), _job(window, node),
-    )  # fmt: skip
-
-
-def _mass(window: Window, silent: Bools, heard: Bools, since_ms: int, now_ms: int) -> Finding:
-    names = [window.index.nodes[n].name for n in np.flatnonzero(silent)]
-    who = "No node" if not heard.any() else f"Only {int(heard.sum())} of {len(heard)} nodes"
-    return Finding(
-        NAME, IncidentKind.LIVENESS, "no_telemetry", "rack", None, None, tuple((name, None) for name in names), now_ms,
-        since_ms, Severity.CRITICAL, 0.6, Wanted.NONE, f"{who} reports: {len(names)} are silent at once.",
-        "Look first at the collector, its certificates and the network between; the nodes may all be well.",
-        (Evidence(f"no telemetry from {listing(names)}", from_ms=since_ms),),
-    )  # fmt: skip
-
-
-def _group_silent(window: Window, scope: str, name: str, inside: Bools, since_ms: int, now_ms: int) -> Finding:
-    names = [window.index.nodes[n].name for n in np.flatnonzero(inside)]
-    look = "its power, cooling and top-of-rack switch" if scope == "rack" else "the leaf switch and its uplinks"
-    gpus = sum(window.index.nodes[n].gpus for n in np.flatnonzero(inside))
-    return Finding(
-        NAME, IncidentKind.LIVENESS, "silent", scope, None, None, tuple((node, None) for node in names), now_ms,
-        since_ms, Severity.CRITICAL, 0.8, Wanted.ADVISE,
-        f"All {len(names)} nodes of {scope} {name} fell silent, while others report.",
-        f"Look at {look} before any single node.",
-        (Evidence(f"no telemetry from {listing(names)}", from_ms=since_ms),), lost_gpus=float(gpus),
-    )  # fmt: skip
-
-
-def _node_silent(
-    window: Window, n: int, never: bool, since_ms: int, quiet_ms: int, clock_wrong: bool, now_ms: int
-) -> Finding:
-    node = window.index.nodes[n]
-    if never:
-        return Finding(
-            NAME, IncidentKind.LIVENESS, "never_came", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
-            Severity.WARNING, 0.9, Wanted.ADVISE,
-            f"Node {node.name} should exist and has not reported since Drover began to watch.",
-            "Check that the node is up and drover-agent runs there, or take it out of fleet.toml.",
-            (Evidence("no telemetry ever in this watch", from_ms=since_ms),), _job(window, node.name),
-        )  # fmt: skip
-    if clock_wrong:  # its samples carry a time that is over: they come, but too late for any bucket
-        return Finding(
-            NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
-            Severity.WARNING, 0.5, Wanted.ADVISE,
-            f"Node {node.name} cannot be watched: nothing of the present time came for {duration(quiet_ms)}, and "
-            "its clock is known to be wrong.",
-            "Mend the node's time service (chrony, NTP) first; if it stays silent then, check its power and console.",
-            (Evidence(f"no telemetry of {node.name} within its bucket's time", from_ms=since_ms),),
-            _job(window, node.name),
-        )  # fmt: skip
-    long = quiet_ms >= DRAIN_AFTER_MS
-    return Finding(
-        NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
-        Severity.CRITICAL if long else Severity.WARNING, 0.9 if long else 0.8, Wanted.DRAIN if long else Wanted.ADVISE,
-        f"Node {node.name} has been silent for {duration(quiet_ms)} while other nodes report.",
-        "Check power and console of the node. If it runs, its agent or management network is at fault, not the node: "
-        "jobs on it may be well.",
-        (Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),), _job(window, node.name),
-        lost_gpus=float(node.gpus),
-    )  # fmt: skip
+        long = bool(quiet_ms[n] >= DRAIN_AFTER_MS)
+        yield node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), clock is not None, long, now_ms)
 
 
 def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
@@ -308,7 +271,7 @@ def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Findi
     index, bucket = window.index, window.newest
     if not (s.answered_ms > 0).any():
         return  # no GPU telemetry at all: could_not_judge says so
-    limit_ms = max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
+    limit_ms = _silent_after(bucket)
     never = s.answered_ms == 0
     # Since the node came back: an agent that starts tells of the host some seconds before the driver answers.
     since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), s.returned_ms[index.gpu_node])
@@ -320,38 +283,11 @@ def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Findi
         if any((node, None, code) in s.reported for code in EXPLAIN_SILENCE):
             continue
         if len(gone) == end - first and len(gone) > 1:
-            yield _no_gpu_answers(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
+            yield no_gpu_answers(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
             continue
         for g in gone:
             if (node, g - first, "gpu_lost") not in s.reported:
-                yield _gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms)
-
-
-def _no_gpu_answers(window: Window, node: str, never: bool, since_ms: int, count: int, now_ms: int) -> Finding:
-    cause = "driver_missing" if never else "driver_lost"
-    what = "has given no GPU telemetry yet" if never else f"no longer gives telemetry of any of its {count} GPUs"
-    return Finding(
-        NAME, IncidentKind.LIVENESS, cause, "node", node, None, ((node, None),), now_ms, since_ms,
-        Severity.WARNING if never else Severity.CRITICAL, 0.9, Wanted.ADVISE if never else Wanted.DRAIN,
-        f"Node {node} {what}, while its agent reports.",
-        "Drain the node. See whether its driver answers (nvidia-smi, kernel log); if not, reboot it."
-        if not never else "Check the driver there (nvidia-smi, kernel log) and the number of GPUs in fleet.toml.",
-        (Evidence(f"values of 0 of {count} GPUs", from_ms=since_ms),), _job(window, node), lost_gpus=float(count),
-    )  # fmt: skip
-
-
-def _gpu_gone(window: Window, node: str, gpu: int, never: bool, since_ms: int, now_ms: int, said: str = "") -> Finding:
-    what = "should exist and was never seen" if never else "no longer answers"
-    g = window.index.gpu(node, gpu)
-    return Finding(
-        NAME, IncidentKind.LIVENESS, "gpu_missing" if never else "gpu_lost", "gpu", node, gpu, ((node, gpu),), now_ms,
-        since_ms, Severity.WARNING if never else Severity.CRITICAL, 0.9, Wanted.ADVISE if never else Wanted.DRAIN,
-        f"{place(node, gpu)} {what}; its node and agent are up.",
-        "Compare nvidia-smi with the number of GPUs in fleet.toml; reseat or replace the GPU."
-        if never else "Drain the node and reboot it; if the GPU stays away, reseat or replace it.",
-        (Evidence(said or "no values of this GPU while its neighbours report", from_ms=since_ms),),
-        window.job_of(g) if g is not None else None, lost_gpus=1.0,
-    )  # fmt: skip
+                yield gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms)
 
 
 def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
@@ -363,7 +299,7 @@ def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         if code == "driver_released":  # an operator asked for it, and the agent ends it within the hour
             continue
         if code == "gpu_lost" and gpu is not None:
-            yield _gpu_gone(window, node, gpu, False, since_ms, now_ms, "the agent reported the GPU as lost")
+            yield gpu_gone(window, node, gpu, False, since_ms, now_ms, "the agent reported the GPU as lost")
             continue
         hung = code == "driver_hung"
         yield Finding(
@@ -373,7 +309,7 @@ def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
             if hung else f"Node {node} should have {window.index.nodes[n].gpus} GPUs but no usable NVIDIA driver.",
             "Drain the node and reboot it: a hung driver does not come back by itself."
             if hung else "Load or install the driver (nvidia-smi must list the GPUs), or correct fleet.toml.",
-            (Evidence(f"the agent reported {code}", from_ms=since_ms),), _job(window, node),
+            (Evidence(f"the agent reported {code}", from_ms=since_ms),), job_of(window, node),
             lost_gpus=float(window.index.nodes[n].gpus),
         )  # fmt: skip
 
@@ -392,15 +328,8 @@ def _clocks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
             NAME, IncidentKind.LIVENESS, "clock_wrong", "node", node, None, ((node, None),), now_ms, ts_ms,
             Severity.WARNING, 0.8, Wanted.NONE, f"The clock of node {node} is wrong: {text or 'the collector saw it'}.",
             "Mend its time service (chrony, NTP): until then its telemetry cannot be compared with its peers'.",
-            (Evidence(text or "the collector's clock differs", "clock_offset_s", expected=0.0),), _job(window, node),
+            (Evidence(text or "the collector's clock differs", "clock_offset_s", expected=0.0),), job_of(window, node),
         )  # fmt: skip
-
-
-def _job(window: Window, node: str) -> str | None:
-    n = window.index.node_number.get(node)
-    if n is None or not window.index.nodes[n].gpus:
-        return None
-    return window.job_of(int(window.index.first_gpu[n]))
 
 
 def _group_of(finding: Finding, index: FleetIndex) -> str:

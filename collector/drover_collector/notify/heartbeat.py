@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from drover_collector.blindness import Senses, beats, blind
+from drover_collector.blindness import Signs, beats, blind
 from drover_collector.heartbeat_settings import HeartbeatConfig, ping_urls
 from drover_collector.notify.http import Answer, Bounded, Http
 from drover_collector.store import StoreError
@@ -46,7 +46,7 @@ class Heartbeat:
     def __init__(
         self,
         config: HeartbeatConfig,
-        look: Callable[[], Senses],
+        look: Callable[[], Signs],
         troubles: MutableMapping[str, str],
         *,
         environment: Mapping[str, str] = os.environ,
@@ -55,7 +55,7 @@ class Heartbeat:
         self._config, self._look, self._troubles, self._monotonic = config, look, troubles, monotonic
         self._url, self._fail_url = ping_urls(config, environment)
         self._http = Http(config.timeout_s, config.ca_file, config.proxy)
-        self._figures: Bounded[Senses] = Bounded("senses", ASK_S)
+        self._figures: Bounded[Signs] = Bounded("signs", ASK_S)
         self._pings: Bounded[Answer] = Bounded("heartbeat", 3 * config.timeout_s)
         self._next_s = 0.0
         self.beats = Beats()
@@ -83,7 +83,7 @@ class Heartbeat:
             return  # it stands by, or begins: the sign is another's, or not due yet
         self._next_s = self._monotonic() + self._config.interval_s
 
-    def _judge(self) -> tuple[Senses | None, list[str]]:
+    def _judge(self) -> tuple[Signs | None, list[str]]:
         try:
             figures = self._figures.call(self._look)
         except StoreError as error:
