@@ -16,7 +16,7 @@ from drover_collector.identity import Denied, DeniedError
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
 from drover_collector.notify.windows import MaintenanceConfig, validate_windows
 from drover_collector.policy import PRESETS
-from drover_collector.probes.settings import ProbesConfig
+from drover_collector.probes.settings import ProbesConfig, validate_probes
 from drover_proto.settings import SettingsError, between, load, one_of, placed, setting
 
 LEAST_BYTES = 1_000_000_000  # of a store with a limit
@@ -153,6 +153,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     """
     _check_tls(config)
     validate_act(config.act)
+    validate_probes(config.probes)
     store_password(config.store, environment)
     if config.policy.path is not None and not Path(config.policy.path).is_file():
         raise SettingsError(f"policy.path: {config.policy.path}: no such file; leave it out for the preset")

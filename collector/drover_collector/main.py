@@ -223,7 +223,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
                 now_ms=pipeline.now_ms,
             )
         )
-        probing = Probing(pipeline, config.probes)
+        probing = Probing(pipeline, config.probes, config.act)
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")
         await leadership.start()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from drover_collector.actions.settings import ActConfig, used
 from drover_collector.pipeline import Pipeline
 from drover_collector.probes.asking import Asking, held_nodes
 from drover_collector.probes.desk import ProbeDesk, Stream
 from drover_collector.probes.group_orders import address_of
+from drover_collector.probes.holding import SlurmHolds
+from drover_collector.probes.protection import Protection, Unprotected
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import StoreError
 from drover_proto.events import ProbeVerdict
@@ -16,13 +19,15 @@ from drover_proto.events import ProbeVerdict
 class Probing:
     """Made before the pipeline starts; set `stream` once there is an ingest, and run all of `works`."""
 
-    def __init__(self, pipeline: Pipeline, config: ProbesConfig) -> None:
+    def __init__(self, pipeline: Pipeline, config: ProbesConfig, act: ActConfig | None = None) -> None:
+        """`act`: which schedulers there are; None: none."""
         self._pipeline = pipeline
         self.stream: Callable[[str], Stream | None] = lambda _: None
         self.desk = ProbeDesk(
             pipeline.store, pipeline.index, config, stream=lambda node: self.stream(node),
             leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
             held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()), address=self._address,
+            protection=_protection(pipeline, config, act or ActConfig()),
         )  # fmt: skip
         self.desk.maintained = lambda: pipeline.outbox.silences.held(pipeline.now_ms())
         self.asking = Asking(
@@ -57,3 +62,19 @@ class Probing:
             raise StoreError("this collector stops") from None
         if not stored:
             raise StoreError("what probes have shown waits for the store")
+
+
+def _protection(pipeline: Pipeline, config: ProbesConfig, act: ActConfig) -> Protection:
+    spec, pools, holds = pipeline.index.spec, used(act), config.slurm
+    if not pools and not holds.on:
+        return Unprotected()
+
+    def of_scheduler(node: str) -> bool:
+        return any(not its or spec.by_name[node].pool in its for its in pools.values())
+
+    return Protection(
+        pipeline.desk.actuator_of if pipeline.desk is not None else lambda _: None, of_scheduler,
+        SlurmHolds(holds) if holds.on else None,
+        lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
+        holds, pipeline.store.fence, pipeline.now_ms,
+    )  # fmt: skip

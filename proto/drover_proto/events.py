@@ -328,6 +328,7 @@ class ProbeOrder:
     members: tuple[str, ...] = ()  # of the group, by number
     addresses: tuple[str, ...] = ()  # likewise, where each is reached; known once they are sent
     port: int = 0  # at which the first one listens, likewise
+    protection: str = ""  # once it is sent: drained, job ID, hand, none (no scheduler known)
 
 
 @dataclass(frozen=True, slots=True)

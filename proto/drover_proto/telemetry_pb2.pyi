@@ -722,6 +722,7 @@ class ProbeRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     INLET_C_FIELD_NUMBER: _builtins.int
+    PROTECTION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 100 of A-Z a-z 0-9 . _ -"""
     level: _builtins.str
@@ -730,6 +731,8 @@ class ProbeRequest(_message.Message):
     """0: what suits the probes"""
     inlet_c: _builtins.float
     """air or coolant that enters the node, for its thermal resistance"""
+    protection: _builtins.str
+    """against jobs that start meanwhile: none, drained, job (`probe --hold`), hand"""
     @_builtins.property
     def probes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """by the table of drover_agent.probes; none: all of the level"""
@@ -752,10 +755,11 @@ class ProbeRequest(_message.Message):
         timeout_s: _builtins.int = ...,
         group: Global___ProbeGroup | None = ...,
         inlet_c: _builtins.float | None = ...,
+        protection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c", "group", b"group", "inlet_c", b"inlet_c"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c", "gpus", b"gpus", "group", b"group", "id", b"id", "inlet_c", b"inlet_c", "level", b"level", "probes", b"probes", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c", "gpus", b"gpus", "group", b"group", "id", b"id", "inlet_c", b"inlet_c", "level", b"level", "probes", b"probes", "protection", b"protection", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__inlet_c: _TypeAlias = _typing.Literal["inlet_c"]  # noqa: Y015
     _WhichOneofArgType__inlet_c: _TypeAlias = _typing.Literal["_inlet_c", b"_inlet_c"]  # noqa: Y015

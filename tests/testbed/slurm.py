@@ -22,6 +22,9 @@ from testbed.waiting import wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "scontrol", "sbatch", "scancel", "squeue")
 NEWER = Path("/var/cache/drover-testbed/slurm-24.11")
+PREEMPTED = """PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=probes Nodes={nodes} PriorityTier=0 PreemptMode=CANCEL GraceTime=0 MaxTime=INFINITE State=UP"""
 START_S = 60.0  # a second where nothing else runs
 STOP_S = 15.0
 
@@ -102,13 +105,18 @@ class Slurm:
 
 
 @contextmanager
-def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8, *, newer: bool = False) -> Iterator[Slurm]:
-    """Slurm with these nodes, all idle, while inside. `newer`: 24.11, with tokens for its REST API."""
+def running(
+    folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8, *, newer: bool = False, probes: bool = False
+) -> Iterator[Slurm]:
+    """Slurm with these nodes, all idle, while inside. `newer`: 24.11, with tokens for its REST API.
+
+    `probes`: with a partition of that name, whose jobs those of the other one preempt.
+    """
     missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
     assert not missing, f"{', '.join(missing)} not found: tests/system_setup.sh installs Slurm"
     env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
     assert not newer or (NEWER / "enter").exists(), f"{NEWER} is missing: tests/slurm_setup.sh makes it"
-    _configure(folder, nodes, gpus, newer)
+    _configure(folder, nodes, gpus, newer, PREEMPTED.format(nodes=",".join(nodes)).split("\n") if probes else ())
     slurm = Slurm(folder, tuple(nodes), env, (str(NEWER / "enter"), str(folder)) if newer else ())
     with ExitStack() as stack:
         munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock"]
@@ -128,7 +136,7 @@ def running(folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8, *, n
             slurm.wait(lambda: not _active(slurm), "all jobs have ended")
 
 
-def _configure(folder: Path, nodes: Sequence[str], gpus: int, newer: bool) -> None:
+def _configure(folder: Path, nodes: Sequence[str], gpus: int, newer: bool, more: Sequence[str]) -> None:
     host = socket.gethostname().partition(".")[0]
     (folder / "state").mkdir()
     lines = [
@@ -149,6 +157,7 @@ def _configure(folder: Path, nodes: Sequence[str], gpus: int, newer: bool) -> No
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 Gres=gpu:{gpus}"
         )
     lines.append(f"PartitionName=all Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP")
+    lines += more
     if newer:
         lines += ["AuthAltTypes=auth/jwt", f"AuthAltParameters=jwt_key={folder}/jwt.key"]
         (folder / "jwt.key").write_bytes(os.urandom(32))

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", help="end after so many seconds; default: by what is run")
     parser.add_argument("--folder", default="", help="where the disk's probes write; default: the temporary folder")
     parser.add_argument("--serve", metavar="FOLDER", help="work off the agent's requests in FOLDER, then end")
+    parser.add_argument("--hold", metavar="ID", help="be the scheduler's job that holds this node for a request")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,10 +53,25 @@ def run(options: argparse.Namespace) -> int:
             raise CommandError(f"--timeout {options.timeout:g}: must be more than 0 seconds")
         if options.folder and not Path(options.folder).is_dir():
             raise CommandError(f"--folder {options.folder}: is no folder")
+        if options.hold is not None:
+            return _hold(options.hold)
         return _serve(options) if options.serve else _probe(options)
     except (CommandError, eligible.DriverError) as error:
         print(f"drover-agent probe: {error}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _hold(id_: str) -> int:
+    from drover_agent.probes.exchange import is_id
+    from drover_agent.probes.hold import hold
+
+    if not is_id(id_):
+        raise CommandError(f"--hold {id_[:100]!r}: is no id of a request")
+    try:
+        _say(hold(id_))
+    except OSError as error:
+        raise CommandError(f"--hold {id_}: {error.strerror or error}") from None
+    return 0
 
 
 def _serve(options: argparse.Namespace) -> int:

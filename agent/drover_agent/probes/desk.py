@@ -205,7 +205,7 @@ def ask_of(request: pb.ProbeRequest, now_ms: int) -> Ask:
     return Ask(
         request.id, tuple(request.probes), request.level or "quick", tuple(request.gpus), float(request.timeout_s),
         now_ms, request.inlet_c if request.HasField("inlet_c") else None,
-        _group(request.group) if request.HasField("group") else None,
+        _group(request.group) if request.HasField("group") else None, request.protection,
     )  # fmt: skip
 
 

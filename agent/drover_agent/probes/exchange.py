@@ -26,6 +26,10 @@ from drover_proto.events import from_dict
 MAX_FILE_BYTES = 8 << 20
 MAX_GPUS = 256
 LONGEST_S = 4 * 3600.0
+# What keeps new jobs off the node meanwhile: nothing (the collector knows no scheduler; "": it is older), the scheduler
+# has drained it, a job of its own holds it (`hold.py`), or nobody but the person who asks.
+JOB = "job"
+PROTECTIONS = ("", "none", "drained", JOB, "hand")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -50,6 +54,7 @@ class Ask:
     asked_ms: int = 0
     inlet_c: float | None = None
     group: Group | None = None
+    protection: str = ""  # of PROTECTIONS
 
     def check(self) -> None:
         """Raises ValueError, with what is wrong: nothing is run that the table does not have."""
@@ -61,6 +66,8 @@ class Ask:
             raise ValueError(f"GPU slots are 0 to {MAX_GPUS - 1}")
         if not 0 <= self.timeout_s <= LONGEST_S:
             raise ValueError(f"timeout {self.timeout_s:g} s: must be at most {LONGEST_S:g} s")
+        if self.protection not in PROTECTIONS:
+            raise ValueError(f"protection {self.protection[:80]!r} is not known here: {', '.join(PROTECTIONS[1:])}")
         if self.group is not None:
             self.group.check()
             if alone := [name for name in self.probes if not name.endswith(GROUP)]:

@@ -13,11 +13,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from drover_agent.probes import Level, eligible, plan, trying
-from drover_agent.probes.exchange import Answer, Ask, Folder, Outcome, is_id, read_ask
+from drover_agent.probes import Level, eligible, hold, plan, trying
+from drover_agent.probes.exchange import JOB, Answer, Ask, Folder, Outcome, is_id, read_ask
 from drover_agent.probes.runner import Report, Request, Runner
 
 log = logging.getLogger(__name__)
@@ -115,6 +115,16 @@ class Service:
         (self._folder.taken / f"{answer.id}.json").unlink(missing_ok=True)
 
     def _answer(self, ask: Ask) -> Answer:
+        if ask.protection != JOB:
+            return self._probed(ask)
+        try:
+            held = hold.join(ask.id, self._stop.wait)
+        except hold.NotHeldError as error:
+            return Answer(ask.id, Outcome.REFUSED, str(error), ask.level, now_ms())
+        with contextlib.closing(held):  # only now may the job end
+            return self._probed(ask, held.lost)
+
+    def _probed(self, ask: Ask, wanted: Callable[[], str] = str) -> Answer:
         def refused(outcome: Outcome, why: str) -> Answer:
             return Answer(ask.id, outcome, why[:TEXT], ask.level, now_ms())
 
@@ -142,16 +152,16 @@ class Service:
             inlet_c=ask.inlet_c,
             group=dataclasses.asdict(ask.group) if ask.group else None,
         )
-        report = self._run(request, gpus)
+        report = self._run(request, gpus, wanted)
         return Answer(
             ask.id, report.end, report.detail[:TEXT], ask.level, now_ms(), report.probe, report.gpu,
             round(report.seconds, 3), tuple(report.results),
             tuple(f"GPU {slot}: {why}" for slot, why in left_out.items()), tuple(report.devices), report.tries,
         )  # fmt: skip
 
-    def _run(self, request: Request, gpus: Sequence[eligible.Gpu]) -> Report:
+    def _run(self, request: Request, gpus: Sequence[eligible.Gpu], wanted: Callable[[], str]) -> Report:
         try:
-            return trying.run(request, gpus, self._started, log.info)
+            return trying.run(request, gpus, self._started, log.info, wanted=wanted)
         finally:
             self._runner = None
 

@@ -27,9 +27,10 @@ def run(
     tell: Callable[[str], None],
     tolerated: Sequence[int] = (),
     look: Callable[[], eligible.Found] = eligible.look,
+    wanted: Callable[[], str] = str,
 ) -> Report:
-    """`tolerated`: processes that a person has forced the probes upon."""
-    report = _once(request, gpus, started, tell, tolerated)
+    """`tolerated`: processes that a person forced the probes upon. `wanted`: why the node is given back, else ""."""
+    report = _once(request, gpus, started, tell, tolerated, wanted)
     silent = report.end is End.LOST or report.silent
     if not silent and (report.end not in (End.HUNG, End.CRASHED) or report.gpu is None or not report.probe):
         return report
@@ -53,7 +54,7 @@ def run(
     refs = tuple(ref for ref in request.gpus if ref.slot == report.gpu)
     left_s = max(LEAST_S, request.timeout_s - report.seconds)
     alone = dataclasses.replace(request, probes=(report.probe,), gpus=refs, timeout_s=left_s)
-    again = _once(alone, [now], started, tell, tolerated)
+    again = _once(alone, [now], started, tell, tolerated, wanted)
     report.seconds += again.seconds
     if again.end in (End.HUNG, End.CRASHED, End.LOST):
         report.tries = 2
@@ -79,10 +80,15 @@ def _ended(report: Report, end: End, detail: str) -> Report:
 
 
 def _once(
-    request: Request, gpus: Sequence[Gpu], started: Start, tell: Callable[[str], None], tolerated: Sequence[int]
+    request: Request,
+    gpus: Sequence[Gpu],
+    started: Start,
+    tell: Callable[[str], None],
+    tolerated: Sequence[int],
+    wanted: Callable[[], str],
 ) -> Report:
     with Guard(gpus, tolerated) as guard:
-        runner = Runner(request, guard.needed, tell)
+        runner = Runner(request, lambda session: wanted() or guard.needed(session), tell)
         started(runner)
         return _told(runner.run(), guard)
 

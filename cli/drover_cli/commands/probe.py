@@ -17,6 +17,9 @@ from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.probes import LEVELS
 
 HELP = "ask for probes (micro-benchmarks) of nodes, and show what they gave against the fleet"
+_PROTECTED = {
+    "drained": "drained", "hand": "in service: gives way to a job that starts there", "none": "no scheduler is known",
+}  # fmt: skip
 POLL_S = 2.0
 OPEN = ("asked", "sent")
 MARKS = {"pass": "", "fail": "FAIL", "doubtful": "doubtful", "unknown": "not judged"}
@@ -93,10 +96,10 @@ def _await(stub: FleetStub, asked: Sequence[str]) -> list[pb.ProbeOrderRow]:
         rows = [_row(stub, id_) for id_ in asked]
         for row in rows:
             order = _order(row)
-            if told.get(order.id) != order.state:
-                told[order.id] = order.state
-                _say(f"{order.node}: {_state(order)}")
-        if all(state not in OPEN for state in told.values()):
+            if told.get(order.id) != (text := _state(order)):
+                told[order.id] = text
+                _say(f"{order.node}: {text}")
+        if all(_order(row).state not in OPEN for row in rows):
             return rows
         time.sleep(POLL_S)
 
@@ -224,6 +227,10 @@ def _outcome(row: pb.ProbeOrderRow) -> str:
 
 def _state(order: ProbeOrder) -> str:
     how = {"asked": "waits for its turn, or for the node", "sent": "under way on the node", "done": "has ended"}
+    if order.state == "asked" and order.detail:
+        return f"waits: {cut(order.detail, 200)}"
+    if order.state == "sent" and order.protection:
+        return f"{how['sent']} ({_PROTECTED.get(order.protection, 'held by ' + order.protection)})"
     return f"failed: {cut(order.detail, 200)}" if order.state == "failed" else how.get(order.state, order.state)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +48,7 @@ class Asking:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _idle_since: dict[str, int] = field(default_factory=dict)
     _restored: bool = False
+    _unprotected: set[str] = field(default_factory=set)  # nodes with GPUs that upkeep leaves out
     _upkeep_s: float = 0.0
 
     def take(self, outcome: Outcome) -> None:
@@ -98,18 +99,35 @@ class Asking:
             self._upkeep_s = time.monotonic()
             wishes += self._upkeep(now_ms)
         maintained = self.maintained()
+        self._tell_refused({w.node for w in wishes if w.incident_id} | self._unprotected)
         return [
             self.desk.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
             for w in wishes
-            if w.node not in maintained
+            if w.node not in maintained and not self.desk.protection.refused(w.node)
         ]
 
+    def _tell_refused(self, nodes: Collection[str]) -> None:
+        """That nothing will ever be asked of nodes in service must not go unseen."""
+        refused = sorted(filter(self.desk.protection.refused, nodes))
+        if refused:
+            more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+            self.desk.troubles["unprotected"] = (
+                f"Not probed while in service, where a job may start at any time: {refused[0]}{more}; set probes.slurm,"
+                " or drain what is to be probed."
+            )
+        else:
+            self.desk.troubles.pop("unprotected", None)
+
     def _upkeep(self, now_ms: int) -> list[Wish]:
+        self._unprotected = set()
         risk = self.risk()
         probed = self.store.last_probed()
         nodes = []
         for spec in self.index.nodes:
             if not spec.gpus:
+                continue
+            if self.desk.protection.refused(spec.name):
+                self._unprotected.add(spec.name)
                 continue
             now, then = "", ""
             if self.config.baseline and spec.name in probed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from drover_proto.probes import LEVELS
-from drover_proto.settings import between, one_of, setting
+from drover_proto.settings import SettingsError, between, one_of, setting
 
 
 def _ports(value: str) -> str | None:
@@ -13,6 +14,30 @@ def _ports(value: str) -> str | None:
     if first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) < 65_536:
         return None
     return "must be two ports from 1024 to 65535, as in 29500-29599"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldConfig:
+    """The [probes.slurm] table; on when it names a partition or a QOS."""
+
+    partition: str = setting(
+        "", "partition for jobs that hold nodes while these are probed; others must preempt its jobs"
+    )
+    qos: str = setting("", "likewise a QOS, beside it or in its place; none of both: nodes are held by no job")
+    account: str = setting("", "account of these jobs")
+    pools: tuple[str, ...] = setting((), "pools whose nodes are held so; none: all nodes")
+    options: tuple[str, ...] = setting((), 'more options of sbatch, as "--reservation=probes"')
+    sbatch: str = setting("sbatch", "the program, or its path; squeue and scancel are looked for beside it")
+    conf: str | None = setting(None, "slurm.conf of the cluster; none: as for any Slurm command (SLURM_CONF)")
+    agent: str = setting("/opt/drover/bin/drover-agent", "the agent's program on the nodes, which the job runs")
+    wait_s: float = setting(
+        900.0, "a job that has not begun by then is taken back, and its order has failed", between(10, 86_400)
+    )
+    timeout_s: float = setting(10.0, "longest wait for one answer of slurmctld", between(1, 120))
+
+    @property
+    def on(self) -> bool:
+        return bool(self.partition or self.qos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +57,25 @@ class ProbesConfig:
     )
     group_join_s: float = setting(60.0, "how long the nodes of a group wait for each other", between(5, 600))
     wait_s: float = setting(900.0, "an order whose node has no stream for this long has failed", between(10, 86_400))
+    slurm: HoldConfig = field(default_factory=HoldConfig)
 
     @property
     def ports(self) -> range:
         first, _, last = self.group_ports.partition("-")
         return range(int(first), int(last) + 1)
+
+
+def validate_probes(config: ProbesConfig) -> None:
+    """
+    Raises:
+        SettingsError: one line, what does not go together and what to do.
+    """
+    given = [key for key in ("account", "pools", "options", "conf") if getattr(config.slurm, key)]
+    if given and not config.slurm.on:
+        raise SettingsError(f"probes.slurm.{given[0]}: name a partition or a qos too, whose jobs others may preempt")
+    if config.slurm.conf is not None and not Path(config.slurm.conf).is_file():
+        raise SettingsError(f"probes.slurm.conf: {config.slurm.conf}: no such file")
+    if " " in config.slurm.agent or not config.slurm.agent.startswith("/"):
+        raise SettingsError(
+            f"probes.slurm.agent: {config.slurm.agent!r}: must be a path that begins with /, without spaces"
+        )
