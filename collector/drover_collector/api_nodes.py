@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.api_facts import DAY_MS, HEALTH_ORDER, RECENT_MS, Facts, bad_argument
+from drover_collector.api_inventory import inventory_peers
 from drover_collector.buckets import Bucket
 from drover_collector.health import HEALTHS
 from drover_proto import fleet_pb2 as pb
@@ -131,6 +132,7 @@ def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
         incident_ids=[i.id for i in incidents],
         events_json=[to_json(e) for e in store.events(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
         links=links,
+        inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
     )
 
 

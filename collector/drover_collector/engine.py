@@ -71,7 +71,7 @@ class Engine:
             lambda incident, asked: decider.judge(incident, asked).wanted,
         )
         self._fold = health.unknown(index)
-        self._ended_unseen: list[Finding] = []  # what ended while nobody judged, until the first bucket
+        self._unseen: list[Finding] = []  # what ended, or fell due, while nobody judged, until the first bucket
         self._from_before = False  # until then: incidents of before a restart may be over
 
     @property
@@ -137,6 +137,11 @@ class Engine:
     def on_inventory(self, node: str, told: Mapping[str, str], now_ms: int) -> None:
         """Take in all that a node tells of what it is made of; judged with the next bucket."""
         self._inventory.update(node, told, now_ms)
+
+    @property
+    def inventory(self) -> Inventory:
+        """What nodes told of themselves so far; the thread that judges adds to it."""
+        return self._inventory
 
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict], now_ms: int) -> Outcome:
         """What probes prove: a failed one is a finding, a passed one clears the suspicions that it can refute."""
@@ -275,7 +280,7 @@ class Engine:
         recall, self._recall = self._recall, None
         assert recall is not None
         recall.finish()
-        self._senses, self._ended_unseen = recall.senses, list(recall.over.values())
+        self._senses, self._unseen = recall.senses, [*recall.over.values(), *recall.missed.values()]
         self._fold = self._folded()
 
     def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
@@ -294,9 +299,9 @@ class Engine:
 
     def _judge(self, window: Window, now_ms: int) -> Outcome:
         findings = self._senses.detect(window, now_ms)
-        if window.fresh and self._ended_unseen:
-            findings = [*(replace(f, ts_ms=now_ms) for f in self._ended_unseen), *findings]
-            self._ended_unseen = []
+        if window.fresh and self._unseen:
+            findings = [*(replace(f, ts_ms=now_ms) for f in self._unseen), *findings]
+            self._unseen = []
         self._from_before &= not window.fresh
         return self._settle(findings, [], now_ms, window.fresh)
 

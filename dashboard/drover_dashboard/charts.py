@@ -6,9 +6,11 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import streamlit as st
 
 from drover_dashboard import format as fmt
 from drover_dashboard import theme
@@ -22,6 +24,9 @@ PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIME_STEPS = ((1e6, ""), (1e3, "m"))  # from microseconds
 DASH = (8, 4)
+ZOOM = "drawn_open"  # of the session: the time that is drawn open, by what is zoomed
+LEAST_MS = 10_000
+BACK = "double-click: all of it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +85,23 @@ def nothing_there(lines: Sequence[Line]) -> bool:
     return not any(bool(np.isfinite(line.values).any()) for line in lines if line.role == "value")
 
 
-def encode(chart: Chart) -> bytes:
+def encode(chart: Chart, zoom: str = "") -> bytes:
     """Header and columns as assets/chart.js reads them; values are scaled to the unit that is shown."""
     scale, unit = _unit(chart)
     lines = [line for line in chart.lines if len(line.values) == len(chart.times_ms)]
+    opened = bool(zoom) and zoomed(zoom) is not None
     several = sum(line.role == "value" for line in lines) > 1
     head = {
         "title": f"{fmt.capital(chart.metric.label)}{f', {unit}' if unit else ''}",
-        "note": chart.note,
+        "note": " · ".join(part for part in (chart.note, BACK if opened else "") if part),
         "unit": unit,
         "absent": chart.absent,
         "height": chart.height,
         "points": len(chart.times_ms),
         "from_s": chart.from_ms / 1000,
         "to_s": chart.to_ms / 1000,
+        "loads": bool(zoom),
+        "open": opened,
         "range": [0, 100] if unit == "%" and chart.metric.name.endswith(("util_ratio", "active_ratio")) else None,
         "marks": [{"at_s": at_ms / 1000, "text": text} for at_ms, text in chart.marks],
         "lines": [
@@ -129,6 +137,26 @@ def _unit(chart: Chart) -> tuple[float, str]:
     return 1.0, unit
 
 
-def show(key: str, chart: Chart) -> None:
-    """Draw a chart; it keeps its zoom while its data is refreshed."""
-    component("chart", "uplot/uPlot.min.css")(key=key, data=encode(chart))
+def zoomed(zoom: str) -> tuple[int, int] | None:
+    """The time that was drawn open in one of the charts of that zoom, (from, to) ms."""
+    found: tuple[int, int] | None = st.session_state.get(ZOOM, {}).get(zoom)
+    return found
+
+
+def window(zoom: str, from_ms: int, to_ms: int) -> tuple[int, int]:
+    """What to ask for: the time that was drawn open, else all of it."""
+    return zoomed(zoom) or (from_ms, to_ms)
+
+
+def _drawn_open(key: str, zoom: str) -> None:
+    """In place of the coarser data of before, the next run asks for this time alone; a double click ends it."""
+    told = st.session_state[key].zoom
+    from_ms, to_ms = round(1000 * told["from_s"]), round(1000 * told["to_s"])
+    st.session_state[ZOOM] = {zoom: (from_ms, max(to_ms, from_ms + LEAST_MS))} if to_ms else {}
+
+
+def show(key: str, chart: Chart, zoom: str = "") -> None:
+    """Draw a chart; it keeps its zoom while its data is refreshed. Charts of one `zoom` are drawn open together, and
+    their data is asked for anew (`window`); without, the chart only magnifies what it has."""
+    loads = {"on_zoom_change": partial(_drawn_open, key, zoom)} if zoom else {}
+    component("chart", "uplot/uPlot.min.css")(key=key, data=encode(chart, zoom), **loads)

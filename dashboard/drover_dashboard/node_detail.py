@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import streamlit as st
 
 from drover_dashboard import charts, client, incident_rows, theme, view
 from drover_dashboard import format as fmt
+from drover_dashboard.fabric_parts import bytes_per_s
 from drover_dashboard.incident_detail import event_rows
 from drover_dashboard.table import Cell, Column, Mark, Row, table
 from drover_proto import catalog
@@ -22,6 +23,7 @@ FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED
 CHARTED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s")
 POINTS = 300
 SHOWN_EVENTS = 100
+MARKS = 4  # kinds of events in a chart: more would hide the lines
 SHOWN_JOBS = 3  # of a node, as rows that lead to them
 OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
 
@@ -51,6 +53,33 @@ class _Values:
         mark = view.deviation_mark(found.value, found.peers_median, fmt.unit(metric))
         return Cell(text, mark=mark, title=f"median of {found.peers} peers: {median}")
 
+    def nvlink(self) -> Cell:
+        """Links that are up, fewer than its peers have marked, and what is sent over them."""
+        up = self.by_metric.get("nvlink_active_links")
+        if up is None or not up.present:
+            return self.absent(up)
+        fewer = up.peers and up.value < up.peers_median
+        mark = Mark(f"of {up.peers_median:.0f}", "bad") if fewer else None
+        return self._link(f"{up.value:.0f} up", mark, "nvlink_tx_bytes_per_s", up)
+
+    def pcie(self) -> Cell:
+        """Generation and lanes; fewer lanes than its peers have are marked, and a lower generation under load."""
+        generation, width = self.by_metric.get("pcie_generation"), self.by_metric.get("pcie_width")
+        if generation is None or width is None or not (generation.present and width.present):
+            return self.absent(width if width is None or not width.present else generation)
+        usual = f"gen {generation.peers_median:.0f} x{width.peers_median:.0f}"
+        less = width.peers and width.value < width.peers_median
+        less = less or (self.busy and generation.peers and generation.value < generation.peers_median)
+        mark = Mark(f"peers: {usual}", "bad") if less else None
+        return self._link(f"gen {generation.value:.0f} x{width.value:.0f}", mark, "pcie_tx_bytes_per_s", width)
+
+    def _link(self, text: str, mark: Mark | None, flow: str, of: pb.Value) -> Cell:
+        sent = self.by_metric.get(flow)
+        if self.who.now_ms - of.ts_ms > OLD_MS:
+            return Cell(text, sub=f"{self.who.ago(of.ts_ms)} ago", kind="absent")
+        told = bytes_per_s(sent.value) if sent and sent.present else "absent"
+        return Cell(text, sub="" if told == "absent" else told, mark=mark, title=f"sent: {told}")
+
     def memory(self) -> Cell:
         """Uncorrected errors, remapped rows and the driver's remap flags."""
         found = [self.by_metric.get(name) for name in MEMORY]
@@ -76,6 +105,8 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
         Column("GPU"),
         Column("Health"),
         *(Column(fmt.label(name), "right") for name in COMPARED),
+        Column("NVLink", "right", help="links that are up, what is sent over them"),
+        Column("PCIe", "right", help="generation and lanes now, what is sent; idle some drop to a lower generation"),
         Column("HBM errors / remapped", "right", help="uncorrected errors since driver load / rows remapped"),
         Column("Job"),
     ]
@@ -131,6 +162,8 @@ def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:
         ),
         view.health_cell(item.health, item.reason),
         *(values.cell(name) for name in COMPARED),
+        values.nvlink(),
+        values.pcie(),
         values.memory(),
         Cell(item.job or "none", kind="" if item.job else "faint"),
     )
@@ -160,19 +193,21 @@ def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer)
 def _charts(
     detail: pb.NodeDetail, slots: Sequence[int], strong: frozenset[int], span_ms: int, who: view.Viewer
 ) -> None:
-    from_ms = who.now_ms - span_ms
+    zoom = f"node {detail.row.name} {span_ms}"
+    from_ms, to_ms = charts.window(zoom, who.now_ms - span_ms, who.now_ms)
     request = pb.SeriesRequest(
         scope=Scope.GPU,
         targets=client.targets(detail.row.name, slots),
         metrics=CHARTED,
         from_ms=from_ms,
-        to_ms=who.now_ms,
+        to_ms=to_ms,
         max_points=POINTS,
     )
-    answer = client.fleet().series(request, f"node {detail.row.name} {span_ms}")
+    answer = client.fleet().series(request, f"{zoom} {charts.zoomed(zoom)}")
     view.trouble("charts", answer.trouble, 0, who)
     if answer.value is None:
         return
+    marks = moments([from_json(Event, text) for text in detail.events_json], from_ms, to_ms)
     columns = st.columns(3, gap="medium")
     for number, name in enumerate(CHARTED):
         lines = charts.lines_of(answer.value, name, strong)
@@ -181,12 +216,25 @@ def _charts(
             charts.times_of(answer.value),
             lines,
             from_ms,
-            who.now_ms,
+            to_ms,
+            marks,
             note=", ".join(f"GPU {slot}" for slot in sorted(strong)) + " drawn thick" if strong else "",
             absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
         )
         with columns[number % 3]:
-            charts.show(f"node_{name}", chart)
+            charts.show(f"node_{name}", chart, zoom)
+
+
+def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int, str]]:
+    """What the charts tell of the log: when each kind of event came first in this time, the newest kinds."""
+    first: dict[str, int] = {}
+    for event in events:
+        if from_ms <= event.ts_ms <= to_ms:
+            at = "" if event.gpu is None else f" GPU {event.gpu}"
+            what = f"{event.kind} {event.code}{at}"
+            first[what] = min(event.ts_ms, first.get(what, event.ts_ms))
+    newest = sorted(first.items(), key=lambda item: -item[1])[:MARKS]
+    return sorted((ts_ms, what) for what, ts_ms in newest)
 
 
 def _why_absent(detail: pb.NodeDetail, name: str, who: view.Viewer) -> str:
@@ -205,7 +253,24 @@ def _inventory(detail: pb.NodeDetail) -> None:
         cell = Cell(fmt.value(metric, found.value)) if found.present else Cell(fmt.absent(found.reason), kind="absent")
         rows.append(Row((Cell(fmt.capital(metric.label), kind="faint"), cell)))
     table("host", (Column("Host"), Column()), rows, empty="Nothing is known of the host.", height=200)
-    known = [Row((Cell(key, kind="faint"), Cell(text))) for key, text in sorted(detail.inventory.items())]
-    table(
-        "inventory", (Column("Inventory"), Column(wrap=True)), known, empty="The agent sent no inventory.", height=200
-    )
+    columns = (Column("Inventory"), Column(wrap=True))
+    table("inventory", columns, inventory_rows(detail), empty="The agent sent no inventory.", height=200)
+
+
+def inventory_rows(detail: pb.NodeDetail) -> list[Row]:
+    """What differs from the node's peers first, with what most of them have."""
+    peers = {found.key: found for found in detail.inventory_peers}
+    rows = []
+    for key, text in sorted(detail.inventory.items(), key=lambda item: (not _differs(peers, *item), item)):
+        found, cell = peers.get(key), Cell(text)
+        if found and _differs(peers, key, text):
+            told = f"{fmt.number(found.having)} of {fmt.number(found.peers)} peers: {found.usual}"
+            cell = Cell(text, mark=Mark(told, "warn"))
+        elif found:
+            cell = Cell(text, title=f"as {fmt.number(found.having)} of {fmt.number(found.peers)} peers")
+        rows.append(Row((Cell(key, kind="faint"), cell)))
+    return rows
+
+
+def _differs(peers: Mapping[str, pb.InventoryPeers], key: str, text: str) -> bool:
+    return key in peers and peers[key].usual != text.strip()

@@ -154,9 +154,14 @@ def worst_rows(figure: pb.ProbeFigure, who: view.Viewer) -> list[Row]:
                 Cell(who.told(v.text), sub=f"measured {who.clock(v.ts_ms)}"),
             ),
             id=place(v),
+            href=_link(figure.figure, v.node, v.gpu if v.HasField("gpu") else None),
         )
         for v in bad
     ]
+
+
+def _link(figure: str, node: str, gpu: int | None = None) -> str:
+    return view.href(view.PROBES, figure=figure or None, node=node, gpu=gpu)
 
 
 def verdict_cell(word: str) -> Cell:
@@ -191,7 +196,8 @@ def node_rows(figures: Iterable[pb.ProbeFigure], slots: Sequence[int], who: view
             _slot_cell(by_slot[None], figure) if None in by_slot else Cell(""),
             Cell(f"{who.ago(newest_ms)} ago", kind="faint", title=who.clock(newest_ms)),
         ]
-        rows.append(Row(tuple(cells), id=figure.figure, tone="asked" if figure.figure == chosen else ""))
+        link = _link(figure.figure, figure.values[0].node)
+        rows.append(Row(tuple(cells), figure.figure, link, "asked" if figure.figure == chosen else ""))
     return rows
 
 
@@ -277,6 +283,7 @@ def order_rows(rows: Iterable[pb.ProbeOrderRow], who: view.Viewer) -> list[Row]:
                     Cell(who.clock(order.ts_ms), sub=f"{who.ago(order.ts_ms)} ago"),
                 ),
                 id=f"{order.node}/",
+                href=_link("", order.node),
             )
         )
     return found
@@ -307,7 +314,7 @@ def show_orders(
     rows = order_rows(answer.value.orders, who) if answer.value is not None else []
     if answer.value is None:
         empty = "Orders are not known while the collector does not answer."
-    return table(key, columns, rows, empty=empty, link_column=-1, height=height if len(rows) > 4 else None)
+    return table(key, columns, rows, empty=empty, link_column=1, height=height if len(rows) > 4 else None)
 
 
 def worst_slot(figure: pb.ProbeFigure | None) -> int:
@@ -321,5 +328,5 @@ def show_node(key: str, node: str, reply: pb.ProbeList, who: view.Viewer, chosen
     slots = sorted({v.gpu for figure in reply.figures for v in figure.values if v.HasField("gpu")})
     return table(
         key, node_columns(slots), node_rows(reply.figures, slots, who, chosen), empty=f"{node} was never probed.",
-        selected=chosen, link_column=-1,
+        selected=chosen, link_column=0,
     )  # fmt: skip

@@ -611,6 +611,7 @@ class NodeDetail(_message.Message):
     INCIDENT_IDS_FIELD_NUMBER: _builtins.int
     EVENTS_JSON_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    INVENTORY_PEERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def row(self) -> Global___NodeRow: ...
     @_builtins.property
@@ -631,6 +632,10 @@ class NodeDetail(_message.Message):
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkDetail]: ...
+    @_builtins.property
+    def inventory_peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___InventoryPeers]:
+        """of what of `inventory` is compared; a standby tells none"""
+
     def __init__(
         self,
         *,
@@ -641,14 +646,48 @@ class NodeDetail(_message.Message):
         incident_ids: _abc.Iterable[_builtins.str] | None = ...,
         events_json: _abc.Iterable[_builtins.str] | None = ...,
         links: _abc.Iterable[Global___LinkDetail] | None = ...,
+        inventory_peers: _abc.Iterable[Global___InventoryPeers] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["row", b"row"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_json", b"events_json", "gpus", b"gpus", "incident_ids", b"incident_ids", "inventory", b"inventory", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_json", b"events_json", "gpus", b"gpus", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeDetail: _TypeAlias = NodeDetail  # noqa: Y015
+
+@_typing.final
+class InventoryPeers(_message.Message):
+    """What the other nodes (of a GPU's key: GPUs) of its model and pool say to the same key of the inventory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    USUAL_FIELD_NUMBER: _builtins.int
+    HAVING_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    usual: _builtins.str
+    """what most of them have"""
+    having: _builtins.int
+    """how many of them have it"""
+    peers: _builtins.int
+    """how many told anything"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        usual: _builtins.str = ...,
+        having: _builtins.int = ...,
+        peers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["having", b"having", "key", b"key", "peers", b"peers", "usual", b"usual"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InventoryPeers: _TypeAlias = InventoryPeers  # noqa: Y015
 
 @_typing.final
 class GpuDetail(_message.Message):

@@ -51,6 +51,8 @@ class Chosen(FleetServicer):
         self.answers: list[tuple[str, str, str, str]] = []
         self.currency, self.measured = "", True
         self.preview = pb.ActPreview(may_act=True)
+        self.series: list[pb.SeriesRequest] = []
+        self.peers: list[pb.InventoryPeers] = []
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
@@ -90,7 +92,10 @@ class Chosen(FleetServicer):
         absent = pb.Value(metric="power_w", reason="lost")
         gpus = [pb.GpuDetail(gpu=slot, health="healthy", values=[present, absent]) for slot in (0, 1)]
         row = pb.NodeRow(name=request.node, health="healthy", reason=HOSTILE, last_seen_ms=NOW_MS)
-        return pb.NodeDetail(row=row, gpus=gpus, events_json=[to_json(event())], inventory={"driver": HOSTILE})
+        return pb.NodeDetail(
+            row=row, gpus=gpus, events_json=[to_json(event())], inventory={"driver": HOSTILE},
+            inventory_peers=self.peers,
+        )  # fmt: skip
 
     def ListNodes(self, request: Any, context: grpc.ServicerContext) -> pb.NodeList:
         self._called("nodes", context)
@@ -184,6 +189,7 @@ class Chosen(FleetServicer):
 
     def QuerySeries(self, request: pb.SeriesRequest, context: grpc.ServicerContext) -> pb.SeriesReply:
         self._called("series", context)
+        self.series.append(request)
         times = np.array([request.from_ms, request.to_ms], "<i8")
         reply = pb.SeriesReply(step_ms=1000, ts_ms=times.tobytes())
         for target in request.targets:

@@ -4,7 +4,7 @@ import { element, themeOf } from "./common.js";
 
 const charts = new WeakMap();
 
-export function render({ data, parentElement }) {
+export function render({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector(".chart");
   const { head, columns } = decode(data);
   const theme = themeOf(root);
@@ -21,6 +21,8 @@ export function render({ data, parentElement }) {
     build(chart, root, theme, columns);
   }
   chart.head = head;
+  chart.load = head.loads ? (from_s, to_s) => setTriggerValue("zoom", { from_s, to_s }) : null;
+  if (head.open) chart.zoomed = false; // what was drawn open has come, with its own points
   chart.title.textContent = head.title;
   chart.note.textContent = head.note;
   root.classList.toggle("absent", Boolean(head.absent));
@@ -84,7 +86,7 @@ function build(chart, root, theme, columns) {
       legend: { show: false },
       hooks: {
         draw: [(plot) => moments(plot, chart.head.marks, theme)],
-        setSelect: [() => { chart.zoomed = true; }],
+        setSelect: [(plot) => opened(chart, plot)],
         setCursor: [(plot) => readout(chart, plot, text)],
       },
     },
@@ -93,6 +95,7 @@ function build(chart, root, theme, columns) {
   );
   area.addEventListener("dblclick", () => {
     chart.zoomed = false;
+    if (chart.head.open && chart.load) return chart.load(0, 0);
     chart.plot.setScale("x", { min: chart.head.from_s, max: chart.head.to_s });
   });
   chart.resized = new ResizeObserver(() => {
@@ -100,6 +103,14 @@ function build(chart, root, theme, columns) {
     if (width && width !== chart.width) chart.plot.setSize({ width: (chart.width = width), height: head.height });
   });
   chart.resized.observe(root);
+}
+
+// A time was drawn open: magnified at once, and its finer data is asked for.
+function opened(chart, plot) {
+  if (plot.select.width <= 0) return;
+  chart.zoomed = true;
+  const at = (left) => plot.posToVal(left, "x");
+  if (chart.load) chart.load(at(plot.select.left), at(plot.select.left + plot.select.width));
 }
 
 // What the cursor points at: the moment and each line's value, absent where there is none.

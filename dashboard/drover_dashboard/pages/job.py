@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import streamlit as st
 
 from drover_dashboard import charts, client, incident_rows, job_parts, view
@@ -12,11 +14,19 @@ from drover_proto.catalog import Scope
 
 NOW_S, CHARTS_S = 5, 10
 STATES = ("running", "ended too")
-SPAN_MS, POINTS = 1_800_000, 300
+SPAN_MS, POINTS, MARKS = 1_800_000, 300, 3
 NO_JOBS = (
     "No GPU is held by a job. Agents tell holdings where they find Slurm or Kubernetes on the node:"
     " `drover-agent sources` there says why not."
 )
+
+
+class _Span(NamedTuple):
+    """What a job's charts share: the name of their zoom, from when they begin, moments."""
+
+    zoom: str
+    from_ms: int
+    marks: list[tuple[int, str]]
 
 
 def choose() -> tuple[str, bool]:
@@ -111,38 +121,40 @@ def past(name: str) -> None:
     who = view.viewer()
     steps = next((loop for loop in detail.workloads if loop.HasField("step_time_s")), None)
     slow = job_parts.slowest(detail)
-    from_ms = max(who.now_ms - SPAN_MS, detail.row.since_ms)
+    marks = sorted((i.since_ms, fmt.cause(i.cause)) for i in job_parts.incidents(detail) if i.closed_ms is None)
+    span = _Span(f"job {name}", max(who.now_ms - SPAN_MS, detail.row.since_ms), marks[:MARKS])
     left, right = st.columns(2, gap="medium")
     if steps is not None:
         target = pb.SeriesTarget(node=steps.node, link=steps.name)
         with left:
-            _chart(f"steps of {steps.name} on {steps.node}", Scope.WORKLOAD, target, "step_time_s", from_ms, who)
+            _chart(f"steps of {steps.name} on {steps.node}", Scope.WORKLOAD, target, "step_time_s", span, who)
     if slow is not None:
         target = pb.SeriesTarget(node=slow[0], gpu=slow[1])
         place = fmt.member(*slow)
         with right if steps is not None else left:
-            _chart(place, Scope.GPU, target, "sm_clock_mhz", from_ms, who)
+            _chart(place, Scope.GPU, target, "sm_clock_mhz", span, who)
         if steps is None:
             with right:
-                _chart(place, Scope.GPU, target, "power_w", from_ms, who)
+                _chart(place, Scope.GPU, target, "power_w", span, who)
 
 
-def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, from_ms: int, who: view.Viewer) -> None:
+def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, span: _Span, who: view.Viewer) -> None:
+    from_ms, to_ms = charts.window(span.zoom, span.from_ms, who.now_ms)
     request = pb.SeriesRequest(
-        scope=scope, targets=[target], metrics=[name], from_ms=from_ms, to_ms=who.now_ms, max_points=POINTS,
+        scope=scope, targets=[target], metrics=[name], from_ms=from_ms, to_ms=to_ms, max_points=POINTS,
         with_peers=scope is Scope.GPU,
     )  # fmt: skip
-    answer = client.fleet().series(request, f"job {what} {name}")
+    answer = client.fleet().series(request, f"job {what} {name} {charts.zoomed(span.zoom)}")
     view.trouble(f"chart_{name}", answer.trouble, 0, who)
     if answer.value is None:
         return
     lines = charts.lines_of(answer.value, name, frozenset({target.gpu}))
     chart = charts.Chart(
-        catalog.BY_NAME[name], charts.times_of(answer.value), lines, from_ms, who.now_ms,
+        catalog.BY_NAME[name], charts.times_of(answer.value), lines, from_ms, to_ms, span.marks,
         note=f"{what}{'; band: peers p10 to p90' if scope is Scope.GPU else ''}",
         absent="no value in this time" if charts.nothing_there(lines) else "",
     )  # fmt: skip
-    charts.show(f"job_{name}", chart)
+    charts.show(f"job_{name}", chart, span.zoom)
 
 
 job, ended = choose()

@@ -72,7 +72,7 @@ def fleet(figure: str, node: str) -> None:
     total = sum(len(one.values) for one in found)
     empty = f"All {total:,} results are as their configuration gives."
     height = (probe_parts.LIST_PX if node else probe_parts.LONG_PX) if len(rows) > 4 else None
-    go(table("worst", columns, rows, empty=empty, link_column=-1, height=height))
+    go(table("worst", columns, rows, empty=empty, link_column=1, height=height))
 
 
 @st.fragment(run_every=REFRESH_S)
