@@ -1,7 +1,8 @@
 """What detectors knew before a restart, built again out of what they saw: buckets and judged events, in order of time.
 
-What they find there was told before the restart; only what ended meanwhile is news. Of a large fleet this takes a
-while: it is done beside the senses that judge events already, a bucket at a time, and put in their place at its end.
+What they find there was told before the restart; only what ended meanwhile is news, and lines that were still held then.
+Of a large fleet this takes a while: it is done beside the senses that judge events already, a bucket at a time, and put
+in their place at its end.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from drover_collector.buckets import Bucket
-from drover_collector.detectors import RESTORED, liveness, xid
+from drover_collector.detectors import RESTORED, kernel, liveness, xid
 from drover_collector.detectors.xid_state import State, back_in_service
 from drover_collector.senses import Senses
-from drover_proto.events import Duty, Event, EventKind, Finding, Incident
+from drover_proto.events import SEVERITY_ORDER, Duty, Event, EventKind, Finding, Incident, Severity
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
@@ -28,7 +29,8 @@ class Recall:
         senses: new ones. incidents: that a former run left, those of the guard not among them.
         events: that were judged. back: nodes that are back in service -> their duty.
     Attributes:
-        senses: what the detectors know. over: what ended in that time, by what it is about.
+        senses: what the detectors know. over: what ended in that time, by what it is about. missed: lines that waited
+            for company when the former run stopped, and that no incident tells of.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Recall:
     ) -> None:
         self.senses, self._subject_of = senses, subject_of
         self.over: dict[object, Finding] = {}
+        self.missed: dict[object, Finding] = {}
+        self._known = [i for i in incidents if not {kernel.NAME, xid.NAME}.isdisjoint(i.detectors)]
         senses.states |= {name: restored(incidents) for name, restored in RESTORED.items()}
         senses.states[liveness.NAME] = liveness.restored(senses.index, incidents, senses.started_ms)
         told = sorted(((e.received_ms or e.ts_ms, dealt_with(e, back)) for e in events), key=lambda entry: entry[0])
@@ -76,8 +80,8 @@ class Recall:
         for at_ms, what in self._since:
             if isinstance(what, str):
                 back(self.senses, what, at_ms)
-            else:
-                self._note(self.senses.detect(self.senses.window(False, what), at_ms))
+            else:  # told by those other senses
+                self._note(self.senses.detect(self.senses.window(False, what), at_ms), told=True)
         self._since.clear()
 
     def _tell(self, before_ms: int | None) -> None:
@@ -92,14 +96,30 @@ class Recall:
                 together.append(event)
             self._note(self.senses.detect(self.senses.window(False, tuple(together)), newest_ms))
 
-    def _note(self, findings: Iterable[Finding]) -> None:
+    def _note(self, findings: Iterable[Finding], told: bool = False) -> None:
         """What ended in the time that a restart reads again: told with the first bucket, unless it began anew."""
         for finding in findings:
             key = finding.detector, finding.kind, self._subject_of(finding)
             if finding.cleared:
                 self.over[key] = finding
-            else:
-                self.over.pop(key, None)
+                self.missed.pop(key, None)
+                continue
+            self.over.pop(key, None)
+            if not told and self._was_missed(finding):
+                self.missed[key] = finding
+
+    def _was_missed(self, finding: Finding) -> bool:
+        """Events are read for an hour back, and so are the incidents that came of them, closed ones too. So a line that
+        none of these tells of was held when the former run stopped."""
+        if finding.detector not in (kernel.NAME, xid.NAME) or finding.severity is Severity.INFO:
+            return False
+        nodes, rank = {node for node, _ in finding.members}, SEVERITY_ORDER.index(finding.severity)
+        return not any(
+            finding.detector in i.detectors
+            and SEVERITY_ORDER.index(i.severity) >= rank
+            and not nodes.isdisjoint(node for node, _ in i.members)
+            for i in self._known
+        )
 
 
 def back(senses: Senses, node: str, now_ms: int) -> None:

@@ -13,7 +13,7 @@ from drover_collector.buckets import Bucket
 from drover_collector.detectors.example import LAG_MS, START_MS, small_fleet, training_bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.policy import Policy
-from drover_proto.events import Event, EventKind, Incident
+from drover_proto.events import Event, EventKind, Incident, Severity
 
 INDEX = small_fleet(8, ports=8)
 Columns = dict[str, np.ndarray]
@@ -203,6 +203,30 @@ def test_what_was_told_before_the_restart_is_not_told_again_by_the_next_event(na
     news = _xid("79", "n07", 0, RESTART + 1)
     outcome = second.on_events([news], news.received_ms or 0)
     assert {i.node for i in outcome.incidents} == {"n07"}
+
+
+@pytest.mark.parametrize("name", ["a line of the kernel", "a fault of a program, again"])
+def test_a_line_that_waited_for_company_when_the_collector_stopped_is_told_by_the_next_one(name: str) -> None:
+    lines = [_xid("31", "n02", 1, RESTART - back) for back in (50, 5)]
+    if name == "a line of the kernel":
+        lines = [replace(lines[1], kind=EventKind.KERNEL, code="aer", message=_FATAL)]
+    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    past = _buckets(_nothing, _nobody, range(RESTART - READ, RESTART))
+    _run(first, past[:-6], lines[:-1])
+    first.on_events(lines[-1:], lines[-1].received_ms or 0)  # and then it is killed, for 40 s
+    assert not any(i.severity is not Severity.INFO for i in first.incidents.values())
+    known = list(first.incidents.values())
+    second.restore(known, past, lines)
+    told = [i for o in _outcomes(second, range(RESTART, RESTART + 10)) for i in o.incidents]
+    assert {(i.node, i.severity) for i in told} == {("n02", Severity.WARNING)}
+    assert len({i.id for i in told}) == 1
+    third = Engine(INDEX, Policy.named("nvidia"), START_MS)
+    third.restore(list(second.incidents.values()), past, lines)
+    assert [o.findings for o in _outcomes(third, range(RESTART, RESTART + 10)) if o.findings] == []
+
+
+def _outcomes(engine: Engine, numbers: range) -> list[Outcome]:
+    return [engine.on_bucket(bucket, bucket.end_ms + LAG_MS) for bucket in _buckets(_nothing, _nobody, numbers)]
 
 
 def test_what_an_event_says_nothing_of_is_decided_when_the_past_is_read() -> None:
