@@ -342,18 +342,18 @@ class Decider:
         seed = f"{incident.id} {node} {verdict.wanted} {outcome} {now_ms}"
         decision = Decision(
             hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
-            verdict.mode, outcome, verdict.rule, reason,
+            verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident),
         )  # fmt: skip
-        return self._keep(decision, counts=not self._gone(incident))
+        return self._keep(decision)
 
-    def _keep(self, decision: Decision, counts: bool = True) -> Decision:
-        """Takes a decision in, when it is made and when it is read again after a restart. `counts`: for the pace."""
+    def _keep(self, decision: Decision) -> Decision:
+        """Takes a decision in, when it is made and when it is read again after a restart."""
         key = (decision.incident_id, decision.node)
         self.standing[key] = decision
         self.failed.pop(key, None)
         if decision.outcome == "approved":
             self._approved[key] = decision
-        if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act") and counts:
+        if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act") and decision.takes:
             self.pace.note_taken(decision.node, decision.ts_ms)
         return decision
 

@@ -75,7 +75,7 @@ def fold(
     gpu = np.where(gpu_heard, healthy, unheard).astype(np.int8)
     node_reasons: dict[int, tuple[str, str]] = {}
     gpu_reasons: dict[int, tuple[str, str]] = {}
-    for incident in incidents:
+    for incident in sorted(incidents, key=lambda i: (i.opened_ms, i.id)):  # of two alike the first is the reason
         if incident.closed_ms is not None or incident.scope == "job":
             continue
         why = (incident.summary, incident.id)

@@ -225,6 +225,7 @@ class Decision:
     outcome: str  # would_act, held, pending_approval, act
     rule: str
     reason: str
+    takes: bool = True  # its node leaves service by it; False: it was out already, for something else
 
 
 @dataclass(frozen=True, slots=True)
