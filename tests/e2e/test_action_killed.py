@@ -47,11 +47,16 @@ DRAIN = (
 ISOLATE = ("program isolate after",)
 ADVISE = ("program advise after",)
 RESUME = ("program resume after", "write_duties healthy after")
+RESET = ("write_actions intended after",)
+REBOOT = ("program reboot after",)
 POINTS = [
     (act, point)
-    for act, points in {"drain": DRAIN, "isolate": ISOLATE, "advise": ADVISE, "resume": RESUME}.items()
+    for act, points in {
+        "drain": DRAIN, "isolate": ISOLATE, "advise": ADVISE, "resume": RESUME, "reset": RESET, "reboot": REBOOT,
+    }.items()
     for point in points
 ]  # fmt: skip
+BY_HAND = ("resume", "reset", "reboot")
 
 
 @pytest.fixture
@@ -60,7 +65,8 @@ def killed(tmp_path: Path) -> Iterator[Killed]:
     program.write_text(PROGRAM)
     program.chmod(0o755)
     nodes = {f"n{number}": act for number, (act, _) in enumerate(POINTS)} | {"n99": "by_hand"}
-    with Killed(tmp_path, nodes, f'[act.command]\nprogram = ["{program}"]\n') as made:
+    own = "".join(f'{act}_command = ["{program}"]\n' for act in ("reset", "reboot"))
+    with Killed(tmp_path, nodes, f'{own}[act.command]\nprogram = ["{program}"]\n') as made:
         yield made
 
 
@@ -70,11 +76,15 @@ def test_killed_at_any_point_it_is_done_once_or_told_as_undone(killed: Killed) -
         if act == "resume":
             assert killed.ask("drain", node).state == "done"
         (killed.folder / "calls").write_text("")
-        killed.dies(point, partial(killed.ask, "resume", node) if act == "resume" else partial(killed.fault, node))
+        killed.dies(point, partial(killed.ask, act, node) if act in BY_HAND else partial(killed.fault, node))
         killed.start()
-        assert killed.ended(node, act).state == "done", point
+        ended = killed.ended(node, act)
         assert effects(killed, act, node) == 1, point
-        if act != "advise":
+        if act == "reboot":  # its program ran: it is not run again
+            assert (ended.state, "nobody knows whether it was done" in ended.detail) == ("failed", True), point
+            continue
+        assert ended.state == "done", point
+        if act not in ("advise", "reset"):
             assert killed.stage(node) in (("healthy",) if act == "resume" else ("draining", "drained")), point
     assert killed.starts == len(POINTS) + 1
     # What a person asks for and was not stored: the caller has got an error, and nothing is done.
