@@ -113,7 +113,8 @@ class FleetApi(FleetServicer):
 
     async def ActOnNode(self, request: pb.ActRequest, context: Context) -> pb.ActReply:
         by = api_decisions.named(gate.caller(), request.who)  # here: a worker thread does not know it
-        return await self._answer(context, lambda: api_actions.act_on_node(self._facts, request, by))
+        forces = gate.may_force()
+        return await self._answer(context, lambda: api_actions.act_on_node(self._facts, request, by, forces))
 
     async def ListActions(self, request: pb.ActionsRequest, context: Context) -> pb.ActionList:
         return await self._answer(context, lambda: api_actions.list_actions(self._facts, request))

@@ -27,17 +27,23 @@ WHY_CHARS = 500
 LISTED = 100
 MOST_LISTED = 10_000
 LOST_DAYS = 90
+NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an operator's acts within the guard"
 NOT_ACTIVE = "this collector is not the active one: ask that one"
 
 
-def act_on_node(facts: Facts, request: pb.ActRequest, by: str) -> pb.ActReply:
-    """`by`: who asks, as the certificate names them. A resume passes no guard."""
+def act_on_node(facts: Facts, request: pb.ActRequest, by: str, forces: bool = True) -> pb.ActReply:
+    """`by`: who asks, as the certificate names them; `forces`: whether they may act past the guard.
+
+    A resume passes no guard.
+    """
     facts.node_number(request.node)
     act = next((act for act in BY_HAND if act == request.act), None)
     if act is None:
         raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
     why = " ".join(request.why.split())[:WHY_CHARS]
     try:
+        if request.force and not forces:
+            raise RefusalError(grpc.StatusCode.PERMISSION_DENIED, NO_FORCE)
         reply = _done(facts, request, act, why, by)
     except RefusalError as refusal:
         _note_refused(facts, request, act, why, by, str(refusal))

@@ -18,6 +18,7 @@ SCHEME = "drover://"
 
 
 class Role(StrEnum):
+    ADMIN = "admin"
     AGENT = "agent"
     OPERATOR = "operator"
     VIEWER = "viewer"
@@ -44,7 +45,9 @@ def parse(uri: str) -> Identity:
     """
     role, slash, name = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or role not in tuple(Role) or not slash or not name or "/" in name:
-        raise IdentityError(f"{uri!r} is not drover://agent/NODE, drover://operator/NAME or drover://viewer/NAME")
+        raise IdentityError(
+            f"{uri!r} is not drover://agent/NODE or drover://ROLE/NAME, with role viewer, operator or admin"
+        )
     return Identity(Role(role), unquote(name))
 
 

@@ -61,6 +61,7 @@ def test_an_authority_and_what_openssl_says_of_it(ca: Path) -> None:
     ("words", "names", "usage", "days"),
     [
         (("agent", "r01n01"), "URI:drover://agent/r01n01", "TLS Web Client Authentication", 90),
+        (("admin", "alex"), "URI:drover://admin/alex", "TLS Web Client Authentication", 30),
         (("operator", "alex"), "URI:drover://operator/alex", "TLS Web Client Authentication", 30),
         (("viewer", "grüße"), "URI:drover://viewer/gr%C3%BC%C3%9Fe", "TLS Web Client Authentication", 90),
         (("collector", "c1", "--host", "c.example", "10.0.0.5", "::1"),

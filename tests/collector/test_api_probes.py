@@ -240,6 +240,6 @@ def test_a_collector_that_asks_for_no_probes_says_so(against: Against) -> None:
 
 def test_only_operators_may_ask() -> None:
     fleet = "/drover.fleet.v1.Fleet/"
-    assert ROLES[fleet + "RequestProbe"] == {Role.OPERATOR}
+    assert ROLES[fleet + "RequestProbe"] == {Role.OPERATOR, Role.ADMIN}
     for method in ("ListProbes", "ProbeHistory", "ListProbeOrders"):
-        assert ROLES[fleet + method] == {Role.OPERATOR, Role.VIEWER}
+        assert ROLES[fleet + method] == {Role.OPERATOR, Role.VIEWER, Role.ADMIN}

@@ -223,12 +223,19 @@ def test_a_window_of_the_settings_holds_from_the_start_and_can_be_ended(opened: 
 
 
 @pytest.mark.parametrize(
-    ("why", "says"),
-    [("broken fan", "this collector only observes: it acts on no node"), (" ", "say why")],
+    ("why", "forces", "says"),
+    [
+        ("broken fan", True, "this collector only observes: it acts on no node"),
+        (" ", True, "say why"),
+        ("broken fan", False, "by force acts whose certificate has a name drover://admin/NAME"),
+    ],
 )
-def test_what_a_person_asked_for_and_was_refused_is_in_the_audit(subject: Fleet, why: str, says: str) -> None:
+def test_what_a_person_asked_for_and_was_refused_is_in_the_audit(
+    subject: Fleet, why: str, forces: bool, says: str
+) -> None:
+    request = pb.ActRequest(node="n001", act="drain", why=why, force=True)
     with pytest.raises(RefusalError, match=says):
-        api_actions.act_on_node(subject.facts, pb.ActRequest(node="n001", act="drain", why=why, force=True), "anna")
+        api_actions.act_on_node(subject.facts, request, "anna", forces)
     (line,) = subject.store.audit(subject="n001")
     assert (line.by, line.what, line.why) == ("anna", "drain (refused)", why.strip())
     assert line.detail.startswith(f"forced: {says}")

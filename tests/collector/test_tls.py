@@ -15,7 +15,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from drover_collector.gate import OPERATORS, ROLES, Gate
+from drover_collector.gate import OPERATORS, ROLES, Gate, may_force
 from drover_collector.identity import Denied, Role
 from drover_collector.tls import ServerTls
 from drover_proto import fleet_pb2, telemetry_pb2, x509
@@ -41,6 +41,7 @@ class Server:
         self.tls = ServerTls(*files.paths)
         self.gate = Gate(secure=True, **gate)
         self.ended = asyncio.Event()
+        self.forced: list[bool] = []  # of each unary call: whether it might have been by force
 
     async def __aenter__(self) -> Server:
         self.server = grpc.aio.server(interceptors=(self.gate,))
@@ -59,6 +60,7 @@ class Server:
 
     def _handler(self, method: Any) -> Any:
         async def unary(request: bytes, context: Any) -> bytes:
+            self.forced.append(may_force())
             return request
 
         async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
@@ -94,7 +96,8 @@ class Server:
             try:
                 if method.client_streaming:
                     call = channel.stream_stream(path)()
-                    await call.write(b"x")
+                    with contextlib.suppress(grpc.aio.AioRpcError):  # it may be refused before it has said a word
+                        await call.write(b"x")
                     answer = await asyncio.wait_for(call.read(), WAIT_S)
                 elif method.server_streaming:
                     answer = await asyncio.wait_for(channel.unary_stream(path)(b"x").read(), WAIT_S)
@@ -152,7 +155,7 @@ async def _who_may_what(fleet: Fleet, collector: Files) -> None:
                 else:
                     assert answer.startswith(f"PERMISSION_DENIED: the certificate is for drover://{role}/n0"), path
                     assert "; this needs one with a name drover://" in answer
-        assert server.gate.refused == {"wrong role": len(ROLES) * 3 - sum(map(len, ROLES.values()))}
+        assert server.gate.refused == {"wrong role": len(ROLES) * len(Role) - sum(map(len, ROLES.values()))}
         assert server.gate.calls["drover.telemetry.v1.Telemetry"] == 1
 
 
@@ -177,6 +180,18 @@ def test_a_viewer_gets_no_drain(fleet: Fleet, collector: Files) -> None:
     assert {path for path, roles in ROLES.items() if roles == OPERATORS} == {
         f"/drover.fleet.v1.Fleet/{name}" for name in acting
     }
+
+
+@pytest.mark.parametrize(("role", "forces"), [("operator", False), ("admin", True)])
+def test_only_an_admin_acts_past_the_guard(fleet: Fleet, collector: Files, role: str, forces: bool) -> None:
+    """What `ActOnNode` asks from within the call; that it then refuses: tests/collector/test_api_silences.py."""
+
+    async def scenario() -> None:
+        async with Server(collector) as server:
+            assert await server.ask("/drover.fleet.v1.Fleet/ActOnNode", fleet.issue(role, "alex")) == ""
+            assert server.forced == [forces]
+
+    asyncio.run(scenario())
 
 
 def test_a_method_without_roles_is_refused(fleet: Fleet, collector: Files) -> None:

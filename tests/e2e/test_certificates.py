@@ -137,7 +137,7 @@ def test_both_sides_are_renewed_under_a_running_stream(tmp_path: Path) -> None:
             assert page(port, viewer)[:2] == (200, own.serial)
             code, _, text = page(port, agent)
             assert code == 403
-            assert "this needs one with a name drover://operator/NAME or drover://viewer/NAME" in text
+            assert "needs one with a name drover://admin/NAME or drover://operator/NAME or drover://viewer/NAME" in text
             own.renew_from(newer[0])
             wait_until(lambda: page(port, viewer)[1] == newer[0].serial, "the page shows the renewed certificate")
             wait_for_data(api, viewer)

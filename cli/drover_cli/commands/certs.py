@@ -31,13 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--json", action="store_true", help="one JSON list")
 
     issue = actions.add_parser("issue", help="issue a certificate", description="Issue certificates, each with a key.")
-    issue.add_argument("role", choices=("agent", "collector", "operator", "viewer"), help="what its owner may do")
+    issue.add_argument(
+        "role", choices=("admin", "agent", "collector", "operator", "viewer"), help="what its owner may do"
+    )
     issue.add_argument("name", nargs="*", metavar="NAME", help="of the node, person, program or file")
     _dir(issue)
     issue.add_argument("--host", nargs="+", default=[], metavar="HOST", help="names and addresses of a collector")
     issue.add_argument("--fleet", type=Path, metavar="FILE", help="agents: for every node of this fleet.toml")
     issue.add_argument("--out", type=Path, metavar="FILE", help="the certificate's file; its key goes beside it")
-    issue.add_argument("--days", type=count, help="default: agents, collectors, viewers 90; operators 30")
+    issue.add_argument("--days", type=count, help="default: agents, collectors, viewers 90; operators, admins 30")
     issue.add_argument("--force", action="store_true", help="replace files that are there")
     issue.add_argument("--json", action="store_true", help="one JSON list of what was issued")
 
@@ -220,9 +222,7 @@ def _renewable(path: Path, old: Certificate, was: Issued, authority: Authority, 
     from drover_cli.errors import CliError
 
     if was.role not in certs.ROLES:
-        raise CliError(
-            f"{path}: role {was.role or 'unknown'!r}; only agents, collectors, operators and viewers are renewed"
-        )
+        raise CliError(f"{path}: role {was.role or 'unknown'!r}; only what `drover certs issue` issues is renewed")
     if was.serial in revoked:
         raise CliError(f"{path}: serial {was.serial} is revoked; `drover certs issue {was.role} {was.name} --force`")
     if old.issuer != authority.certificate.subject:
