@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,8 +26,8 @@ PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIME_STEPS = ((1e6, ""), (1e3, "m"))  # from microseconds
 DASH = (8, 4)
-ZOOM = "drawn_open"  # of the session: the time that is drawn open, by what is zoomed
-LEAST_MS = 10_000
+OPEN = "open"  # in the URL
+LEAST_S = 10
 BACK = "double-click: all of it again"
 
 
@@ -85,11 +87,11 @@ def nothing_there(lines: Sequence[Line]) -> bool:
     return not any(bool(np.isfinite(line.values).any()) for line in lines if line.role == "value")
 
 
-def encode(chart: Chart, zoom: str = "") -> bytes:
+def encode(chart: Chart, loads: bool = False) -> bytes:
     """Header and columns as assets/chart.js reads them; values are scaled to the unit that is shown."""
     scale, unit = _unit(chart)
     lines = [line for line in chart.lines if len(line.values) == len(chart.times_ms)]
-    opened = bool(zoom) and zoomed(zoom) is not None
+    opened = loads and drawn_open() is not None
     several = sum(line.role == "value" for line in lines) > 1
     head = {
         "title": f"{fmt.capital(chart.metric.label)}{f', {unit}' if unit else ''}",
@@ -100,7 +102,7 @@ def encode(chart: Chart, zoom: str = "") -> bytes:
         "points": len(chart.times_ms),
         "from_s": chart.from_ms / 1000,
         "to_s": chart.to_ms / 1000,
-        "loads": bool(zoom),
+        "loads": loads,
         "open": opened,
         "range": [0, 100] if unit == "%" and chart.metric.name.endswith(("util_ratio", "active_ratio")) else None,
         "marks": [{"at_s": at_ms / 1000, "text": text} for at_ms, text in chart.marks],
@@ -137,26 +139,36 @@ def _unit(chart: Chart) -> tuple[float, str]:
     return 1.0, unit
 
 
-def zoomed(zoom: str) -> tuple[int, int] | None:
-    """The time that was drawn open in one of the charts of that zoom, (from, to) ms."""
-    found: tuple[int, int] | None = st.session_state.get(ZOOM, {}).get(zoom)
-    return found
+def drawn_open() -> tuple[int, int] | None:
+    """The time that was drawn open in one of the page's charts, (from, to) ms: it is in the URL, as seconds."""
+    found = re.fullmatch(r"(\d{1,12})-(\d{1,12})", st.query_params.get(OPEN, ""))
+    if found is None or int(found[1]) >= int(found[2]):
+        return None
+    return int(found[1]) * 1000, int(found[2]) * 1000
 
 
-def window(zoom: str, from_ms: int, to_ms: int) -> tuple[int, int]:
+def window(from_ms: int, to_ms: int) -> tuple[int, int]:
     """What to ask for: the time that was drawn open, else all of it."""
-    return zoomed(zoom) or (from_ms, to_ms)
+    return drawn_open() or (from_ms, to_ms)
 
 
-def _drawn_open(key: str, zoom: str) -> None:
-    """In place of the coarser data of before, the next run asks for this time alone; a double click ends it."""
+def close() -> None:
+    """The page shows something else."""
+    st.query_params.pop(OPEN, None)
+
+
+def _open(key: str) -> None:
+    """In place of the coarser data of before the next run asks for this time alone; a double click ends it."""
     told = st.session_state[key].zoom
-    from_ms, to_ms = round(1000 * told["from_s"]), round(1000 * told["to_s"])
-    st.session_state[ZOOM] = {zoom: (from_ms, max(to_ms, from_ms + LEAST_MS))} if to_ms else {}
+    from_s, to_s = math.floor(told["from_s"]), math.ceil(told["to_s"])
+    if to_s:
+        st.query_params[OPEN] = f"{from_s}-{max(to_s, from_s + LEAST_S)}"
+    else:
+        close()
 
 
-def show(key: str, chart: Chart, zoom: str = "") -> None:
-    """Draw a chart; it keeps its zoom while its data is refreshed. Charts of one `zoom` are drawn open together, and
-    their data is asked for anew (`window`); without, the chart only magnifies what it has."""
-    loads = {"on_zoom_change": partial(_drawn_open, key, zoom)} if zoom else {}
-    component("chart", "uplot/uPlot.min.css")(key=key, data=encode(chart, zoom), **loads)
+def show(key: str, chart: Chart, loads: bool = False) -> None:
+    """Draw a chart; it keeps its zoom while its data is refreshed. `loads`: its data is of `window`, so that all charts
+    of the page are drawn open together; without, the chart only magnifies what it has."""
+    more = {"on_zoom_change": partial(_open, key)} if loads else {}
+    component("chart", "uplot/uPlot.min.css")(key=key, data=encode(chart, loads), **more)

@@ -164,8 +164,7 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
     end_ms = incident.closed_ms or who.now_ms
     pad_ms = min(MOST_PAD_MS, max(LEAST_PAD_MS, (end_ms - incident.since_ms) // 2))
     whole = incident.since_ms - pad_ms, min(who.now_ms, end_ms + pad_ms)
-    zoom = f"incident {incident.id}"
-    from_ms, to_ms = charts.window(zoom, *whole)
+    from_ms, to_ms = charts.window(*whole)
     targets = _targets(incident, metric.scope)
     if not targets:
         return  # of a port or workload that the evidence does not name: the sentence below tells the value
@@ -178,7 +177,7 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
         max_points=POINTS,
         with_peers=metric.scope is Scope.GPU,
     )
-    answer = client.fleet().series(request, f"{incident.id} {name} {charts.zoomed(zoom)}")
+    answer = client.fleet().series(request, f"{incident.id} {name} {charts.drawn_open()}")
     if answer.value is None:
         view.trouble(f"chart_{name}", answer.trouble, 0, who)
         return
@@ -200,7 +199,7 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
         note=f"{place}{'; band: peers p10 to p90' if peers else ''}",
         absent="no value in this time" if charts.nothing_there(lines) else "",
     )
-    charts.show(f"evidence_{name}", chart, zoom)
+    charts.show(f"evidence_{name}", chart, loads=True)
 
 
 def _targets(incident: Incident, scope: Scope) -> list[pb.SeriesTarget]:

@@ -193,8 +193,7 @@ def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer)
 def _charts(
     detail: pb.NodeDetail, slots: Sequence[int], strong: frozenset[int], span_ms: int, who: view.Viewer
 ) -> None:
-    zoom = f"node {detail.row.name} {span_ms}"
-    from_ms, to_ms = charts.window(zoom, who.now_ms - span_ms, who.now_ms)
+    from_ms, to_ms = charts.window(who.now_ms - span_ms, who.now_ms)
     request = pb.SeriesRequest(
         scope=Scope.GPU,
         targets=client.targets(detail.row.name, slots),
@@ -203,7 +202,7 @@ def _charts(
         to_ms=to_ms,
         max_points=POINTS,
     )
-    answer = client.fleet().series(request, f"{zoom} {charts.zoomed(zoom)}")
+    answer = client.fleet().series(request, f"node {detail.row.name} {span_ms} {charts.drawn_open()}")
     view.trouble("charts", answer.trouble, 0, who)
     if answer.value is None:
         return
@@ -222,7 +221,7 @@ def _charts(
             absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
         )
         with columns[number % 3]:
-            charts.show(f"node_{name}", chart, zoom)
+            charts.show(f"node_{name}", chart, loads=True)
 
 
 def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int, str]]:

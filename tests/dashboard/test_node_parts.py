@@ -83,13 +83,15 @@ def test_a_chart_tells_when_each_kind_of_event_came_first_and_the_newest_kinds()
     assert [ts_ms for ts_ms, _ in node_detail.moments(many, 0, 9)] == [5, 6, 7, 8]
 
 
-def test_a_time_that_is_drawn_open_is_asked_for_alone(shared: FleetClient, chosen: Chosen) -> None:
+@pytest.mark.parametrize("wrong", ["", "x", "1060-1000", "1000", "-5-7"])
+def test_a_time_that_is_drawn_open_is_asked_for_alone(shared: FleetClient, chosen: Chosen, wrong: str) -> None:
     app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
     app.query_params["node"] = "n2"
-    app.session_state[charts.ZOOM] = {"node n2 900000": (1_000_000, 1_060_000)}
+    app.query_params[charts.OPEN] = "1000-1060"
     app.run()
     assert not app.exception
     assert [(asked.from_ms, asked.to_ms) for asked in chosen.series] == [(1_000_000, 1_060_000)]
-    app.session_state[charts.ZOOM] = {"node n1 900000": (1_000_000, 1_060_000)}
+    app.query_params[charts.OPEN] = wrong
     app.run()
-    assert chosen.series[-1].to_ms - chosen.series[-1].from_ms == 900_000, "that was of another node"
+    assert not app.exception
+    assert chosen.series[-1].to_ms - chosen.series[-1].from_ms == 900_000, "a link that says nothing of use"

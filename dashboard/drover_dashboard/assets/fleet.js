@@ -1,5 +1,6 @@
 // The picture of every GPU, by rack or by what else groups them. It fetches its own frames, so that a refresh costs neither a script run nor a flicker.
 import { clock, element, themeOf } from "./common.js";
+import { next } from "./fleet_keys.js";
 import { arrange, place, hit } from "./fleet_layout.js";
 
 const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
@@ -35,7 +36,7 @@ function mount(parent) {
   const root = parent.querySelector(".fleet");
   const picture = {
     root, canvas: root.querySelector("canvas"), tip: root.querySelector(".tip"), legend: root.querySelector(".legend"),
-    notice: root.querySelector(".notice"), layout: null, frame: null, trouble: null, round: 0,
+    notice: root.querySelector(".notice"), layout: null, frame: null, trouble: null, round: 0, at: null,
   };
   picture.canvas.addEventListener("mousemove", (event) => hover(picture, event));
   picture.canvas.addEventListener("mouseleave", () => { picture.tip.hidden = true; });
@@ -43,6 +44,8 @@ function mount(parent) {
     const cell = under(picture, event);
     if (cell) picture.open(cell);
   });
+  picture.canvas.addEventListener("keydown", (event) => steer(picture, event));
+  picture.canvas.addEventListener("blur", () => left(picture));
   picture.resized = new ResizeObserver(() => draw(picture));
   picture.resized.observe(root);
   picture.woken = () => { if (!document.hidden) poll(picture); };
@@ -152,6 +155,38 @@ function draw(picture) {
   for (const [cell, look] of marked) mark(paint, plan, cell, look, shade, Boolean(frame.metric), gap);
   legend(picture, theme, shade, ramp);
   publish(picture);
+  const chosen = picture.at === null ? null : picture.cells[picture.at];
+  if (chosen) ring(paint, plan, chosen, theme);
+}
+
+// Where the keyboard is.
+function ring(paint, plan, cell, theme) {
+  paint.lineWidth = 3;
+  paint.strokeStyle = theme.text;
+  paint.strokeRect(cell.x - 3, cell.y - 3, plan.cellWidth + 5, plan.cellHeight + 5);
+}
+
+function steer(picture, event) {
+  if (!picture.frame || !picture.plan || event.ctrlKey || event.metaKey || event.altKey) return;
+  const { cells, frame, plan } = picture;
+  if (event.key === "Enter") {
+    if (cells[picture.at]) picture.open(cells[picture.at]);
+    return;
+  }
+  const at = next(cells, picture.at, event.key, (cell) => ![HEALTHY, UNKNOWN].includes(frame.legend[frame.health[cell.index]] || UNKNOWN));
+  if (at === null) return;
+  event.preventDefault();
+  picture.at = at;
+  draw(picture);
+  const cell = cells[at];
+  tell(picture, cell, cell.x + plan.cellWidth, picture.canvas.offsetTop + cell.y);
+}
+
+function left(picture) {
+  picture.tip.hidden = true;
+  if (picture.at === null) return;
+  picture.at = null;
+  draw(picture);
 }
 
 // A state is told by its sign where a cell has room for one, else by a ring that no single small cell can hide behind.
@@ -253,15 +288,20 @@ function hover(picture, event) {
   picture.tip.hidden = !cell;
   picture.canvas.style.cursor = cell ? "pointer" : "default";
   if (!cell) return;
+  const box = picture.root.getBoundingClientRect();
+  tell(picture, cell, event.clientX - box.left, event.clientY - box.top);
+}
+
+// What a cell is, beside (x, y) of the picture.
+function tell(picture, cell, x, y) {
   const { frame, tip, root } = picture;
+  tip.hidden = false;
   const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
   tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: nothing heard" : health));
   if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
   const group = cell.group && cell.group !== cell.rack ? ` · ${cell.group}` : "";
   tip.append(element("div", "faint", `${cell.rack}${group} · click to open`));
-  const box = root.getBoundingClientRect();
-  tip.style.left = `${Math.min(event.clientX - box.left + 14, root.clientWidth - 200)}px`;
-  const y = event.clientY - box.top;
+  tip.style.left = `${Math.min(x + 14, root.clientWidth - 200)}px`;
   tip.style.top = `${y > root.clientHeight / 2 ? y - tip.offsetHeight - 10 : y + 14}px`;
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, incident_detail, incident_rows, view
+from drover_dashboard import charts, client, incident_detail, incident_rows, view
 from drover_proto.events import Severity
 
 LIST_PX = 730
@@ -54,6 +54,7 @@ def listing(state: str, severity: str) -> None:
     )
     if clicked and clicked != st.query_params.get("id"):
         st.query_params["id"] = clicked
+        charts.close()
         st.rerun()
 
 

@@ -22,9 +22,8 @@ NO_JOBS = (
 
 
 class _Span(NamedTuple):
-    """What a job's charts share: the name of their zoom, from when they begin, moments."""
+    """What a job's charts share: from when they begin, moments."""
 
-    zoom: str
     from_ms: int
     marks: list[tuple[int, str]]
 
@@ -35,6 +34,7 @@ def choose() -> tuple[str, bool]:
     if job:
         if st.button("All jobs", icon=":material/arrow_back:"):
             st.query_params.pop("job", None)
+            charts.close()
             st.rerun()
         return job, False
     state = st.segmented_control(
@@ -122,7 +122,7 @@ def past(name: str) -> None:
     steps = next((loop for loop in detail.workloads if loop.HasField("step_time_s")), None)
     slow = job_parts.slowest(detail)
     marks = sorted((i.since_ms, fmt.cause(i.cause)) for i in job_parts.incidents(detail) if i.closed_ms is None)
-    span = _Span(f"job {name}", max(who.now_ms - SPAN_MS, detail.row.since_ms), marks[:MARKS])
+    span = _Span(max(who.now_ms - SPAN_MS, detail.row.since_ms), marks[:MARKS])
     left, right = st.columns(2, gap="medium")
     if steps is not None:
         target = pb.SeriesTarget(node=steps.node, link=steps.name)
@@ -139,12 +139,12 @@ def past(name: str) -> None:
 
 
 def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, span: _Span, who: view.Viewer) -> None:
-    from_ms, to_ms = charts.window(span.zoom, span.from_ms, who.now_ms)
+    from_ms, to_ms = charts.window(span.from_ms, who.now_ms)
     request = pb.SeriesRequest(
         scope=scope, targets=[target], metrics=[name], from_ms=from_ms, to_ms=to_ms, max_points=POINTS,
         with_peers=scope is Scope.GPU,
     )  # fmt: skip
-    answer = client.fleet().series(request, f"job {what} {name} {charts.zoomed(span.zoom)}")
+    answer = client.fleet().series(request, f"job {what} {name} {charts.drawn_open()}")
     view.trouble(f"chart_{name}", answer.trouble, 0, who)
     if answer.value is None:
         return
@@ -154,7 +154,7 @@ def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, span: _S
         note=f"{what}{'; band: peers p10 to p90' if scope is Scope.GPU else ''}",
         absent="no value in this time" if charts.nothing_there(lines) else "",
     )  # fmt: skip
-    charts.show(f"job_{name}", chart, span.zoom)
+    charts.show(f"job_{name}", chart, loads=True)
 
 
 job, ended = choose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, node_acts, node_detail, node_history, probe_parts, view
+from drover_dashboard import charts, client, node_acts, node_detail, node_history, probe_parts, view
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health
 
@@ -37,6 +37,9 @@ def choose() -> tuple[str, int]:
     if node and node != st.query_params.get("node"):
         st.query_params.pop("gpu", None)
         st.query_params["node"] = node
+        charts.close()
+    if span != span_asked:
+        charts.close()
     view.keep("span", span, USUAL_SPAN)
     return node or "", SPANS[span] * 60_000
 
