@@ -294,6 +294,18 @@ def test_an_upgrade_of_a_live_fleet_loses_no_sample(fleet: Fleet) -> None:
     assert fleet.release("head", "current") == fleet.release("head", "agent") == NEW
 
 
+@pytest.mark.timeout(PLAY_S)
+def test_logs_are_in_the_journal_with_their_fields(fleet: Fleet) -> None:
+    for unit in ("drover-agent", "drover-collector"):
+        listed = fleet.head.ssh("journalctl", "-u", unit, "-o", "json", "--no-pager", "-n", "1000")
+        rows = [json.loads(line) for line in listed.splitlines()]
+        own = [row for row in rows if str(row.get("LOGGER", "")).startswith("drover_")]
+        assert own, listed[-2000:]
+        assert {row["_SYSTEMD_UNIT"] for row in own} == {f"{unit}.service"}
+        assert all({"MESSAGE", "PRIORITY", "CODE_FILE", "CODE_LINE"} <= row.keys() for row in own)
+        saw(f"{unit}: {len(own)} lines with LOGGER and PRIORITY, such as {own[-1]['MESSAGE'][:80]!r}")
+
+
 @contextlib.contextmanager
 def enrolment(authority: Path) -> Iterator[str]:
     """`drover certs serve` where the authority lies; its address."""
