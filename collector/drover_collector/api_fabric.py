@@ -16,7 +16,7 @@ import numpy.typing as npt
 from drover_collector.api_facts import Facts, not_found, worst_first
 from drover_collector.api_recent import NOW, counted, known, last_known, per_second, recent, told, total
 from drover_collector.buckets import Bucket, Floats
-from drover_collector.detectors.links import ports_of
+from drover_collector.detectors.links_ports import ports_of
 from drover_collector.detectors.robust import group_medians
 from drover_collector.detectors.texts import listing
 from drover_collector.fleet_index import FleetIndex

@@ -1,8 +1,8 @@
 """What detectors knew before a restart, built again out of what they saw: buckets and judged events, in order of time.
 
-What they find there was told before the restart; only what ended meanwhile is news, and lines that were still held then.
-Of a large fleet this takes a while: it is done beside the senses that judge events already, a bucket at a time, and put
-in their place at its end.
+What they find there was told before the restart; only what ended meanwhile is news, and lines that were held then. Of
+a large fleet this takes a while: it is done beside the senses that judge events already, a bucket at a time, and put in
+their place at its end.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from drover_agent.simulation.faults import Fault
 from drover_collector.buckets import Bucket
-from drover_collector.detectors import DETECTORS, links, links_gpu
+from drover_collector.detectors import DETECTORS, links, links_gpu, links_ports
 from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.engine import Engine
@@ -50,8 +50,8 @@ def test_a_port_that_is_down_is_told_after_20_s_and_drains_after_four_minutes() 
         Severity.WARNING,
         Wanted.ADVISE,
     )
-    assert first.ts_ms - LAG_MS - first.since_ms == links.DOWN_MS
-    assert grave.ts_ms - LAG_MS - grave.since_ms == links.DOWN_CRITICAL_MS
+    assert first.ts_ms - LAG_MS - first.since_ms == links_ports.DOWN_MS
+    assert grave.ts_ms - LAG_MS - grave.since_ms == links_ports.DOWN_CRITICAL_MS
     assert grave.action is Wanted.DRAIN
     assert first.job == "812"
 

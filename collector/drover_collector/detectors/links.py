@@ -8,41 +8,39 @@ a way of counting, and tells nobody apart.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
 
 from drover_collector.buckets import BUCKET_MS, Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.links_gpu import MINUTE_S, GpuState, gpu_links
+from drover_collector.detectors.links_gpu import MINUTE_S, gpu_links
+from drover_collector.detectors.links_ports import (
+    DOWN_MS,
+    FLAPS_CRITICAL,
+    FLAPS_KEPT,
+    FLAPS_MS,
+    FLAPS_WARNING,
+    PERSIST,
+    RATES,
+    Port,
+    State,
+    flaps_of,
+    own_flaps,
+    ports_of,
+)
+from drover_collector.detectors.links_texts import of_node
 from drover_collector.detectors.robust import Bools
-from drover_collector.detectors.steady import Ints
 from drover_collector.detectors.texts import duration, listing
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
-from drover_proto.catalog import BY_NAME
 from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "links"
 VERSION = 1
 QUIET_MS = 300_000  # a port that flaps is up for minutes in between
 
-DOWN_MS = 20_000  # told: NCCL's and the adapters' own retries end at about 20 s
-DOWN_CRITICAL_MS = 240_000  # gpud: a port is dropped after 4 minutes
-FLAPS_MS = 3 * 3_600_000  # Azure: three flaps in three hours
-FLAPS_WARNING, FLAPS_CRITICAL = 2, 3
-FLAPS_KEPT = 8  # the newest of a port
-RATES = {  # per second, over the window: NVSentinel ADR-046, those that it calls degraded
-    "symbol_errors": 10.0,
-    "rx_errors": 10.0,
-    "link_error_recoveries": 5 / 60,
-    "ack_timeouts": 1.0,
-    "local_integrity_errors": 1 / 60,
-    "buffer_overruns": 1 / 60,
-}
-PERSIST = 2  # buckets
 COMMON_SHARE = 0.1  # of all ports that show the same: it tells nobody apart
 COMMON_LEAST = 3  # ports, in a small fleet
 LEAF_SHARE = 0.5  # of a leaf's ports that are down: the switch
@@ -50,42 +48,9 @@ LEAF_NODES = 3  # at least, on so many nodes
 RESET = "went down together for moments,"  # as evidence tells it, for a restart
 
 
-@dataclass(slots=True)
-class State:
-    seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that never was up is not in use, [L]
-    down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down, 0: it is not
-    errs: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row with errors
-    was_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # in the last bucket
-    downed: Floats = field(default_factory=lambda: np.zeros(0))  # link_downed in the last bucket
-    flaps: dict[int, deque[int]] = field(default_factory=dict)  # port -> when it went down
-    gpu: GpuState = field(default_factory=GpuState)
-    index: FleetIndex | None = None  # whose ports these are:
-    ports: list[Port] = field(default_factory=list)
-    of_node: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # each port's
-    shared: dict[str, set[int]] = field(default_factory=dict)  # leaf -> when most of its ports flapped together
-    left: Sequence[Incident] = ()  # open at the start: their ports were up once, and have flapped
-
-
 def restored(incidents: Sequence[Incident]) -> State:
     """State that still knows the ports of which a former run of the collector told that they are down, or flap."""
     return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    node: int
-    name: str
-    leaf: str
-    computes: bool  # it serves a GPU
-
-
-def ports_of(index: FleetIndex) -> list[Port]:
-    """In the layout of a bucket's link columns."""
-    return [
-        Port(n, link.link, link.leaf or node.leaf, link.gpu is not None)
-        for n, node in enumerate(index.nodes)
-        for link in node.links
-    ]
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -198,7 +163,7 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
         _told(ports, s, down, bucket.end_ms), lambda k: ports[k].node
     ):  # ports are in the nodes' order
         if index.nodes[n].name not in of_leafs:
-            yield _of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
+            yield of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
 
 
 def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int) -> None:
@@ -219,19 +184,9 @@ def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int
 
 def _told(ports: Sequence[Port], s: State, down: Bools, end_ms: int) -> list[int]:
     """Ports of which something is to be told."""
-    flapping = [k for k in s.flaps if _flaps(_own(ports[k], k, s), end_ms) >= FLAPS_WARNING]
+    flapping = [k for k in s.flaps if flaps_of(own_flaps(ports[k], k, s), end_ms) >= FLAPS_WARNING]
     gone = np.flatnonzero(down & (end_ms - s.down_ms >= DOWN_MS)).tolist()
     return sorted({*flapping, *gone, *np.flatnonzero(s.errs >= PERSIST).tolist()})
-
-
-def _own(port: Port, k: int, s: State) -> list[int]:
-    """When a port went down by itself, not with its switch."""
-    shared = s.shared.get(port.leaf, ())
-    return [at_ms for at_ms in s.flaps.get(k, ()) if at_ms not in shared]
-
-
-def _flaps(times: Collection[int], end_ms: int) -> int:
-    return sum(end_ms - at_ms <= FLAPS_MS for at_ms in times)
 
 
 def _rates(window: Window, count: int) -> dict[str, Floats]:
@@ -303,92 +258,6 @@ def _resets(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Ite
             (Evidence(f"ports of {listing(nodes)} {text}", "link_downed", float(len(times)), 0.0, None, len(mine),
                       times[0], times[-1]),),
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One thing that is wrong with one port."""
-
-    severity: Severity
-    action: Wanted
-    cause: str
-    text: str
-    evidence: Evidence
-    since_ms: int
-
-    @property
-    def rank(self) -> tuple[bool, bool]:
-        return self.severity is Severity.CRITICAL, self.cause != "port_errors"
-
-
-def _of_node(
-    window: Window,
-    ports: Sequence[Port],
-    mine: list[int],
-    s: State,
-    down: Bools,
-    dark: Set[str],
-    rates: dict[str, Floats],
-    now_ms: int,
-) -> Finding:
-    """All that is wrong with a node's ports; the headline is the worst of it."""
-    index, n = window.index, ports[mine[0]].node
-    node = index.nodes[n].name
-    gone = [k for k in mine if down[k] and ports[k].leaf in dark]  # nothing proves that their switch is alive
-    told, doubted = [], []
-    for k in mine:
-        for one in _of_port(ports[k], k, s, bool(down[k]), rates, window):
-            mild = replace(one, severity=Severity.WARNING, action=Wanted.ADVISE) if k in gone else one
-            told.append(mild)
-            doubted += [mild] if k in gone else []
-    worst = max(told, key=lambda one: one.rank)
-    severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
-    advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
-    if any(worst is one for one in doubted):  # the node may be well
-        leafs = listing({ports[k].leaf for k in gone})
-        some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
-        summary = f"{some} of node {node} are down, and no other port at leaf {leafs} is up: the switch or the node."
-        advice = "Look at the switch first; if it is well, at the node's adapters (lspci, mlxlink) and cables."
-    return Finding(
-        NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
-        min(one.since_ms for one in told), severity, 0.9 if severity is Severity.CRITICAL else 0.8, action, summary,
-        advice,
-        tuple(one.evidence for one in told), window.job_of(int(index.first_gpu[n])) if index.nodes[n].gpus else None,
-    )  # fmt: skip
-
-
-def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
-    end_ms = window.newest.end_ms
-
-    def told(
-        grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float], to_ms: int = end_ms
-    ) -> Told:
-        metric, value, expected = fact
-        return Told(
-            Severity.CRITICAL if grave else Severity.WARNING,
-            Wanted.DRAIN if grave and port.computes else Wanted.ADVISE, cause, f"{port.name} {text}",
-            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms), since_ms,
-        )  # fmt: skip
-
-    down_ms = int(end_ms - s.down_ms[k]) if down else 0
-    if down_ms >= DOWN_MS:
-        text = f"has been down for {duration(down_ms)}"
-        yield told(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
-    times = _own(port, k, s)
-    flaps = _flaps(times, end_ms)
-    if flaps >= FLAPS_WARNING:
-        first = max(times[0], end_ms - FLAPS_MS)
-        text = f"went down {flaps} times in {duration(end_ms - first)}"
-        fact = ("link_downed", float(flaps), 0.0)  # from the first to the last: a restart reads them from it
-        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
-    if s.errs[k] >= PERSIST:
-        for metric, rate in rates.items():
-            if rate[k] > RATES[metric]:
-                text = (
-                    f"counts {rate[k] * 60:.0f} {BY_NAME[metric].label} a minute; the limit is {RATES[metric] * 60:g}"
-                )
-                since = window.buckets[0].end_ms
-                yield told(False, "port_errors", text, since, (metric, float(rate[k]), RATES[metric]))
 
 
 def _flap(number: int, link: dict[str, Floats]) -> None:
