@@ -75,8 +75,7 @@ class NvmlRuntime:
 
     async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
         """Wait for NVML to open or close, and tell when it does not return."""
-        done, _ = await asyncio.wait([opening], timeout=READ_LIMIT_S)
-        if not done:
+        if not await self._clock.within(opening, READ_LIMIT_S):
             self._agent.tell("driver_hung", f"opening or closing NVML did not return within {READ_LIMIT_S:g} s")
             await asyncio.wait([opening])
             self._agent.tell("driver_back", "opening or closing NVML returned")

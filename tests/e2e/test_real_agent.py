@@ -92,7 +92,12 @@ def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, ser
             own = {v.metric for v in seen.values if v.present}
             told = all(names <= {v.metric for v in g.values if v.present} for g in seen.gpus)
             why = {v.metric: v.reason for v in seen.values}
-            return len(seen.gpus) == GPUS and told and "source_nvml_read_s" in own and why["source_inference_outcome"]
+            return (
+                len(seen.gpus) == GPUS
+                and told
+                and "source_nvml_read_s" in own
+                and why["source_inference_outcome"] != ""
+            )
 
         wait_until(complete, "all metrics of all GPUs arrive, and how their reading goes", 40)
         found = detail(stub)
