@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--negatives", type=float, default=12.0, help="what only looks like one, likewise (default 12)")
     parser.add_argument("--interval", type=float, default=60.0, help="seconds between samples, 10 to 600 (default 60)")
     parser.add_argument("--policy", default="strict", help="the new one (default strict)")
-    parser.add_argument("--against", default="nvidia", help="the present one (default nvidia)")
+    parser.add_argument("--against", default="nvidia", help="what it is held against (default nvidia)")
     parser.add_argument("--case", type=Path, help="folder of the week")
     parser.add_argument("--table", action="store_true", help="print the command's table first")
     args = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
             backtest(case, args.policy, args.against, "")
         found, seconds = backtest(case, args.policy, args.against, "--json")
     told = json.loads(found)
-    summary = {key: {k: v for k, v in told[key].items() if k != "nodes_out"} for key in ("present", "new")}
+    summary = {key: {k: v for k, v in told[key].items() if k != "nodes_out"} for key in ("against", "new")}
     print(
         json.dumps(
             {

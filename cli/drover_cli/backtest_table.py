@@ -15,6 +15,7 @@ from drover_proto.times import iso
 if TYPE_CHECKING:
     from drover_collector.policy_backtest import Backtest, Outage
     from drover_proto.events import Decision, Incident
+    from drover_proto.fleet_pb2 import ActionLine
 
 SHOWN = 40  # lines of a table; --json has all
 WITHOUT_DRAIN = frozenset({"risk", "idle", "drift"})  # kinds of faults that nobody drains for
@@ -27,7 +28,7 @@ class Drain:
 
     node: str
     incident: Incident
-    outages: tuple[Outage | None, Outage | None]  # under the present policy, under the new one
+    outages: tuple[Outage | None, Outage | None]  # under the policy it is held against, under the new one
     outcomes: tuple[str, str]
     truth: str
 
@@ -54,20 +55,24 @@ class Table:
     """All of it, for people and as JSON.
 
     Args:
-        results: of the present policy and of the new one. labels: what was really wrong, of a case; None: not known.
+        results: of the policy it is held against and of the new one.
+        labels: what was really wrong, of a case; None: not known.
+        is_present: the first is the one that is in force. in_fact: nodes taken out in that time; None: not known.
     """
 
     results: tuple[Backtest, Backtest]
     incidents: Sequence[Incident]
     labels: Sequence[Label] | None = None
+    is_present: bool = False
+    in_fact: Sequence[ActionLine] | None = None
 
     @cached_property
     def drains(self) -> list[Drain]:
         """In their order."""
         by_id = {incident.id: incident for incident in self.incidents}
-        present, new = (result.outages for result in self.results)
+        old, new = (result.outages for result in self.results)
         found, matched = [], set[int]()
-        for outage in present:
+        for outage in old:
             same = next((o for o in new if id(o) not in matched and _same(o, outage)), None)
             if same is not None:
                 matched.add(id(same))
@@ -114,12 +119,16 @@ class Table:
         changed = [[i.id, *(r.outcome(i.id) for r in self.results)] for i in self.changed()]
         return {
             "incidents": len(self.incidents),
-            "present": self._one(0),
+            "against": self._one(0) | {"present": self.is_present},
             "new": self._one(1),
+            "in_fact": None if self.in_fact is None else [
+                {"at": iso(a.ts_ms), "node": a.node, "act": a.act, "by": a.by, "incident": a.incident_id or None}
+                for a in self.in_fact
+            ],
             "drains": [
                 {
                     "at": iso(drain.from_ms), "node": drain.node, "incident": drain.incident.id,
-                    "what": f"{drain.incident.kind}/{drain.incident.cause}", "present": drain.outcomes[0],
+                    "what": f"{drain.incident.kind}/{drain.incident.cause}", "against": drain.outcomes[0],
                     "new": drain.outcomes[1], "truth": drain.truth or None, "why": drain.why,
                     "gpu_hours_out": [round(hours, 2) for hours in drain.gpu_hours(self.results)],
                 }
@@ -148,8 +157,8 @@ class Table:
 
     def changed(self) -> list[Incident]:
         """Incidents that the policies decide otherwise, oldest first."""
-        present, new = self.results
-        found = [i for i in self.incidents if present.outcome(i.id) != new.outcome(i.id)]
+        old, new = self.results
+        found = [i for i in self.incidents if old.outcome(i.id) != new.outcome(i.id)]
         return sorted(found, key=lambda i: (i.opened_ms, i.id))
 
     # ---- for people
@@ -181,7 +190,21 @@ class Table:
             ["mass events (a person is asked)", *(r.mass_events for r in results)],
         ]
         names = [r.policy for r in results]
-        print_table(["", f"{names[0]} (present)", f"{names[1]} (new)"], rows, frozenset({1, 2}))
+        against = "present" if self.is_present else "against"
+        print_table(["", f"{names[0]} ({against})", f"{names[1]} (new)"], rows, frozenset({1, 2}))
+        if self.in_fact is not None:
+            print(f"\n{self._really()}")
+
+    def _really(self) -> str:
+        """What was done in that time, whatever was in force then."""
+        done = self.in_fact or ()
+        if not done:
+            return "in fact Drover took no node out in that time"
+        by_hand = sum(line.by != "drover" for line in done)
+        return (
+            f"in fact, nodes that Drover took out in that time: {len({a.node for a in done})};"
+            f" by itself {len(done) - by_hand} times, for a person {by_hand} times"
+        )
 
     def _show_drains(self) -> None:
         drains = self.drains

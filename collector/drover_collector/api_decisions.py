@@ -119,6 +119,7 @@ def get_policy(facts: Facts, may: bool) -> pb.PolicyState:
         "rules": [dataclasses.asdict(rule) for rule in policy.rules],
         "overrides": [dataclasses.asdict(override) for override in policy.overrides],
         "approval_expires_s": policy.approval_expires_s,
+        "approval_again_s": policy.approval_again_s,
     }
     standing = list(decider.standing.copy().values())
     taken = {node for at_ms, node in decider.pace.taken.copy() if facts.now_ms() - at_ms < 3_600_000}

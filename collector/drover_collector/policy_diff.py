@@ -66,15 +66,23 @@ def line(by: str, why: str, before: str, policy: Policy, ceiling: str, now_ms: i
     return Audit(f"policy {now_ms}", now_ms, by, "policy", policy.name, why, detail, state)
 
 
+def read(found: dict[str, Any]) -> Policy:
+    """A policy out of what `dataclasses.asdict` made of it, as it stands in JSON.
+
+    Raises:
+        TypeError, KeyError: another release wrote it.
+    """
+    guard = GuardLimits(**found["guard"])
+    rules = tuple(Rule(**_tuples(rule)) for rule in found["rules"])
+    overrides = tuple(Override(**_tuples(override)) for override in found["overrides"])
+    return Policy(**{**found, "guard": guard, "rules": rules, "overrides": overrides})
+
+
 def _read(state: str) -> tuple[Policy, str] | None:
     """None: there is none, or another release wrote it."""
     try:
         told = json.loads(state)
-        found = told["policy"]
-        found["guard"] = GuardLimits(**found["guard"])
-        found["rules"] = tuple(Rule(**_tuples(rule)) for rule in found["rules"])
-        found["overrides"] = tuple(Override(**_tuples(override)) for override in found["overrides"])
-        return Policy(**found), str(told["ceiling"])
+        return read(told["policy"]), str(told["ceiling"])
     except (ValueError, TypeError, KeyError):
         return None
 

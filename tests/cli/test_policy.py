@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -13,6 +15,7 @@ import grpc
 import pytest
 
 from drover_cli.main import main
+from drover_collector.policy import Policy
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Audit, Decision, Incident, Severity, Wanted, to_json
 from drover_proto.fleet import FleetSpec, NodeSpec, dump_json
@@ -112,24 +115,24 @@ def test_backtest_counts_what_two_policies_would_have_done(case: Path, capsys: p
     assert main(["policy", "backtest", "strict", "--case", str(case), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["incidents"] == 10
-    assert found["present"]["wanted"] == {"drain": 9}
+    assert found["against"]["wanted"] == {"drain": 9}
     assert found["new"]["wanted"] == {"isolate": 9, "drain": 1}
-    assert found["present"]["nodes_out"] == ["n000"]  # the eight at once are no eight faults
-    assert (found["present"]["node_hours_out"], found["new"]["node_hours_out"]) == (10.0, 11.0)
-    assert (found["present"]["mass_events"], found["present"]["held"]) == (1, 8)
-    assert (found["present"]["gpu_hours_out"], found["new"]["gpu_hours_out"]) == (80.0, 88.0), "nodes of 8 GPUs"
-    for word in ("present", "new"):
+    assert found["against"]["nodes_out"] == ["n000"]  # the eight at once are no eight faults
+    assert (found["against"]["node_hours_out"], found["new"]["node_hours_out"]) == (10.0, 11.0)
+    assert (found["against"]["mass_events"], found["against"]["held"]) == (1, 8)
+    assert (found["against"]["gpu_hours_out"], found["new"]["gpu_hours_out"]) == (80.0, 88.0), "nodes of 8 GPUs"
+    for word in ("against", "new"):
         assert (found[word]["sick_out"], found[word]["faults_left"]) == (1, 1), "of risk nobody drains"
-    assert (found["present"]["healthy_out"], found["new"]["healthy_out"]) == (0, 1)
+    assert (found["against"]["healthy_out"], found["new"]["healthy_out"]) == (0, 1)
     assert len(found["changed"]) == 10
     sick, app = found["drains"]
-    assert (sick["node"], sick["present"], sick["new"], sick["truth"]) == (
+    assert (sick["node"], sick["against"], sick["new"], sick["truth"]) == (
         "n000",
         "drain",
         "isolate",
         "sick: xid/xid_79",
     )
-    assert (app["node"], app["present"], app["new"], app["truth"]) == (
+    assert (app["node"], app["against"], app["new"], app["truth"]) == (
         "n039", "nothing", "drain", "healthy: xid/app_crash",
     )  # fmt: skip
     assert app["gpu_hours_out"] == [0.0, 8.0]
@@ -137,6 +140,7 @@ def test_backtest_counts_what_two_policies_would_have_done(case: Path, capsys: p
     out = capsys.readouterr().out
     assert "8 further incidents would be decided otherwise" in out
     assert "mass event" in out
+    assert "nvidia (against)" in out, "a preset, not what is in force"
     (line,) = [line for line in out.splitlines() if " n039 " in line]
     assert line.split()[1:6] == ["n039", "nothing", "drain", "-", "8.0"]
     assert "healthy: xid/app_crash" in line
@@ -164,6 +168,7 @@ def test_backtest_of_a_broken_export_names_the_line(case: Path, capsys: pytest.C
 class Fleet(FleetServicer):
     def __init__(self) -> None:
         self.answers: list[tuple[bool, str, str]] = []
+        self.policy = dataclasses.asdict(Policy.named("cautious"))
 
     def ListDecisions(self, request: pb.DecisionsRequest, _: grpc.ServicerContext) -> pb.DecisionList:
         return pb.DecisionList(decisions_json=[] if request.outcome == "act" else [to_json(ASKED)])
@@ -181,6 +186,21 @@ class Fleet(FleetServicer):
 
     def GetLayout(self, request: pb.LayoutRequest, _: grpc.ServicerContext) -> pb.Layout:
         return pb.Layout(racks=[pb.Rack(name="r", nodes=[pb.RackNode(name="n000", gpus=8, pool="p")])])
+
+    def GetPolicy(self, request: pb.PolicyRequest, _: grpc.ServicerContext) -> pb.PolicyState:
+        held = {key: value for key, value in self.policy.items() if key not in ("name", "mode")}
+        return pb.PolicyState(name="ours", mode=self.policy["mode"], policy_json=json.dumps(held))
+
+    def ListActions(self, request: pb.ActionsRequest, _: grpc.ServicerContext) -> pb.ActionList:
+        now_ms = time.time_ns() // 1_000_000
+        rows = (
+            ("n000", "drain", "done", "drover", now_ms), ("n000", "isolate", "done", "anna", now_ms),
+            ("n001", "drain", "failed", "drover", now_ms), ("n002", "resume", "done", "anna", now_ms),
+            ("n003", "drain", "done", "drover", 1_700_000_000_000),
+        )  # fmt: skip
+        return pb.ActionList(
+            actions=[pb.ActionLine(node=n, act=act, state=s, by=by, ts_ms=ts) for n, act, s, by, ts in rows]
+        )
 
     def ListIncidents(self, request: pb.ListIncidentsRequest, _: grpc.ServicerContext) -> pb.IncidentList:
         return pb.IncidentList(incidents_json=[to_json(told("n000", "xid_79", 1, 2))], total=1)
@@ -219,7 +239,29 @@ def test_decisions_answers_and_audit(served: tuple[Fleet, str], capsys: pytest.C
         main(["approve", "d00d", *there])
 
 
-def test_backtest_of_a_collectors_history(served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "backtest", "cautious", "--collector", served[1], "--json"]) == 0
+def test_backtest_of_a_collectors_history_is_held_against_the_policy_in_force_there(
+    served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--collector", served[1]]
+    assert main(["policy", "backtest", "strict", *there, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["present"]["times_out"], found["new"]["times_out"]) == (1, 1)
+    assert (found["against"]["policy"], found["against"]["present"]) == ("ours", True)
+    assert found["new"]["policy"] == "strict"
+    assert (found["against"]["times_out"], found["new"]["times_out"]) == (1, 1)
+    assert [(line["node"], line["act"], line["by"]) for line in found["in_fact"]] == [
+        ("n000", "drain", "drover"), ("n000", "isolate", "anna"),
+    ]  # fmt: skip
+    assert main(["policy", "backtest", "strict", *there]) == 0
+    out = capsys.readouterr().out
+    assert "ours (present)" in out
+    assert "nodes that Drover took out in that time: 1; by itself 1 times, for a person 1 times" in out
+    assert main(["policy", "backtest", "strict", "--against", "nvidia", *there]) == 0
+    assert "nvidia (against)" in capsys.readouterr().out
+
+
+def test_a_policy_in_force_that_this_version_cannot_read_is_said(
+    served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    served[0].policy["rules"] = [{"action": "drain", "moon": "full"}]
+    assert main(["policy", "backtest", "strict", "--collector", served[1]]) == 2
+    assert "rules that this version does not know; name one: --against" in capsys.readouterr().err

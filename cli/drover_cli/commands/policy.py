@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     back = parts.add_parser("backtest", help="what a policy would have done, against what another one would have")
     client.add_arguments(back)
     back.add_argument("policy", metavar="POLICY", help="policy file, or nvidia, strict, cautious")
-    back.add_argument("--against", default="nvidia", metavar="POLICY", help="the present one (default nvidia)")
+    back.add_argument(
+        "--against", metavar="POLICY", help="likewise (default: the collector's present one; of a case nvidia)"
+    )
     source = back.add_mutually_exclusive_group()
     source.add_argument("--case", type=Path, metavar="CASE", help="of this case instead of the collector")
     source.add_argument("--since", default="30d", help="of the collector's history: 30d (default), 12h, or a time")
@@ -121,15 +123,23 @@ def _if_enforced(args: argparse.Namespace) -> int:
 
 
 def _backtest(args: argparse.Namespace) -> int:
-    new, present = _policy(args.policy), _policy(args.against)
+    new = _policy(args.policy)
     with needs("collector"):
         from drover_cli.backtest_table import Table
         from drover_collector.policy_backtest import backtest
     started = time.monotonic()
-    index, incidents, jobs, until_ms, source = _of_case(args.case) if args.case else _of_collector(args)
-    present_one, new_one = (backtest(index, incidents, policy, until_ms, jobs) for policy in (present, new))
-    table = Table((present_one, new_one), incidents, _labels(args.case) if args.case else None)
-    print(f"{source}; decided twice in {time.monotonic() - started:.1f} s", file=sys.stderr)
+    told = _of_case(args.case) if args.case else _of_collector(args)
+    if args.against or told.present is None:
+        against, is_present = _policy(args.against or "nvidia"), False
+    else:
+        against, is_present = told.present, True
+    results = (
+        backtest(told.index, told.incidents, against, told.until_ms, told.jobs),
+        backtest(told.index, told.incidents, new, told.until_ms, told.jobs),
+    )
+    labels = _labels(args.case) if args.case else None
+    table = Table(results, told.incidents, labels, is_present=is_present, in_fact=told.in_fact)
+    print(f"{told.source}; decided twice in {time.monotonic() - started:.1f} s", file=sys.stderr)
     if args.json:
         print_json(table.json())
     else:
@@ -154,8 +164,21 @@ def _labels(path: Path) -> list[Label] | None:
     return found
 
 
-def _of_collector(args: argparse.Namespace) -> tuple[FleetIndex, list[Incident], dict[str, set[str]], int, str]:
-    """Its incidents since then, and its fleet. Nodes of jobs of the past are not known here."""
+@dataclasses.dataclass(frozen=True)
+class _Told:
+    """What is decided again, and where it is from."""
+
+    index: FleetIndex
+    incidents: list[Incident]
+    jobs: dict[str, set[str]]
+    until_ms: int
+    source: str
+    present: Policy | None = None  # of the collector; None: of a case
+    in_fact: list[pb.ActionLine] | None = None  # nodes that were taken out in that time
+
+
+def _of_collector(args: argparse.Namespace) -> _Told:
+    """Its incidents since then, its fleet, its policy and what it did. Nodes of jobs of the past are not known here."""
     from drover_cli.commands.export import moment
     from drover_collector.fleet_index import FleetIndex
     from drover_proto.events import Incident, from_json
@@ -167,15 +190,30 @@ def _of_collector(args: argparse.Namespace) -> tuple[FleetIndex, list[Incident],
         layout = stub.GetLayout(pb.LayoutRequest(), timeout=client.DEADLINE_S)
         request = pb.ListIncidentsRequest(state="all", since_ms=since_ms, limit=ALL)
         reply = stub.ListIncidents(request, timeout=client.DEADLINE_S)
+        present = None if args.against else _present(stub.GetPolicy(pb.PolicyRequest(), timeout=client.DEADLINE_S))
+        done = stub.ListActions(pb.ActionsRequest(limit=ALL), timeout=client.DEADLINE_S).actions
+    took = [a for a in done if a.act in ("drain", "isolate") and a.state in ("done", "undone") and a.ts_ms >= since_ms]
     nodes = tuple(NodeSpec(n.name, r.name, n.leaf, n.pool, n.sku, n.gpus) for r in layout.racks for n in r.nodes)
     incidents = [from_json(Incident, text) for text in reply.incidents_json]
     source = f"{len(incidents)} incidents of {args.collector} since {when(since_ms)}; caps of jobs are left out"
     if reply.total > len(incidents):
         source += f" ({reply.total} there are; give a later --since)"
-    return FleetIndex(FleetSpec(nodes)), incidents, {}, now_ms, source
+    return _Told(FleetIndex(FleetSpec(nodes)), incidents, {}, now_ms, source, present, took)
 
 
-def _of_case(path: Path) -> tuple[FleetIndex, list[Incident], dict[str, set[str]], int, str]:
+def _present(told: pb.PolicyState) -> Policy:
+    """The policy that is in force there."""
+    from drover_collector.policy_diff import read
+
+    try:
+        return read({"name": told.name, "mode": told.mode, **json.loads(told.policy_json)})
+    except (TypeError, KeyError, ValueError):
+        raise CliError(
+            "the collector's policy has rules that this version does not know; name one: --against nvidia, or its file"
+        ) from None
+
+
+def _of_case(path: Path) -> _Told:
     """The incidents an export kept; of a case without them, those of one replay."""
     with needs("collector"):
         from drover_cli.case import read_jsonl
@@ -203,7 +241,7 @@ def _of_case(path: Path) -> tuple[FleetIndex, list[Incident], dict[str, set[str]
         until_ms = max(
             [until_ms, *(from_iso(row["ts"]) for _, row in read_jsonl(events) if isinstance(row.get("ts"), str))]
         )
-    return FleetIndex(spec), incidents, jobs, until_ms, f"{len(incidents)} incidents that {kept} keeps"
+    return _Told(FleetIndex(spec), incidents, jobs, until_ms, f"{len(incidents)} incidents that {kept} keeps")
 
 
 def _incident(row: dict[str, Any]) -> Incident:
@@ -217,7 +255,7 @@ def _incident(row: dict[str, Any]) -> Incident:
     return from_json(Incident, json.dumps(held))
 
 
-def _replayed(path: Path) -> tuple[FleetIndex, list[Incident], dict[str, set[str]], int, str]:
+def _replayed(path: Path) -> _Told:
     from drover_cli.case import read_case
     from drover_collector.policy import Policy
     from drover_collector.replay import Replay
@@ -228,4 +266,4 @@ def _replayed(path: Path) -> tuple[FleetIndex, list[Incident], dict[str, set[str
         incidents.update((i.id, i) for i in outcome.incidents)
     jobs = {job.id: {node for node, _ in job.members} for job in case.spec.jobs}
     source = f"{len(incidents)} incidents of a replay of {path}, which has no incidents.jsonl (drover export writes it)"
-    return case.index, list(incidents.values()), jobs, case.span[1], source
+    return _Told(case.index, list(incidents.values()), jobs, case.span[1], source)
