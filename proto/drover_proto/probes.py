@@ -32,6 +32,7 @@ class Figure:
 
 _ROWS: tuple[Figure, ...] = (
     Figure("launch", "us", Better.LOWER),
+    Figure("launch_wait", "us", Better.LOWER),
     Figure("gemm_fp64", "TFLOP/s", Better.HIGHER),
     Figure("gemm_fp32", "TFLOP/s", Better.HIGHER),
     Figure("gemm_tf32", "TFLOP/s", Better.HIGHER),

@@ -146,15 +146,17 @@ def test_a_timeout_does_too(probe: Call, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(("level", "least_s"), [(Level.QUICK, 60.0), (Level.STANDARD, 300.0)])
-@pytest.mark.parametrize("count", [1, 4, 8, 16])
+@pytest.mark.parametrize("count", [1, 8, 16])
 def test_a_level_takes_no_longer_on_a_node_of_many_gpus(level: Level, least_s: float, count: int) -> None:
     names = plan.names_of([], level)
     gpus = [Gpu(slot, f"GPU-{slot}") for slot in range(count)]
     request = plan.request_of(names, level, gpus, None, "")
-    own = plan.own_s(names, level, count)
-    assert own * request.scale <= 0.7 * least_s + 1e-9, "the rest is for what is not measured"
-    assert request.scale == 1.0 or own * request.scale == pytest.approx(plan.LEVEL_S[level])
-    assert request.timeout_s > 2 * own
+    own, fixed = plan.own_s(names, level, count), plan.fixed_s(names, count)
+    pairs = count * (count - 1)
+    assert fixed > 0.3 * count * sum(name.startswith("gemm") for name in names) + 0.02 * pairs, "warming up counts"
+    assert own * request.scale + fixed <= 0.75 * least_s, "the rest is for what is not measured"
+    assert request.scale >= plan.LEAST
+    assert request.timeout_s > 2 * (own + fixed)
     assert plan.request_of(("soak",), Level.DEEP, gpus, None, "").scale == 1.0
     assert plan.own_s(("soak",), Level.DEEP, count) == PROBES["soak"].seconds[1], "all at once"
 

@@ -20,6 +20,8 @@ from drover_agent.probes import (
     collectives,
     disk,
     gemm,
+    inlet,
+    launch,
     memory_pattern,
     near,
     of_level,
@@ -31,6 +33,8 @@ from drover_agent.probes import (
 )
 from drover_agent.probes.base import Context, Device, Result
 from drover_agent.probes.ranks import RankError
+from drover_agent.probes.timing import CHUNK
+from drover_agent.sources.ipmi import Ipmi
 from testbed.nvml import FakeNvml
 
 torch = pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
@@ -58,6 +62,9 @@ def test_every_probe_gives_a_figure_in_its_unit_or_says_why_not(name: str, tmp_p
     for result in results:
         assert (result.value is not None and result.value > 0) or result.detail, "never 0, never nothing"
         assert result.ok is not False
+        if result.value is not None and PROBES[name].better != "exact":
+            assert result.repeats > 1, "one measurement says nothing of its spread"
+            assert result.spread is not None and 0 <= result.spread < 100
     # A CPU has no tensor cores, and no sensors that NVML reads; nodes of a group are others'.
     no_figure = {"gemm_tf32", "gemm_fp8", "soak", "allreduce_group", "allgather_group", "alltoall_group"}
     assert all(result.value is None for result in own) == (name in no_figure)
@@ -198,6 +205,59 @@ def test_the_soak_gives_the_thermal_resistance_over_the_inlet(tmp_path: Path, mo
     assert (found["soak_power_w"].value, found["soak_sm_clock_mhz"].unit) == (600.0, "MHz")
     (alone,) = [r for r in soak.run(replace(given, inlet_c=None), "soak", sensors) if r.probe == "soak"]
     assert (alone.value, alone.detail) == (None, "no inlet temperature is known")
+
+
+def test_the_inlet_is_read_here_where_nobody_gives_it_or_said_to_be_absent(tmp_path: Path) -> None:
+    none = Ipmi(tmp_path / "dev", path=str(tmp_path))
+    assert inlet.inlet_c(tmp_path, none) == (None, "no inlet temperature can be read here (unsupported)")
+    sensor = tmp_path / "class/hwmon/hwmon3"
+    sensor.mkdir(parents=True)
+    (sensor / "temp2_label").write_text("Inlet Temp\n")
+    (sensor / "temp2_input").write_text("23500\n")
+    assert inlet.inlet_c(tmp_path, none) == (23.5, "")
+
+
+def test_a_slow_bmc_is_waited_for_and_one_that_is_mute_told(tmp_path: Path) -> None:
+    (tmp_path / "ipmi0").touch()
+    program = tmp_path / "ipmitool"
+    program.write_text("#!/bin/sh\necho 'Inlet Temp,21,degrees C,ok'\n")
+    program.chmod(0o755)
+    assert inlet.inlet_c(tmp_path, Ipmi(tmp_path, path=str(tmp_path))) == (21.0, "")
+    program.write_text("#!/bin/sh\necho 'Could not open device'; exit 1\n")
+    value, why = inlet.inlet_c(tmp_path, Ipmi(tmp_path, path=str(tmp_path)))
+    assert value is None
+    assert why.endswith("(the BMC could not be asked (status 1): Could not open device)")
+
+
+def test_small_kernels_are_measured_in_a_row_and_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that issues one each 2 us, and knows of an end 50 us after it: only who waits for each sees that."""
+    now = [0.0]
+
+    class Small:
+        def add_(self, _: int) -> None:
+            now[0] += 2e-6
+
+    def synchronize(_: str) -> None:
+        now[0] += 50e-6
+
+    monkeypatch.setattr(launch, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0]))
+    stand_in = SimpleNamespace(zeros=lambda _, device: Small(), cuda=SimpleNamespace(synchronize=synchronize))
+    given = replace(context(tmp_path, (Device(3, "cuda:0", "H200", 0),), 0.0), torch=stand_in)
+    (row,) = launch.run(given, "launch")
+    (one,) = launch.run(given, "launch_wait")
+    assert row.value == pytest.approx(2.05)
+    assert one.value == pytest.approx(52.0)
+    assert (row.detail, one.detail) == ("1000 in a row", "each waited for, 100 in a row")
+    assert [row.spread, one.spread] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert row.repeats == one.repeats == 5
+
+
+def test_what_is_moved_is_random(tmp_path: Path) -> None:
+    drawn = timing.random_bytes(torch, (20 << 20) + 5, 1)
+    assert drawn.numel() == (20 << 20) + 5
+    counts = torch.bincount(drawn[:CHUNK].long(), minlength=256)
+    assert int(counts.min()) > 0.9 * CHUNK / 256, "each byte as often as the others"
+    assert torch.equal(drawn, timing.random_bytes(torch, (20 << 20) + 5, 1)), "the same on every device"
 
 
 def test_a_soak_has_settled_when_the_temperature_has_not_moved_for_15_s() -> None:

@@ -45,7 +45,12 @@ GROUP = "_group"  # at the end of the names of those over several nodes
 
 _Q, _S, _D = Level.QUICK, Level.STANDARD, Level.DEEP
 _ROWS: tuple[Probe, ...] = (
-    Probe("launch", "launch", _Q, "us", "lower", (1, 2), "time from the call of a small kernel to its end"),
+    Probe(
+        "launch", "launch", _Q, "us", "lower", (0.5, 1), "a small kernel, of many in a row: how fast they are issued"
+    ),
+    Probe(
+        "launch_wait", "launch", _Q, "us", "lower", (0.5, 1), "from the call of a small kernel until its end is known"
+    ),
     Probe("gemm_bf16", "gemm", _Q, "TFLOP/s", "higher", (1, 5), "products of bf16 matrices, by tensor cores"),
     Probe("gemm_fp8", "gemm", _Q, "TFLOP/s", "higher", (1, 5), "products of fp8 matrices, by tensor cores"),
     Probe("hbm_copy", "hbm", _Q, "GB/s", "higher", (1, 3), "copy within the device's memory, read plus written"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from drover_agent.probes import GROUP
 from drover_agent.probes.base import Context, Device, Group, Result
 from drover_agent.probes.ranks import MissedError, RankError, first_answer
 from drover_agent.probes.rendezvous import Meeting, free_port, interface_to
+from drover_agent.probes.timing import variation
 
 UNIT = "GB/s"
 BYTES = 256 << 20  # in all; a multiple of every number of ranks is taken
@@ -30,7 +32,7 @@ CUDA_CALLS = 10  # between two waits for the device, whose own microseconds woul
 CPU_RANKS = 2
 KINDS = ("allreduce", "allgather", "alltoall")
 
-Figures = dict[str, tuple[float, int, int]]  # name -> bus bandwidth, bytes, calls
+Figures = dict[str, tuple[float, int, int, float]]  # name -> bus bandwidth, bytes, calls, their variation
 _met: dict[tuple[str, tuple[str, ...]], tuple[str, Figures]] = {}  # group and names -> what came of it, in this process
 
 
@@ -87,8 +89,9 @@ def _measured(context: Context, names: tuple[str, ...], group: Group, devices: l
 def _result(name: str, error: str, figures: Figures, world: int) -> Result:
     if error:
         return Result(name, None, None, UNIT, error)
-    value, size, repeats = figures[name]
-    return Result(name, None, value, UNIT, f"{size >> 10} KiB over {world} ranks", repeats=repeats)
+    value, size, repeats, spread = figures[name]
+    text = f"{size >> 10} KiB over {world} ranks"
+    return Result(name, None, value, UNIT, text, spread=spread, repeats=repeats)
 
 
 def bus_bandwidth(name: str, size: int, seconds: float, ranks: int) -> float:
@@ -123,8 +126,9 @@ def measure(
     )  # fmt: skip
     figures: Figures = {}
     for name in names:
-        size, took, repeats = _time(torch, dist, name.removesuffix(GROUP), device, world, seconds)
-        figures[name] = bus_bandwidth(name.removesuffix(GROUP), size, took, world), size, repeats
+        size, times = _time(torch, dist, name.removesuffix(GROUP), device, world, seconds)
+        value = bus_bandwidth(name.removesuffix(GROUP), size, statistics.median(times), world)
+        figures[name] = value, size, len(times), variation(times)
     dist.destroy_process_group()
     meeting.leave(rank, world)
     return figures if local == 0 else None
@@ -132,13 +136,14 @@ def measure(
 
 def _time(
     torch: Any, dist: Any, name: str, device: str, world: int, seconds: float
-) -> tuple[int, float, int]:  # fmt: skip
-    """(bytes, median seconds of a call, calls)."""
+) -> tuple[int, list[float]]:  # fmt: skip
+    """(bytes, seconds of each call)."""
     cuda = device.startswith("cuda")
     size = (BYTES if cuda else CPU_BYTES) // (4 * world) * 4 * world
-    whole = torch.ones(size // 4, device=device)
-    part = torch.ones(size // 4 // world, device=device)
-    other = torch.empty_like(whole)
+    drawn = torch.rand(size // 4, generator=torch.Generator().manual_seed(1)).to(
+        device
+    )  # below 1: it grows by n a call
+    whole, part, other = drawn.clone(), drawn[: size // 4 // world].clone(), torch.empty_like(drawn)
 
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its newer name
 
@@ -162,11 +167,10 @@ def _time(
             torch.cuda.synchronize()
         times.append((time.perf_counter() - began) / calls)
         if name == "allreduce":
-            whole.fill_(1.0)  # else it would run out of range: each call multiplies by the number of ranks
+            whole.copy_(drawn)  # else it would run out of range: each call multiplies by the number of ranks
         # All ranks must end after the same call: the first one decides.
         go_on.fill_(float(len(times) < LEAST_REPEATS or time.monotonic() < until))
         dist.broadcast(go_on, 0)
         if not go_on.item():
             break
-    ordered = sorted(times[1:])  # the first one builds the connections
-    return size, ordered[len(ordered) // 2], len(ordered)
+    return size, times[1:]  # the first one builds the connections

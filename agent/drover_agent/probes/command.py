@@ -21,6 +21,7 @@ from typing import Any
 
 from drover_agent.probes import PROBES, Level, eligible, plan, trying
 from drover_agent.probes.base import Result
+from drover_agent.probes.inlet import inlet_c
 from drover_agent.probes.runner import End, Report, Runner
 
 BAD_INPUT = 2
@@ -124,6 +125,10 @@ def _watched(
 ) -> tuple[Report, int]:
     """What came of it, and the signal that ended it or 0."""
     request = plan.request_of(names, level, gpus, options.timeout, options.folder)
+    if "soak" in names and gpus:
+        found_c, why = inlet_c()
+        _say(f"air enters with {found_c:g} degC" if found_c is not None else f"{why}: no thermal resistance")
+        request = dataclasses.replace(request, inlet_c=found_c)
     began, signals = time.monotonic(), [0]
     tolerated = [pid for gpu in gpus for pid in gpu.pids]
     running: list[Runner] = []

@@ -11,15 +11,18 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from drover_agent.probes.base import Context, Result
+from drover_agent.probes.timing import variation
 
 BLOCK = 4 << 20
 PAGE = 4096
 BYTES = 4 << 30
 CPU_BYTES = 64 << 20
 SPARE_SHARE = 0.1  # of the free space, at most
+LOOK, LOOK_AT_RANDOM = 4, 64  # reads between two looks at the clock
 SYNC_BLOCKS = 32  # between two syncs: no gigabytes in the page cache that one at the end would wait for
 
 
@@ -37,12 +40,14 @@ def run(context: Context, name: str) -> Iterator[Result]:
     path = folder / f"drover-{name}.bin"
     context.tell(f"{name}: {size >> 20} MiB in {folder}")
     try:
-        size, written_s = _write(context, path, size)
-        if name == "disk_write":
-            yield Result(name, None, size / written_s / 1e9, unit, f"{size >> 20} MiB, with fsync")
-        else:
-            value, how = _read(context, path, size, at_random=name == "disk_random")
-            yield Result(name, None, value, unit, f"{size >> 20} MiB, {how}")
+        size, written_s, parts = _write(context, path, size)
+        value, how = size / written_s / 1e9, "with fsync"
+        if name != "disk_write":
+            value, how, parts = _read(context, path, size, at_random=name == "disk_random")
+        yield Result(
+            name, None, value, unit, f"{size >> 20} MiB, {how}", spread=variation(parts) if len(parts) > 1 else None,
+            repeats=max(1, len(parts)),
+        )  # fmt: skip
     except InterruptedError:  # an OSError too
         raise
     except OSError as error:
@@ -51,39 +56,50 @@ def run(context: Context, name: str) -> Iterator[Result]:
         path.unlink(missing_ok=True)
 
 
-def _write(context: Context, path: Path, size: int) -> tuple[int, float]:
-    """(bytes written, seconds): `size`, or what fits into the context's seconds. Random: some disks compress."""
+def _write(context: Context, path: Path, size: int) -> tuple[int, float, list[float]]:
+    """(bytes written, seconds, of each part): `size`, or what fits into the context's seconds. Random: some disks
+    compress."""
     block = os.urandom(BLOCK)
     began, count = time.perf_counter(), 0
+    marks, sync = [began], max(1, min(SYNC_BLOCKS, size // BLOCK // 4))
     with path.open("wb", buffering=0) as file:
-        while count < size // BLOCK and (count < SYNC_BLOCKS or time.perf_counter() - began < context.seconds):
+        while count < size // BLOCK and (count < sync or time.perf_counter() - began < context.seconds):
             _stop_if_told(context)
             file.write(block)
             count += 1
-            if count % SYNC_BLOCKS == 0:
+            if count % sync == 0:
                 os.fdatasync(file.fileno())
+                marks.append(time.perf_counter())
                 context.tell(f"{count * BLOCK >> 20} MiB written")
         os.fsync(file.fileno())
-    return count * BLOCK, time.perf_counter() - began
+    return count * BLOCK, time.perf_counter() - began, _parts(marks)
 
 
-def _read(context: Context, path: Path, size: int, *, at_random: bool) -> tuple[float, str]:
-    """(GB/s or operations per second, how) for about the context's seconds, or the file once."""
+def _parts(marks: list[float]) -> list[float]:
+    """Seconds between marks."""
+    return [after - before for before, after in pairwise(marks)]
+
+
+def _read(context: Context, path: Path, size: int, *, at_random: bool) -> tuple[float, str, list[float]]:
+    """(GB/s or operations per second, how, seconds of each part) for about the context's seconds, or the file once."""
     file, how = _open(path)
     try:
         chunk = PAGE if at_random else BLOCK
         buffer = mmap.mmap(-1, chunk)  # aligned, as O_DIRECT wants it
         numbers = random.Random(context.seed)
         began, count = time.perf_counter(), 0
+        marks = [began]
         for turn in range(size // chunk):
-            if turn % 64 == 0:
+            if turn % (LOOK_AT_RANDOM if at_random else LOOK) == 0:
+                if turn:
+                    marks.append(time.perf_counter())
                 _stop_if_told(context)
                 if count and time.perf_counter() - began > context.seconds:
                     break
             os.preadv(file, [buffer], (numbers.randrange(size // chunk) if at_random else turn) * chunk)
             count += 1
         took = time.perf_counter() - began
-        return (count / took if at_random else count * chunk / took / 1e9), how
+        return (count / took if at_random else count * chunk / took / 1e9), how, _parts(marks)
     finally:
         os.close(file)
 

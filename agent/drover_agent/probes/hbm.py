@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from drover_agent.probes.base import Context, Device, Result
-from drover_agent.probes.timing import time_calls
+from drover_agent.probes.timing import COPIES, time_calls
 
 UNIT = "GB/s"
 BYTES = 2 << 30
@@ -28,7 +28,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
             continue
         context.tell(f"{device.name}: {name} of {size >> 20} MiB")
         timing = time_calls(
-            context.torch, device, _call(context.torch, device, name, size), context.seconds, context.stopping
+            context.torch, device, _call(context.torch, device, name, size), context.seconds, context.stopping, COPIES
         )
         yield Result(
             name, device.slot, arrays * size / timing.seconds / 1e9, UNIT, f"{arrays} arrays of {size >> 20} MiB",

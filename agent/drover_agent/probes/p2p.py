@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from drover_agent.probes.base import Context, Result
-from drover_agent.probes.timing import time_calls
+from drover_agent.probes.timing import PAIRS, random_bytes, time_calls
 
 UNIT = "GB/s"
-BYTES = 512 << 20
+BYTES = 256 << 20
 CPU_BYTES = 4 << 20
 
 
@@ -28,15 +28,16 @@ def run(context: Context, name: str) -> Iterator[Result]:
         context.tell(f"{source.name} to {target.name}")
         direct = source.is_cuda and torch.cuda.can_device_access_peer(target.name, source.name)
         size = BYTES if source.is_cuda else CPU_BYTES
-        here = torch.ones(size, dtype=torch.uint8, device=source.name)
+        here = random_bytes(torch, size, context.seed, source.name)
         there = torch.zeros(size, dtype=torch.uint8, device=target.name)
 
         def copy(here: object = here, there: object = there) -> object:
             return there.copy_(here, non_blocking=True)  # type: ignore[attr-defined]  # tensors: torch is not typed here
 
         # Copies between devices run on the source's stream.
-        timing = time_calls(torch, source, copy, context.seconds / max(1, len(context.devices) - 1), context.stopping)
-        right = bool((there == 1).all().item())
+        share = context.seconds / max(1, len(context.devices) - 1)
+        timing = time_calls(torch, source, copy, share, context.stopping, PAIRS)
+        right = torch.equal(there, random_bytes(torch, size, context.seed, target.name))
         how = "direct" if direct else "through the host" if source.is_cuda else "within the host's memory"
         detail = f"{size >> 20} MiB, {how}" if right else f"{size >> 20} MiB came out changed"
         yield Result(

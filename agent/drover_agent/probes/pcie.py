@@ -11,7 +11,7 @@ from typing import Any
 
 from drover_agent.probes.base import Context, Device, Result
 from drover_agent.probes.near import near
-from drover_agent.probes.timing import time_calls
+from drover_agent.probes.timing import COPIES, random_bytes, time_calls
 
 UNIT = "GB/s"
 BYTES = 256 << 20
@@ -25,11 +25,11 @@ def run(context: Context, name: str) -> Iterator[Result]:
         context.tell(f"{device.name}: {name} of {size >> 20} MiB")
         with near(device) as bound:
             try:
-                call = _call(context.torch, device, name, size)
+                call = _call(context.torch, device, name, size, context.seed)
             except RuntimeError as error:  # memory that cannot be pinned: a limit of the host
                 yield Result(name, device.slot, None, UNIT, f"no pinned memory: {str(error).splitlines()[0]}")
                 continue
-            timing = time_calls(context.torch, device, call, context.seconds, context.stopping)
+            timing = time_calls(context.torch, device, call, context.seconds, context.stopping, COPIES)
         moved = size * (2 if name == "pcie_both" else 1)
         detail = (
             f"{size >> 20} MiB, pinned{', on the cores next to it' if bound else ''}"
@@ -41,10 +41,11 @@ def run(context: Context, name: str) -> Iterator[Result]:
         )
 
 
-def _call(torch: Any, device: Device, name: str, size: int) -> Callable[[], Any]:
+def _call(torch: Any, device: Device, name: str, size: int, seed: int) -> Callable[[], Any]:
     def pair() -> tuple[Any, Any]:
         host = torch.empty(size, dtype=torch.uint8, pin_memory=device.is_cuda)
-        return host.fill_(1), torch.zeros(size, dtype=torch.uint8, device=device.name)
+        drawn = random_bytes(torch, size, seed)
+        return host.copy_(drawn), drawn.to(device.name, copy=True)
 
     host, there = pair()
     if name == "pcie_h2d":

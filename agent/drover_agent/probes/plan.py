@@ -11,12 +11,19 @@ from drover_agent.probes import PROBES, Level, of_level
 from drover_agent.probes.eligible import Gpu
 from drover_agent.probes.exchange import LONGEST_S
 from drover_agent.probes.runner import START_S, GpuRef, Request
+from drover_agent.probes.timing import COPIES, PAIRS, PRODUCTS
 
 PATIENCE = 3.0  # times the probes' own lengths: a slow device is what they are for
 MEMORY_BYTES = 32 << 30
-# What the measurements of a level may take together, so that the level keeps its promise on a node of many GPUs: a
-# minute, and five. The rest goes to importing torch, contexts and NCCL's start.
-LEVEL_S = {Level.QUICK: 25.0, Level.STANDARD: 210.0}
+# What the measurements of a level may take together, warming up too, so that the level keeps its promise on a node of
+# many GPUs: a minute, and five. The rest goes to importing torch, contexts and NCCL's start.
+LEVEL_S = {Level.QUICK: 40.0, Level.STANDARD: 210.0}
+LEAST = 0.02  # of a probe's length: what is measured in the least number of repeats anyway
+SDC_S = 0.6  # three products each of five types and three sizes; an H100's share of it is 0.2 s, the rest drawing them
+# Modules -> what they take of each device, and p2p of each pair, however short they are made.
+FIXED_S = {
+    "gemm": PRODUCTS.least_s, "hbm": COPIES.least_s, "pcie": COPIES.least_s, "p2p": PAIRS.least_s, "sdc": SDC_S,
+}  # fmt: skip
 OF_THE_NODE = frozenset(
     {"collectives", "disk", "host_memory", "soak", "train_step"}
 )  # modules that run once, not for each device
@@ -43,14 +50,21 @@ def own_s(names: Sequence[str], level: Level, devices: int) -> float:
     )
 
 
+def fixed_s(names: Iterable[str], devices: int) -> float:
+    """Of that, and beside it where they are made shorter: warming up, and the least number of repeats."""
+    each = [(PROBES[name].module, FIXED_S.get(PROBES[name].module, 0.0)) for name in names]
+    return sum(s * devices * (devices - 1 if module == "p2p" else 1) for module, s in each)
+
+
 def scale(names: Sequence[str], level: Level, devices: int) -> float:
     """Of each probe's length, so that the level takes no longer than it says; 1 where it does not anyway."""
-    return min(1.0, LEVEL_S.get(level, math.inf) / own_s(names, level, devices))
+    left_s = LEVEL_S.get(level, math.inf) - fixed_s(names, max(devices, 1))
+    return min(1.0, max(LEAST, left_s / own_s(names, level, devices)))
 
 
 def timeout_s(names: Sequence[str], level: Level, devices: int) -> float:
     """Far more than they take."""
-    return min(START_S + PATIENCE * own_s(names, level, devices), LONGEST_S)
+    return min(START_S + PATIENCE * (own_s(names, level, devices) + fixed_s(names, devices)), LONGEST_S)
 
 
 def memory_bytes() -> int:

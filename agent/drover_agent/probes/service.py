@@ -18,6 +18,7 @@ from pathlib import Path
 
 from drover_agent.probes import Level, eligible, hold, plan, trying
 from drover_agent.probes.exchange import JOB, Answer, Ask, Folder, Outcome, is_id, read_ask
+from drover_agent.probes.inlet import inlet_c
 from drover_agent.probes.runner import Report, Request, Runner
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class Service:
             return refused(Outcome.EXPIRED, f"it waited for longer than its timeout of {limit_s:g} s")
         request = dataclasses.replace(
             plan.request_of(names, level, gpus, limit_s, self._scratch),
-            inlet_c=ask.inlet_c,
+            inlet_c=inlet_c()[0] if ask.inlet_c is None and gpus and "soak" in names else ask.inlet_c,
             group=dataclasses.asdict(ask.group) if ask.group else None,
         )
         report = self._run(request, gpus, wanted)

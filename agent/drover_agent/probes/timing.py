@@ -11,9 +11,31 @@ from typing import Any
 
 from drover_agent.probes.base import Device
 
-WARM_UP_S = 0.3  # clocks rise and libraries choose their kernels; on a GPU as long however short the probe is
 LEAST_REPEATS = 5
-BATCH_S = 0.02  # calls between two events take about this long, so that the event's own microseconds do not count
+CHUNK = 16 << 20  # bytes drawn at random, again and again in larger ones
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a kind of call is timed; on a GPU the same however short the probe is.
+
+    Attributes:
+        warm_up_s: products: clocks rise and libraries choose their kernels; copies: a link leaves its power saving.
+        batch_s: calls between two events take about this long, so that the event's own microseconds do not count.
+    """
+
+    warm_up_s: float
+    batch_s: float
+
+    @property
+    def least_s(self) -> float:
+        """What one timing takes at least, where a call is shorter than a batch."""
+        return self.warm_up_s + LEAST_REPEATS * self.batch_s
+
+
+PRODUCTS = Pace(0.3, 0.02)
+COPIES = Pace(0.05, 0.02)
+PAIRS = Pace(0.02, 0.005)  # a node of 16 GPUs has 240 of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +48,12 @@ class Timing:
 
 
 def time_calls(
-    torch: Any, device: Device, call: Callable[[], object], seconds: float, stopping: Callable[[], bool]
+    torch: Any,
+    device: Device,
+    call: Callable[[], object],
+    seconds: float,
+    stopping: Callable[[], bool],
+    pace: Pace = PRODUCTS,
 ) -> Timing:
     """How long one `call` takes on the device, out of as many as fit into `seconds` (at least LEAST_REPEATS batches).
 
@@ -34,8 +61,8 @@ def time_calls(
         InterruptedError: it was told to stop.
     """
     clock = _CudaClock(torch, device) if device.is_cuda else _HostClock()
-    once = _warm_up(clock, call, WARM_UP_S if device.is_cuda else min(WARM_UP_S, seconds / 4), stopping)
-    batch = max(1, round(BATCH_S / max(once, 1e-9)))
+    once = _warm_up(clock, call, pace.warm_up_s if device.is_cuda else min(pace.warm_up_s, seconds / 4), stopping)
+    batch = max(1, round(pace.batch_s / max(once, 1e-9)))
     until, found = time.monotonic() + seconds, [clock.measure(call, batch)]
     while len(found) < LEAST_REPEATS or time.monotonic() < until:
         if stopping():
@@ -50,6 +77,12 @@ def variation(values: Sequence[float]) -> float:
         return 0.0
     mean = statistics.fmean(values)
     return statistics.stdev(values) / mean if mean and math.isfinite(mean) else math.inf
+
+
+def random_bytes(torch: Any, size: int, seed: int, device: str = "cpu") -> Any:
+    """uint8 [size], a at random: of zeros or ones a link or a memory would cost less power."""
+    part = torch.randint(0, 256, (min(size, CHUNK),), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return part.to(device).repeat(-(-size // CHUNK))[:size]
 
 
 def _warm_up(

@@ -23,6 +23,7 @@ _PEAKS = {"H100-SXM": (960.0, 2950.0), "H200-SXM": (960.0, 4300.0), "A100-SXM": 
 _GEMM = {"gemm_bf16": 1.0, "gemm_fp16": 0.98, "gemm_fp8": 1.8, "gemm_tf32": 0.5, "gemm_fp32": 0.065, "gemm_fp64": 0.067}
 _PCIE = {"pcie_h2d": 0.87, "pcie_d2h": 0.87, "pcie_both": 1.6}  # of one direction's raw rate
 _NVLINK = {"p2p": 0.80, "allreduce": 0.85, "allgather": 0.85, "alltoall": 0.75}  # of all links' raw rate
+_LAUNCH = {"launch": 4.5, "launch_wait": 11.0}  # us
 _NODE = {"host_memory": 350.0, "disk_write": 3.0, "disk_read": 6.0, "disk_random": 400_000.0}
 REPEATS = 5
 REPEAT_SD = 0.002  # from run to run
@@ -112,8 +113,10 @@ class Prober:
         elif name in ("sdc", "memory_pattern"):
             size = 1e6 if name == "sdc" else 0.9 * float(hw.memory_bytes[first])
             yield from ((slot, None, size, not wrong) for slot, wrong in zip(slots, bad, strict=True))
-        elif name == "launch":
-            yield from ((slot, None, 4.5 * (1 + 0.03 * abs(float(rng.standard_normal()))), None) for slot in slots)
+        elif name in _LAUNCH:
+            yield from (
+                (slot, None, _LAUNCH[name] * (1 + 0.03 * abs(float(rng.standard_normal()))), None) for slot in slots
+            )
         elif name == "train_step":
             speed = 2e5 * float((clock * hw.speed[g]).min())  # sharded over all: as fast as the slowest
             yield (None if len(slots) > 1 else slots[0]), None, speed, not any(bad)

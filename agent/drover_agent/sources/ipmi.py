@@ -140,6 +140,11 @@ class Ipmi:
         self.values: dict[str, float] = {}
         self.reason = Absent.UNSUPPORTED  # of what is not in `values`
 
+    @property
+    def running(self) -> bool:
+        """Whether its program has not answered yet."""
+        return self._process is not None
+
     def look(self) -> None:
         """Take what the program gave; begin it when it is time. Waits only the first time, for FIRST_WAIT_S."""
         if self._process is None and time.monotonic() - self._started_s >= EVERY_S:
