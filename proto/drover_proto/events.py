@@ -352,6 +352,8 @@ class ProbeVerdict:
     drift: str = ""  # a sentence where it has become worse than it was itself; no proof against it
     drift_since_ms: int | None = None
     end: str = ""  # hung, crashed, wrong: what `probe` did; "" where its figure decided
+    measured: tuple[str, ...] = ()  # of a node: figure and configuration, as texts in `shifts` begin
+    shifts: tuple[str, ...] = ()  # of these: what a whole configuration has lost with its driver
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from itertools import combinations, permutations
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.probes.drift import drift, shift
+from drover_collector.probes.drift import drift
 from drover_collector.probes.groups_of_nodes import Run, blame
 from drover_collector.probes.judgement import judge
 from drover_collector.probes.measurements import End, Key, Measurement, NoteKind, Verdict
+from drover_collector.probes.shifts import shift
 
 KEY = Key(sku="NVIDIA H100 80GB HBM3", driver="570.1", power_limit_w=700, ecc=True, nvlinks=18, mig=False)
 
@@ -273,10 +275,30 @@ def test_a_history_is_of_one_gpu() -> None:
     assert drift([]).ok is None
 
 
-def test_a_configuration_that_reads_worse_after_a_change_is_a_note() -> None:
-    before, after = history(noisy([790.0] * 30)), history(noisy([750.0] * 30, 1))
-    note = shift(before, after)
-    assert note is not None
-    assert note.kind is NoteKind.SHIFT
-    assert shift(before, history(noisy([790.0] * 30, 2))) is None
-    assert shift(after, before) is None
+def boards(centre: float, driver: str, seed: int, count: int = 30, day: int = 0) -> list[Measurement]:
+    draw = np.random.default_rng(1000 + seed).normal(0, 0.01, count)
+    key = dataclasses.replace(KEY, driver=driver)
+    return [
+        Measurement(f"n{day}x{n}", 0, "gemm_bf16", centre * math.exp(d), key, ts_ms=day * 86_400_000)
+        for n, d in enumerate(draw)
+    ]
+
+
+def test_a_configuration_that_gives_less_with_a_new_driver_is_a_note_and_no_board_fails() -> None:
+    judged = judge([*boards(790.0, "570.1", 1), *boards(750.0, "580.1", 2, day=1)])
+    (note,) = [note for note in judged.notes if note.kind is NoteKind.SHIFT]
+    assert note.text.startswith(f"gemm_bf16 of {KEY.sku}, driver 580.1: 30 boards read 5.")
+    assert "below what 30 gave with driver 570.1 (789.5 TFLOP/s); similarity 0.9" in note.text
+    assert not [v for v in judged.verdicts if v.ok is False]
+
+
+@pytest.mark.parametrize(("old", "new", "count"), [(790.0, 790.0, 30), (750.0, 790.0, 30), (790.0, 750.0, 7)])
+def test_as_much_or_more_or_too_few_boards_are_none(old: float, new: float, count: int) -> None:
+    judged = judge([*boards(old, "570.1", 1), *boards(new, "580.1", 2, count, day=1)])
+    assert [note for note in judged.notes if note.kind is NoteKind.SHIFT] == []
+
+
+def test_small_groups_of_one_distribution_are_not_told_apart() -> None:
+    """Similarity alone would: two samples of eight boards may look unlike."""
+    pairs = [(boards(790.0, "570.1", 2 * s, 8), boards(790.0, "580.1", 2 * s + 1, 8)) for s in range(300)]
+    assert [s for s, (before, after) in enumerate(pairs) if shift(before, after) is not None] == []

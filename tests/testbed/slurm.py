@@ -178,8 +178,8 @@ def _stop_all(slurm: Slurm) -> None:
 
 def _idle(slurm: Slurm) -> bool:
     done = subprocess.run(
-        [*slurm.prefix, "sinfo", "--noheader", "--Node", "--format=%T"], env=slurm.env, capture_output=True, text=True,
-        check=False,
+        [*slurm.prefix, "sinfo", "--noheader", "--Node", "--partition=all", "--format=%T"], env=slurm.env,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.returncode == 0 and done.stdout.split() == ["idle"] * len(slurm.nodes)
 

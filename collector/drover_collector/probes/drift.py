@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import numpy as np
-
 from drover_collector.probes.fleet import logs_of
-from drover_collector.probes.groups import POWER, Floats, part, sign, similarity, t_quantile, usual
-from drover_collector.probes.measurements import End, Measurement, Note, NoteKind
+from drover_collector.probes.groups import POWER, Floats, part, sign, t_quantile, usual
+from drover_collector.probes.measurements import End, Measurement
 from drover_collector.probes.texts import number, off, share
 from drover_proto.probes import FIGURES
 
@@ -25,7 +23,6 @@ LEAST_AFTER = 2  # one bad result is a matter of the fleet's verdict, or of a se
 OWN = 0.3  # of the spread between units: how far results of one unit lie apart from run to run
 PRIOR = 6.0
 WINDOW = 64  # results
-SHIFTED = 0.98  # similarity below which a configuration reads otherwise than it did
 POWER_Z = NormalDist().inv_cdf(POWER)
 
 
@@ -88,24 +85,3 @@ def _step(logs: Floats, at: int, prior: float) -> tuple[float, float]:
     squares = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
     variance = (PRIOR * prior**2 + squares) / (PRIOR + len(logs) - 2)
     return float(before.mean() - after.mean()), math.sqrt(variance * (1 / len(before) + 1 / len(after)))
-
-
-def shift(before: Sequence[Measurement], after: Sequence[Measurement]) -> Note | None:
-    """A configuration's results before and after a change of driver or firmware: a note if it reads worse now.
-
-    By the similarity of their distributions and only downwards; the GPUs' own verdicts start anew with the new key.
-    """
-    if len(before) < LEAST_BEFORE or len(after) < LEAST_BEFORE:
-        return None
-    old, new = logs_of(before), logs_of(after)
-    drop = float(np.median(old) - np.median(new))
-    alike = similarity(np.exp(old), np.exp(new))
-    probe, key = after[0].probe, part(after[0].key, after[0].probe)
-    if alike >= SHIFTED or drop <= -math.log1p(-usual(probe).material):
-        return None
-    centre = math.exp(sign(probe) * float(np.median(old)))
-    text = (
-        f"{probe}: {len(after)} boards read {off(probe, drop)} what their configuration gave before the change "
-        f"({number(centre)} {FIGURES[probe].unit}, {len(before)} boards); similarity {alike:.3f}"
-    )
-    return Note(NoteKind.SHIFT, probe, key, text, len(after))

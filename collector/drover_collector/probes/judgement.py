@@ -28,6 +28,7 @@ from drover_collector.probes.measurements import (
 )
 from drover_collector.probes.references import Reference, reference
 from drover_collector.probes.shared import LONE_SLOT, MOST_BAD, by_slot, by_software, doubted
+from drover_collector.probes.shifts import shifts
 from drover_collector.probes.texts import number, share
 from drover_proto.probes import FIGURES, Better
 
@@ -65,6 +66,7 @@ def judge(measurements: Iterable[Measurement], budget: float = BUDGET) -> Judgem
         verdicts += judged
         notes += noted
         groups.append(seen)
+    notes += shifts(timed)
     return Judgement(tuple(sorted(by_software(verdicts), key=_place)), tuple(notes), tuple(groups))
 
 

@@ -86,6 +86,7 @@ def read(verdicts: Sequence[ProbeVerdict], incidents: Iterable[Incident], now_ms
         scope = "node" if verdict.gpu is None else "gpu"
         about = [i for i in open_ if (i.scope, i.node, i.gpu) == (scope, verdict.node, verdict.gpu)]
         findings += _drift(verdict, about, now_ms)
+        findings += _shifts(verdict, open_, now_ms)
         if verdict.passed is False:
             if verdict.gpu is not None or not of_gpus:  # else the node's only sums up its GPUs'
                 findings.append(_proof(verdict, about, now_ms))
@@ -194,3 +195,26 @@ def _drift(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> lis
             (Evidence(text),), cleared=not verdict.drift,
         )
     ]  # fmt: skip
+
+
+def _shifts(verdict: ProbeVerdict, open_: Sequence[Incident], now_ms: int) -> list[Finding]:
+    """What a whole configuration has lost with its driver: one incident for each figure, of the node that showed it
+    first; over when a later order of any of them shows it no more."""
+    known = {
+        begin: i for i in open_ if DRIFT in i.detectors for begin in verdict.measured if begin in i.summary
+    }  # fmt: skip
+    told = {begin: text for text in verdict.shifts for begin in verdict.measured if text.startswith(begin)}
+    found = []
+    for begin in dict.fromkeys([*told, *known]):
+        incident = known.get(begin)
+        node = verdict.node if incident is None or incident.node is None else incident.node
+        text = told.get(begin, verdict.text)
+        found.append(
+            Finding(
+                DRIFT, IncidentKind.DRIFT, f"driver_{begin.split()[0]}", "node", node, None, ((node, None),), now_ms,
+                verdict.ts_ms, Severity.INFO, 0.9, Wanted.WATCH, f"Slower since its driver: {text}",
+                "Compare the drivers' notes, clocks and power limits before more nodes get it; no board is to blame.",
+                (Evidence(text),), cleared=begin not in told,
+            )
+        )  # fmt: skip
+    return found

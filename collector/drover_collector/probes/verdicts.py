@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from drover_collector.probes.drift import Drift
-from drover_collector.probes.measurements import Basis, Judgement, Verdict
+from drover_collector.probes.measurements import Basis, Judgement, NoteKind, Verdict
 from drover_collector.probes.rows import CPU, form_of
+from drover_collector.probes.shifts import heads
 from drover_collector.store import ProbeRow
 from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_proto.probes import FIGURES, Better
@@ -18,6 +20,7 @@ LOST = "lost"  # likewise of a node whose driver answered for none of its GPUs
 AGAINST = frozenset({"hung", "crashed", "lost", "timeout"})  # ends that say something of what they name
 LEAST_JUDGED = 0.5  # of a GPU's figures: with fewer nothing is proved, though none is bad
 Place = tuple[str, int | None]
+_Place = tuple[str, int | None, int | None, str, str]
 
 
 def verdicts(
@@ -45,7 +48,16 @@ def verdicts(
                 of[place].append(verdict)
     slots = {row.result.gpu for row in rows if row.result.gpu is not None} | set(order.gpus)
     found = [_of_gpu(order, end, g, of[order.node, g], drifts.get(g, ()), now_ms) for g in sorted(slots)]
-    return [*found, _of_node(order, end, found, [*of[order.node, None], *_between(of, order.node)], now_ms)]
+    node = _of_node(order, end, found, [*of[order.node, None], *_between(of, order.node)], now_ms)
+    return [*found, replace(node, **_configuration(own, judged))]
+
+
+def _configuration(own: Collection[_Place], judged: Judgement) -> dict[str, tuple[str, ...]]:
+    mine = heads(
+        m for v in judged.verdicts if ((m := v.measurement).node, m.gpu, m.peer, m.probe, m.key.form) in own
+    )  # fmt: skip
+    told = [note.text for note in judged.notes if note.kind is NoteKind.SHIFT]
+    return {"measured": mine, "shifts": tuple(text for text in told if text.startswith(mine))}
 
 
 def failed(order: ProbeOrder, why: str, now_ms: int) -> ProbeVerdict:
@@ -154,5 +166,5 @@ def _expected(verdict: Verdict | None) -> float | None:
     return value * (1 - worse) if FIGURES[verdict.measurement.probe].better is Better.LOWER else value / (1 - worse)
 
 
-def _place(result: ProbeResult) -> tuple[str, int | None, int | None, str, str]:
+def _place(result: ProbeResult) -> _Place:
     return result.node, result.gpu, result.peer, result.probe, form_of(result)
