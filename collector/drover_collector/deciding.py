@@ -35,6 +35,7 @@ DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
 DEAD = frozenset({"silent", "driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
 AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
+UNANSWERED = "nobody answered"  # how the reason of a question begins that has expired so
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
@@ -259,7 +260,7 @@ class Decider:
             if last.outcome == "pending_approval":
                 if now_ms - last.ts_ms < policy.approval_expires_s * 1000:
                     return []
-                text = f"nobody answered within {policy.approval_expires_s / 60:.0f} min"
+                text = f"{UNANSWERED} within {policy.approval_expires_s / 60:.0f} min"
                 return [self._keep(replace(last, ts_ms=now_ms, outcome="expired", reason=text))]
             if last.outcome == "expired" and now_ms - last.ts_ms < policy.approval_again_s * 1000:
                 return []

@@ -23,6 +23,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.inventories import Inventories, Told
 from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
+from drover_collector.notify.news import OLD_MS, News, of_actions, of_decisions, of_duties
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pauses import Pauses
 from drover_collector.pipeline_history import RESTORED_MS, Past, history
@@ -200,7 +201,13 @@ class Judging:
 
     def take_duties(self, duties: Mapping[str, Duty]) -> None:
         """How far nodes are that were taken out of service. From any thread; returns at once."""
-        self._judge.submit(self._guarded, lambda: self.engine.on_duties(duties, self.now_ms()))
+
+        def take() -> None:
+            known = self.engine.duties
+            news = of_duties(duty for node, duty in duties.items() if known.get(node) != duty)
+            self._guarded(lambda: self.engine.on_duties(duties, self.now_ms()), news=news)
+
+        self._judge.submit(take)
 
     def take_away(self, nodes: Set[str]) -> None:
         """Nodes that their scheduler gives no work. From any thread; returns at once."""
@@ -208,7 +215,17 @@ class Judging:
 
     def take_failed(self, actions: Sequence[Action]) -> None:
         """Actions that failed. From any thread; returns at once."""
-        self._judge.submit(lambda: self.engine.on_failed(actions))
+
+        def take() -> None:
+            self.engine.on_failed(actions)
+            self._tell(of_actions(actions))
+
+        self._judge.submit(take)
+
+    def _tell(self, news: Sequence[News]) -> None:
+        """Once each, whoever tells it again: but nothing old, as at a start."""
+        after_ms = self.now_ms() - OLD_MS
+        self.saving.put(Outcome(), (), news=[piece for piece in news if piece.ts_ms >= after_ms])
 
     def judge_now(self, call: Callable[[Engine], Outcome]) -> bool:
         """Whether what came of it is stored. Not from the event loop. Raises RuntimeError: this collector stops."""
@@ -240,13 +257,13 @@ class Judging:
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1
 
-    def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = ()) -> None:
+    def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = (), news: Sequence[News] = ()) -> None:
         try:
             outcome = call()
         except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
             self.ticks.failed(error, self.now_ms())
             return
-        self.saving.put(outcome, events)
+        self.saving.put(outcome, events, news=news)
         self.ticks.tell_detectors(self.engine.troubles)
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 
@@ -328,6 +345,7 @@ class Judging:
         told = self.outbox.enqueue(found.incidents)
         self._policy_state = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
         self._note_policy("the collector's start", "in force from this start on")
+        self._tell([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
         if self.desk is not None:  # before anything is decided below: it must take that
             self.desk.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from drover_collector.engine import Outcome
 from drover_collector.notify import Outbox
+from drover_collector.notify.news import News, of_decisions
 from drover_collector.store import Store, StoreError
 from drover_collector.ticks import Ticks
 from drover_proto.events import Audit, Event, Incident
@@ -38,6 +39,7 @@ class _Result:
     outcome: Outcome
     events: Sequence[Event]  # that were judged for it
     audit: Sequence[Audit] = ()
+    news: Sequence[News] = ()
     stored: bool = False
     refused: bool = False  # by a store that fails, for now; or for ever
 
@@ -60,15 +62,18 @@ class Saving:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, outcome: Outcome, events: Sequence[Event], audit: Sequence[Audit] = ()) -> None:
+    def put(
+        self, outcome: Outcome, events: Sequence[Event], audit: Sequence[Audit] = (), news: Sequence[News] = ()
+    ) -> None:
         """Returns when it is stored; or else, if the store fails or takes long, when it is told from memory.
 
         Args:
             events: were judged for it.
             audit: lines about what led to it.
+            news: of incidents, beside those that the outcome's decisions are.
         """
-        result = _Result(outcome, events, audit)
-        told = events or audit or outcome.findings or outcome.incidents
+        result = _Result(outcome, events, audit, [*news, *of_decisions(outcome.decisions)])
+        told = events or audit or news or outcome.findings or outcome.incidents
         empty = not (told or outcome.decisions or outcome.health)
         with self._changed:
             self._start()
@@ -134,6 +139,7 @@ class Saving:
             )
         try:
             self._outbox.enqueue_unstored(result.outcome.incidents)
+            self._outbox.tell(result.news, self._known(result), blind=True)
         except Exception as error:  # noqa: BLE001  # nor may this end detection
             self._ticks.failed(error, self._now_ms())
 
@@ -196,12 +202,16 @@ class Saving:
             lambda: store.write_findings(list(outcome.findings)),
             lambda: store.write_health([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
+            lambda: self._outbox.tell(result.news, self._known(result)),
             lambda: store.write_judged(result.events),
         ]
         for step in steps:
             if not self._first(result):  # forgotten while the store hung: who judges since then decides anew
                 return
             step()
+
+    def _known(self, result: _Result) -> dict[str, Incident]:
+        return {**self.known(), **{incident.id: incident for incident in result.outcome.incidents}}
 
     def _hand(self, take: Callable[[Outcome], None], outcome: Outcome) -> None:
         try:

@@ -31,7 +31,7 @@ class Noting:
         self.hanging, self.free = threading.Event(), threading.Event()
 
     def __getattr__(self, name: str) -> Any:
-        def call(rows: Sequence[object]) -> None:
+        def call(rows: Sequence[object], *_more: object, **_how: object) -> None:
             if name == self.hangs:
                 self.hanging.set()
                 self.free.wait(20)

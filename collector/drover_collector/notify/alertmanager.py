@@ -54,7 +54,7 @@ def labels(told: Story, more: Labels) -> Labels:
 def alert(told: Story, more: Labels, now_ms: int, repeat_s: float) -> dict[str, Any]:
     """The alert of an open incident."""
     notes = {
-        "summary": told.what,
+        "summary": told.news or told.what,
         "description": told.text(now_ms),
         "advice": told.advice,
         "since": moment(told.since_ms),

@@ -19,6 +19,7 @@ from drover_collector.notify.telling import (
     CLOSED,
     FAILED,
     GROUPED,
+    NEWS,
     NOT_SENT,
     OPENED,
     kind_of,
@@ -96,11 +97,13 @@ class Courier(threading.Thread):
                 self._not_sent(self._rows[id_], f"{self._rows[id_].detail}; given up: it has come back", FAILED)
             of_incident = (self._rows[id_] for id_ in self._queues.get(row.incident_id, ()))
             waits = next((r for r in of_incident if _held(r, now_ms)), None)
-            if waits is not None and kind_of(row) == CLOSED:
+            kind = kind_of(row)
+            if waits is not None and kind == CLOSED:
+                self._drop_news(row.incident_id)
                 self._not_sent(waits, "not sent: over, or part of another, before its time to wait was")
                 self._not_sent(row, NOT_SENT)
             else:
-                if waits is not None:
+                if waits is not None and kind not in NEWS:
                     self._keep(dataclasses.replace(waits, next_ms=now_ms))
                 self._keep(row)
             self._changed.notify()
@@ -111,8 +114,15 @@ class Courier(threading.Thread):
             row = self._rows.get(id_)
             if row is None or not _held(row, self._now_ms()):
                 return False
+            self._drop_news(row.incident_id)
             self._not_sent(row, detail, state)
             return True
+
+    def _drop_news(self, incident: str) -> None:
+        """Of an opening that is not sent."""
+        for row in [self._rows[id_] for id_ in self._queues.get(incident, ())]:
+            if kind_of(row) in NEWS:
+                self._not_sent(row, NOT_SENT)
 
     def _not_sent(self, row: OutboxRow, detail: str, state: str = GROUPED) -> None:
         self._drop(row.id)
@@ -163,7 +173,7 @@ class Courier(threading.Thread):
     def _try(self, row: OutboxRow) -> None:
         try:
             kind = kind_of(row)
-            if kind == CLOSED and row.incident_id in self._unopened:
+            if (kind == CLOSED or kind in NEWS) and row.incident_id in self._unopened:
                 self._settle(row, kind, None)
             else:
                 self._settle(row, kind, self.notifier.deliver(row.id, row.payload_json.encode(), self._now_ms()))

@@ -25,12 +25,14 @@ from drover_collector.notify.courier import Courier
 from drover_collector.notify.figures import Figures
 from drover_collector.notify.grouping import Grouping, instead_of
 from drover_collector.notify.messages import Key, Message
+from drover_collector.notify.newsroom import Newsroom
 from drover_collector.notify.routes import Routes
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.telling import (
     CLOSED,
     FAILED,
     GROUPED,
+    NEWS,
     NOT_SENT,
     OPENED,
     REPEATED,
@@ -51,7 +53,7 @@ REMEMBERED = 100_000  # (incident, receiver) pairs whose last message is kept in
 NEVER = Told(Severity.INFO, Wanted.NONE, True)
 
 
-class Outbox(Figures):
+class Outbox(Newsroom, Figures):
     """Writes messages for changed incidents and has them delivered. `enqueue` and `sweep` may block on the store.
 
     Args:
@@ -72,6 +74,7 @@ class Outbox(Figures):
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         unstored: Path | None = None,
     ) -> None:
+        super().__init__()
         self._store = store
         self._unstored = Unstored(store, unstored)
         self._console_url = console_url
@@ -334,6 +337,8 @@ class Outbox(Figures):
         }
 
     def _note_given_up(self, row: OutboxRow, kind: str) -> None:
+        if kind in NEWS:
+            return
         key = (row.incident_id, row.notifier)
         with self._lock:
             told = self._told.get(key)

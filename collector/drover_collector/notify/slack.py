@@ -43,6 +43,8 @@ def escaped(text: str) -> str:
 def payload(told: Story, now_ms: int) -> dict[str, Any]:
     """The request's JSON."""
     blocks: list[dict[str, Any]] = []
+    if told.news:
+        blocks.append(_section(told.what))
     if told.over:
         blocks.append(_section(told.end))
     elif told.advice:

@@ -23,6 +23,8 @@ from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Incident, Severity
 from drover_proto.times import iso
 
 OPENED, CHANGED, REPEATED, CLOSED = (f"incident.{word}" for word in ("opened", "changed", "repeated", "closed"))
+ASKS, NOBODY, ACTION_FAILED, REPAIR = (f"incident.{word}" for word in ("asks", "unanswered", "action_failed", "repair"))
+NEWS = frozenset({ASKS, NOBODY, ACTION_FAILED, REPAIR})  # of an open incident (news.py): they change nothing here
 GROUPED = "grouped"  # state of a message that is not sent
 DEFERRED = "deferred"  # state of one that is not sent while a gap in telemetry lasts
 FAILED = "failed"  # state of one that was given up
@@ -128,8 +130,9 @@ def told_by(rows: Iterable[OutboxRow]) -> dict[tuple[str, str], Told]:
     """(incident, receiver) -> what it was told, out of the stored messages in any order."""
     told: dict[tuple[str, str], Told] = {}
     for row in sorted(rows, key=lambda r: (r.created_ms, r.id)):
-        key = (row.incident_id, row.notifier)
-        told[key] = after(told.get(key), said_by(row), row.state, row.created_ms)
+        key, said = (row.incident_id, row.notifier), said_by(row)
+        if said.kind not in NEWS:
+            told[key] = after(told.get(key), said, row.state, row.created_ms)
     return told
 
 

@@ -166,6 +166,7 @@ class Unstored:
 def _end(row: OutboxRow, now_ms: int) -> OutboxRow:
     body = json.loads(row.payload_json)
     body["type"], body["timestamp"] = CLOSED, iso(now_ms)
+    body["data"].pop("news", None)
     body["data"] |= {"closed": iso(now_ms), "closed_because": BECAUSE}
     text = json.dumps(body, separators=(",", ":"), allow_nan=False)
     created_ms = max(now_ms, row.created_ms + 1)

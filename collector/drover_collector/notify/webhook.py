@@ -24,12 +24,14 @@ def sign(secret: bytes, message_id: str, timestamp_s: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
 
 
-def message(kind: str, incident: Incident, ts_ms: int, console_url: str) -> str:
-    """The body: `kind` is incident.opened, incident.changed, incident.repeated or incident.closed."""
+def message(kind: str, incident: Incident, ts_ms: int, console_url: str, news: str = "") -> str:
+    """The body. `kind`: of `telling.py`; `news`: the sentence of those that have one."""
     data: dict[str, Any] = incident_report(incident)
     data["version"] = incident.version
     if incident.closed_ms is not None and incident.timeline:
         data["closed_because"] = incident.timeline[-1].text.removeprefix("closed: ")
+    if news:
+        data["news"] = news
     data["console"] = f"{console_url.rstrip('/')}/incidents?id={incident.id}"
     return json.dumps({"type": kind, "timestamp": iso(ts_ms), "data": data}, separators=(",", ":"), allow_nan=False)
 

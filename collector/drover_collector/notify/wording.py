@@ -19,6 +19,10 @@ Places = Mapping[str, NodeSpec]
 
 CLOSED = "closed"
 PART_OF = "part of incident "  # so a timeline ends that goes on in another
+NEWS = {  # of an open incident, by the step
+    "asks": "waits for your answer", "unanswered": "nobody answered", "action_failed": "an action failed",
+    "repair": "goes to repair",
+}  # fmt: skip
 LATE_MS = 120_000  # from which age on a message says that it is late
 EVIDENCE = 5  # facts that are shown; the console has all
 NAMED = 6  # members that are named
@@ -28,7 +32,8 @@ NAMED = 6  # members that are named
 class Story:
     """
     Attributes:
-        step: opened, changed, repeated or closed; or what a newer collector says.
+        step: opened, changed, repeated or closed, or one of NEWS; or what a newer collector says.
+        news: of one of NEWS, the sentence.
         where: `r01n03 GPU 3`, `node r01n03`, `rack r01`, `job 4711`, `16 nodes`.
         place: `rack r01, pool train, H100-SXM`; "" where it is not known, or differs between members.
         because: why it was closed; "" where nobody noted it.
@@ -62,6 +67,7 @@ class Story:
     opened_ms: int
     closed_ms: int | None
     because: str  # it was closed
+    news: str = ""
 
     @property
     def over(self) -> bool:
@@ -78,6 +84,8 @@ class Story:
             "changed": " (worse than told before)",
             "repeated": f" (still open, {span(self.told_ms - self.since_ms)})",
         }.get(self.step, "")
+        if self.news:
+            return f"{self.severity.upper()} ({NEWS.get(self.step, 'news')}): {self.news}"
         return f"{self.severity.upper()}{again}: {self.what}"
 
     @property
@@ -136,7 +144,7 @@ class Story:
 
     def text(self, now_ms: int) -> str:
         """The whole of it as plain text, for receivers that have no form of their own."""
-        parts = [self.end if self.over else self.what]
+        parts = [self.news, self.end if self.over else self.what]
         if self.advice and not self.over:
             parts.append(f"What to do: {self.advice}")
         parts.append("\n".join(f"{label}: {text}" for label, text in self.details(now_ms)))
@@ -200,6 +208,7 @@ def story(body: bytes, places: Places) -> Story:
         opened_ms=opened_ms,
         closed_ms=from_iso(data["closed"]) if data.get("closed") else None,
         because=str(data.get("closed_because") or ""),
+        news=str(data.get("news") or ""),
     )
 
 
