@@ -48,6 +48,7 @@ class Played:
     false_drains: list[str]
     seconds: float = 0.0
     named: dict[str, str] = field(default_factory=dict)  # label id -> kind/cause that was told
+    otherwise: dict[str, float] = field(default_factory=dict)  # of those missed, told in another incident: seconds
 
 
 def buckets(fleet: AdversaryFleet, interval_ms: int) -> Iterator[tuple[Bucket, list[Event]]]:
@@ -179,7 +180,7 @@ def _scored(
         {label.id: float(rows[label.id].get("severity", 1.0)) for label in faults},
         {label.id: int(rows[label.id].get("job_gpus") or 0) for label in faults},
         result.negatives, result.matched + result.duplicates, [_told(f, labels, rows) for f in result.false],
-        [_told(f, labels, rows) for f in result.false_drains], seconds, named,
+        [_told(f, labels, rows) for f in result.false_drains], seconds, named, result.otherwise,
     )  # fmt: skip
 
 

@@ -97,12 +97,14 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     # What was not heard counts neither as idle nor as work: a gap in the data is no use of a GPU.
     length = bucket.length_ms * ((idle == 1) - BREAK * (idle == 0))
     s.calm_ms = np.where(fresh, 0, np.clip(s.calm_ms + length, 0, IDLE_MS_KEPT))
+    before = s.idle_ms
     s.idle_ms = np.where(s.calm_ms > 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0), 0)
     s.jobs, s.job_names = bucket.jobs, bucket.job_names
     scattered = dict(_scattered(window, s))
     for leaf in [leaf for leaf in s.scattered_ms if leaf not in scattered]:
         del s.scattered_ms[leaf]
-    if 0 <= now_ms - s.told_ms < EVERY_MS:
+    warns = ((before < WARN_MS) & (s.idle_ms >= WARN_MS)).any()
+    if 0 <= now_ms - s.told_ms < EVERY_MS and not warns:
         return [], s
     found = [*_jobs(window, s, now_ms)]
     found += [f for leaf, f in scattered.items() if now_ms - s.scattered_ms[leaf] >= IDLE_MS]
