@@ -43,12 +43,13 @@ class Bundle:
 
     name: str
     extras: tuple[str, ...]
+    most_mb: float = 1000.0  # of the packed bundle: it goes over ssh to every node
 
     def lock(self, machine: str) -> Path:
         return HERE / "locks" / f"{self.name}-{machine}.txt"
 
 
-BUNDLES = (Bundle("agent", ()), Bundle("server", ("apprise", "certs", "collector", "dashboard", "signin")))
+BUNDLES = (Bundle("agent", (), 30.0), Bundle("server", ("apprise", "certs", "collector", "dashboard", "signin")))
 
 
 class DistError(Exception):
@@ -152,6 +153,9 @@ def bundle_up(bundle: Bundle, own: Path, version: str, machine: str, pythons: tu
         target = into / f"{name}-{machine}.tar.gz"
         with tarfile.open(target, "w:gz", compresslevel=1) as archive:  # wheels are packed already
             archive.add(base, name, filter=_nobody)
+    if (size_mb := target.stat().st_size / 1e6) > bundle.most_mb:
+        target.unlink()
+        raise DistError(f"{name} would have {size_mb:.1f} MB, more than {bundle.most_mb:g}: name fewer with --python")
     return target
 
 
