@@ -1,4 +1,4 @@
-"""What `drover drain`, `isolate` and `resume` share."""
+"""What `drover drain`, `isolate`, `resume`, `reset` and `reboot` share."""
 
 from __future__ import annotations
 

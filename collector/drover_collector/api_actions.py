@@ -101,6 +101,7 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPrevie
         if desk.validator is not None and desk.config.validate:
             reply.validates = desk.config.validate_level
     elif act in (Act.RESET, Act.REBOOT):
+        reply.hindrance = desk.hindrance(act)
         if duty is None or duty.stage not in IDLE:
             reply.guard = f"jobs may run on {request.node}: drain it first"
     else:

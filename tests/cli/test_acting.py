@@ -1,4 +1,4 @@
-"""`drover drain`, `isolate` and `resume` over real gRPC: through the guard's caps, done, refused, and an exit code."""
+"""`drover drain`, `isolate`, `resume`, `reset`, `reboot` over real gRPC: through the caps, done, refused, and an exit code."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def scene(store_root: Path) -> Iterator[Scene]:
         ceiling="enforce",
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
-    config = ActConfig(mode="enforce", validate=False)
+    config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))
     desk = ActionDesk(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
     pipeline.act_by(desk)
     pipeline.leading = True
@@ -148,6 +148,26 @@ def test_isolate_requeues(scene: Scene, say: Say) -> None:
     scene.slurm.start("n002", "17")
     assert say("isolate", "n002", "--why", "corrupts")[:2] == (0, "isolate n002: done: closed; requeued: 17\n")
     assert say("resume", "n002", "--why", "was not it", "--force")[0] == 0
+
+
+def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_not(scene: Scene, say: Say) -> None:
+    code, _, err = say("reset", "n005", "--why", "XID 119")
+    assert (code, "jobs may run on n005: drain it first, or give --force" in err) == (2, True)
+    assert say("drain", "n005", "--why", "XID 119", "--force")[0] == 0
+    wait_until(lambda: scene.desk.duties["n005"].stage is Health.DRAINED, "it is drained")
+    wait_until(lambda: scene.in_engine("n005", Health.DRAINED), "and known to be")
+    assert say("reset", "n005", "--check")[:2] == (0, "reset n005: nothing is against it\n")
+    assert say("reset", "n005", "--why", "XID 119")[:2] == (0, "reset n005: done: all reset\n")
+    assert scene.desk.duties["n005"].stage is Health.DRAINED, "it is out as before"
+    code, _, err = say("reboot", "n005", "--why", "XID 119", "--force")
+    assert (code, "no command for it: set act.reboot_command in the collector's settings" in err) == (2, True)
+    code, out, _ = say("reboot", "n005", "--check")
+    assert (code, "no command for it" in out) == (1, True)
+    lines = [(line.what, line.why, line.detail) for line in scene.store.audit(subject="n005")]
+    assert ("reset", "XID 119", "done all reset") in lines
+    assert ("reset (refused)", "XID 119", "jobs may run on n005: drain it first, or give --force") in lines
+    assert any(what == "reboot (refused)" for what, _, _ in lines)
+    assert say("resume", "n005", "--why", "done", "--force")[0] == 0
 
 
 def test_a_drain_of_somebody_else_is_undone_by_no_force(scene: Scene, say: Say) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import stat
 import threading
@@ -10,16 +11,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from standardwebhooks import Webhook
 
 from drover_collector.actions.base import ActError
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import taken_out
-from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.settings import ActConfig, CommandConfig, TicketConfig, validate_act
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
 from drover_proto.events import Act, ActionState, Duty, Health, ProbeReason, Wanted
+from drover_proto.settings import SettingsError
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
+from testbed.receivers import Reply, http_receiver
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
@@ -83,6 +87,50 @@ def test_what_fails_its_validation_goes_to_repair_with_a_ticket_and_back(scene: 
         duty = scene.wait_stage(Health.VALIDATING)
         assert duty.returns == 1, "it failed again soon"
         assert duty.reason == "out again 2.0 days after it came back: xid/xid_79: GPU 3 fell off the bus"
+
+
+def test_a_ticket_by_webhook_is_signed_and_taken_once_though_its_answer_was_lost(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    secret = "whsec_" + base64.b64encode(b"k" * 32).decode()
+    (tmp_path / "secret").write_text(secret)
+    (tmp_path / "secret").chmod(0o600)
+    with http_receiver() as desk_of_tickets:
+        ticket = TicketConfig(url=desk_of_tickets.url, secret_file=str(tmp_path / "secret"))
+        desk_of_tickets.replies = [Reply(how="close"), Reply(500)]
+        with scene.desk(replace(CONFIG, repair_webhook=ticket)) as desk:
+            desk.take([decision()])
+            scene.wait_stage(Health.VALIDATING)
+            desk.on_verdicts([verdict(False, gpu=3)])
+            done = scene.wait(Act.REPAIR)
+            assert (done.state, done.detail, done.actuator) == (
+                ActionState.DONE, "the ticket's webhook took it", "ticket",
+            )  # fmt: skip
+            scene.wait_stage(Health.REPAIR)
+            desk.on_verdicts([verdict(False, gpu=3)])  # told again after a stop
+        assert len(desk_of_tickets.got) == 3
+        assert {request.headers["webhook-id"] for request in desk_of_tickets.got} == {f"ticket_{done.id}"}
+        for request in desk_of_tickets.got:
+            told = Webhook(secret).verify(request.body, dict(request.headers))
+            assert (told["type"], told["data"]["act"], told["data"]["node"]) == ("node.repair", "repair", "n1")
+            assert told["data"]["mark"] == "inc1"
+
+
+def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("no secret")
+    (tmp_path / "secret").chmod(0o600)
+    both = ActConfig(
+        mode="enforce", command=CommandConfig(program=("/bin/true",)), repair_command=("/bin/true",),
+        repair_webhook=TicketConfig(url="https://tickets.example"),
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match="opens the ticket already"):
+        validate_act(both)
+    with pytest.raises(SettingsError, match="secret_file: give either"):
+        validate_act(replace(both, repair_command=()))
+    bad = replace(both.repair_webhook, secret_file=str(tmp_path / "secret"))
+    with pytest.raises(SettingsError, match="does not hold whsec_"):
+        validate_act(replace(both, repair_command=(), repair_webhook=bad))
 
 
 def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:

@@ -107,7 +107,8 @@ class Run:
             await self.judge(self.pipeline.judge_events)
         self.now_ms = start_ms + BUCKET_MS - 1
         for node, stage in step.duties:
-            incident = next((i.id for i in self.pipeline.incidents.values() if i.node == node), "")
+            known = sorted((i.opened_ms, i.id) for i in self.pipeline.incidents.values() if i.node == node)
+            incident = known[0][1] if known else ""
             duty = self.duties.get(node)
             if stage is not Health.DRAINING and duty is not None:
                 incident = duty.incident_id

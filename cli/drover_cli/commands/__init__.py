@@ -43,6 +43,8 @@ NAMES = (
     "drain",
     "isolate",
     "resume",
+    "reset",
+    "reboot",
     "export",
     "backup",
     "restore",

@@ -23,6 +23,7 @@ from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
 from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
 from drover_collector.actions.settings import MODES, ActConfig
+from drover_collector.actions.ticket import Ticket
 from drover_collector.actions.worker import Worker
 from drover_collector.guard import may_resume
 from drover_collector.store import Store, StoreError
@@ -101,7 +102,7 @@ class ActionDesk:
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
         self._actuators, self._look_s = tuple(actuators), look_s
-        self._commands = Commands(config)
+        self._commands, self._ticket = Commands(config), Ticket(config.repair_webhook)
         self._workers: dict[str, Worker] = {}
         self._intents: Intents | None = None  # while this one acts
         self._made: dict[str, Action] = {}  # actions by id, as they were made since the start
@@ -128,7 +129,7 @@ class ActionDesk:
         self._away.clear()  # who judges does not know it yet
         for action in self.store.actions(acts=ADVICES):
             self._note_advice(action)
-        workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, self._commands)}
+        workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, *self._own)}
         left = self.store.intended_actions()
         most = min(MODES.index(mode), MODES.index(self.config.mode))
         began_ms = self._began_ms
@@ -191,6 +192,11 @@ class ActionDesk:
             intents.join()
         for worker in gone.values():
             worker.join(STOP_S)
+
+    @property
+    def _own(self) -> tuple[Commands | Ticket, ...]:
+        """What no scheduler does."""
+        return self._commands, self._ticket
 
     @property
     def acting(self) -> bool:
@@ -271,9 +277,14 @@ class ActionDesk:
     def drain(self, node: str, act: Act, why: str, by: str) -> Action:
         """What a person asks for: drain, isolate, reset or reboot. Raises StoreError."""
         self._must_act(node)
-        if act in (Act.RESET, Act.REBOOT) and not self._commands.knows(act):
-            raise ActError(f"no command for it: set act.{act}_command in the collector's settings")
+        if why_not := self.hindrance(act):
+            raise ActError(why_not)
         return self.intend(node, act, f"{by} {self.now_ms()}", "", why, by)
+
+    def hindrance(self, act: Act) -> str:
+        """Why the settings do not let it be done; "" where they do."""
+        off = act in (Act.RESET, Act.REBOOT) and not self._commands.knows(act)
+        return f"no command for it: set act.{act}_command in the collector's settings" if off else ""
 
     def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a node back that Drover took out: after probes, or at once by `force`.
@@ -329,7 +340,7 @@ class ActionDesk:
                     passed = f"passed its validation: {mine[0].text}"
                     self.intend(node, Act.RESUME, mine[0].request, duty.incident_id, passed, "drover")
                     continue
-                if after.stage is Health.REPAIR and self._commands.knows(Act.REPAIR):
+                if after.stage is Health.REPAIR and any(own.knows(Act.REPAIR) for own in self._own):
                     self.intend(node, Act.REPAIR, mine[0].request, duty.incident_id, after.reason, "drover")
                 self.set_duty(after)
 
@@ -385,7 +396,8 @@ class ActionDesk:
                 del self.advices[key]
 
     def _worker_of(self, node: str, act: Act, workers: Mapping[str, Worker]) -> Worker | None:
-        actuator = self._commands if self._commands.knows(act) else self.actuator_of(node)
+        own = next((own for own in self._own if own.knows(act)), None)
+        actuator = own or self.actuator_of(node)
         return None if actuator is None else workers.get(actuator.name)
 
     def _queue(self, action: Action) -> None:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from drover_collector.notify.settings import http_url, webhook_secret, webhook_url
 from drover_proto.settings import SettingsError, between, one_of, setting
 
 MODES = ("observe", "approve", "enforce")
@@ -59,6 +60,21 @@ class CommandConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TicketConfig:
+    url: str | None = setting(None, "where a ticket is posted when a node goes to repair; none: off", http_url)
+    url_file: str | None = setting(None, "or the file that holds this address, where it is a secret")
+    secret_file: str | None = setting(None, "file with the signing secret, whsec_BASE64, not readable by everyone")
+    secret_env: str | None = setting(None, "or the environment variable that holds it")
+    timeout_s: float = setting(10.0, "how long to wait for a connection, and for an answer", between(0.1, 60))
+    ca_file: str | None = setting(None, "PEM file of the authority that signs its certificate; none: the system's")
+    proxy: str | None = setting(None, "http:// address of a proxy to reach it through; none: directly", http_url)
+
+    @property
+    def on(self) -> bool:
+        return self.url is not None or self.url_file is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ActConfig:
     mode: str = setting(
         "observe",
@@ -78,13 +94,14 @@ class ActConfig:
         (), "program and its arguments that opens a ticket for a node in repair; gets JSON on stdin; none: off"
     )
     reset_command: tuple[str, ...] = setting(
-        (), "likewise that resets the GPUs of a node without jobs, asked for through the Fleet API; none: off"
+        (), "likewise that resets the GPUs of a node without jobs, by `drover reset`; none: off"
     )
-    reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node; none: off")
+    reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node, by `drover reboot`; none: off")
     command_timeout_s: float = setting(60.0, "these three are killed after this long", between(1, 3600))
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
+    repair_webhook: TicketConfig = field(default_factory=TicketConfig)
 
 
 def used(config: ActConfig) -> dict[str, tuple[str, ...]]:
@@ -118,6 +135,13 @@ def validate_act(config: ActConfig) -> None:
             seen[pool] = name
     if config.mode == "observe":
         return
+    if config.repair_webhook.on:
+        if config.repair_command:
+            raise SettingsError(
+                "act.repair_webhook: act.repair_command opens the ticket already; leave one of them out"
+            )
+        webhook_url(config.repair_webhook, "act.repair_webhook")
+        webhook_secret(config.repair_webhook, os.environ, "act.repair_webhook")
     if config.slurm.conf is not None and not Path(config.slurm.conf).is_file():
         raise SettingsError(f"act.slurm.conf: {config.slurm.conf}: no such file")
     if config.slurm.enabled and config.slurm.slurmrestd is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from drover_collector.notify.routes import RouteConfig, validate_routes
@@ -217,7 +218,23 @@ def _either(
     return f"{key}.{name}_env: environment variable {variable}", text
 
 
-def webhook_url(webhook: WebhookConfig, key: str = "webhook") -> str:
+class Addressed(Protocol):
+    """What says where a webhook is, and what its messages are signed with."""
+
+    @property
+    def url(self) -> str | None: ...
+
+    @property
+    def url_file(self) -> str | None: ...
+
+    @property
+    def secret_file(self) -> str | None: ...
+
+    @property
+    def secret_env(self) -> str | None: ...
+
+
+def webhook_url(webhook: Addressed, key: str = "webhook") -> str:
     """
     Raises:
         SettingsError: not given, given twice, or no address.
@@ -232,7 +249,7 @@ def webhook_url(webhook: WebhookConfig, key: str = "webhook") -> str:
     return url
 
 
-def webhook_secret(webhook: WebhookConfig, environment: Mapping[str, str], key: str = "webhook") -> bytes:
+def webhook_secret(webhook: Addressed, environment: Mapping[str, str], key: str = "webhook") -> bytes:
     """The signing key of a webhook. It never appears in a message.
 
     Raises:

@@ -1,0 +1,66 @@
+"""A ticket by webhook when a node goes to repair: one signed POST (standardwebhooks.com), off unless configured.
+
+Its id is the action's, also when it is tried again after a stop: a receiver that takes each id once opens one ticket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Result
+from drover_collector.actions.commands import payload
+from drover_collector.actions.settings import TicketConfig
+from drover_collector.notify.settings import webhook_secret, webhook_url
+from drover_collector.notify.webhook import Webhook
+from drover_proto.events import Act, Severity
+from drover_proto.times import iso
+
+KEY = "act.repair_webhook"
+
+
+class Ticket:
+    name = "ticket"
+    repeatable = True
+
+    def __init__(self, config: TicketConfig) -> None:
+        """
+        Raises:
+            SettingsError: the secret or the address cannot be read.
+        """
+        self._webhook: Webhook | None = None
+        if config.on:
+            secret = webhook_secret(config, os.environ, KEY)
+            self._webhook = Webhook(
+                self.name, webhook_url(config, KEY), secret, Severity.INFO, config.timeout_s, config.ca_file,
+                config.proxy,
+            )  # fmt: skip
+        self.acts = frozenset({Act.REPAIR} if config.on else ())
+
+    def knows(self, act: Act) -> bool:
+        return act in self.acts
+
+    def do(self, act: Act, order: Order) -> Result:
+        if self._webhook is None or act is not Act.REPAIR:
+            raise ActError(f"no webhook for it: set {KEY} in the collector's settings")
+        now_ms = time.time_ns() // 1_000_000
+        body = json.dumps({"type": "node.repair", "timestamp": iso(now_ms), "data": payload(act, order)})
+        order.may()
+        told = self._webhook.deliver(f"ticket_{order.id}", body.encode(), now_ms)
+        if told.delivered:
+            return Result("the ticket's webhook took it")
+        raise (ActError if told.permanent else LaterError)(f"the ticket's webhook: {told.detail}")
+
+    def before(self, node: str) -> str:  # noqa: ARG002  # nothing that could be put back
+        return ""
+
+    def observe(self, node: str) -> NodeState:
+        raise ActError(f"nobody can tell from a ticket how {node} is")
+
+    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # likewise
+        return {}
+
+    def closed(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
+        return None
