@@ -94,6 +94,15 @@ def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> No
     assert jobs_hurt(engine.incidents.values()) == set()
 
 
+def test_the_warning_comes_with_the_bucket_that_completes_the_hour() -> None:
+    feed = Feed()
+    feed.jobs[8:16], feed.names = 1, ("812", "813")
+    feed.tick([0], 3)  # the other job rests half a minute later: what stands is told once a minute
+    told = feed.tick([0, 9], WARN_MS // 10_000 - 1)
+    assert {f.job: f.severity for f in told} == {"812": Severity.WARNING, "813": Severity.INFO}
+    assert {f.job: f.severity for f in feed.tick([0, 9])} == {"812": Severity.WARNING, "813": Severity.WARNING}
+
+
 def test_a_restart_goes_on_counting() -> None:
     feed = Feed()
     (told,) = feed.tick([0, 1], BUCKETS + 6)[:1]
