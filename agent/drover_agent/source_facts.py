@@ -70,7 +70,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "infiniband": Facts(
             what="InfiniBand and RoCE ports: state, rate, traffic, errors, congestion",
             reads="/sys/class/infiniband",
-            pace="1 s; error counters every 10 s",
+            pace="1 s; rates of links that stay up, error counters and new ports every 10 s",
             rights="none",
             missing="no InfiniBand or RoCE port on this node",
             setting="always on, but for simulated hardware",
@@ -78,7 +78,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "ethernet": Facts(
             what="Ethernet ports: state, rate, traffic, errors",
             reads="/sys/class/net, physical ports only",
-            pace="1 s; error counters every 10 s",
+            pace="1 s; rates of links that stay up, error counters and new ports every 10 s",
             rights="none",
             missing="no physical Ethernet port on this node",
             setting="always on, but for simulated hardware",

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """How a read went, as seen from outside."""
 
@@ -99,8 +99,10 @@ class Read(Generic[T]):
         """Whether `finish` is to follow."""
         if ask := getattr(self._source, "ask", None):
             began = time.perf_counter()
-            with contextlib.suppress(Exception):  # `read` meets it again
+            try:
                 self._finish = ask(self._now_ms)
+            except Exception:  # noqa: BLE001  # `read` meets it again
+                self._finish = None
             self._asked_s = time.perf_counter() - began
         if self._finish is None:
             self.outcome = measured(lambda: self._source.read(self._now_ms))
@@ -108,8 +110,9 @@ class Read(Generic[T]):
 
     def finish(self) -> None:
         assert self._finish is not None
-        found = measured(self._finish)
-        self.outcome = Outcome(self._asked_s + found.seconds, found.reading, found.error)
+        outcome = measured(self._finish)
+        outcome.seconds += self._asked_s
+        self.outcome = outcome
 
 
 class Round(Generic[T]):

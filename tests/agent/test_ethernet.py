@@ -11,7 +11,7 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.ethernet import PLACES, EthernetSource
-from drover_agent.sources.link_files import FAST, LinkFile, Port
+from drover_agent.sources.link_files import QUICK, LinkFile, Port
 from drover_proto.catalog import Absent, Scope, of_scope
 from testbed.source_cases import cases_of, check, told
 from testbed.trees import plant
@@ -85,7 +85,7 @@ def test_a_real_port_counts_goes_and_comes_back(pair: str) -> None:
     assert (entity.key, first["link_up"]) == (f"n1/{pair}", 1)
     send(pair)
     [(_, second)] = read(slow=False).rows
-    assert second.keys() == FAST  # a pair of the kernel claims 10 Gb/s
+    assert second.keys() == QUICK
     assert second["tx_bytes"] >= first["tx_bytes"] + 64
     subprocess.run(["ip", "link", "del", pair], check=True)
     gone = read(slow=False)

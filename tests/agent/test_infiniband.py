@@ -11,7 +11,7 @@ import pytest
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.infiniband import InfinibandSource
-from drover_agent.sources.link_files import FAST
+from drover_agent.sources.link_files import QUICK
 from drover_proto.catalog import Absent, Scope, of_scope
 from testbed.source_cases import cases_of, check, told
 from testbed.trees import plant
@@ -61,9 +61,23 @@ def test_error_counters_are_read_once_in_ten_seconds(node: Path) -> None:
     (node / PORT / "counters/port_rcv_data").write_text("1000\n")
     (node / PORT / "counters/symbol_error").write_text("12\n")
     second = row(source.read(T + 1_000), "mlx5_0")
-    assert second.keys() == FAST
+    assert second.keys() == QUICK
     assert second["rx_bytes"] == 4 * 1000  # words of 4 bytes
     assert row(source.read(T + 10_000), "mlx5_0")["symbol_errors"] == 12
+
+
+def test_the_rate_of_a_link_is_told_when_it_comes_up_and_while_it_is_up_once_in_ten_seconds(node: Path) -> None:
+    source = InfinibandSource("n1", node / "sys")
+    assert row(source.read(T), "mlx5_0")["rate_gbps"] == 400
+    (node / PORT / "rate").write_text("200 Gb/sec (4X HDR)\n")
+    assert "rate_gbps" not in row(source.read(T + 1_000), "mlx5_0")
+    (node / PORT / "state").write_text("1: DOWN\n")
+    assert absences(source.read(T + 2_000), "mlx5_0") == {"rate_gbps": Absent.UNSUPPORTED}
+    (node / PORT / "state").write_text("4: ACTIVE\n")
+    assert row(source.read(T + 3_000), "mlx5_0")["rate_gbps"] == 200
+    (node / PORT / "rate").write_text("100 Gb/sec (4X EDR)\n")
+    assert "rate_gbps" not in row(source.read(T + 4_000), "mlx5_0")
+    assert row(source.read(T + 10_000), "mlx5_0")["rate_gbps"] == 100
 
 
 def test_a_device_that_goes_is_lost_and_its_return_is_seen_at_once(node: Path) -> None:
@@ -88,7 +102,8 @@ def test_a_device_that_comes_later_is_found(tmp_path: Path) -> None:
     source = InfinibandSource("n1", tmp_path / "sys")
     assert source.read(T) == Reading()
     plant(NDR / "tree.txt", tmp_path)
-    reading = source.read(T + 1_000)
+    assert source.read(T + 1_000) == Reading()
+    reading = source.read(T + 10_000)
     assert row(reading, "mlx5_1")["rx_bytes"] == 4 * 1000002
     assert reading.inventory["nic.mlx5_1.firmware"] == "28.39.1002"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.sources import kmsg_lines
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import KmsgReader, parse_record
 from drover_agent.sources.kmsg_clock import Clocks, system_clocks
@@ -328,3 +330,7 @@ def test_a_live_line_is_told_with_the_time_now_though_the_kernels_clock_lags(pat
         add(path, xid_line(1, 79, us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000 - 60_000_000))
         wait_until(lambda: found.events, "the line")
     assert time.time() * 1000 - found.events[0].ts_ms < 20_000
+
+
+def test_every_pattern_is_one_though_it_is_made_only_when_a_line_asks_for_it() -> None:
+    assert all(word and re.compile(pattern) for _, word, pattern in kmsg_lines._OTHERS)

@@ -50,7 +50,7 @@ _ELSEWHERE = {
 
 
 class InfinibandSource:
-    """Every port of every device, at one pace. Devices may come and go."""
+    """Every port of every device, at one pace. Devices may come and go: those that come are seen in slow ticks."""
 
     name = "infiniband"
     interval_s = 1.0
@@ -69,12 +69,13 @@ class InfinibandSource:
     def read(self, now_ms: int) -> Reading:
         slow = now_ms // SLOW_MS != self._last_slow
         self._last_slow = now_ms // SLOW_MS
-        devices = names_in(self._class)
         inventory: dict[str, str] = {}
-        if devices != self._devices or (devices and now_ms // FIND_MS != self._last_find):
-            self._devices, self._last_find = devices, now_ms // FIND_MS
-            inventory = self._find(devices)
-            self._placed = (), {}
+        if slow:
+            devices = names_in(self._class)
+            if devices != self._devices or (devices and now_ms // FIND_MS != self._last_find):
+                self._devices, self._last_find = devices, now_ms // FIND_MS
+                inventory = self._find(devices)
+                self._placed = (), {}
         reading = read_ports(self._ports.values(), slow=slow)
         reading.inventory = inventory
         if slow and self._functions:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from drover_proto.kinds import EventKind
 
@@ -38,10 +39,13 @@ _BY_A_PROCESS = re.compile(r"(?:\\x[0-9a-f]{2}|[^\\]){1,15}(?:\[\d+\]|: (?:page 
 _SXID_MORE = re.compile(r"\): \d+, (?:Severity \d+ Engine instance|Data \{)")  # more of the error told before
 
 
-def _row(code: str, word: str, pattern: str) -> tuple[str, str, re.Pattern[str]]:
+def _row(code: str, word: str, pattern: str) -> tuple[str, str, str]:
     """`word` is what every such line contains, a cheap look before the pattern. What the named groups match tells two
     errors with the same code apart, beside the PCI address."""
-    return code, word, re.compile(pattern)
+    return code, word, pattern
+
+
+_compiled = cache(re.compile)  # of these patterns, those that a line with their word asked for
 
 
 # Words are chosen so that what every boot prints ("AER: enabled with IRQ 24", "mce: CPU0: Thermal monitoring
@@ -215,7 +219,7 @@ def understand(text: str) -> Line | None:
             return Line(EventKind.SXID, str(int(found[2])), text[:MAX_MESSAGE], pci, "", where)
         return None
     for code, word, pattern in _OTHERS:
-        if word in text and (found := pattern.match(text)) and not _BY_A_PROCESS.match(text):
+        if word in text and (found := _compiled(pattern).match(text)) and not _BY_A_PROCESS.match(text):
             # AER lines name the reporting port first and the device that erred last.
             addresses = _ADDRESS.findall(text)
             pci = ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from operator import and_
 from typing import Any
 
 import pynvml
@@ -130,6 +131,9 @@ class FieldBatch:
         whole = memoryview(self._fields).cast("B")
         self._gpu, self._links = whole[: first * _FIELD.size], whole[first * _FIELD.size :]
         self._codes = struct.Struct("=" + first * "28xi8x")
+        self._answers = struct.Struct("=" + first * "24xI4xQ")
+        self._kinds: tuple[int, ...] = ()  # types of the GPU's fields, as they were at the last look
+        self._masks: tuple[int, ...] | None = None  # of their values; None: not all of them are unsigned
         self._words = struct.Struct("=" + (self._count - first) * "24xIiQ")
         self._seen: tuple[int, ...] = ()
         self._found: list[tuple[int, Raw]] = []
@@ -155,6 +159,21 @@ class FieldBatch:
         """What the last call left of the GPU: (return code, value) of each field, in the order asked; a value means
         nothing unless its code is 0."""
         return [_answer(kind, code, word) for _, _, _, _, kind, code, word in _FIELD.iter_unpack(self._gpu)]
+
+    def numbers(self) -> list[Raw]:
+        """The values alone, where each field is `good`."""
+        found = self._answers.unpack(self._gpu)
+        kinds, words = found[::2], found[1::2]
+        if kinds != self._kinds:
+            self._kinds = kinds
+            widths = {_UINT: NONE_32, **dict.fromkeys(_ULONGS, NONE_64)}
+            self._masks = tuple(widths[kind] for kind in kinds) if widths.keys() >= set(kinds) else None
+        if self._masks is None:
+            return [value for _, value in self.values()]
+        values: list[Raw] = list(map(and_, words, self._masks))
+        if NONE_32 in values or NONE_64 in values:
+            return [value for _, value in self.values()]
+        return values
 
     def link_values(self) -> list[tuple[int, Raw]]:
         """The same of its links; the same list as before while all of them answer the same, as they do for days."""

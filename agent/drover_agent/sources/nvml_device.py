@@ -80,6 +80,7 @@ class NvmlDevice:
         self._lists: list[ProcessList | Absent] = []
         self._mps_ms = 0  # when the MPS list is due
         self._last_slow = self._last_rare = -1  # number of this GPU's SLOW_MS and RARE_MS in which it was last so read
+        self._plain = 0, 0  # from when until when a tick has nothing slow, new or wrong: see `ask`
         self._logged: set[tuple[str, int]] = set()
 
     @property
@@ -94,20 +95,12 @@ class NvmlDevice:
         A processor that sleeps in a call comes back with cold caches: the less is done between two calls, the less it
         costs.
         """
-        if not self.calling.acquire(blocking=False):
+        first_ms, end_ms = self._plain
+        if not first_ms <= now_ms < end_ms or not self.calling.acquire(blocking=False):
             return None
         try:
             metrics = self._metrics
-            if (
-                not self._session.open
-                or self._seen_session != self._session.number
-                or self.lost
-                or metrics is None
-                or self._instances
-                or self._slow_number(now_ms) != self._last_slow
-                or self._identity.due(now_ms)
-                or self._inventory.due(now_ms)
-            ):
+            if not self._session.open or self._seen_session != self._session.number or metrics is None:
                 return None
             profile = not self._gpus.profiled_elsewhere
             if not metrics.ask(now_ms, profile=profile):
@@ -168,6 +161,7 @@ class NvmlDevice:
                 self._last_slow = slow_number
             if pace_ms == RARE_MS:
                 self._last_rare = rare_number
+        self._plain = self._plain_from(now_ms)
         entity = self.entity
         if self.slot < self._session.count:
             self._gpus.tell(entity)
@@ -180,6 +174,13 @@ class NvmlDevice:
         """Changes a second after that of the GPU before it, so that no tick has the slow calls of all; and early in the
         10 s, so that a tick that is missed can be made up for in the same detector bucket."""
         return (now_ms - self.slot % STAGGERED * 1000) // SLOW_MS
+
+    def _plain_from(self, now_ms: int) -> tuple[int, int]:
+        """(first, end) of the time in which `ask` can do what `read` would, as things are now."""
+        if self.lost or self._metrics is None or self._instances or self._slow_number(now_ms) != self._last_slow:
+            return 0, 0
+        slow_ms = (self._last_slow + 1) * SLOW_MS + self.slot % STAGGERED * 1000
+        return now_ms, min(slow_ms, self._identity.next_ms, self._inventory.next_ms)
 
     def _closed(self) -> Reading:
         reading, found = Reading(), Found()
@@ -197,6 +198,7 @@ class NvmlDevice:
     def again(self) -> None:
         """Read everything next: all of it was told as absent while a call hung."""
         self._last_slow = self._last_rare = -1
+        self._plain = 0, 0
 
     def close(self) -> None:
         """Let go of what NVML gave; NVML itself is closed by who opened it."""
@@ -211,6 +213,7 @@ class NvmlDevice:
         self.times_lost += 1
         self.handle, self._metrics, self._mig, self._lists = None, None, None, []
         self._last_slow, self._last_rare, self._mps_ms = -1, -1, 0
+        self._plain = 0, 0
         self._identity.doubt()
         self._inventory.again()
         self._gpus.tell_pids(self.slot, None)

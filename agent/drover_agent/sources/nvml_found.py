@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import le, mul
 from typing import Any, NamedTuple
 
 from drover_agent.sources.base import RATE_STEP
@@ -20,6 +21,17 @@ class Target(NamedTuple):
     scale: float
     low: float
     high: float
+
+
+class Targets:
+    """Where several raw values go, always the same ones together."""
+
+    __slots__ = ("all", "highs", "lows", "names", "scales")
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.all = tuple(targets)
+        self.names, self.scales = tuple(t.name for t in targets), tuple(t.scale for t in targets)
+        self.lows, self.highs = tuple(t.low for t in targets), tuple(t.high for t in targets)
 
 
 def _target(metric: Metric, reader: str) -> Target:
@@ -51,6 +63,8 @@ _GPM = tuple(
     for metric in GPM_METRICS.values()
 )
 _GPM_KEYS = tuple(GPM_METRICS)
+_GPM_NAMES, _GPM_SCALES, _GPM_LOWS, _GPM_ROUNDING, _GPM_HIGHS, _ = zip(*_GPM, strict=True)
+_GPM_STEPS = tuple((place, row[-1]) for place, row in enumerate(_GPM) if row[-1])
 
 
 class Found:
@@ -71,6 +85,16 @@ class Found:
         else:
             self.absent[name] = Absent.OUT_OF_RANGE
 
+    def put_all(self, targets: Targets, raws: Sequence[Raw]) -> None:
+        """`put` of each, by loops in C where nothing is missing or out of its range."""
+        if None not in raws:
+            values = list(map(mul, raws, targets.scales))
+            if all(map(le, targets.lows, values)) and all(map(le, values, targets.highs)):
+                self.values.update(zip(targets.names, values, strict=True))
+                return
+        for target, raw in zip(targets.all, raws, strict=True):
+            self.put(target, raw)
+
     def rest(self, names: Iterable[str], why: Absent) -> None:
         """Whatever of `names` was not read is absent for this reason."""
         for name in names:
@@ -84,9 +108,18 @@ def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> bool:
     Returns:
         Whether GPM says how busy the GPU is; where it does not, what NVML itself has said of it stands.
     """
-    values, codes = found.values, answers[::2]
+    values, codes, raws = found.values, answers[::2], answers[1::2]
+    if raws and not any(codes) and all(map(le, _GPM_LOWS, raws)) and all(map(le, raws, _GPM_ROUNDING)):
+        scaled = list(map(mul, raws, _GPM_SCALES))
+        for place, step in _GPM_STEPS:
+            scaled[place] = round(scaled[place] / step) * step
+        if not all(map(le, scaled, _GPM_HIGHS)):
+            scaled = list(map(min, scaled, _GPM_HIGHS))
+        values.update(zip(_GPM_NAMES, scaled, strict=True))
+        found.absent.pop(UTILIZATION_NAME, None)
+        return True
     before = values.pop(UTILIZATION_NAME, None)
-    for (name, scale, low, rounding, high, step), raw in zip(_GPM, answers[1::2], strict=False):
+    for (name, scale, low, rounding, high, step), raw in zip(_GPM, raws, strict=False):
         if not low <= raw <= rounding:  # NaN fails too
             found.absent[name] = Absent.OUT_OF_RANGE
         else:  # GPM divides two windows that do not end together: a busy unit comes out above 100 %

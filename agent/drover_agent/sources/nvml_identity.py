@@ -67,6 +67,11 @@ class Identity:
         """Whether `read` would ask something."""
         return len(self._asked) < len(_PARTS) or not 0 <= now_ms - self._checked_ms < CHECK_MS
 
+    @property
+    def next_ms(self) -> int:
+        """When `read` next asks something, unless the clock is set back."""
+        return self._checked_ms + CHECK_MS if len(self._asked) == len(_PARTS) else 0
+
     def read(self, handle: Any, now_ms: int, why: Callable[[int, str], Absent]) -> bool:
         """Ask what is not known, and now and then whether it is still the same GPU; whether anything changed.
 

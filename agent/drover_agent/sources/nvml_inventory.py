@@ -117,6 +117,11 @@ class Inventory:
     def due(self, now_ms: int) -> bool:
         return self._due_ms is None or not 0 < self._due_ms - now_ms <= EVERY_MS + self._slot * SPREAD_MS
 
+    @property
+    def next_ms(self) -> int:
+        """When `read` next asks something, unless the clock is set back."""
+        return self._due_ms or 0
+
     def read(self, handle: Any, now_ms: int) -> dict[str, str]:
         """What changed since the last read; nothing when it is not due.
 

@@ -23,7 +23,7 @@ from drover_agent.sources.nvml_fields import (
     Way,
     bit_error_rate,
 )
-from drover_agent.sources.nvml_found import TARGETS, UTILIZATION_NAME, Found, Target, Why, put_gpm
+from drover_agent.sources.nvml_found import TARGETS, UTILIZATION_NAME, Found, Target, Targets, Why, put_gpm
 from drover_agent.sources.nvml_gpm import Gpm
 from drover_proto.catalog import Absent
 
@@ -41,6 +41,7 @@ class _Plan:
     of_gpu: int  # how many of these are of no link; they come first
     calls: list[_Asked]
     bare: list[Bare]  # all of these, to be called in a row; none where one of them is more than a function
+    targets: Targets  # of the values that these bring: the batch's of no link, then the calls'
     answers: list[tuple[int, Raw]] | None = None  # of links, when they were last taken
     links: Found | None = None  # what that came to
 
@@ -170,15 +171,12 @@ class Metrics:
         return True
 
     def _take_row(self, found: Found, plan: _Plan) -> None:
-        if plan.batch is not None:
-            for (_, _, target), (_, value) in zip(plan.fields, plan.batch.values(), strict=False):
-                found.put(target, value)
-            if plan.of_gpu < len(plan.fields):
-                self._take_links(found, plan)
-        for _, call, targets in plan.calls:
-            assert isinstance(call, Call)  # of a bare plan
-            for target, value in zip(targets, call.values(), strict=True):
-                found.put(target, value)
+        raws = plan.batch.numbers() if plan.batch is not None else []
+        for _, call, _ in plan.calls:
+            raws += call.values()  # type: ignore[attr-defined]  # those of a bare plan are all of class Call
+        found.put_all(plan.targets, raws)
+        if plan.of_gpu < len(plan.fields):
+            self._take_links(found, plan)
 
     def _ask(self, found: Found, pace_ms: int, *, beside_gpm: bool) -> None:
         plan = self._plans.get((pace_ms, beside_gpm))
@@ -235,7 +233,8 @@ class Metrics:
         bare = [batch.bare(self._handle)] if batch else []
         bare += [read.bare(self._handle) for _, read, _ in calls if isinstance(read, Call)]
         whole = len(bare) == (batch is not None) + len(calls)
-        return _Plan(batch, fields, of_gpu, calls, bare if whole else [])
+        targets = [*(target for _, _, target in fields[:of_gpu]), *(t for _, _, some in calls for t in some)]
+        return _Plan(batch, fields, of_gpu, calls, bare if whole else [], Targets(targets))
 
     def _made(self, ways: Iterable[Way]) -> list[_Asked]:
         made = []

@@ -41,6 +41,7 @@ nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_lock(&lock);
     if (!users) {
         snprintf(path, sizeof path, "%s", script ? script : "");
+        find_folder();
         seen_inode = 0;
         reload();
     }

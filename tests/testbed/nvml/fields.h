@@ -35,6 +35,7 @@ static const char *const SMOOTHING[] = {"FI_PWR_SMOOTHING_ENABLED", "FI_PWR_SMOO
 
 /* The three slowdown counters and three of power smoothing changed numbers between drivers ("Known Issues" there). */
 static int moved(unsigned id, const char **key) {
+    if (id < 251 || id >= 272) return 0;
     int major = 0, minor = 0, patch = 0;
     sscanf(driver, "%d.%d.%d", &major, &minor, &patch);
     int is_new = major > 580 || (major == 580 && minor >= 82), r575 = !is_new && major >= 575;
@@ -70,15 +71,15 @@ static nvmlReturn_t answer(nvmlDevice_t device, FieldValue *field) {
         nvmlReturn_t r = scripted(name, device->slot);
         if (r) return r;
     }
-    snprintf(full, sizeof full, "%s", key);
     if (kind & PER_LINK) {
         nvmlReturn_t r = scripted(key, device->slot);
         if (r) return r;
         if (number(device, "links", &links)) return NOT_SUPPORTED;
         if (field->scope >= links) return INVALID_ARGUMENT;
         snprintf(full, sizeof full, "%s.%u", key, field->scope);
+        key = full;
     }
-    nvmlReturn_t r = number(device, full, &value);
+    nvmlReturn_t r = number(device, key, &value);
     if (r) return r;
     field->type = (unsigned)(kind & ~PER_LINK);
     if (field->type == AS_UINT) field->value.ui = (unsigned)value;

@@ -106,10 +106,27 @@ static void parse(char *line) {
     refuse_script(line);
 }
 
+static int folder = AT_FDCWD; /* that of the script: to look at it from there spares each call the whole path */
+static const char *base = path;
+
+/* With `lock` held, and `path` new. */
+static void find_folder(void) {
+    if (folder != AT_FDCWD) close(folder);
+    folder = AT_FDCWD;
+    base = path;
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path) return;
+    *slash = 0;
+    folder = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    *slash = '/';
+    if (folder < 0) folder = AT_FDCWD;
+    else base = slash + 1;
+}
+
 /* With `lock` held. */
 static void reload(void) {
     struct stat now;
-    if (!*path || stat(path, &now)) return; /* between two names of an atomic replace: keep what we have */
+    if (!*path || fstatat(folder, base, &now, 0)) return; /* between two names of an atomic replace: keep what we have */
     if (now.st_size == seen_size && now.st_ino == seen_inode && now.st_mtim.tv_sec == seen_time.tv_sec &&
         now.st_mtim.tv_nsec == seen_time.tv_nsec)
         return;
