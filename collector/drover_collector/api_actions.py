@@ -171,7 +171,7 @@ def _held(node: str, leaving: set[str], engine: Engine) -> str | None:
     census = engine.census()
     for other in leaving - {node}:  # a scheduler that is away takes all that wait when it is back
         census.take(other)
-    return hold(node, None, {}, census, engine.policy.guard)
+    return hold(node, engine.jobs_on(node), census, engine.policy.guard)
 
 
 def _told(action: Action) -> pb.ActReply:

@@ -28,7 +28,7 @@ from drover_collector.guard_pace import Pace
 from drover_collector.policy import Policy, Verdict, least_mode
 from drover_proto.events import WANTED_ORDER, Action, ActionState, Approval, Decision, Duty, Health, Incident, Wanted
 
-JobNodes = Callable[[str | None], Mapping[str, Set[str]]]  # the nodes of a job, by its name; empty when not known
+JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs that an incident's node works for
 Key = tuple[str, str]  # (incident id, node)
 
 DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
@@ -318,7 +318,7 @@ class Decider:
         limits = self.policy.guard
         return (
             self.breaker.hold(node, now_ms, limits)
-            or hold(node, incident.job, job_nodes(incident.job), census, limits)
+            or hold(node, job_nodes(incident), census, limits)
             or self.pace.hold(node, now_ms, limits)
         )
 

@@ -196,7 +196,7 @@ class Engine:
     def on_approval(self, approval: Approval, now_ms: int) -> Outcome:
         """A person's answer to a decision that waits for one; nothing comes of one that waits no more."""
         known = {record.incident.id: record.incident for record in self._book.open()}
-        decisions, events = self.decider.answer(approval, known, self._fold, self._job_nodes, now_ms)
+        decisions, events = self.decider.answer(approval, known, self._fold, self._jobs_of, now_ms)
         return Outcome((), tuple(events), tuple(decisions), ())
 
     def _moved(self, now_ms: int, incidents: Sequence[Incident], decisions: Sequence[Decision]) -> Outcome:
@@ -313,7 +313,7 @@ class Engine:
         decisions, events = self.decider.decide(
             wishes,
             self._fold,
-            self._job_nodes,
+            self._jobs_of,
             now_ms,
             self._senses.heard_lately()[0] if fresh else None,
             set(changed) if self._from_before else None,
@@ -328,12 +328,20 @@ class Engine:
             tuple(moved),
         )
 
-    def _job_nodes(self, job: str | None) -> dict[str, Set[str]]:
-        newest = self._senses.buckets.all()[-1:]
-        if job is None or not newest or job not in newest[0].job_names:
+    def _jobs_of(self, incident: Incident) -> dict[str, Set[str]]:
+        return self.jobs_on(incident.node or "")
+
+    def jobs_on(self, node: str) -> dict[str, Set[str]]:
+        """Jobs that hold a GPU of a node, as of the newest bucket, each with all of its nodes."""
+        newest, n = self._senses.buckets.all()[-1:], self.index.node_number.get(node)
+        if not newest or n is None:
             return {}
-        members = newest[0].jobs == newest[0].job_names.index(job)
-        return {job: {self.index.nodes[n].name for n in np.unique(self.index.gpu_node[members]).tolist()}}
+        jobs, names = newest[0].jobs, newest[0].job_names
+        here = np.unique(jobs[int(self.index.first_gpu[n]) : int(self.index.first_gpu[n + 1])])
+        return {
+            names[code]: {self.index.nodes[m].name for m in np.unique(self.index.gpu_node[jobs == code]).tolist()}
+            for code in here[here >= 0].tolist()
+        }
 
     def _folded(self) -> health.Fold:
         incidents = [record.incident for record in self._book.open()]

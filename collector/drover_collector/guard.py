@@ -141,21 +141,18 @@ class Census:
             groups[group][int(self._codes[group][n])] += by
 
 
-def hold(
-    node: str, job: str | None, job_nodes: Mapping[str, Set[str]], census: Census, limits: GuardLimits
-) -> str | None:
+def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardLimits) -> str | None:
     """Why `node` must not be taken out now, as a sentence; None when it may be.
 
     Args:
-        job_nodes: the nodes of each job.
+        jobs: those that may run on it, each with its nodes.
     """
     if node in census.out:
         return None
     if node not in census.index.node_number:
         return f"{node} is not in the fleet file"
     groups = census.counts(node)
-    if job is not None and (nodes := job_nodes.get(job)):
-        groups.append(("job", job, len(nodes & census.gone(node)), len(nodes)))
+    groups += [("job", job, len(nodes & census.gone(node)), len(nodes)) for job, nodes in jobs.items() if node in nodes]
     for group, name, out, count in groups:
         most = limits.allowed(group, count)
         if out + 1 > most:

@@ -104,7 +104,7 @@ def backtest(
         _count_back(taken, open_, now_ms)
         wishes = [(i, i.asked or i.action) for i in open_.values()]
         fold = health.fold(index, open_.values(), *heard)
-        made, events = decider.decide(wishes, fold, lambda job: _of_job(job, jobs), now_ms)
+        made, events = decider.decide(wishes, fold, lambda incident: _of_job(incident.job, jobs), now_ms)
         found.mass_events += sum(event.version == 1 for event in events)
         for decision in made:
             _note(found, taken, decision, index)

@@ -1,4 +1,4 @@
-"""`drover drain`, `isolate`, `resume`, `reset`, `reboot` over real gRPC: through the caps, done, refused, and an exit code."""
+"""`drover drain`, `isolate`, `resume`, `reset` and `reboot` over real gRPC: through the caps, refused, an exit code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from drover_cli.main import main
@@ -19,6 +20,7 @@ from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import CollectorConfig
+from drover_collector.detectors.example import training_bucket
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
@@ -32,7 +34,7 @@ from testbed.waiting import wait_until
 
 T0 = 1_800_000_000_000
 DAY_MS = 86_400_000
-INDEX = fleet(8)
+INDEX = fleet(16)
 NODES = [node.name for node in INDEX.nodes]
 
 
@@ -56,8 +58,8 @@ def scene(store_root: Path) -> Iterator[Scene]:
     slurm = SlurmStandIn(*NODES)
     outbox = Outbox(store, [], "http://console", now_ms=lambda: T0)
     pipeline = Pipeline(
-        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25)), outbox, lag_ms=7000, now_ms=lambda: T0,
-        ceiling="enforce",
+        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25, job_ratio=0.25)), outbox, lag_ms=7000,
+        now_ms=lambda: T0, ceiling="enforce",
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
     config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))
@@ -142,6 +144,30 @@ def test_a_check_does_nothing_and_says_what_it_would_meet(scene: Scene, say: Say
     with pytest.raises(SystemExit, match="2"):
         say("drain", "n006")
     assert say("resume", "n006", "--why", "done", "--force")[0] == 0
+
+
+def test_a_job_that_would_lose_too_many_nodes_is_told_and_a_person_may_all_the_same(scene: Scene, say: Say) -> None:
+    bucket = training_bucket(INDEX, 0)
+    jobs = np.full(INDEX.gpu_count, -1, np.int32)
+    jobs[[8, 12]] = 0
+    scene.pipeline.judge_now(lambda engine: engine.on_bucket(replace(bucket, jobs=jobs), bucket.end_ms + 7000))
+    assert say("drain", "n008", "--why", "a fan")[0] == 0
+    wait_until(lambda: scene.in_engine("n008", Health.DRAINED), "it is drained")
+    told = "the guard holds it back: 2 of 2 nodes of job 812 would be out (at most 1 may be)"
+    code, out, _ = say("drain", "n012", "--check")
+    assert (code, told in out, "job 812 holds 1 of its 2 GPUs there" in out) == (1, True, False), (
+        "holders are the store's"
+    )
+    code, _, err = say("drain", "n012", "--why", "a fan")
+    assert (code, f"{told}; --force does it all the same" in err) == (2, True)
+    assert "DRAIN" not in scene.slurm.held["n012"].states
+    assert say("drain", "n012", "--why", "a fan", "--force")[0] == 0
+    audit = [(line.what, line.detail) for line in scene.store.audit(subject="n012")]
+    assert ("drain (refused)", f"{told}; --force does it all the same") in audit
+    for node in ("n008", "n012"):
+        assert say("resume", node, "--why", "done", "--force")[0] == 0
+    idle = replace(bucket, start_ms=bucket.end_ms, jobs=np.full(INDEX.gpu_count, -1, np.int32))
+    scene.pipeline.judge_now(lambda engine: engine.on_bucket(idle, idle.end_ms + 7000))
 
 
 def test_isolate_requeues(scene: Scene, say: Say) -> None:

@@ -20,10 +20,10 @@ WIDE = GuardLimits(fleet_ratio=1, pool_ratio=1, rack_ratio=1, leaf_ratio=1, job_
 
 
 def held(
-    node: str, out: Iterable[str] = (), healthy: int = 40, known: int = 40, job: str | None = None,
+    node: str, out: Iterable[str] = (), healthy: int = 40, known: int = 40,
     jobs: Mapping[str, set[str]] | None = None, limits: GuardLimits = LIMITS, index: FleetIndex = INDEX,
 ) -> str | None:  # fmt: skip
-    return hold(node, job, jobs or {}, Census(index, out, healthy, known), limits)
+    return hold(node, jobs or {}, Census(index, out, healthy, known), limits)
 
 
 def test_one_node_of_a_healthy_fleet_may_go() -> None:
@@ -44,8 +44,8 @@ def test_the_racks_share() -> None:
 
 def test_the_jobs_share() -> None:
     jobs = {"812": {f"n{n:02d}" for n in range(8)}}
-    assert held("n04", {"n00"}, job="812", jobs=jobs) is None
-    assert "job 812" in str(held("n06", {"n00", "n04"}, job="812", jobs=jobs))
+    assert held("n04", {"n00"}, jobs=jobs) is None
+    assert "job 812" in str(held("n06", {"n00", "n04"}, jobs=jobs))
 
 
 @pytest.mark.parametrize("group", ["fleet", "pool", "rack", "leaf", "job"])
@@ -53,8 +53,8 @@ def test_a_count_limits_each_group_too(group: str) -> None:
     nodes = tuple(NodeSpec(f"n{n}", "r1", "l1", "p1", "sku", 8) for n in range(6))
     index, limits = FleetIndex(FleetSpec(nodes)), dataclasses.replace(WIDE, **{f"{group}_nodes": 2})
     jobs = {"7": {node.name for node in nodes}}
-    assert held("n1", {"n0"}, 6, 6, "7", jobs, limits, index) is None
-    assert "(at most 2 may be)" in str(held("n2", {"n0", "n1"}, 6, 6, "7", jobs, limits, index))
+    assert held("n1", {"n0"}, 6, 6, jobs, limits, index) is None
+    assert "(at most 2 may be)" in str(held("n2", {"n0", "n1"}, 6, 6, jobs, limits, index))
 
 
 def test_a_group_without_a_name_is_none() -> None:
@@ -65,7 +65,7 @@ def test_a_group_without_a_name_is_none() -> None:
 
 def test_small_fleets_may_lose_one_node() -> None:
     small = small_fleet(2)
-    assert held("n00", (), 1, 2, "1", {"1": {"n00"}}, index=small) is None
+    assert held("n00", (), 1, 2, {"1": {"n00"}}, index=small) is None
     assert held("n01", {"n00"}, 1, 2, index=small) is not None
 
 
