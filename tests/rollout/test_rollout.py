@@ -37,6 +37,7 @@ OLD_COMMIT = "8b468ec"  # OLD is really older: what a fleet may have run before;
 NAMES = ("head", "gpu1", "gpu2", "gpu3")
 ENROLLED = "gpu3"  # gets its certificate by a one-time token, for a key of its own
 PLAY_S, BUILD_S, HEARD_S = 1200, 600, 90
+LIVES_S = 20  # an agent that ends after so long, as a defect might have it
 GAP_MS, RESTART_MS = 2_500, 20_000  # samples come each second; how long an agent may be away for its restart
 DEFECT = 'raise SystemExit("a release that cannot start, for tests")\n'
 
@@ -201,6 +202,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                     "drover_dist_dir": str(dist),
                     "drover_collector_host": "localhost",
                     "drover_gate_s": 60,
+                    "drover_hold_s": 3,
                     "drover_command": str(Path(sys.executable).parent / "drover"),
                     "drover_collector_listen": "127.0.0.1",
                     # All hosts share one network: one of them may have the usual pages and sockets.
@@ -368,14 +370,38 @@ def test_a_broken_version_stops_at_the_first_batch_and_goes_back(fleet: Fleet) -
 
 @pytest.mark.timeout(PLAY_S)
 def test_an_agent_that_runs_and_is_not_heard_goes_back_with_its_settings(fleet: Fleet) -> None:
-    deaf = {"drover_agent_settings": {"hardware": "none", "dcgm_url": "", "collectors": ["127.0.0.1:1"]}}
-    options = ["-e", f"drover_version={OLD}", "-e", json.dumps(deaf), "-e", "drover_gate_s=15"]
-    code, text = fleet.play("upgrade.yml", *options, "--tags", "agent", "--limit", "gpu1")
+    inventory = fleet.folder / "inventory.yml"
+    before = inventory.read_text()
+    wanted = json.loads(before)
+    deaf = {"hardware": "none", "dcgm_url": "", "collectors": ["127.0.0.1:1"]}
+    wanted["all"]["children"]["drover_agents"]["hosts"]["gpu1"]["drover_agent_settings"] = deaf
+    inventory.write_text(json.dumps(wanted))
+    options = ["-e", f"drover_version={OLD}", "-e", '{"drover_batches": [2]}', "-e", "drover_gate_s=15"]
+    code, text = fleet.play("upgrade.yml", *options, "--tags", "agent", "--limit", "gpu1,gpu2")
+    inventory.write_text(before)
     assert code != 0
-    assert f"did not hear 1 of the 1 nodes of this batch with version {OLD}: gpu1" in " ".join(text.split())
-    assert fleet.release("gpu1") == NEW
+    assert f"did not hear 1 of the 2 nodes of this batch with version {OLD}: gpu1" in " ".join(text.split())
+    assert fleet.release("gpu1") == fleet.release("gpu2") == NEW  # the batch as a whole
     wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
-    saw("the gate named gpu1; its release and settings went back; all four heard")
+    saw("the gate named gpu1; release and settings of both of the batch went back; all four heard")
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_an_agent_that_is_heard_and_does_not_stay_up_goes_back(fleet: Fleet) -> None:
+    host = next(host for host in fleet.hosts if host.name == "gpu2")
+    drop_in = host.root / "etc/systemd/system/drover-agent.service.d/test.conf"
+    drop_in.parent.mkdir(exist_ok=True)
+    drop_in.write_text(f"[Service]\nRuntimeMaxSec={LIVES_S}\n")
+    host.ssh("systemctl daemon-reload")
+    options = ["-e", f"drover_version={OLD}", "-e", f"drover_hold_s={LIVES_S}"]
+    code, text = fleet.play("upgrade.yml", *options, "--tags", "agent", "--limit", "gpu2")
+    drop_in.unlink()
+    host.ssh("systemctl daemon-reload && systemctl restart drover-agent")
+    assert code != 0
+    assert f"of gpu2 was heard and did not stay up for {LIVES_S} s" in " ".join(text.split())
+    assert fleet.release("gpu2") == NEW
+    wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
+    saw("the gate saw another process than it had heard; the release went back; all four heard")
 
 
 @pytest.mark.timeout(PLAY_S)
