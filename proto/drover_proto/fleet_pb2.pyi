@@ -2264,22 +2264,26 @@ class AuditRequest(_message.Message):
     SINCE_MS_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     since_ms: _builtins.int
     """0: of the last 30 days"""
     subject: _builtins.str
     """an incident, node or decision; empty: all"""
     limit: _builtins.int
     """0: 200"""
+    whole: _builtins.bool
+    """with what Drover decided and did by itself; else what people did, and policies that changed"""
     def __init__(
         self,
         *,
         since_ms: _builtins.int = ...,
         subject: _builtins.str = ...,
         limit: _builtins.int = ...,
+        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "since_ms", b"since_ms", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "since_ms", b"since_ms", "subject", b"subject", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
