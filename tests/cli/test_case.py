@@ -135,6 +135,20 @@ def test_broken_case_is_one_clear_line(tmp_path: Path, file: str, content: str, 
     assert said in str(error.value) and file in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_column_that_cannot_be_read_is_one_clear_line_when_it_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "c", rows(*((i * 1000, "n1", 0, float(i)) for i in range(100))))
+    chunk = pq.ParquetFile(path / "gpu.parquet").metadata.row_group(0)
+    (at,) = [chunk.column(i) for i in range(chunk.num_columns) if chunk.column(i).path_in_schema == "power_w"]
+    content = bytearray((path / "gpu.parquet").read_bytes())
+    start = min(offset for offset in (at.dictionary_page_offset, at.data_page_offset) if offset)
+    content[start : start + at.total_compressed_size] = bytes(at.total_compressed_size)
+    (path / "gpu.parquet").write_bytes(content)
+    case = read_case(path)
+    with pytest.raises(CaseError, match=r"gpu\.parquet: not a readable Parquet file") as error:
+        power(case)
+    assert "\n" not in str(error.value)
+
+
 def test_a_folder_that_may_not_be_looked_at_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))
