@@ -1,9 +1,11 @@
 """What the agent costs a node with 8 GPUs, beside Debian's prometheus-node-exporter scraped once a second.
 
-The agent is a whole one: nvidia-ml-py on the C stand-in for NVML (`tests/testbed/nvml`), GPM, the kernel log, 8
-InfiniBand ports, the host, a spool on disk, a stream over mutual TLS to a real collector. node_exporter has its default
-collectors and the same /sys, and is asked as Prometheus asks it (connection kept, gzip). Values of GPUs and ports move
-as those of a training job do. Both run in the same minute;
+The agent is a whole one with everything on: nvidia-ml-py on the C stand-in for NVML (`tests/testbed/nvml`), GPM, the
+kernel log, 8 InfiniBand ports, the host, a Slurm job with a process on each GPU, the page of an inference server
+(`agent_node.py`), a spool on disk, a stream over mutual TLS to a real collector. Only DCGM's page is not there: where
+it is, NVML leaves profiling alone, and costs less. node_exporter has its default collectors and the same /sys, and is
+asked as Prometheus asks it (connection kept, gzip). Values of GPUs and ports move as those of a training job do. Both
+run in the same minute;
 CPU is user and system time out of /proc/PID/stat. What the stand-in's calls cost counts as the agent's, so there are
 two minutes: in the first they sleep as long as real ones may take (140 us, 4.5 ms for process lists), in the second
 they keep the CPU busy as long. Prints one JSON line; the goals are for the first.
@@ -21,9 +23,9 @@ import http.client
 import json
 import math
 import os
-import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,99 +33,32 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+from agent_node import GPUS, PORTS, Requests, Traffic, job, system
 from load.certificates import Authority
 from load.collector import Collector, running
 from load.fleet import Shape, name
 
 from testbed.nvml import FakeNvml, build
+from testbed.pages import serving
 from testbed.system_processes import free_port, reachable
 from testbed.waiting import wait_until
 
 EXPORTER = "prometheus-node-exporter"
-GPUS, PORTS = 8, 8
 CPU_GOAL, MEMORY_GOAL_MIB, IMPORT_GOAL_S = 0.35, 45.0, 0.2
 HERTZ = os.sysconf("SC_CLK_TCK")
 IMPORTS = 15  # fresh processes
-# What a running agent on such a node loads, whether at its start or later.
-MODULES = ("main", "runtime", "sources.nvml", "sources.host", "sources.infiniband", "sources.kmsg")
+IMPORTS_SETTLED_S = 14.0  # after which an agent imports no more: two batches were sent, slow sources were read
 # What Prometheus 2 sends.
 HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
     "Accept-Encoding": "gzip",
 }
-IB_COUNTERS = (
-    "symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "port_rcv_remote_physical_errors",
-    "port_rcv_switch_relay_errors", "port_xmit_discards", "port_xmit_constraint_errors", "port_rcv_constraint_errors",
-    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "VL15_dropped", "port_xmit_data",
-    "port_rcv_data", "port_xmit_packets", "port_rcv_packets", "unicast_rcv_packets", "unicast_xmit_packets",
-    "multicast_rcv_packets", "multicast_xmit_packets", "port_xmit_wait",
-)  # fmt: skip
-IB_HW_COUNTERS = (
-    "out_of_buffer", "out_of_sequence", "duplicate_request", "rnr_nak_retry_err", "packet_seq_err",
-    "implied_nak_seq_err", "local_ack_timeout_err", "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled",
-    "rp_cnp_ignored", "rx_icrc_encapsulated", "req_cqe_error", "req_remote_access_errors", "resp_cqe_error",
-    "roce_adp_retrans", "lifespan", "rx_read_requests", "rx_write_requests",
-)  # fmt: skip
-
-
-def system(folder: Path) -> Path:
-    """/sys as it is here, and 8 InfiniBand ports (mlx5, NDR) that this machine does not have."""
-    root = folder / "sys"
-    (root / "class").mkdir(parents=True)
-    for entry in Path("/sys").iterdir():
-        if entry.name != "class":
-            (root / entry.name).symlink_to(entry)
-    for entry in Path("/sys/class").iterdir():
-        if entry.name != "infiniband":
-            (root / "class" / entry.name).symlink_to(entry)
-    for number in range(PORTS):
-        device = root / f"class/infiniband/mlx5_{number}"
-        port = device / "ports/1"
-        for part in ("counters", "hw_counters"):
-            (port / part).mkdir(parents=True)
-        values = {
-            "fw_ver": "28.39.1002", "hca_type": "MT4129", "board_id": "MT_0000000838", "node_type": "1: CA",
-            "ports/1/state": "4: ACTIVE", "ports/1/phys_state": "5: LinkUp", "ports/1/rate": "400 Gb/sec (4X NDR)",
-            "ports/1/link_layer": "InfiniBand", "ports/1/lid": "0x12", "ports/1/sm_lid": "0x1",
-            **{f"ports/1/counters/{counter}": str(1000 + number) for counter in IB_COUNTERS},
-            **{f"ports/1/hw_counters/{counter}": str(2000 + number) for counter in IB_HW_COUNTERS},
-        }  # fmt: skip
-        for file, value in values.items():
-            (device / file).write_text(value + "\n")
-    return root
-
-
-class Traffic:
-    """What goes over the ports of `system`, at a share of 50 GB/s that changes each second."""
-
-    # counter: what a port counts a second at its full rate. Data is counted in 4 bytes, packets are of 4 KiB.
-    RATES: ClassVar = {
-        "counters/port_xmit_data": 12_500_000_000, "counters/port_rcv_data": 12_500_000_000,
-        "counters/port_xmit_packets": 12_207_031, "counters/port_rcv_packets": 12_207_031,
-        "counters/unicast_xmit_packets": 12_207_031, "counters/unicast_rcv_packets": 12_207_031,
-        "counters/port_xmit_wait": 1_700_000, "hw_counters/np_cnp_sent": 310, "hw_counters/rp_cnp_handled": 290,
-        "hw_counters/rx_write_requests": 190_000, "hw_counters/rx_read_requests": 1_100,
-    }  # fmt: skip
-
-    def __init__(self, root: Path) -> None:
-        self._chance = random.Random(1)
-        self._counts = {
-            root / f"class/infiniband/mlx5_{number}/ports/1" / counter: (rate, 10**15)
-            for number in range(PORTS)
-            for counter, rate in self.RATES.items()
-        }
-
-    def second(self) -> None:
-        for path, (rate, before) in self._counts.items():
-            self._counts[path] = rate, before + round(rate * self._chance.uniform(0.5, 0.9))
-            with path.open("r+b", buffering=0) as file:  # a reader in between sees the old text or the new one
-                file.write(f"{self._counts[path][1]}\n".encode())
 
 
 class Wire:
@@ -252,39 +187,59 @@ def parts_of(agent: dict[str, Any], counted: Path, seconds: float) -> dict[str, 
     return dict(sorted(found.items(), key=lambda row: -row[1][0]))
 
 
+class Node:
+    """What the agent is told of the node, and the commands that start one."""
+
+    def __init__(self, folder: Path, fake: FakeNvml, collector: str, sys_root: Path, inference: str) -> None:
+        self._folder, self._fake, self._collector = folder, fake, collector
+        self.sys_root, self._inference = sys_root, inference
+
+    def env(self, counted: Path | None = None) -> dict[str, str]:
+        return os.environ | self._fake.env() | {"DROVER_PARTS": str(counted)}
+
+    def command(self, spool: Path, collector: str = "", *, parts: bool = False) -> list[str]:
+        program = [str(ROOT / "benchmarks/agent_parts.py")] if parts else ["-m", "drover_agent.main"]
+        settings = {
+            "node": name(0), "collectors": [collector or self._collector], "hardware": "nvml",
+            "sys_root": str(self.sys_root), "spool.dir": str(spool), "log_level": "warning",
+            "inference_urls": [self._inference],
+            "tls.ca": f"{self._folder}/ca.crt", "tls.cert": f"{self._folder}/agent.crt",
+            "tls.key": f"{self._folder}/agent.key",
+        }  # fmt: skip
+        return [
+            *program,
+            "run",
+            *(part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")),
+        ]
+
+
 def minute(
     folder: Path,
-    fake: FakeNvml,
+    node: Node,
     collector: Collector,
-    sys_root: Path,
-    traffic: Traffic,
+    moves: Sequence[Traffic | Requests],
     warm_s: int,
     seconds: int,
     *,
     parts: bool = False,
 ) -> dict[str, Any]:
-    """Both for `warm_s`, then for `seconds` that count."""
+    """Both for `warm_s`, then for `seconds` that count. `moves`: what is told each second that it has passed."""
     counted = folder / "parts.json"
-    program = [str(ROOT / "benchmarks/agent_parts.py")] if parts else ["-m", "drover_agent.main"]
-    env = os.environ | fake.env() | {"DROVER_PARTS": str(counted)}
     wire, port = Wire(collector.address), free_port()
-    settings = {
-        "node": name(0), "collectors": [wire.address], "hardware": "nvml", "sys_root": str(sys_root),
-        "spool.dir": str(folder / "spool"), "log_level": "warning",
-        "tls.ca": f"{folder}/ca.crt", "tls.cert": f"{folder}/agent.crt", "tls.key": f"{folder}/agent.key",
-    }  # fmt: skip
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    ours_command = [sys.executable, *node.command(folder / "spool", wire.address, parts=parts)]
     with (
         process(
-            folder / "exporter.log", [EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--path.sysfs={sys_root}"]
+            folder / "exporter.log",
+            [EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--path.sysfs={node.sys_root}"],
         ) as theirs,
-        process(folder / "agent.log", [sys.executable, *program, "run", *sets], env) as ours,
+        process(folder / "agent.log", ours_command, node.env(counted)) as ours,
     ):
         wait_until(lambda: reachable("127.0.0.1", port), f"{EXPORTER} answers")
         scraper = Scraper(port)
         for _ in each_second(warm_s):
             scraper.scrape()
-            traffic.second()
+            for one in moves:
+                one.second()
         if parts:
             os.kill(ours, signal.SIGUSR1)
         agent, exporter = Watched(ours), Watched(theirs)
@@ -292,7 +247,8 @@ def minute(
         began_s = time.monotonic()
         for _ in each_second(seconds):
             scraper.scrape()
-            traffic.second()
+            for one in moves:
+                one.second()
             agent.look()
             exporter.look()
         spent_s = time.monotonic() - began_s
@@ -317,21 +273,39 @@ def each_second(count: int) -> Iterator[int]:
         yield number
 
 
-def import_s() -> dict[str, float]:
-    """Seconds in which a fresh interpreter imports `main`, and all that a running agent loads; the least of IMPORTS.
+def imported(node: Node, folder: Path) -> list[str]:
+    """Every module that an agent imports on such a node, from its start until it has sent batches, in that order: as
+    `python -X importtime` tells of a real one."""
+    log = folder / "imports.log"
+    with process(log, [sys.executable, "-X", "importtime", *node.command(folder / "imports-spool")], node.env()):
+        time.sleep(IMPORTS_SETTLED_S)
+    lines = [line for line in log.read_text().splitlines() if line.startswith("import time:")]
+    names = [line.rpartition("|")[2].strip() for line in lines[1:]]  # below a heading
+    if not any(name == "drover_agent.sources.jobs" for name in names):
+        raise SystemExit(f"the agent did not come so far in {IMPORTS_SETTLED_S:g} s: {log.read_text()[-2000:]}")
+    return list(dict.fromkeys(names))
+
+
+def import_s(modules: Sequence[str]) -> dict[str, float]:
+    """Seconds in which a fresh interpreter imports `main`, and all that a running agent loads; the least and the median
+    of IMPORTS.
 
     The CPU time is told too: it says what a machine would take that has nothing else to do.
     """
-    found = {}
-    for what, modules in (("main", MODULES[:1]), ("all", MODULES)):
-        names = ", ".join(f"drover_agent.{module}" for module in modules)
-        clocks = "time.perf_counter(), time.process_time()"
-        program = f"import time; a = {clocks}; import {names}; b = {clocks}; print(b[0] - a[0], b[1] - a[1])"
+    found: dict[str, float] = {"imported_modules": len(modules)}
+    clocks = "time.perf_counter(), time.process_time()"
+    for what, names in (("main", ["drover_agent.main"]), ("all", ["drover_agent.main", *modules])):
+        program = (
+            f"import importlib, time\na = {clocks}\nfor name in {names!r}:\n    try:\n"
+            "        importlib.import_module(name)\n    except ImportError:\n        pass\n"  # of another system
+            f"b = {clocks}\nprint(b[0] - a[0], b[1] - a[1])"
+        )
         runs = [
             subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
             for _ in range(IMPORTS)
         ]
         found[f"import_{what}_s"] = round(min(float(wall_s) for wall_s, _ in runs), 3)
+        found[f"import_{what}_median_s"] = round(statistics.median(float(wall_s) for wall_s, _ in runs), 3)
         found[f"import_{what}_cpu_s"] = round(min(float(cpu_s) for _, cpu_s in runs), 3)
     return found
 
@@ -350,6 +324,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, default=60, help="that count, of each of the two minutes")
     parser.add_argument("--warm", type=int, default=20, help="seconds before them")
     parser.add_argument("--only", choices=("sleep", "spin"), help="one of the two")
+    parser.add_argument("--no-imports", action="store_true", help="without the time of imports")
     parser.add_argument("--parts", action="store_true", help="where the agent's time goes, as a table")
     args = parser.parse_args(argv)
     if shutil.which(EXPORTER) is None:
@@ -361,29 +336,32 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ports": PORTS,
         "seconds": args.seconds,
     }
-    line |= import_s()
     line["sleep_cpu_us"] = sleep_cpu_us()
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+    with contextlib.ExitStack() as open_:
+        folder = Path(open_.enter_context(tempfile.TemporaryDirectory()))
         fake = FakeNvml(folder / "nvml.script", build(folder))
-        fake.healthy(GPUS)
-        fake.trains(GPUS)
-        sys_root = system(folder)
-        traffic = Traffic(sys_root)
-        with running(folder, Shape(1, GPUS)) as collector:
-            key, certificate = Authority.load(folder).issue("agent", f"drover://agent/{name(0)}")
-            (folder / "agent.key").touch(0o600)
-            (folder / "agent.key").write_bytes(key)
-            (folder / "agent.crt").write_bytes(certificate)
-            for calls in ("sleep", "spin"):
-                if args.only in (None, calls):
-                    fake.costs(spin=calls == "spin")
-                    line[calls] = minute(
-                        folder, fake, collector, sys_root, traffic, args.warm, args.seconds, parts=args.parts
-                    )
-                    print(json.dumps(line[calls]), file=sys.stderr, flush=True)
-                    for part, (ms, times) in line[calls]["agent"].get("parts", {}).items():
-                        print(f"| {part} | {ms:.2f} | {times:.1f} |", file=sys.stderr)
+        with fake.batch():
+            fake.healthy(GPUS)
+            fake.trains(GPUS)
+            for gpu, pid in enumerate(open_.enter_context(job(folder))):
+                fake.set(gpu, "first_pid", pid)
+        sys_root, served = system(folder), open_.enter_context(serving())
+        moves = Traffic(sys_root), Requests(served)
+        collector = open_.enter_context(running(folder, Shape(1, GPUS)))
+        key, certificate = Authority.load(folder).issue("agent", f"drover://agent/{name(0)}")
+        (folder / "agent.key").touch(0o600)
+        (folder / "agent.key").write_bytes(key)
+        (folder / "agent.crt").write_bytes(certificate)
+        node = Node(folder, fake, collector.address, sys_root, f"vllm={served.url}")
+        if not args.no_imports:
+            line |= import_s(imported(node, folder))
+        for calls in ("sleep", "spin"):
+            if args.only in (None, calls):
+                fake.costs(spin=calls == "spin")
+                line[calls] = minute(folder, node, collector, moves, args.warm, args.seconds, parts=args.parts)
+                print(json.dumps(line[calls]), file=sys.stderr, flush=True)
+                for part, (ms, times) in line[calls]["agent"].get("parts", {}).items():
+                    print(f"| {part} | {ms:.2f} | {times:.1f} |", file=sys.stderr)
     line["load1"] = os.getloadavg()[0]  # of this machine: figures of one that has more to do are worth less
     line["goals"] = {"cpu_ratio": CPU_GOAL, "rss_mib": MEMORY_GOAL_MIB, "import_s": IMPORT_GOAL_S}
     print(json.dumps(line))
