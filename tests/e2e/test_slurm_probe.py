@@ -1,5 +1,9 @@
 """Probes of nodes in service, in a preemptible job of a real Slurm: the node is held before anything runs there, and a
-user's job has it when the probe has let go. Real agent, probe service and probe, on the CPU. Needs root and Slurm."""
+user's job has it when the probe has let go. Real agent, probe service and probe, on the CPU. Needs root and Slurm.
+
+Then suspicion to return through the same parts: the node's GPUs are simulated there (testbed/probe_gpus.py), and, as
+in test_probe_path.py, the clock of telemetry is not real.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,55 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.agent import Agent
+from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.simulation.fault import Fault
+from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_agent.simulation.probing import Prober
+from drover_agent.simulation.readings import inventory
+from drover_agent.simulation.run import NodeAgent
+from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.scontrol import Scontrol
-from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.notify import Outbox
+from drover_collector.pipeline import Pipeline
 from drover_collector.probes.desk import ProbeDesk
 from drover_collector.probes.holding import NAME, SlurmHolds
 from drover_collector.probes.protection import Protection
 from drover_collector.probes.settings import HoldConfig, ProbesConfig
+from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto.events import ProbeOrder, ProbeReason
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_proto import telemetry_pb2 as pb
+from drover_proto.events import (
+    Act,
+    ActionState,
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeOrder,
+    ProbeReason,
+    Severity,
+    Wanted,
+)
+from drover_proto.fleet import FleetSpec, JobSpec, NodeSpec
+from testbed.deciding import policy
 from testbed.ingest import Collector
 from testbed.loop import in_loop
+from testbed.nvml import FakeNvml, build
+from testbed.probe_gpus import write
 from testbed.probe_service import reporting, serving
+from testbed.simulated_buckets import START_MS, Recording, record
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 from testbed.waiting import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-NODE = "gpu01"
+NODE, GPU = "r01n02", 5
+MINUTES = 6.0
+PROBE_GPUS = Path(__file__).resolve().parents[1] / "testbed/probe_gpus.py"
 SLOW_S = 60.0  # Slurm's queue and the import of torch, on a machine that has other work
 INDEX = FleetIndex(FleetSpec((NodeSpec(NODE, "r1", "l1", "train", "H200", 1),), (), "probed"))
 
@@ -43,19 +75,22 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield made
 
 
+def holds(conf: str) -> HoldConfig:
+    agent = shutil.which("drover-agent", path=str(Path(sys.executable).parent))
+    assert agent is not None
+    return HoldConfig(partition="probes", conf=conf, agent=agent)
+
+
 class Site:
     def __init__(self, collector: Collector, slurm: Slurm, log: Path) -> None:
         self.store, self.slurm, self.log = collector.store, slurm, log
         conf = f"{slurm.folder}/slurm.conf"
-        agent = shutil.which("drover-agent", path=str(Path(sys.executable).parent))
-        assert agent is not None
-        self.config = HoldConfig(partition="probes", conf=conf, agent=agent)
         actuator = SlurmActuator(Scontrol(SlurmConfig(conf=conf)), 10_000)
         self.desk = ProbeDesk(
             self.store, INDEX, ProbesConfig(), stream=collector.ingest.stream, leading=lambda: True,
             now_ms=lambda: collector.now_ms, poll_s=0.2,
             protection=Protection(
-                lambda _: actuator, lambda _: True, SlurmHolds(self.config), now_ms=lambda: collector.now_ms
+                lambda _: actuator, lambda _: True, SlurmHolds(holds(conf)), now_ms=lambda: collector.now_ms
             ),
         )  # fmt: skip
         collector.on_probes = self.desk.take_results
@@ -99,10 +134,21 @@ async def site(store: Store, slurm: Slurm, folder: Path) -> AsyncIterator[Site]:
 
 
 @in_loop
-async def test_a_users_job_preempts_the_probe_and_finds_nothing_of_it(
+async def test_a_probe_waits_behind_a_users_job_and_the_next_one_preempts_it_and_finds_nothing_of_it(
     store: Store, slurm: Slurm, tmp_path: Path
 ) -> None:
     async with site(store, slurm, tmp_path) as at:
+        users = slurm.submit("sleep 600")
+        await until(lambda: slurm.states().get(users) == "RUNNING", "a user's job runs", SLOW_S)
+        first = await at.ask("launch")
+        await at.job(first, "PENDING")
+        await until(lambda: at.newest(first).detail.endswith(" is pending"), "it is told", SLOW_S)
+        assert at.newest(first).state == "asked"
+        slurm.command("scancel", users)
+        assert (await at.ended(first)).state == "done"
+        (figure, _) = store.probe_results(first)
+        assert figure.result.value and figure.result.value > 0
+        await at.job(first, "COMPLETED")
         order = await at.ask("soak")  # a minute of load
         await until(lambda: at.newest(order).state == "sent", "it is sent", SLOW_S)
         assert at.newest(order).protection.startswith("job ")
@@ -120,32 +166,145 @@ async def test_a_users_job_preempts_the_probe_and_finds_nothing_of_it(
         assert [v.passed for v in store.probe_verdicts(request=order)] == [None]
 
 
+# ---- from suspicion to return
+
+
+@pytest.fixture(scope="module")
+def ran() -> tuple[SimulatedFleet, Recording]:
+    """A job on four nodes with one GPU whose memory is slow; it has just ended."""
+    spec = build_fleet(4, 1001)
+    members = tuple((node.name, gpu) for node in spec.nodes for gpu in range(node.gpus))
+    job = JobSpec("train", START_MS, START_MS + round(MINUTES * 60_000) - 1000, members)
+    fleet = SimulatedFleet(spec, 1001, [Fault("straggler", "hbm", NODE, GPU, 120.0, None, 0.6)], START_MS, [job])
+    return fleet, record(1001, MINUTES, made=fleet)
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
+    """Eight that nobody holds."""
+    folder = tmp_path_factory.mktemp("nvml")
+    fake = FakeNvml(folder / "nvml.script", build(folder))
+    fake.healthy(8)
+    for gpu in range(8):
+        fake.hold(gpu)
+    return fake
+
+
+class ProbedAgent(NodeAgent):
+    """Its probes are those of a real agent: its desk hands them to the probe service."""
+
+    def probe_asked(self, request: pb.ProbeRequest) -> None:
+        Agent.probe_asked(self, request)
+
+
+class Acting:
+    """A collector in enforce mode that has judged the recording."""
+
+    def __init__(self, collector: Collector, recording: Recording, slurm: Slurm) -> None:
+        self.collector, self.recording, self.store = collector, recording, collector.store
+        conf = f"{slurm.folder}/slurm.conf"
+        self.slurm = Scontrol(SlurmConfig(conf=conf))
+        self.pipeline = Pipeline(
+            recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
+            lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
+        )  # fmt: skip
+        actuator = SlurmActuator(self.slurm, 10_000)
+        act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))
+        self.desk = ActionDesk(
+            self.store, act, [actuator], lambda node: actuator if node == NODE else None,
+            incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
+        )  # fmt: skip
+        self.pipeline.act_by(self.desk)
+        self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act)
+        self.probing.stream = collector.ingest.stream
+        self.probing.desk._poll_s = 0.2
+        collector.on_probes = self.probing.desk.take_results
+
+    async def suspected(self) -> str:
+        """The order that it makes Drover ask for."""
+        await self.pipeline.start()
+        for bucket in self.recording.buckets:
+            self.collector.now_ms = bucket.end_ms + 7000
+            await asyncio.to_thread(self.pipeline.judge_bucket, bucket)
+        assert (self.incident().kind, self.incident().action) == (IncidentKind.STRAGGLER, Wanted.PROBE)
+        (order,) = await asyncio.to_thread(self.probing.asking.step)
+        return order
+
+    def incident(self) -> Incident:
+        (found,) = [i for i in self.pipeline.incidents.values() if (i.node, i.gpu) == (NODE, GPU)]
+        return found
+
+    def drained(self) -> bool:
+        return "DRAIN" in self.slurm.nodes([NODE])[NODE].states
+
+    async def stage(self, stage: Health) -> None:
+        await until(lambda: NODE in self.desk.duties and self.desk.duties[NODE].stage is stage, f"{stage}", SLOW_S)
+
+
+@contextlib.asynccontextmanager
+async def acting(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Slurm, folder: Path, gpus: FakeNvml, figures: Path
+) -> AsyncIterator[Acting]:
+    fleet, recording = ran
+    probes = folder / "spool/probes"
+    probes.mkdir(parents=True, mode=0o700)
+    program = (sys.executable, str(PROBE_GPUS), str(figures))
+    async with Collector(store, now_ms=START_MS, index=recording.index) as collector:
+        config = AgentConfig(
+            node=NODE, collectors=(f"127.0.0.1:{collector.port}",), hardware="simulated", kmsg_enabled=False,
+            spool=SpoolConfig(dir=str(folder / "spool")),
+        )  # fmt: skip
+        agent = ProbedAgent(config, NODE, inventory(fleet.hardware, fleet.hardware.number[NODE]))
+        made = Acting(collector, recording, slurm)
+        running = [asyncio.create_task(made.probing.desk.run()), asyncio.create_task(agent.run())]
+        try:
+            with serving(probes, folder / "service.log", program, gpus.env()):
+                await until(lambda: collector.ingest.stream(NODE), "the agent's stream")
+                yield made
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+            await made.pipeline.stop()
+
+
 @in_loop
-async def test_it_waits_behind_a_users_job_and_its_own_ends_with_the_probe(
-    store: Store, slurm: Slurm, tmp_path: Path
+async def test_an_innocent_node_is_cleared_and_stays_in_service(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Slurm, gpus: FakeNvml, tmp_path: Path
 ) -> None:
-    async with site(store, slurm, tmp_path) as at:
-        users = slurm.submit("sleep 600")
-        await until(lambda: slurm.states().get(users) == "RUNNING", "a user's job runs", SLOW_S)
-        order = await at.ask("launch")
-        await at.job(order, "PENDING")
-        await until(lambda: at.newest(order).detail.endswith(" is pending"), "it is told", SLOW_S)
-        assert at.newest(order).state == "asked"
-        slurm.command("scancel", users)
-        assert (await at.ended(order)).state == "done"
-        (figure, _) = store.probe_results(order)
-        assert figure.result.value and figure.result.value > 0
-        await at.job(order, "COMPLETED")
+    figures = tmp_path / "figures.json"
+    write(figures, Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001), NODE)
+    async with acting(store, ran, slurm, tmp_path, gpus, figures) as at:
+        order = await at.suspected()
+        await until(lambda: store.probe_order(order)[-1].state in ("done", "failed"), "the order's end", SLOW_S)
+        end = store.probe_order(order)[-1]
+        assert (end.state, end.detail, end.protection[:4]) == ("done", "", "job ")
+        await until(lambda: at.incident().closed_ms is not None, "it is cleared")
+        assert at.incident().timeline[-1].text.startswith(f"cleared by a probe: GPU {GPU} of {NODE}: ")
+        assert not at.drained()
+    assert store.actions() == []
 
 
 @in_loop
-async def test_on_a_drained_node_no_job_is_needed(store: Store, slurm: Slurm, tmp_path: Path) -> None:
-    slurm.command("scontrol", "update", f"nodename={NODE}", "state=drain", "reason=fans")
-    try:
-        async with site(store, slurm, tmp_path) as at:
-            order = await at.ask("launch")
-            end = await at.ended(order)
-            assert (end.state, end.protection) == ("done", "drained")
-            assert at.job_of(order) == "none"
-    finally:
-        slurm.command("scontrol", "update", f"nodename={NODE}", "state=resume")
+async def test_a_straggler_is_confirmed_in_a_job_drained_validated_and_resumed(
+    store: Store, ran: tuple[SimulatedFleet, Recording], slurm: Slurm, gpus: FakeNvml, tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    write(figures, Prober(ran[0], 1001), NODE)
+    async with acting(store, ran, slurm, tmp_path, gpus, figures) as at:
+        order = await at.suspected()
+        suspect = at.incident()
+        assert not at.drained(), "a suspicion drains nothing"
+        await until(lambda: at.incident().action is Wanted.DRAIN, "it is confirmed", SLOW_S)
+        # The node is repaired before its validation: without a fault there it passes.
+        write(figures, Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001), NODE)
+        assert store.probe_order(order)[-1].protection.startswith("job ")
+        assert (at.incident().id, at.incident().severity) == (suspect.id, Severity.CRITICAL)
+        await at.stage(Health.HEALTHY)
+        assert not at.drained()
+        stages = [duty.stage for duty in store.duty_history(NODE)]
+        assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.HEALTHY]
+        (validation,) = [o for o in store.probe_orders(NODE) if o.why is ProbeReason.VALIDATE]
+        assert (validation.state, validation.protection) == ("done", "drained")
+    acts = [(a.action, a.state) for a in store.actions(node=NODE)]
+    assert acts == [(Act.DRAIN, ActionState.DONE), (Act.RESUME, ActionState.DONE)]

@@ -49,15 +49,17 @@ def verdicts(
     slots = {row.result.gpu for row in rows if row.result.gpu is not None} | set(order.gpus)
     found = [_of_gpu(order, end, g, of[order.node, g], drifts.get(g, ()), now_ms) for g in sorted(slots)]
     node = _of_node(order, end, found, [*of[order.node, None], *_between(of, order.node)], now_ms)
-    return [*found, replace(node, **_configuration(own, judged))]
+    measured, shifts = _configuration(own, judged)
+    return [*found, replace(node, measured=measured, shifts=shifts)]
 
 
-def _configuration(own: Collection[_Place], judged: Judgement) -> dict[str, tuple[str, ...]]:
+def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was measured of which configuration, and which of that has shifted."""
     mine = heads(
         m for v in judged.verdicts if ((m := v.measurement).node, m.gpu, m.peer, m.probe, m.key.form) in own
     )  # fmt: skip
     told = [note.text for note in judged.notes if note.kind is NoteKind.SHIFT]
-    return {"measured": mine, "shifts": tuple(text for text in told if text.startswith(mine))}
+    return mine, tuple(text for text in told if text.startswith(mine))
 
 
 def failed(order: ProbeOrder, why: str, now_ms: int) -> ProbeVerdict:
