@@ -9,6 +9,7 @@ import string
 
 import grpc
 
+from drover_collector.api_audit import ITSELF, own_deeds
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument, not_found
 from drover_collector.guard import OUT_STAGES
 from drover_collector.identity import Identity, Role
@@ -23,7 +24,6 @@ MOST = 10_000
 WHY_CHARS = 500
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
 NAMED = 5
-ITSELF = "drover"  # as whose what Drover does by itself is written down: no person is called so
 
 
 def may_answer(caller: Identity | None) -> bool:
@@ -107,7 +107,11 @@ def _waiting(facts: Facts, beginning: str) -> Decision:
 
 def list_audit(facts: Facts, request: pb.AuditRequest) -> pb.AuditList:
     since_ms = request.since_ms or facts.now_ms() - AUDIT_MS
-    found = facts.store.audit(since_ms, request.subject, min(request.limit or AUDIT_LIMIT, MOST))
+    limit = min(request.limit or AUDIT_LIMIT, MOST)
+    found = facts.store.audit(since_ms, request.subject, limit)
+    if request.whole:
+        found += own_deeds(facts.store, since_ms, request.subject, limit)
+        found = sorted(found, key=lambda line: (-line.ts_ms, line.id))[:limit]
     return pb.AuditList(audit_json=[to_json(line) for line in found])
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,7 +23,19 @@ from drover_collector.policy import Rule
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Approval, Audit, Decision, Duty, Event, EventKind, Health, from_json
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Approval,
+    Audit,
+    Decision,
+    Duty,
+    Event,
+    EventKind,
+    Health,
+    from_json,
+)
 from testbed.deciding import fleet, policy
 
 T0 = 1_800_000_000_000
@@ -71,7 +84,7 @@ def opened(store_root: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def subject(opened: Store) -> Fleet:
-    for table in ("events", "judged_events", "incidents", "decisions", "approvals", "audit", "duties"):
+    for table in ("events", "judged_events", "incidents", "decisions", "approvals", "audit", "duties", "actions"):
         opened._clients.command(f"TRUNCATE TABLE {table}")
     return Fleet(opened)
 
@@ -123,6 +136,37 @@ def test_who_may_answer() -> None:
     assert [api_decisions.named(c, "") for c in callers] == ["a local user", "anna", "tv"]
     assert api_decisions.named(callers[1], "eve (bob)\n\x1b[8m\u202e") == "eve (bob) [8m (anna)", "bare, and last"
     assert api_decisions.named(Identity(Role.OPERATOR, "drover"), "") != "drover", "as which Drover itself is told"
+
+
+def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subject: Fleet) -> None:
+    asked = subject.fault("n001", 1)
+    subject.answer(asked.id, "seen")
+    done = Action("a1", asked.id, asked.incident_id, "n001", Act.DRAIN, "slurm", ActionState.DONE, T0 + 5000, "closed",
+                  why="xid/xid_79: gone")  # fmt: skip
+    by_hand = Action("a2", "", "", "n005", Act.DRAIN, "slurm", ActionState.DONE, T0 + 6000, by="anna", why="a fan")
+    gave_up = replace(by_hand, id="a3", state=ActionState.FAILED, detail="given up after 9 tries", ts_ms=T0 + 7000)
+    subject.store.write_actions([done, by_hand, gave_up])
+
+    def told(**about: Any) -> list[tuple[str, str, str]]:
+        reply = api_decisions.list_audit(subject.facts, pb.AuditRequest(since_ms=1, **about))
+        lines = [from_json(Audit, text) for text in reply.audit_json]
+        assert [line.ts_ms for line in lines] == sorted((line.ts_ms for line in lines), reverse=True)
+        assert all(line.why and line.by for line in lines)
+        return [(line.by, line.what, line.why) for line in lines]
+
+    answer = ("anna", "approve", "seen")
+    asks = ("drover", "pending approval: drain n001", "asks to drain n001 for xid/xid_79; expires in 60 min")
+    acts = ("drover", "act: drain n001", "approved by anna: seen: drain n001 for xid/xid_79")
+    drains = ("drover", "drain n001: done", "xid/xid_79: gone")
+    failed = ("anna", "drain n005: failed", "a fan")
+    assert told() == [answer], "as before: what people did"
+    whole = told(whole=True)
+    assert whole[:2] == [failed, drains]
+    assert sorted(whole[2:]) == sorted([answer, asks, acts])
+    assert told(whole=True, limit=1) == [failed]
+    assert told(whole=True, subject="n005") == [failed]
+    assert set(told(whole=True, subject=asked.incident_id)) == {answer, asks, acts, drains}
+    assert set(told(whole=True, subject="n001")) == {asks, acts, drains}
 
 
 def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`drover audit`: who did what, when and why."""
+"""`drover audit`: who did what, when and why: people, and Drover itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drover_cli.output import print_json, print_table, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Audit, from_json
 
-HELP = "who did what, when and why: approvals, actions by hand, silences, changes of the policy"
+HELP = "who did what, when and why: decisions and actions of Drover itself, answers, silences, changes of the policy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", nargs="?", default="", help="only of this incident, node or decision")
     parser.add_argument("--since", default="30d", help="an age such as 12h, or a time (default 30d)")
     parser.add_argument("--limit", type=count, default=200, help="at most so many (default 200)")
+    parser.add_argument("--people", action="store_true", help="without what Drover decided and did by itself")
     parser.add_argument("--json", action="store_true", help="one JSON object per line of it")
 
 
 def run(args: argparse.Namespace) -> int:
     request = pb.AuditRequest(
-        since_ms=moment(args.since, round(time.time() * 1000)), subject=args.subject, limit=args.limit
-    )
+        since_ms=moment(args.since, round(time.time() * 1000)), subject=args.subject, limit=args.limit,
+        whole=not args.people,
+    )  # fmt: skip
     with client.connect(args) as stub:
         reply = stub.ListAudit(request, timeout=client.DEADLINE_S)
     if args.json:
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = [from_json(Audit, text) for text in reply.audit_json]
     if not lines:
-        print("nothing was done by hand")
+        print("nothing was done by hand" if args.people else "nothing was decided or done")
         return 0
     print_table(
         ["WHEN", "WHO", "WHAT", "ABOUT", "WHY", "DETAIL"],

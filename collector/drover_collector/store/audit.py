@@ -62,6 +62,19 @@ class Audits(Writes):
         )
         return [from_json(Decision, row["newest"]) for row in found]
 
+    def decided(self, since_ms: int, subject: str = "", limit: int = 1_000) -> list[Decision]:
+        """All versions, newest first; of all, or of one incident, node or decision."""
+        about = (
+            " AND (incident_id = {subject:String} OR id = {subject:String}"
+            " OR JSONExtractString(json, 'node') = {subject:String})"
+        )
+        found = self._clients.rows(
+            f"SELECT json FROM decisions FINAL WHERE ts >= {moment(since_ms)}{about if subject else ''}"
+            f" ORDER BY ts DESC, id LIMIT {int(limit)}",
+            {"subject": subject} if subject else {},
+        )
+        return [from_json(Decision, row["json"]) for row in found]
+
     def decisions_of(self, incidents: Iterable[str], since_ms: int) -> list[Decision]:
         """All versions of the decisions of these incidents, and of all incidents since then."""
         which = ", ".join(word(id_) for id_ in incidents)
