@@ -6,9 +6,8 @@ export function render({ data, parentElement }) {
   root.classList.toggle("dark", themeOf(root).dark);
   const top = element("div", "top");
   top.append(element("span", "title", `Between its GPUs, ${data.unit || "GB/s"}`), element("span", "note", "from row to column"));
-  root.replaceChildren(top);
   if (data.empty) {
-    root.append(element("div", "empty", data.empty));
+    root.replaceChildren(top, element("div", "empty", data.empty));
     return;
   }
   const table = element("table", "");
@@ -21,7 +20,7 @@ export function render({ data, parentElement }) {
     for (const to of data.slots) line.append(from === to ? element("td", "self", "") : cell(data.cells[`${from}/${to}`], data.best));
     table.append(line);
   }
-  root.append(table, legend(data));
+  root.replaceChildren(top, table, legend(data));
 }
 
 export function unmount() {}

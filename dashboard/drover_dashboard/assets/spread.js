@@ -19,6 +19,9 @@ export function render({ data, parentElement, setTriggerValue }) {
     state.resized.observe(root);
     drawn.set(parentElement, state);
   }
+  const shown = JSON.stringify([data, themeOf(root).dark]);
+  if (shown === state.shown && root.firstChild) return; // nothing changed: focus and what is pointed at stay
+  state.shown = shown;
   draw(root, state);
 }
 
@@ -34,9 +37,8 @@ function draw(root, state) {
   const width = (state.width = root.clientWidth || 600);
   const top = element("div", "top");
   top.append(element("span", "title", data.title), element("span", "note", data.note));
-  root.replaceChildren(top);
   if (data.empty) {
-    root.append(element("div", "empty", data.empty));
+    root.replaceChildren(top, element("div", "empty", data.empty));
     return;
   }
   const x = (value) => LEFT + ((value - data.low) / (data.high - data.low)) * (width - LEFT - RIGHT);
@@ -47,7 +49,7 @@ function draw(root, state) {
   axis(svg, data, x, theme);
   for (const line of data.lines) upright(svg, line, x, colors, theme);
   for (const mark of marks) svg.append(marked(mark, colors, theme, state.open));
-  root.append(svg, legend(data, colors));
+  root.replaceChildren(top, svg, legend(data, colors));
 }
 
 function bars(svg, data, x, colors) {

@@ -26,7 +26,8 @@ def now(days: float) -> None:
     """Pools, idle GPUs, fragmentation and services, which are of now, then the costs."""
     who = view.viewer()
     answer = client.fleet().capacity(days)
-    view.trouble("capacity", answer.trouble, answer.as_of_ms, who)
+    # Its answer may take long, and says nothing of the collector then; one out of its memory does.
+    view.trouble("capacity", answer.trouble or client.fleet().status().trouble, answer.as_of_ms, who)
     reply = answer.value
     if reply is None:
         return

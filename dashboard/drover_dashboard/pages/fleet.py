@@ -30,7 +30,11 @@ def numbers() -> None:
         return
     with view.place():
         _asks(status)
-    view.notice("line", "remark", _line(status, who))
+    with st.container(horizontal=True, vertical_alignment="center"):  # one line, so that the picture fits below
+        view.notice("line", "remark", _line(status, who))
+        if status.pending:
+            label = f"{fmt.several(status.pending, 'decision')} for a person to approve or reject"
+            st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
     _tiles(status)
 
 
@@ -46,9 +50,6 @@ def _asks(status: pb.Status) -> None:
     if status.newest_sample_ms and (quiet_ms := status.ts_ms - status.newest_sample_ms) > QUIET_MS:
         mend = "are the agents running, and do they reach the collector?"
         view.notice("quiet", "trouble", f"No telemetry for {fmt.duration(quiet_ms)}: {mend}")
-    if status.pending:
-        label = f"{fmt.several(status.pending, 'decision')} for a person to approve or reject"
-        st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
 
 
 def _line(status: pb.Status, who: view.Viewer) -> str:

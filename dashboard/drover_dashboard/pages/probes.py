@@ -56,7 +56,8 @@ def go(clicked: str | None) -> None:
 def fleet(figure: str, node: str) -> None:
     who = view.viewer()
     answer = client.fleet().probes(figure)
-    view.trouble("probes", answer.trouble, answer.as_of_ms, who)
+    # As on Capacity: an answer that takes long says nothing of the collector, one out of its memory does.
+    view.trouble("probes", answer.trouble or client.fleet().status().trouble, answer.as_of_ms, who)
     if answer.value is None:
         return
     found = list(answer.value.figures) or [pb.ProbeFigure(figure=figure, unit=FIGURES[figure].unit)]
