@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,9 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
     Raises:
         grpc.RpcError: no such node, or no answer.
     """
-    row = stub.GetNode(pb.NodeRequest(node=node), timeout=client.DEADLINE_S).row
+    asked_of = pb.NodeRequest(node=node, health_from_ms=from_ms, health_to_ms=to_ms)
+    detail_of_node = stub.GetNode(asked_of, timeout=client.DEADLINE_S)
+    row = detail_of_node.row
     reply = stub.ListIncidents(
         pb.ListIncidentsRequest(state="all", node=node, since_ms=from_ms, limit=LISTED), timeout=client.DEADLINE_S
     )
@@ -50,6 +52,7 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
         moments.append((Moment(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id))
         moments += [(moment, incident.id) for moment in life(detail)]
     moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in told}]
+    moments += [(_health(node, change), change.incident_id) for change in _told_once(detail_of_node.health)]
     asked = pb.AuditRequest(since_ms=from_ms, subject=node, limit=LISTED)
     lines = stub.ListAudit(asked, timeout=client.DEADLINE_S).audit_json
     moments += [(_audit(from_json(Audit, text)), "") for text in lines]
@@ -62,6 +65,18 @@ def _action(line: pb.ActionLine) -> Moment:
     by = "" if line.by == "drover" else f" by {line.by}"
     why = line.why or line.detail
     return Moment(line.ts_ms, "action", f"{line.act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
+
+
+def _told_once(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:
+    """Without those of GPUs that are as their node is."""
+    of_node = {(change.ts_ms, change.health) for change in changes if not change.HasField("gpu")}
+    own = ("suspect", "confirmed")
+    return [c for c in changes if not c.HasField("gpu") or c.health in own or (c.ts_ms, c.health) not in of_node]
+
+
+def _health(node: str, change: pb.HealthMoment) -> Moment:
+    place = f"{node} GPU {change.gpu}" if change.HasField("gpu") else node
+    return Moment(change.ts_ms, "health", f"{place} {change.health}{f': {change.reason}' if change.reason else ''}")
 
 
 def _audit(line: Audit) -> Moment:

@@ -133,7 +133,20 @@ def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
         events_json=[to_json(e) for e in store.events(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
         links=links,
         inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
+        health=_health(facts, node.name, request),
     )
+
+
+def _health(facts: Facts, node: str, request: pb.NodeRequest) -> list[pb.HealthMoment]:
+    if not request.health_from_ms:
+        return []
+    to_ms = request.health_to_ms or facts.now_ms() + 1
+    return [
+        pb.HealthMoment(
+            ts_ms=c["ts_ms"], gpu=c["gpu"], health=c["health"], reason=c["reason"], incident_id=c["incident_id"] or ""
+        )
+        for c in facts.store.health_of_node(node, request.health_from_ms, to_ms)
+    ]
 
 
 def _reasons(absences: Iterable[Absence]) -> Mapping[tuple[int | None, str | None], Reasons]:

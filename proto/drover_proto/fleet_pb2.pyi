@@ -566,15 +566,23 @@ class NodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
+    HEALTH_FROM_MS_FIELD_NUMBER: _builtins.int
+    HEALTH_TO_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    health_from_ms: _builtins.int
+    """changes of health from then on; 0: none are told"""
+    health_to_ms: _builtins.int
+    """until then; 0: until now"""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
+        health_from_ms: _builtins.int = ...,
+        health_to_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["health_from_ms", b"health_from_ms", "health_to_ms", b"health_to_ms", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,6 +620,7 @@ class NodeDetail(_message.Message):
     EVENTS_JSON_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     INVENTORY_PEERS_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def row(self) -> Global___NodeRow: ...
     @_builtins.property
@@ -636,6 +645,10 @@ class NodeDetail(_message.Message):
     def inventory_peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___InventoryPeers]:
         """of what of `inventory` is compared; a standby tells none"""
 
+    @_builtins.property
+    def health(self) -> _containers.RepeatedCompositeFieldContainer[Global___HealthMoment]:
+        """of the node and its GPUs, oldest first"""
+
     def __init__(
         self,
         *,
@@ -647,14 +660,49 @@ class NodeDetail(_message.Message):
         events_json: _abc.Iterable[_builtins.str] | None = ...,
         links: _abc.Iterable[Global___LinkDetail] | None = ...,
         inventory_peers: _abc.Iterable[Global___InventoryPeers] | None = ...,
+        health: _abc.Iterable[Global___HealthMoment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["row", b"row"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_json", b"events_json", "gpus", b"gpus", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_json", b"events_json", "gpus", b"gpus", "health", b"health", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeDetail: _TypeAlias = NodeDetail  # noqa: Y015
+
+@_typing.final
+class HealthMoment(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_MS_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    INCIDENT_ID_FIELD_NUMBER: _builtins.int
+    ts_ms: _builtins.int
+    gpu: _builtins.int
+    """absent: the node"""
+    health: _builtins.str
+    reason: _builtins.str
+    incident_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        ts_ms: _builtins.int = ...,
+        gpu: _builtins.int | None = ...,
+        health: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        incident_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu", "health", b"health", "incident_id", b"incident_id", "reason", b"reason", "ts_ms", b"ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
+
+Global___HealthMoment: _TypeAlias = HealthMoment  # noqa: Y015
 
 @_typing.final
 class InventoryPeers(_message.Message):

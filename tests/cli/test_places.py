@@ -87,7 +87,17 @@ class Fleet(FleetServicer):
     def GetNode(self, request: pb.NodeRequest, context: grpc.ServicerContext) -> pb.NodeDetail:
         if request.node != "n1":
             context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r}")
-        return pb.NodeDetail(row=pb.NodeRow(name="n1", rack="r1", leaf="leaf01", health="healthy", last_seen_ms=T0))
+        fell, out = STORY.since_ms + 1, DRAIN.ts_ms + 1
+        told = [
+            pb.HealthMoment(ts_ms=fell, health="confirmed", reason="it fell off"),
+            pb.HealthMoment(ts_ms=fell, gpu=3, health="confirmed", reason="it fell off"),
+            *(pb.HealthMoment(ts_ms=out, gpu=gpu, health="draining") for gpu in range(3)),
+            pb.HealthMoment(ts_ms=out, health="draining", reason="it fell off"),
+        ]
+        return pb.NodeDetail(
+            row=pb.NodeRow(name="n1", rack="r1", leaf="leaf01", health="healthy", last_seen_ms=T0),
+            health=[change for change in told if request.health_from_ms <= change.ts_ms < request.health_to_ms],
+        )
 
     def ListIncidents(self, request: pb.ListIncidentsRequest, _: grpc.ServicerContext) -> pb.IncidentList:
         known = (STORY.closed_ms or 0) >= request.since_ms
@@ -192,7 +202,10 @@ def test_why_a_node_was_drained_last_tuesday(say: Say) -> None:
     assert "resume by kim: board reseated" in say("explain", "n1")[1]
     assert "nothing was noted of it then" in say("explain", "n1", "--day", "today")[1]
     told = json.loads(say("explain", "n1", "--day", "2026-11-17", "--json")[1])
-    assert [moment["source"] for moment in told["life"]] == ["incident", "action"]
+    assert [moment["text"] for moment in told["life"] if moment["source"] == "health"] == [
+        "n1 confirmed: it fell off", "n1 GPU 3 confirmed: it fell off", "n1 draining: it fell off",
+    ]  # fmt: skip
+    assert [m["source"] for m in told["life"] if m["source"] != "health"] == ["incident", "action"]
 
 
 def test_neither_incident_nor_node_is_2(say: Say) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector import api_decisions, api_incidents, pipeline_saving
+from drover_collector import api_decisions, api_incidents, api_nodes, pipeline_saving
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.identity import Identity, Role
@@ -167,6 +167,18 @@ def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subj
     assert told(whole=True, subject="n005") == [failed]
     assert set(told(whole=True, subject=asked.incident_id)) == {answer, asks, acts, drains}
     assert set(told(whole=True, subject="n001")) == {asks, acts, drains}
+
+
+def test_a_nodes_changes_of_health_are_told_with_their_reasons(subject: Fleet) -> None:
+    subject.store._clients.command("TRUNCATE TABLE health")
+    asked = subject.fault("n001", 1)
+    told = api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=1)).health
+    seen = [(c.ts_ms, c.gpu if c.HasField("gpu") else None, c.health, c.incident_id) for c in told]
+    at_ms = subject.now_ms
+    assert seen == [(at_ms, None, "confirmed", asked.incident_id), (at_ms, 0, "confirmed", asked.incident_id)]
+    assert all("GPU 0 of node n001" in c.reason for c in told)
+    assert not api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001")).health
+    assert not api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=at_ms + 1)).health
 
 
 def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from drover_proto.events import (
     from_json,
 )
 
+MOST_HEALTH = 1_000  # changes of a node's and its GPUs' health in one answer
 TOGETHER = 1_000  # ids in one question: the engine reads no longer ones than 256 kB
 
 
@@ -193,6 +194,16 @@ class History(Base):
             f" AND {during(from_ms, to_ms)} ORDER BY ts",
             {"node": node},
         )
+
+    def health_of_node(self, node: str, from_ms: int, to_ms: int) -> list[dict[str, Any]]:
+        """The same of a node and all of its GPUs; the newest where there are more than MOST_HEALTH."""
+        found = self._clients.rows(
+            f"SELECT {_ms('ts')} AS ts_ms, node, nullIf(gpu, -1) AS gpu, health, reason,"
+            " nullIf(incident_id, '') AS incident_id FROM health FINAL"
+            f" WHERE node = {{node:String}} AND {during(from_ms, to_ms)} ORDER BY ts DESC LIMIT {MOST_HEALTH}",
+            {"node": node},
+        )
+        return sorted(found, key=lambda change: (change["ts_ms"], -1 if change["gpu"] is None else change["gpu"]))
 
     def holdings(self, from_ms: int, to_ms: int) -> list[Holding]:
         """Changes of who holds what in [from_ms, to_ms), and what was held when it began; oldest first."""
