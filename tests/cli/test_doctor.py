@@ -204,6 +204,7 @@ def test_slurm(made: Callable[..., CollectorConfig], tmp_path: Path) -> None:
     says(found, State.WARN, "does not know n2: they cannot be drained")
     assert [f.state for f in found if f.name == "slurm rights"] == [State.UNKNOWN]
     assert stand_in.effects == []
+    says(schedulers.slurm(config, spec, SlurmStandIn("other")), State.BAD, "knows none of the 3 nodes")
     stand_in.away = True
     says(schedulers.slurm(config, spec, stand_in), State.BAD, "Unable to contact slurm controller")
 

@@ -17,11 +17,15 @@ from typing import Any
 
 import pytest
 
+from drover_cli.doctor import schedulers
+from drover_cli.doctor.finding import State
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
 from drover_collector.actions.settings import ActConfig, SlurmConfig, validate_act
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.actions.slurmrestd import Slurmrestd, in_hostlist
+from drover_collector.config import CollectorConfig
 from drover_proto.events import Act
+from drover_proto.fleet import load_toml
 from drover_proto.settings import SettingsError
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
@@ -85,6 +89,21 @@ def test_drain_and_resume_with_the_incident_in_the_reason(scene: Scene) -> None:
     assert actuator.do(Act.RESUME, order("gpu01")).detail == "gets jobs again"
     assert "DRAIN" not in scene.shown("gpu01").partition("Reason=")[0]
     assert actuator.do(Act.RESUME, order("gpu01")).detail == "in service already"
+
+
+@pytest.mark.system
+def test_doctor_asks_a_real_slurm_and_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+    settings = SlurmConfig(enabled=True, slurmrestd=scene.local, timeout_s=20.0)
+    (tmp_path / "fleet.toml").write_text('[[nodes]]\nnames = "gpu[01-03]"\n[[nodes]]\nnames = "gpu09"\n')
+    spec = load_toml(tmp_path / "fleet.toml")
+    before = [scene.shown(node) for node in NODES]
+    found = schedulers.slurm(CollectorConfig(act=ActConfig(slurm=settings)), spec)
+    assert [(each.state, each.text) for each in found[:2]] == [
+        (State.OK, "answers, and knows 3 of 4 nodes of the fleet file"),
+        (State.WARN, "does not know gpu09: they cannot be drained"),
+    ]
+    assert found[2].state is State.UNKNOWN  # Slurm tells nobody beforehand
+    assert [scene.shown(node) for node in NODES] == before
 
 
 @pytest.mark.system

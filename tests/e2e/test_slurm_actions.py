@@ -14,9 +14,13 @@ from typing import NamedTuple
 import grpc
 import pytest
 
+from drover_cli.doctor import schedulers
+from drover_cli.doctor.finding import State
 from drover_collector.actions.scontrol import Scontrol, SlurmNode
-from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.settings import ActConfig, SlurmConfig
+from drover_collector.config import CollectorConfig
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet import load_toml
 from testbed.acting import Acting, acting
 from testbed.front import front
 from testbed.killing import Killed
@@ -153,6 +157,18 @@ def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
         scene.active.act("resume", "gpu05", "it is fast again", force=True)
     assert scene.node("gpu05").reason == "mine now"
     assert [a.state for a in scene.active.actions("gpu05") if a.act == "drain"] == ["failed", "undone"]
+
+
+def test_doctor_asks_slurm_and_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("".join(f'[[nodes]]\nnames = "{name}"\n' for name in (*NODES, "gpu99")))
+    settings = SlurmConfig(enabled=True, conf=f"{scene.slurm.folder}/slurm.conf")
+    before = [scene.states(name) for name in NODES]
+    found = schedulers.slurm(CollectorConfig(act=ActConfig(slurm=settings)), load_toml(tmp_path / "fleet.toml"))
+    assert [(each.state, each.text) for each in found[:2]] == [
+        (State.OK, f"answers, and knows {len(NODES)} of {len(NODES) + 1} nodes of the fleet file"),
+        (State.WARN, "does not know gpu99: they cannot be drained"),
+    ]
+    assert [scene.states(name) for name in NODES] == before
 
 
 def test_the_one_without_the_lease_refuses(scene: Scene) -> None:

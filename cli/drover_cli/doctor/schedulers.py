@@ -37,6 +37,11 @@ def slurm(config: CollectorConfig, spec: FleetSpec, client: Any = None) -> list[
     except (AwayError, LaterError, ActError) as error:
         return [bad("slurm", str(error), "is slurmctld up, act.slurm.conf right, and munge the same as there?")]
     missing = [name for name in names if name not in known]
+    if names and not known:
+        text = f"answers, and knows none of the {len(names)} nodes of the fleet file"
+        return [
+            bad("slurm", text, "the same names in slurm.conf and fleet.toml; and a scontrol of slurmctld's version")
+        ]
     found = [ok("slurm", f"answers, and knows {len(known)} of {len(names)} nodes of the fleet file")]
     if missing:
         listed = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
