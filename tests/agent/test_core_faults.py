@@ -1,6 +1,7 @@
 """What an operator sees when things around the agent fail: spool, uplink and clock, over real gRPC and a real folder.
 
-Each docstring says what the user sees. The sampler is played: `Node.second` gives one second's readings.
+Each docstring says what the user sees. The sampler is played: `Node.second` gives one second's readings, those of two
+GPUs by nvidia-ml-py on the C stand-in.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -25,24 +27,28 @@ from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.frames import MAGIC
 from drover_agent.sources.base import Entity, NodeEvent, Reading
+from drover_agent.sources.nvml import NvmlSource
 from drover_collector.records import MAX_TEXT
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Absent, Scope
 from drover_proto.events import EventKind
 from testbed.clock import MovableClock
 from testbed.disks import BadDisk
+from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
 
-GPUS = [Entity(Scope.GPU, f"SN{slot}", slot, serial=f"SN{slot}") for slot in range(2)]
+GPUS = [Entity(Scope.GPU, f"16540230{slot:05d}", slot) for slot in range(2)]
 NODE = Entity(Scope.NODE, "n1")
 THINGS = [*GPUS, NODE]
+FIRST = GPUS[0].key
 
 
 @dataclass
 class Node:
     """One node whose seconds pass as fast as the test wants."""
 
+    nvml: ClassVar[NvmlSource]  # what it reads; of the test that runs
     agent: Agent
     clock: MovableClock
     told: list[int] = field(default_factory=list)  # time of each second's readings
@@ -53,8 +59,7 @@ class Node:
         now_ms = self.clock.now_ms()
         self.clock.pass_time((1000 - now_ms % 1000) / 1000)
         ts_ms = self.clock.now_ms() // 1000 * 1000
-        rows: list[tuple[Entity, dict[str, float]]] = [(gpu, {"power_w": 500.0}) for gpu in GPUS]
-        self.agent.accept(ts_ms, Reading(rows=[*rows, (NODE, {"load1": 1.0})]))
+        self.agent.accept(ts_ms, Reading(rows=[*self.nvml.read(ts_ms).rows, (NODE, {"load1": 1.0})]))
         self.told.append(ts_ms)
 
     def xid(self) -> str:
@@ -106,6 +111,14 @@ async def gone() -> str:
 
 async def start_at(address: str, server: TelemetryServer) -> None:
     await server.start(int(address.rpartition(":")[2]))
+
+
+@pytest.fixture(autouse=True)
+def gpus(fake_nvml: FakeNvml) -> Iterator[None]:
+    fake_nvml.healthy(len(GPUS))
+    Node.nvml = NvmlSource("n1")
+    yield
+    Node.nvml.close()
 
 
 @pytest.fixture(autouse=True)
@@ -286,7 +299,7 @@ def test_spool_file_damaged(tmp_path: Path, harm: str) -> None:
                 assert "telemetry-" in loss
                 assert "events-" in loss
         found = [code for code in server.codes() if code in codes]
-        rows = {ts_ms for key, ts_ms in server.rows if key == "SN0" and ts_ms in one.told}
+        rows = {ts_ms for key, ts_ms in server.rows if key == FIRST and ts_ms in one.told}
         if harm in ("garbage", "empty"):
             assert (found, rows) == ([], set())
         else:
@@ -370,8 +383,8 @@ def test_state_file_of_another_version_or_damaged(tmp_path: Path, name: str) -> 
         async with two.running():
             await until(lambda: told in server.codes())
             two.agent.flush()
-            await until(lambda: ("SN0", two.told[-1]) in server.rows)
-        rows = {ts_ms for key, ts_ms in server.rows if key == "SN0"}
+            await until(lambda: (FIRST, two.told[-1]) in server.rows)
+        rows = {ts_ms for key, ts_ms in server.rows if key == FIRST}
         assert rows == set(two.told if name == "dictionary.json" else one.told + two.told)
 
     play(scenario())
@@ -411,7 +424,7 @@ def test_collector_away_for_an_hour(tmp_path: Path) -> None:
         assert lanes.count(pb.BACKFILL) > 600
         assert back.repeated_rows == 0
         assert [code for code in back.codes() if code in codes] == codes
-        arrival = [ts_ms for key, ts_ms in back.rows if key == "SN0" and ts_ms > one.told[0]]
+        arrival = [ts_ms for key, ts_ms in back.rows if key == FIRST and ts_ms > one.told[0]]
         live = [ts_ms for ts_ms in arrival if ts_ms > newest - 20_000]
         old = [ts_ms for ts_ms in arrival if ts_ms <= newest - 80_000]
         assert arrival.index(live[-1]) < arrival.index(old[0])
@@ -565,7 +578,7 @@ def test_a_collector_whose_store_was_replaced(tmp_path: Path) -> None:
         server = TelemetryServer()
         address = await server.start()
         one = node(tmp_path, address)
-        absent = [(GPUS[0], "energy_j", Absent.UNSUPPORTED)]
+        absent = [(GPUS[0], "nvlink_effective_ber", Absent.UNSUPPORTED)]
         async with one.running():
             began_ms = one.clock.now_ms()
             one.agent.accept(began_ms, Reading(absent=absent, holdings=[(0, "job 1"), (1, "job 2")]))
@@ -587,7 +600,7 @@ def test_a_collector_whose_store_was_replaced(tmp_path: Path) -> None:
             one.agent.flush()
             await until(lambda: fresh.absences)
         found = [(absence.gpu, absence.metric, absence.reason, absence.from_ms) for absence in fresh.absences]
-        assert found == [(0, "energy_j", "unsupported", began_ms)]
+        assert found == [(0, "nvlink_effective_ber", "unsupported", began_ms)]
         assert [(h.gpu, h.job, h.from_ms) for h in fresh.holdings] == [(0, "job 1", began_ms), (1, "", began_ms + 1)]
 
     play(scenario())

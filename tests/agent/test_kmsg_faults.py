@@ -19,8 +19,11 @@ from drover_agent.merge import EventMerger
 from drover_agent.sources import kmsg
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import KmsgReader
+from drover_agent.sources.kmsg_clock import system_clocks
 from drover_agent.spool import Spool
+from drover_proto import telemetry_pb2 as pb
 from testbed.kernel_log import codes, events_of, node, xid
+from testbed.nvml import FakeNvml, pci_of
 from testbed.waiting import until, wait_until
 
 CODES = (
@@ -77,9 +80,11 @@ def feed(path: Path, data: Iterable[bytes]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_xid_lines_forged_from_user_space_are_kept_and_never_count(tmp_path: Path, pipe: Path, accepted: bool) -> None:
+def test_xid_lines_forged_from_user_space_are_kept_and_never_count(
+    tmp_path: Path, pipe: Path, fake_nvml: FakeNvml, accepted: bool
+) -> None:
     async def scenario() -> None:
-        async with node(tmp_path, pipe, kmsg_accept_user_facility=accepted) as found:
+        async with node(tmp_path, pipe, hardware="nvml", kmsg_accept_user_facility=accepted) as found:
             writer = feed(pipe, [xid(1, 79, facility=1), xid(2, 79, facility=3), xid(3, 48)])
             await until(lambda: {"79", "48"} <= set(codes(found)), "the lines")
             writer.join()
@@ -89,28 +94,34 @@ def test_xid_lines_forged_from_user_space_are_kept_and_never_count(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_a_storm_of_ten_thousand_lines_keeps_every_distinct_event_and_counts_the_rest(
-    tmp_path: Path, pipe: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_storm_of_ten_thousand_lines_in_a_second_keeps_every_distinct_event_and_counts_the_rest(
+    tmp_path: Path, pipe: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight GPUs with 27 codes each, most of the lines of one of them."""
+    """Eight GPUs with 27 codes each, most of the lines of one of them: 10,000 with times of one second. Each names its
+    GPU, which NVML knows by its address."""
     monkeypatch.setattr(merge_module, "WINDOW_MS", 600_000)  # a machine under load takes longer than a window
-    buses = range(0x10, 0x18)
+    buses = [int(pci_of(slot).split(":")[1], 16) for slot in range(8)]
     rare = [(code, bus) for code in CODES for bus in buses]
-    lines = [rare[n // 40] if n % 40 == 0 and n // 40 < len(rare) else (95, 0x10) for n in range(10_000)]
+    lines = [rare[n // 40] if n % 40 == 0 and n // 40 < len(rare) else (95, buses[0]) for n in range(10_000)]
     assert set(lines) == set(rare)
 
     async def scenario() -> None:
-        async with node(tmp_path, pipe) as found:
-            writer = feed(pipe, (xid(n, code, bus) for n, (code, bus) in enumerate(lines, 1)))
+        async with node(tmp_path, pipe, hardware="nvml") as found:
+            await until(lambda: len(found.gpus.all()) == 8, "the GPUs are known")
+            second_us = system_clocks().awake_us
+            stamps = (second_us + 100 * n for n in range(10_000))
+            writer = feed(
+                pipe, (xid(n, *line, us=us) for n, (line, us) in enumerate(zip(lines, stamps, strict=True), 1))
+            )
             merger = found.agent._merger
             await until(
                 lambda: sum(n for key in merger._open.values() for n in key.seen.values()) == 10_000, "the last line"
             )
             await asyncio.to_thread(writer.join)
-            wanted = {(str(code), f"NVRM: Xid (PCI:0000:{bus:02x}") for code, bus in rare}
+            wanted = {(str(code), buses.index(bus)) for code, bus in rare}
 
-            def told() -> set[tuple[str, str]]:
-                return {(e.code, e.message[:22]) for e in events_of(found.agent.spool) if e.kind == "xid"}
+            def told() -> set[tuple[str, int]]:
+                return {(e.code, e.gpu) for e in events_of(found.agent.spool) if e.kind == "xid" and e.HasField("gpu")}
 
             await found.agent.spool.kept()  # a thread writes them
             assert told() == wanted
@@ -172,24 +183,27 @@ def test_a_pipe_that_never_ends_a_line_takes_no_memory(tmp_path: Path, pipe: Pat
 
 
 def test_an_overrun_is_told_with_the_number_of_lost_lines_and_its_going_on_in_sums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake_nvml: FakeNvml
 ) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes(xid(10, 48) + xid(61, 79) + xid(71, 94) + xid(72, 95) + xid(80, 31))
-    seen: list[NodeEvent] = []
-    reader = KmsgReader(path, "b", None, lambda pci, uuid: None, seen.extend)
-    thread = threading.Thread(target=reader.run, daemon=True)
-    thread.start()
-    try:
-        wait_until(lambda: len(seen) == 6, "the lines")
-        assert [event.code for event in seen] == ["48", "kmsg_overrun", "79", "94", "95", "31"]
-        assert (seen[1].count, "50 kernel log lines" in seen[1].message) == (50, True)
-        reader._tell_lost_at = 0.0  # the ten seconds are over
-        wait_until(lambda: len(seen) == 7, "the sum")
-    finally:
-        reader.stop()
-        thread.join()
-    assert (seen[6].code, seen[6].count) == ("kmsg_overrun", 9 + 7)
+
+    async def scenario() -> None:
+        async with node(tmp_path, path, hardware="nvml") as found:
+
+            def told() -> list[pb.Event]:
+                return [e for e in events_of(found.agent.spool) if e.kind == "xid" or e.code == "kmsg_overrun"]
+
+            await until(lambda: len(told()) == 6, "the lines")
+            seen = told()
+            assert [event.code for event in seen] == ["48", "kmsg_overrun", "79", "94", "95", "31"]
+            assert (seen[1].count, "50 kernel log lines" in seen[1].message) == (50, True)
+            assert found._kmsg
+            found._kmsg._tell_lost_at = 0.0  # the ten seconds are over
+            await until(lambda: len(told()) == 7, "the sum")
+            assert (told()[6].code, told()[6].count) == ("kmsg_overrun", 9 + 7)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.system

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.agent import GOODBYE_S
 from drover_agent.config import AgentConfig
+from drover_agent.outbox import CLOSE_LIMIT_S
+from drover_agent.systemd_notify import STALE_S, STATUS_S
 
 FOLDER = Path(__file__).resolve().parents[2] / "agent/systemd"
 UNIT = FOLDER / "drover-agent.service"
@@ -31,6 +34,24 @@ def test_nothing_in_the_unit_hides_what_the_agent_reads() -> None:
     assert unit["ProcSubset"] == ["all"]
     assert "CAP_SYSLOG" in unit["AmbientCapabilities"]
     assert {"char-195 rw", "/dev/kmsg r"} <= set(unit["DeviceAllow"])
+
+
+def test_the_unit_bounds_what_the_agent_may_take_and_is_watched() -> None:
+    """`systemd-analyze verify` (below) says that systemd takes each of these as a directive of its own."""
+    unit = settings(UNIT)
+    bounds = {key: unit[key] for key in ("MemoryHigh", "MemoryMax", "CPUQuota", "TasksMax", "LimitCORE")}
+    assert bounds == {
+        "MemoryHigh": ["128M"],
+        "MemoryMax": ["256M"],
+        "CPUQuota": ["50%"],
+        "TasksMax": ["128"],
+        "LimitCORE": ["0"],
+    }
+    assert (unit["Type"], unit["Restart"], unit["User"]) == (["notify"], ["always"], ["drover"])
+    # What is told to the watchdog while all is well comes three times in its time, and later than a stale tick.
+    assert float(unit["WatchdogSec"][0]) >= 3 * STATUS_S
+    assert float(unit["WatchdogSec"][0]) > STALE_S
+    assert float(unit["TimeoutStopSec"][0]) > GOODBYE_S + CLOSE_LIMIT_S
 
 
 def test_the_folder_that_containers_mount_outlives_the_agent() -> None:

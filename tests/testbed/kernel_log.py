@@ -44,11 +44,12 @@ def codes(node: NodeRuntime) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def node(folder: Path, log: Path, **settings: bool) -> AsyncIterator[NodeRuntime]:
+async def node(folder: Path, log: Path, *, hardware: str = "none", **settings: bool) -> AsyncIterator[NodeRuntime]:
+    """An agent; with hardware `nvml` one that reads GPUs too."""
     config = AgentConfig(
         node="n1",
         collectors=("127.0.0.1:1",),
-        hardware="none",
+        hardware=hardware,
         kmsg_path=str(log),
         spool=SpoolConfig(dir=str(folder / "spool")),
         **settings,  # type: ignore[arg-type]  # only switches are passed
@@ -61,6 +62,8 @@ async def node(folder: Path, log: Path, **settings: bool) -> AsyncIterator[NodeR
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        if found._nvml:
+            found._nvml.nvml.close()  # or the next test of this process finds NVML open
 
 
 class Machine:

@@ -173,6 +173,11 @@ def load(library: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def pci_of(gpu: int) -> str:
+    """The address of a healthy GPU."""
+    return f"0000:{0x1B + 0x10 * gpu:02x}:00.0"
+
+
 class FakeNvml:
     """The script of one stand-in. Each method rewrites the file, atomically; within `batch()` once, at its end."""
 
@@ -208,7 +213,7 @@ class FakeNvml:
             for gpu in range(gpus):
                 self.set(gpu, "serial", f"16540230{gpu:05d}")
                 self.set(gpu, "uuid", f"GPU-{gpu:08x}-0000-4000-8000-000000000000")
-                self.set(gpu, "pci", f"0000:{0x1B + 0x10 * gpu:02x}:00.0")
+                self.set(gpu, "pci", pci_of(gpu))
                 for key, value in STEADY.items():
                     self.set(gpu, key, value)
                 for key, value in PER_LINK.items():
