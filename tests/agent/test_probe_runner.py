@@ -257,6 +257,7 @@ def test_a_timeout_names_what_it_was_in() -> None:
 def test_it_gives_way_told_first_and_killed_if_it_does_not_listen(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processes, "TERM_S", 2.0)  # a loaded machine is no deaf process
     signals: list[int] = []
     send = processes.subprocess.Popen.send_signal
     monkeypatch.setattr(
@@ -283,7 +284,7 @@ def test_it_gives_way_told_first_and_killed_if_it_does_not_listen(
 def test_a_node_is_given_back_within_a_second_by_the_sum_of_its_steps() -> None:
     from drover_agent.probes import eligible
 
-    assert eligible.LOOK_S + runner.LOOK_S + processes.TERM_S < 1.0
+    assert eligible.LOOK_S + runner.LOOK_S + processes.TERM_S <= 0.5
 
 
 @pytest.mark.parametrize("level", [Level.QUICK, Level.DEEP])
@@ -314,7 +315,7 @@ def test_stopped_from_outside_it_says_by_whom() -> None:
 
 
 def test_an_unknown_probe_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(ValueError, match="no probe is called gemm_int3; there are launch, gemm_bf16"):
+    with pytest.raises(ValueError, match="no probe is called gemm_int3; there are launch, launch_wait, gemm_bf16"):
         Runner(Request(("gemm_int3",)))
 
 

@@ -25,7 +25,7 @@ from drover_agent.sources.nvml_calls import ProcessList
 from drover_agent.sources.nvml_device import MPS_LISTS
 from drover_agent.sources.nvml_mig import COMPUTE_LISTS
 
-LOOK_S = 0.5
+LOOK_S = 0.3
 DRIVER_S = 10.0  # for the driver to say which GPUs there are
 SILENT_S = 5.0  # a driver that says for so long not who holds its GPUs ends the probe
 USED_BYTES = 256 << 20  # of its memory without a process: the driver's own is not in the count (v2), a context has more

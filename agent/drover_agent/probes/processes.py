@@ -13,7 +13,7 @@ from typing import IO
 
 log = logging.getLogger(__name__)
 
-TERM_S = 0.3  # from SIGTERM to SIGKILL: with the looks of runner and guard, a node is given back within a second
+TERM_S = 0.1  # from SIGTERM to SIGKILL: with the looks of runner and guard, a node is given back within a second
 REAP_S = 5.0  # a process that the kernel does not let die (a driver that hangs) is left behind
 NICE = 10
 STDERR_BYTES = 2_000  # kept of what the child printed, for a crash
