@@ -33,8 +33,8 @@ def bench(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def at_once(seconds: float) -> Iterator[int]:
         yield from range(1_700_000_000_000, 1_700_000_000_000 + round(seconds) * 1000, 1000)
 
-    monkeypatch.setattr(module, "each_second", at_once)
-    monkeypatch.setattr(module, "ENV", module.ENV | os.environ | fake_nvml.env())
+    monkeypatch.setattr(module.common, "each_second", at_once)
+    monkeypatch.setattr(module.common, "ENV", module.common.ENV | os.environ | fake_nvml.env())
     return module
 
 
@@ -69,7 +69,7 @@ def test_the_cost_of_each_call_is_told_at_the_agents_pace(
 @pytest.fixture
 def recorded(bench: ModuleType, fake_nvml: FakeNvml, tmp_path: Path) -> dict[str, Any]:
     fake_nvml.trains(GPUS)
-    found = bench.recording(tmp_path / "recording.json", NO_TORCH, 35)
+    found = bench.recording.record(tmp_path / "recording.json", NO_TORCH, 35)
     assert found["holds"], found["trouble"]
     made: dict[str, Any] = json.loads((tmp_path / "recording.json").read_text())
     return made
@@ -92,15 +92,17 @@ def test_a_recording_that_cannot_be_true_is_refused(bench: ModuleType, recorded:
     else:
         for row in rows:
             row["values"].pop("power_w", None)
-    assert not bench.trouble_of(recorded)
-    [trouble] = bench.trouble_of(spoilt)
+    assert not bench.recording.trouble_of(recorded)
+    [trouble] = bench.recording.trouble_of(spoilt)
     assert "(2, '')" in trouble
 
 
 def test_recordings_of_real_gpus_are_whole(bench: ModuleType, recorded: dict[str, Any], tmp_path: Path) -> None:
     """With one of the stand-in, as no real one is kept yet."""
     files = [tmp_path / "recording.json", *sorted(RECORDED.glob("*.json"))]
-    assert {file.name: bench.trouble_of(json.loads(file.read_text())) for file in files} == {f.name: [] for f in files}
+    assert {file.name: bench.recording.trouble_of(json.loads(file.read_text())) for file in files} == {
+        f.name: [] for f in files
+    }
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_slower_loop_is_told_from_noise(
     bench: ModuleType, with_: tuple[float, ...], without: tuple[float, ...], holds: bool
 ) -> None:
     pairs = zip(without, with_, strict=True)
-    found = bench.compare([window for one, other in pairs for window in ((False, one), (True, other))])
+    found = bench.steps.compare([window for one, other in pairs for window in ((False, one), (True, other))])
     assert found["holds"] is holds, found
     assert found["slower_by"] == pytest.approx(sum(with_) / sum(without) - 1, abs=1e-5)
 
@@ -125,9 +127,9 @@ def test_a_slower_loop_is_told_from_noise(
 def test_a_loop_runs_while_the_agent_comes_and_goes(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench, "SETTLE_S", 0.2)
-    monkeypatch.setattr(bench, "WINDOWS", 2)
-    found = bench.steps(tmp_path, NO_TORCH, 2.0)
+    monkeypatch.setattr(bench.common, "SETTLE_S", 0.2)
+    monkeypatch.setattr(bench.steps, "WINDOWS", 2)
+    found = bench.steps.compared(tmp_path, NO_TORCH, 2.0)
     assert found["holds"], found
     assert len(found["step_ms_with"]) == len(found["step_ms_without"]) == 1
     assert list(tmp_path.glob("spool-*/id"))
