@@ -8,12 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2
 from testbed.older_fleet import OLDER, older
 
+from .test_client import Ticking
 from .test_pages import opened
 
 PAGES: list[tuple[str, dict[str, str]]] = [
@@ -26,10 +28,11 @@ NEWER = ("job", "fabric", "thermals", "system", "capacity")  # pages whose quest
 
 
 class Reticent(grpc.GenericRpcHandler):
-    """An older collector whose answers have nothing in them; `down`: it does not answer at all."""
+    """An older collector whose answers have nothing in them; `down`: it does not answer at all; `new`: it knows every
+    question; `takes_ms`: how long an answer takes, by the client's clock."""
 
     def __init__(self) -> None:
-        self.down = False
+        self.down, self.new, self.takes_ms, self.clock = False, False, 0, Ticking()
 
     def service(self, details: Any) -> Any:
         name = details.method.rpartition("/")[2]
@@ -41,7 +44,13 @@ class Reticent(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(
                 lambda _request, context: context.abort(grpc.StatusCode.NOT_FOUND, "no incident 'i1'")
             )
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"") if name in older() else None
+        if not self.new and name not in older():
+            return None
+        return grpc.unary_unary_rpc_method_handler(self._nothing)
+
+    def _nothing(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
+        self.clock.ms += self.takes_ms
+        return b""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,43 @@ def test_a_collector_one_version_older_breaks_no_page(asked: Reticent, page: str
     texts = " ".join(text.value for text in opened(page, **query).text)
     assert ("does not know this question since" in texts) == (page in NEWER)
     assert ("run both at one version" in texts) == (page in NEWER)
+
+
+def said(app: AppTest) -> str:
+    return " ".join(text.value for text in app.text)
+
+
+@pytest.mark.parametrize(
+    ("page", "query"), [(page, {"node": "n1"} if page == "node" else {}) for page in dict.fromkeys(p for p, _ in PAGES)]
+)
+def test_an_open_page_says_what_is_wrong_keeps_what_it_shows_and_recovers(
+    reticent: Reticent, page: str, query: dict[str, str]
+) -> None:
+    clock = reticent.clock
+    made = FleetClient(reticent.address, now_ms=clock)  # type: ignore[attr-defined]  # see above
+    client.share(made)
+    reticent.down, reticent.new, reticent.takes_ms = False, True, 0
+    app = opened(page, **query)
+
+    def later() -> str:
+        clock.ms += 16_000  # so long no part of a page waits until it refreshes itself, but one
+        app.run()
+        assert not app.exception
+        return said(app)
+
+    assert "since" not in later()
+    reticent.takes_ms = 2_500
+    assert "answers slowly since" in later()
+    reticent.takes_ms = 0
+    assert "since" not in later()
+    reticent.down = True
+    told = later()
+    assert "does not answer since" in told
+    assert "Shown is the last answer, of" in told
+    reticent.down = False
+    assert "since" not in later()
+    reticent.new = False
+    made.close()
 
 
 def test_the_contract_only_grows() -> None:
