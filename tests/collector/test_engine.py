@@ -18,6 +18,8 @@ from drover_collector.replay import replay
 from drover_collector.senses import Senses
 from drover_proto.events import Duty, Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
 from drover_proto.times import from_iso
+from testbed.deciding import OPEN
+from testbed.deciding import policy as policy_of
 from testbed.simulated_buckets import Recording, newest, record
 
 POLICY = Policy.load()
@@ -301,3 +303,21 @@ def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeyp
     ]
     subject.restore([], [training_bucket(INDEX, number) for number in range(4)], [*crash, xid(79, at_ms=39_000)])
     assert calls == [0, 1000, 0, 0, 1, 0]
+
+
+def test_the_cap_of_a_job_holds_for_every_node_that_works_for_it_whatever_the_fault_is() -> None:
+    """An XID names no job; who holds the node's GPUs says it."""
+    index = small_fleet(8)
+    limits = dataclasses.replace(OPEN, job_ratio=0.25)
+    subject = Engine(index, policy_of("enforce", limits), START_MS, ceiling="enforce")
+    bucket = training_bucket(index, 0)
+    jobs = bucket.jobs.copy()
+    jobs[int(index.first_gpu[6]) :] = -1  # two nodes are free
+    subject.on_bucket(dataclasses.replace(bucket, jobs=jobs), bucket.end_ms + LAG_MS)
+    events = [
+        Event(f"{n}", bucket.end_ms, f"n0{n}", 0, EventKind.XID, "79", "it fell", received_ms=bucket.end_ms)
+        for n in (0, 1, 6, 7)
+    ]
+    made = {d.node: d for event in events for d in subject.on_events([event], bucket.end_ms + LAG_MS + 1).decisions}
+    assert {node: d.outcome for node, d in made.items()} == {"n00": "act", "n01": "held", "n06": "act", "n07": "act"}
+    assert "2 of 6 nodes of job 812 would be out (at most 1 may be" in made["n01"].reason
