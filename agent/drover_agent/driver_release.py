@@ -13,8 +13,8 @@ import logging
 import os
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from drover_agent.files import write_whole
 
@@ -28,8 +28,7 @@ class ReleaseError(Exception):
     """The driver is not let go; the text says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     id: str
     until_ms: int
 

@@ -9,6 +9,7 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 MAGIC = b"\xd7DRV"
 FRAME = struct.Struct("<4sIIQq")  # magic, payload length, CRC32 of what follows, sequence, ts_ms
@@ -16,8 +17,7 @@ BODY_AT = 12  # the checksum covers the frame from here on
 MAX_PAYLOAD = 8 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """One record of a log."""
 
     seq: int

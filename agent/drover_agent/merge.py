@@ -27,7 +27,7 @@ MANY = "many different lines, such as: "
 Key = tuple[EventKind, int | None, str, str, bool, bool]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Open:
     """One error of one device that was seen lately."""
 

@@ -21,7 +21,7 @@ LOG_S = 60.0  # failures of one source are logged at most this often
 ANSWERED, FAILED, OVERRAN = range(3)  # as in catalog.READ_OUTCOMES
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class SourceStats:
     """What the sampler knows of a source."""
 
@@ -38,7 +38,7 @@ class SourceStats:
     worst: int = ANSWERED  # of their outcomes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Totals:
     """Of all sources."""
 

@@ -20,7 +20,7 @@ Sendable = tuple[int, pb.AgentMessage, int]  # sequence, message, size of its pa
 Files = dict[str, tuple[bytes, bool]]  # name -> content, whether it is written before the records
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Done:
     """What the thread says of one job that wrote."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from drover_agent.frames import Stored
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Tail:
     """The newest records of one log: all from `first` on are in memory, without gaps."""
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Outcome:
     """How a read went, as seen from outside."""
 

@@ -17,9 +17,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from drover_proto.catalog import Absent
 
@@ -53,8 +52,7 @@ _ELSEWHERE = re.compile(
 _FAN = re.compile(r"fan|tach|blower|cooling", re.I)
 
 
-@dataclass(frozen=True, slots=True)
-class Sensor:
+class Sensor(NamedTuple):
     """One line: `value` None where the BMC gave none; `state` as ok, warning, failed or "" for no reading."""
 
     name: str

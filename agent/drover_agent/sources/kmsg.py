@@ -21,8 +21,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from drover_agent.files import write_whole
 from drover_agent.sources.base import NodeEvent
@@ -46,8 +46,7 @@ SlotOf = Callable[[str, str], int | None]  # (PCI address as `normal_pci` writes
 Deliver = Callable[[list[NodeEvent]], None]  # returns when the events are in the spool
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRecord:
+class KernelRecord(NamedTuple):
     """One record of /dev/kmsg: `priority,sequence,microseconds,flags;text`."""
 
     facility: int

@@ -14,8 +14,8 @@ event whatever they say. File systems and disks in loop devices are a user's too
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from drover_proto.kinds import EventKind
 
@@ -171,8 +171,7 @@ _OTHERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line that matters. `pci` is as `normal_pci` writes it, "" where the line names no device."""
 
     kind: EventKind

@@ -38,7 +38,7 @@ ALL = tuple({metric.name: None for metric in (*NVML_METRICS.values(), *GPM_METRI
 BUT_PROFILING = tuple(name for name in ALL if name not in PROFILING or name == UTILIZATION_NAME)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Session:
     """One opening of NVML, told to all who call it.
 

@@ -32,7 +32,7 @@ REFUSED_MS = 300_000  # what a GPU refused is asked again after this long: a dri
 _Asked = tuple[Way, Read, tuple[Target, ...]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Plan:
     """What is asked in a tick."""
 

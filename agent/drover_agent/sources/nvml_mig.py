@@ -22,7 +22,7 @@ OF_INSTANCE = frozenset(
 COMPUTE_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Instance:
     """One compute instance, which is what NVML calls a MIG device."""
 

@@ -49,7 +49,7 @@ def job_in_cgroup(text: str) -> str | None:
 MAX_ENVIRONMENT = 1 << 20  # characters; a user may make his as large as his stack
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Job:
     seen: set[int] = field(default_factory=set)  # slots on which processes of it were, since it began
     given: set[int] = field(default_factory=set)  # slots that environments of it name

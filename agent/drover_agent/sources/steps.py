@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
@@ -53,8 +53,7 @@ class JunkError(ValueError):
     """A datagram that is no report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What one process says of its last steps; see `drover_agent.steps` for the wire."""
 
     name: str
@@ -66,7 +65,7 @@ class Report:
     job: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Workload:
     uid: int
     ranks: dict[int, tuple[float, Report]] = field(default_factory=dict)  # rank -> (when it came, its last report)
