@@ -132,6 +132,30 @@ def test_a_job_holds_the_node_before_anything_is_sent() -> None:
     assert holds.ended == ["801"], "its order is over"
 
 
+def test_the_queue_is_looked_at_while_something_waits_or_is_held() -> None:
+    looks = []
+
+    class Seen(Holds):
+        def look(self) -> dict[str, HoldJob]:
+            looks.append(1)
+            return super().look()
+
+    made = protection(IN, holds := Seen())
+    made.look([], unsent=False)
+    assert len(looks) == 1, "once after a start: a stop may have left a job"
+    made.look(["drained"], unsent=False)
+    assert len(looks) == 1
+    made.look(["p1", "drained"])
+    made.of(order(), busy=False)
+    made.look(["p1", "drained"])
+    made.look(["p1", "drained"], unsent=False)
+    made.look(["drained"], unsent=False)
+    assert (len(looks), holds.ended) == (5, ["801"])
+    made.look(["drained"], unsent=False)  # it is gone
+    made.look(["drained"], unsent=False)
+    assert len(looks) == 6
+
+
 def test_a_stop_forgets_no_job_and_makes_no_second_one() -> None:
     holds = Holds()
     first = protection(IN, holds)

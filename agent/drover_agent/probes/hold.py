@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 300.0  # for the request to come to the node, from when the job begins
 JOIN_S = 30.0  # for the job's process to be there: Python starts slowly from a busy file server
-LOOK_S = 0.1
+LOOK_S = 0.05
 WANTED = "the scheduler wants the node back"
 
 

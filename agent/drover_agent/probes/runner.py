@@ -33,7 +33,7 @@ from drover_proto.events import from_dict
 log = logging.getLogger(__name__)
 
 CHILD = (sys.executable, "-m", "drover_agent.probes.child")
-LOOK_S = 0.1
+LOOK_S = 0.05
 MEMORY_LOOK_S = 0.5  # walking /proc costs milliseconds on a large node
 START_S = 120.0  # importing torch and making CUDA contexts, on a cold disk
 SLACK = 4.0  # a probe that says nothing for so many times its own length hangs

@@ -140,7 +140,7 @@ class ProbeDesk(Ending):
     async def _send(self, held: Sequence[OpenOrder]) -> None:
         racks = {node.name: node.rack for node in self._index.nodes}
         unsent = [one for one in held if one.sent_ms is None] if self._leading() else []
-        jobs = await self._jobs([one.order.id for one in held]) if self._leading() else ()
+        jobs = await self._jobs([one.order.id for one in held], bool(unsent)) if self._leading() else ()
         under_way = [one.order for one in held if one.sent_ms is not None or one.order.id in jobs]
         busy = await asyncio.to_thread(self._held) if any(one.sent_ms is None for one in held) else ()
         for group in groups_of(unsent).values():
@@ -186,10 +186,10 @@ class ProbeDesk(Ending):
             self._told[order.id] = stream
             await stream.send(pb.CollectorMessage(probe_request=request))
 
-    async def _jobs(self, orders: list[str]) -> Collection[str]:
+    async def _jobs(self, orders: list[str], unsent: bool) -> Collection[str]:
         """Orders with a scheduler's job that holds their node, or is to."""
         try:
-            await asyncio.to_thread(self.protection.look, orders)
+            await asyncio.to_thread(self.protection.look, orders, unsent=unsent)
             self.troubles.pop("probe_jobs", None)
         except ActError as error:
             self.troubles["probe_jobs"] = f"Jobs that hold nodes for probes: {error}."

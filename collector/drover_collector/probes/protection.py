@@ -81,13 +81,15 @@ class Protection:
             return ""
         return f"{node} is in service: {REMEDY}" if self._scheduler(node) else ""
 
-    def look(self, orders: Collection[str]) -> None:
+    def look(self, orders: Collection[str], *, unsent: bool = True) -> None:
         """Jobs as they are now; those of orders that are not open any more are ended.
 
+        Args:
+            orders: all that are open. unsent: some are not sent yet; else only what has a job is of interest.
         Raises:
             ActError: they could not be seen or ended. StoreError.
         """
-        if self._holds is None or not (orders or self._jobs is None or self._jobs):
+        if self._holds is None or not (unsent or self._jobs is None or self._jobs):
             return
         self._seen = False
         self._jobs = self._holds.look()
