@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ NODES = [node.name for node in INDEX.nodes]
 CODES = ("79", "48", "31", "43", "63", "94", "119")
 FAULTS = ({"row_remap_failed": 1.0}, {"gpu_temp_c": 97.0, "power_w": 300.0}, {"power_w": float("nan")})
 STAGES = (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR)
-WARM, LENGTH = 6, 40  # buckets without trouble, and in all
+WARM, LENGTH = 3, 20  # buckets without trouble, and in all
 
 
 @dataclass
@@ -53,20 +54,20 @@ def drawn(seed: int) -> list[Step]:
     for number in range(WARM, LENGTH):
         step, node, gpu = steps[number], rng.choice(NODES), rng.randrange(2)
         until_ = number + rng.randrange(3, 15)
-        if rng.random() < 0.1:
+        if rng.random() < 0.2:
             for later in steps[number:until_]:
                 later.silent.add(node)
-        if rng.random() < 0.15:
+        if rng.random() < 0.4:
             fault = rng.choice(FAULTS)
             for later in steps[number:until_]:
                 later.changed[node, gpu] = fault
-        if rng.random() < 0.35:
+        if rng.random() < 0.6:
             ts_ms = T0 + number * BUCKET_MS + rng.randrange(LAG_MS, BUCKET_MS - 300)  # after the last bucket was judged
             code = rng.choice(CODES)
             step.events.append(
                 Event(f"{number}", ts_ms, node, gpu, EventKind.XID, code, f"Xid {code}", received_ms=ts_ms + 300)
             )
-        if rng.random() < 0.2:
+        if rng.random() < 0.4:
             stage = rng.choice((*STAGES, Health.HEALTHY)) if node in out else Health.DRAINING
             (out.discard if stage is Health.HEALTHY else out.add)(node)
             step.duties.append((node, stage))
@@ -174,11 +175,11 @@ def differs(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [1])
 @in_loop
 async def test_a_restart_anywhere_in_a_random_history_changes_no_answer(store_root: Path, seed: int) -> None:
     history = drawn(seed)
-    restarts = random.Random(seed).sample(range(WARM, LENGTH - 1), 4)
+    restarts = random.Random(seed).sample(range(WARM + 2, LENGTH - 1), 3)
     stores = [Store.open(f"chdb://{store_root}?database=health{seed}{name}", retention_days=3650) for name in "ab"]
     whole = await played(stores[0], history, ())
     stopped = await played(stores[1], history, restarts)
@@ -187,6 +188,12 @@ async def test_a_restart_anywhere_in_a_random_history_changes_no_answer(store_ro
     healths = {health for told in whole for health, _ in told["health"].values()}
     assert healths & OUT_STAGES
     assert healths >= {Health.HEALTHY, Health.CONFIRMED}
-    assert any(told["decisions"] for told in whole)
+    decided = [decision for told in whole for decision in told["decisions"].values()]
+    assert {decision.takes for decision in decided} == {True, False}, "of nodes that were out already too"
+    assert {"act", "pending_approval"} <= {decision.outcome for decision in decided}
+    open_ = [
+        Counter(node for *_, members, _, _, _ in told["incidents"].values() for node, _ in members) for told in whole
+    ]
+    assert max(count for counts in open_ for count in counts.values()) > 1, "several faults of one node"
     for store in stores:
         store.close()
