@@ -166,9 +166,10 @@ class Packer:
     ) -> None:
         """Begin and end absences. A value that one source has and another lacks is there."""
         for entity, values in rows.items():
-            for name in refused.get((ts_ms, entity), ()):
-                del values[name]
-                self._absences.missing(entity, name, Absent.OUT_OF_RANGE, ts_ms)
+            if refused:
+                for name in refused.get((ts_ms, entity), ()):
+                    del values[name]
+                    self._absences.missing(entity, name, Absent.OUT_OF_RANGE, ts_ms)
             self._absences.present(entity, values, ts_ms)
         for entity, name, reason in missing:
             if reason is None:

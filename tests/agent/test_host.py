@@ -12,6 +12,7 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.host import HostSource
+from drover_agent.sources.host_files import KeptFile
 from drover_proto.catalog import Absent, Scope, of_scope
 
 T = 1_800_000_000_000
@@ -276,3 +277,12 @@ def test_a_card_whose_driver_is_loaded_again_is_read_on(node: Path) -> None:
     host.read(T + 120_000)
     traffic(node, "ib0", 1050, 50)
     assert values(host.read(T + 121_000))["net_rx_bytes_per_s"] == 1000
+
+
+@pytest.mark.parametrize("name", ["vmstat", "diskstats", "interrupts"])
+def test_a_long_file_of_the_kernel_is_read_to_its_end(name: str) -> None:
+    """It comes in pieces of a page or so; the last one is told by its length where it is short."""
+    first_words = [line.split()[:1] for line in (Path("/proc") / name).read_text().splitlines()]
+    file = KeptFile(Path("/proc") / name)
+    assert [line.split()[:1] for line in file.text().splitlines()] == first_words
+    file.close()

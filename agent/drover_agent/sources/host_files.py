@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CHUNK = 16_384
+WHOLE = 2_048  # a piece that is shorter is the last: the kernel fills a page but for a line that does not fit any more
 
 
 class KeptFile:
@@ -41,6 +42,8 @@ class KeptFile:
         while data := self._read(size, CHUNK):
             pieces.append(data)
             size += len(data)
+            if len(data) < WHOLE:  # a read at its end would have the kernel make all of it again
+                break
         return b"".join(pieces).decode("ascii", "replace")
 
     def _read(self, offset: int, size: int) -> bytes:
