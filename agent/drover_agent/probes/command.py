@@ -12,12 +12,13 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from drover_agent.probes import PROBES, Level, eligible, plan, trying
 from drover_agent.probes.base import Result
@@ -55,14 +56,14 @@ def run(options: argparse.Namespace) -> int:
         if options.folder and not Path(options.folder).is_dir():
             raise CommandError(f"--folder {options.folder}: is no folder")
         if options.hold is not None:
-            return _hold(options.hold)
+            _hold(options.hold)
         return _serve(options) if options.serve else _probe(options)
     except (CommandError, eligible.DriverError) as error:
         print(f"drover-agent probe: {error}", file=sys.stderr)
         return BAD_INPUT
 
 
-def _hold(id_: str) -> int:
+def _hold(id_: str) -> NoReturn:
     from drover_agent.probes.exchange import is_id
     from drover_agent.probes.hold import hold
 
@@ -72,7 +73,7 @@ def _hold(id_: str) -> int:
         _say(hold(id_))
     except OSError as error:
         raise CommandError(f"--hold {id_}: {error.strerror or error}") from None
-    return 0
+    os._exit(0)  # the next job waits for our end, and not for what Python tidies up
 
 
 def _serve(options: argparse.Namespace) -> int:
