@@ -91,6 +91,8 @@ WITHOUT_JOBS = {
     "down: it may come back at any moment": (DOWN, IDLE, False, "", "not sent: n0 is in service"),
     "no scheduler": (None, IDLE, False, "none", ""),
     "no scheduler, validation": (None, VALIDATE, False, "none", ""),
+    "Slurm does not know it, a person asks": (ActError("Slurm knows no node n0"), PERSON, False, "hand", ""),
+    "Slurm is away, a person asks": (AwayError("Slurm does not answer: x"), PERSON, False, "hand", ""),
     "Slurm does not know it": (ActError("Slurm knows no node n0"), IDLE, False, "", "not sent: Slurm knows no node n0"),
 }
 

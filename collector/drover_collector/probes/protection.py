@@ -113,17 +113,17 @@ class Protection:
         Raises:
             StoreError.
         """
-        service = Service.IN
+        service, person = Service.IN, order.why is ProbeReason.PERSON and not order.group
         if (actuator := self._actuator_of(order.node)) is not None:
             try:
                 service = actuator.observe(order.node).service
-            except LaterError as error:
-                return Given(wait=str(error), away=True)
             except ActError as error:
-                return Given(never=f"not sent: {error}")
+                if person:  # who need not wait for a scheduler that is away, or has no such node
+                    return Given(HAND)
+                later = isinstance(error, LaterError)
+                return Given(wait=str(error), away=True) if later else Given(never=f"not sent: {error}")
         if service is Service.DRAINED:
             return Given(DRAINED)
-        person = order.why is ProbeReason.PERSON and not order.group
         if service is Service.DRAINING and not person:
             return Given(wait="jobs still run there, it drains")
         if order.why in OF_DRAINED:
