@@ -131,34 +131,38 @@ def events() -> str:
 
 COST = """## What the agent costs
 
-`benchmarks/bench_agent.py --seconds 60` on 2 cores: 8 GPUs, 8 InfiniBand ports, 1 Hz, NVML, GPM, kernel log, host and
-ports on, values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. The middle
-one of three runs, the other two 0.349 (at a load of 4) and 0.383 (alone); with spinning calls one run, at a load of 4.
+`benchmarks/bench_agent.py` on 2 cores: 8 GPUs, 8 InfiniBand ports, 1 Hz, with everything on but DCGM's page (with which
+NVML leaves profiling alone): NVML, GPM, kernel log, host, ports, a Slurm job with a process on each GPU, the page of a
+vLLM server; values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. Of a
+machine that had much else to do: CPU at a load of 13 (`--seconds 60`) and of 22 (`--seconds 50`), the rest of the
+latter.
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
-| CPU, NVML calls that sleep 140 us (lists 4.5 ms) | 7.0 ms a second | 19.9 ms | 0.35; missed: 0.353 |
-| CPU, NVML calls that spin as long | 17.2 ms a second | 17.2 ms | none: 1.00 of it |
-| resident memory | 41.8 MiB, of which 25.8 anonymous; 30.1 in proportion to who shares it | 20.6 MiB | 45 MiB |
-| CPU of imports: `drover_agent.main` / all that a running agent loads | 0.10 s / 0.20 s | | 0.2 s |
-| time of these imports | 0.10 s / 0.20 s (0.18 to 0.21) | | 0.2 s |
-| on the wire to a collector, or in a scrape | 0.67 kB a second | 12.3 kB | |
+| CPU, calls that sleep 140 us (lists 4.5 ms) | 7.0 and 7.8 ms a second | 22.3 and 22.5 ms | 0.35: 0.316 and 0.345 |
+| CPU, NVML calls that spin as long | 16.5 ms a second | 20.3 ms | none: 0.81 of it |
+| resident memory | 43.5 MiB, of which 27.3 anonymous; 30.1 in proportion to who shares it | 21.1 MiB | 45 MiB |
+| CPU of imports: `drover_agent.main` / all 347 modules that it ever loads, for pages too | 0.09 s / 0.29 s | | 0.2 s |
+| on the wire to a collector, or in a scrape | 0.75 kB a second | 12.3 kB | |
 
+- Alone, with fewer modules counted and neither job nor page, an earlier version took 0.18 to 0.21 s for all imports and
+  0.349, 0.353 and 0.383 of node_exporter's CPU. Side by side on the same busy machine that version took 8.0 ms a second
+  and this one 7.1, both without job and page.
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU with GPM takes 4 calls a second
   (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of
-  its own: about 44 a second for 8. A call that only sleeps costs this machine 30
-  to 39 us of CPU (`sleep_cpu_us`), 1.3 to 1.7 ms a second.
-- Where the time goes, as `bench_agent.py --parts` counts it, which itself costs some; on a machine with a load of 33,
-  so that only the proportions say something:
+  its own: about 44 a second for 8. A call that only sleeps costs this machine 27
+  to 39 us of CPU (`sleep_cpu_us`), 1.2 to 1.7 ms a second.
+- Where the time goes, as `bench_agent.py --parts` counts it, which itself costs some (without job and page, at a load
+  of 14):
 
 | part | ms of CPU a second |
 | --- | --- |
-| NVML, calls of a tick (32) / answers taken | 2.32 / 0.42 |
-| NVML, slow reads (0.8 GPUs a second) | 1.32 |
-| InfiniBand / host / Ethernet / who holds which GPU | 0.49 / 0.43 / 0.10 / 0.25 |
-| event loop: ticks and packing / waking / stream | 0.78 / 0.45 / 0.23 |
-| gRPC's threads | 0.48 |
-| threads for XIDs / spool / kernel log / requests | 0.20 / 0.05 / 0.04 / 0.04 |
+| NVML, calls of a tick (32) / answers taken | 1.58 / 0.31 |
+| NVML, slow reads (0.8 GPUs a second) | 0.92 |
+| InfiniBand / host / Ethernet / who holds which GPU | 0.25 / 0.30 / 0.05 / 0.28 |
+| event loop: ticks and packing / waking / stream | 0.53 / 0.30 / 0.17 |
+| gRPC's threads | 0.45 |
+| threads for XIDs / spool / kernel log / requests | 0.10 / 0.04 / 0.03 / 0.03 |
 
 - A processor that slept in a call comes back with cold caches. So a tick makes the calls of all GPUs in a row, and
   takes what they brought afterwards.
@@ -180,7 +184,8 @@ def sources() -> str:
         "costs there; `drover-agent check` says what is missing and how to mend it; `drover-agent once` prints one "
         "reading. A source that is not there on a node gives nothing and costs next to nothing; a value that cannot "
         "be read is absent with its reason.\n\n"
-        "Every source is read behind a limit of 3 s. One that does not return is told (`driver_hung` for the driver), "
+        "Every source is read behind a limit of 3 s. One that does not return is told (`driver_hung` for the driver, "
+        "within 5 s at intervals of up to 2 s), "
         "its values are absent (`timeout`), and the others go on.\n"
     ]
     parts.append(table(["source", "pace", "turned on by"], [[f"`{n}`", f.pace, f.setting] for n, f in FACTS.items()]))

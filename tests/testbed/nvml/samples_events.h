@@ -121,22 +121,30 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, u64 types, nvmlEventS
     set->slots |= 1ull << device->slot;
     return SUCCESS;
 }
-/* Until the script may have changed, or the time is over: as the real one it sleeps, for its CPU counts as the agent's. */
+/* Until the script may have changed, or the time is over: as the real one it sleeps, for its CPU counts as the agent's.
+ * Its folder is watched from one wait to the next. */
 static void await_script(u64 end_us) {
-    char folder[sizeof path];
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
+    static int watch = -1;
+    static char watched[sizeof path];
+    char dir[sizeof path], events[4096];
+    snprintf(dir, sizeof dir, "%s", path);
+    char *slash = strrchr(dir, '/');
     if (slash) *slash = 0;
-    struct pollfd look = {.fd = inotify_init1(IN_CLOEXEC), .events = POLLIN};
-    inotify_add_watch(look.fd, slash ? folder : ".", IN_MOVED_TO | IN_CLOSE_WRITE);
     pthread_mutex_lock(&lock);
+    if (watch < 0 || strcmp(watched, dir)) {
+        if (watch >= 0) close(watch);
+        watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+        inotify_add_watch(watch, slash ? dir : ".", IN_MOVED_TO | IN_CLOSE_WRITE);
+        snprintf(watched, sizeof watched, "%s", dir);
+    }
+    while (read(watch, events, sizeof events) > 0) {} /* what they tell is seen by the next line */
+    struct pollfd look = {.fd = watch, .events = POLLIN};
     ino_t before = seen_inode;
     reload();
     int changed = before != seen_inode;
     pthread_mutex_unlock(&lock);
     u64 now = now_us();
     if (!changed && now < end_us) poll(&look, 1, (int)((end_us - now + 999) / 1000));
-    close(look.fd);
 }
 
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, EventData *out, unsigned timeout_ms) {
