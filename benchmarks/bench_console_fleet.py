@@ -94,8 +94,10 @@ def pid_of(word: str) -> int:
     return next(p.pid for p in psutil.Process().children() if word in p.cmdline())
 
 
-def full(stub: FleetStub, nodes: int) -> bool:
-    """Whether the fleet is heard, judged, and has its faults."""
+def full(stub: FleetStub, nodes: int, collector: int) -> bool:
+    """Whether the fleet is heard, judged, and has its faults. Raises SystemExit when the collector has ended."""
+    if psutil.Process(collector).status() == psutil.STATUS_ZOMBIE:
+        raise SystemExit("the collector ended before the fleet was heard: its log says why")
     with contextlib.suppress(grpc.RpcError):
         status = stub.GetStatus(pb.StatusRequest(), timeout=30)
         opened = sum(status.open_incidents_by_severity.values())
@@ -167,8 +169,9 @@ def measure(folder: Path, nodes: int, consoles: int, seconds: float, count: int)
     ):
         stub = FleetStub(channel)
         wait_until(partial(reachable, "127.0.0.1", port), "the console listens", 60)
-        wait_until(partial(full, stub, nodes), "the fleet is heard, and judged", READY_S)
-        pids = {"collector": pid_of("console.told_fleet"), "console": pid_of("drover_dashboard.main")}
+        collector = pid_of("console.told_fleet")
+        wait_until(partial(full, stub, nodes, collector), "the fleet is heard, and judged", READY_S)
+        pids = {"collector": collector, "console": pid_of("drover_dashboard.main")}
         cpu = partial(Cpu, pids)
         browser = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
         url = f"http://127.0.0.1:{port}"

@@ -44,13 +44,13 @@ class Told(Pipeline):
 
     async def run(self) -> None:
         over = threading.Event()
-        threading.Thread(target=self._tell, args=(over,), name="told", daemon=True).start()
+        threading.Thread(target=self._send, args=(over,), name="told", daemon=True).start()
         try:
             await super().run()
         finally:
             over.set()
 
-    def _tell(self, over: threading.Event) -> None:
+    def _send(self, over: threading.Event) -> None:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("told")
         ids = self._introduce()
         draw = np.random.default_rng(8)
