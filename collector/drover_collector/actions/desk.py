@@ -207,6 +207,10 @@ class ActionDesk:
         """Nodes that are to be taken out, and are not yet: a scheduler may be slow, or away."""
         return {a.node for w in self._workers.values() for a in w.waiting() if a.action in (Act.DRAIN, Act.ISOLATE)}
 
+    def under_way(self, node: str) -> list[Action]:
+        """What is to be done to a node, and has not ended."""
+        return [a for w in self._workers.values() for a in w.waiting() if a.node == node]
+
     # ---- what is to be done
 
     def take(self, decisions: Iterable[Decision], incidents: Iterable[Incident] = ()) -> None:

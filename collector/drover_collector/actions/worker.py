@@ -17,7 +17,7 @@ from drover_collector.actions.base import (
     Order,
     mark_of,
 )
-from drover_collector.actions.duties import NOT_TOLD, is_out, taken_out
+from drover_collector.actions.duties import IDLE, NOT_TOLD, is_out, taken_out
 from drover_collector.actions.looks import Looks
 from drover_collector.store import StoreError
 from drover_proto.events import Act, Action, ActionState, Health
@@ -31,6 +31,7 @@ WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and
 STORE_WAIT_S = 1.0
 BEGUN = "its command runs"
 CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
+RESETS = frozenset({Act.RESET, Act.REBOOT})
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
 
 
@@ -156,6 +157,7 @@ class Worker:
             job.action = replace(action, detail=BEGUN, attempts=job.tries + 1)
             desk.store.write_actions([job.action])
             desk.step("begun")
+        self._must_not_meet(job.action)
 
         def may() -> None:
             desk.store.fence()
@@ -163,6 +165,24 @@ class Worker:
 
         order = Order(action.id, action.node, _mark(action), action.why, action.by, may, action.before)
         return self.actuator.do(action.action, order).detail
+
+    def _must_not_meet(self, action: Action) -> None:
+        """A reset is asked for of a node without jobs, and may wait for those of others: not done when the node is back
+        since, or goes back now. A resume waits for a reset that runs: each is told before it looks for the other.
+
+        Raises:
+            ActError, LaterError
+        """
+        desk, node = self._desk, action.node
+        others = desk.under_way(node)  # before the duty: a resume that is not among them any more stands there
+        if action.action is Act.RESUME:
+            if running := [a for a in others if a.action in RESETS and a.detail == BEGUN]:
+                raise LaterError(f"its {running[0].action} runs")
+        elif action.action in RESETS:
+            duty = desk.duties.get(node)
+            back = duty is not None and duty.stage not in IDLE and duty.ts_ms > action.ts_ms
+            if back or any(a.action is Act.RESUME for a in others):
+                raise ActError(f"not done: {node} was put back since it was asked for, and jobs may run there")
 
     def _over(self, action: Action) -> bool:
         if action.action not in WANTED_STILL or not action.incident_id:
