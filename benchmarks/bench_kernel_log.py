@@ -40,7 +40,7 @@ GPUS_PER_STREAM = 250
 EVERY_S = 5.0  # seconds of telemetry in a message of the load
 OPEN_S = 3.0
 SETTLE_S = 20.0  # of the load, before the first line
-PER_LINE_S = 8.0  # at most, to plan the load's length
+PER_LINE_S = 30.0  # at most, to plan the load's length; it ends with the last line
 
 
 @dataclass(frozen=True, slots=True)
