@@ -117,7 +117,7 @@ def test_a_ticket_by_webhook_is_signed_and_taken_once_though_its_answer_was_lost
             assert told["data"]["mark"] == "inc1"
 
 
-def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(tmp_path: Path) -> None:
+def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("no secret")
     (tmp_path / "secret").chmod(0o600)
     both = ActConfig(
@@ -131,6 +131,9 @@ def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(tmp_path: Pa
     bad = replace(both.repair_webhook, secret_file=str(tmp_path / "secret"))
     with pytest.raises(SettingsError, match="does not hold whsec_"):
         validate_act(replace(both, repair_command=(), repair_webhook=bad))
+    only_told = replace(both, mode="observe")
+    validate_act(only_told)
+    ActionDesk(store, only_told, [], lambda _: None).stop()  # it opens none, and stops nobody's start
 
 
 def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:

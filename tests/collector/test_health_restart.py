@@ -25,6 +25,8 @@ from testbed.collected import small_index, write_entities, write_ticks
 from testbed.loop import in_loop
 from testbed.waiting import until
 
+pytestmark = pytest.mark.timeout(300)  # two whole histories, also on a machine that has other work
+
 T0 = 1_800_000_000_000
 LAG_MS = 7000
 INDEX = small_index(6, 2)

@@ -22,7 +22,7 @@ from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
 from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
-from drover_collector.actions.settings import MODES, ActConfig
+from drover_collector.actions.settings import MODES, ActConfig, TicketConfig
 from drover_collector.actions.ticket import Ticket
 from drover_collector.actions.worker import Worker
 from drover_collector.guard import may_resume
@@ -102,7 +102,9 @@ class ActionDesk:
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
         self._actuators, self._look_s = tuple(actuators), look_s
-        self._commands, self._ticket = Commands(config), Ticket(config.repair_webhook)
+        # In observe mode nothing is opened, and no setting of it may stop the collector.
+        webhook = TicketConfig() if config.mode == "observe" else config.repair_webhook
+        self._commands, self._ticket = Commands(config), Ticket(webhook)
         self._workers: dict[str, Worker] = {}
         self._intents: Intents | None = None  # while this one acts
         self._made: dict[str, Action] = {}  # actions by id, as they were made since the start
