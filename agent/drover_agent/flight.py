@@ -36,9 +36,16 @@ class Flight:
         oldest = next(iter(self._sizes.values()), None)
         return self._clock.monotonic() - oldest[1] if oldest else 0.0
 
-    def held(self, lane: int, seq: int) -> None:
+    def held(self, lane: int, seq: int) -> float | None:
+        """The collector has this and what was sent before it on that lane.
+
+        Returns: the steady time when the newest of it was sent; None where it was known to be held.
+        """
+        newest = None
         for key in [key for key in self._sizes if key[0] == lane and key[1] <= seq]:
-            self._bytes -= self._sizes.pop(key)[0]
+            size, newest = self._sizes.pop(key)  # in the order in which they were sent
+            self._bytes -= size
+        return newest
 
     def refused(self, lane: int, seq: int) -> None:
         self._bytes -= self._sizes.pop((lane, seq), (0, 0.0))[0]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import grpc
 
 from drover_agent.clock import Clock
+from drover_agent.clock_offset import ClockOffset
 from drover_agent.config import AgentConfig
 from drover_agent.flight import Flight
 from drover_agent.outbox import Outbox
@@ -34,7 +35,6 @@ WELCOME_LIMIT_S, LONGEST_WELCOME_S = 60.0, 240.0
 CONNECT_SHARE = 0.5  # of that, for a connection and its handshake, where another collector can be asked instead
 TURN_MARGIN_S = 60.0  # beyond what a collector says
 ACK_LIMIT_S = 60.0  # a collector that takes data and acknowledges nothing is given up
-WAITED_MS = 2_000  # a Welcome that took longer was not so long on the way
 LOOK_S = 5.0  # how often a stream that has nothing to send looks at the clock
 LONGEST_BACKOFF_S = 300.0
 RENEWED_LOOK_S = 60.0  # how often a stream looks whether its certificate was renewed; agents do not do so all at once
@@ -104,8 +104,13 @@ class Uplink:
         self._busy_until: dict[str, float] = {}  # address -> when it wants to be called again
         self._together = False  # the collector takes several records in a message
         self.connected_to: str | None = None
-        self.offset_s: float | None = None  # node clock minus the collector's, at the last exchange
+        self._offset = ClockOffset(clock)
         self.streams = 0  # streams that got a Welcome
+
+    @property
+    def offset_s(self) -> float | None:
+        """Node clock minus the collector's, at the last exchange."""
+        return self._offset.seconds
 
     def wake(self) -> None:
         self._work.set()
@@ -203,7 +208,7 @@ class Uplink:
     async def _greet(self, call: Any, address: str, limit_s: float) -> pb.Welcome:
         # First, or its handshake would be taken for a clock that is wrong: a Hello tells the time.
         await _limited(call.wait_for_connection(), "no connection came about", limit_s)
-        sent_ms = self._clock.now_ms()
+        sent_s = self._clock.monotonic()
         self._hello_due = False
         await self._write(call, pb.AgentMessage(hello=self._owner.hello()))
         while True:
@@ -225,10 +230,7 @@ class Uplink:
             )
         if answer.welcome.ignored:
             log.warning("the collector does not know these columns: %s", ", ".join(answer.welcome.ignored))
-        received_ms = self._clock.now_ms()
-        if received_ms - sent_ms > WAITED_MS:  # not on the way but for its turn
-            sent_ms = received_ms
-        self.offset_s = ((sent_ms + received_ms) / 2 - answer.welcome.ts_ms) / 1000
+        self._offset.answered(sent_s, answer.welcome.ts_ms)
         return answer.welcome
 
     async def _exchange(self, call: Any) -> None:
@@ -314,12 +316,11 @@ class Uplink:
             kind = message.WhichOneof("kind")
             if kind == "ack":
                 self._progress += 1
-                self.offset_s = (self._clock.now_ms() - message.ack.ts_ms) / 1000
                 for refused in message.ack.rejected:
                     self._spool.reject(refused.lane, refused.seq)
                     flight.refused(refused.lane, refused.seq)
                     self._owner.rejected(refused.lane, refused.seq, refused.reason)
-                self._take(message.ack.held, flight)
+                self._offset.answered(self._take(message.ack.held, flight), message.ack.ts_ms)
             elif kind == "welcome":  # the answer to a second Hello
                 self._take(message.welcome.held, flight)
             elif kind == "backoff":
@@ -329,13 +330,17 @@ class Uplink:
             elif kind == "probe_request":
                 self._owner.probe_asked(message.probe_request)
 
-    def _take(self, held: Any, flight: Flight) -> None:
+    def _take(self, held: Any, flight: Flight) -> float | None:
+        """Returns: the steady time when the newest of what is held was sent; None where nothing new is."""
+        newest: float | None = None
         for lane, seq in _held(held).items():
             if not self._spool.ack(lane, seq):  # by the next Welcome the spool finds out whose it is
                 name = pb.Lane.Name(pb.Lane.ValueType(lane))
                 raise StreamEndedError(f"acknowledges {name} {seq}, which was never sent; the stream begins again")
-            flight.held(lane, seq)
+            sent_s = flight.held(lane, seq)
+            newest = sent_s if newest is None else max(newest, sent_s or newest)
         self._work.set()
+        return newest
 
     async def delivered(self) -> None:
         """Returns when a collector holds everything."""
