@@ -186,6 +186,26 @@ def test_a_device_that_fell_off_the_bus_takes_no_other_devices_errors_along(node
     assert (row["pcie_aer_correctable"], row["pcie_aer_fatal"]) == (7, 1)
 
 
+def test_a_disk_with_many_partitions_hides_none_after_what_comes_before_it(node: Path) -> None:
+    """The kernel writes a disk with all its partitions at once, and begins a new piece where that does not fit: one
+    that is short is not the last."""
+    first = " 259 0 nvme0n1 10 0 {} 0 20 0 0 0 0 0 0\n"
+    rest = " 8 0 sda 10 0 {} 0 20 0 0 0 0 0 0\n" + 40 * f" 8 1 sda1 {'1234567890 ' * 10}0\n"
+    write(node, "sys/block/sda/device/model", "disk\n")
+
+    class Pieces(KeptFile):
+        def _read(self, offset: int, size: int) -> bytes:
+            data = Path(self.path).read_bytes()[offset:]
+            return data if offset or len(data) < 4096 else data[: data.index(b"\n") + 1]
+
+    host = source(node)
+    host._kept["diskstats"] = Pieces(node / "proc/diskstats")
+    for second, sectors in enumerate((1000, 1100)):
+        write(node, "proc/diskstats", first.format(sectors) + rest.format(2 * sectors))
+        row = values(host.read(T + second * 1000))
+    assert row["disk_read_bytes_per_s"] == 300 * 512
+
+
 def test_a_node_without_disks_has_no_disk_traffic_rather_than_none(node: Path) -> None:
     write(node, "proc/diskstats", " 9 0 md0 1 0 99999 0 1 0 99999 0 0 0 0\n")
     host = source(node)

@@ -172,7 +172,8 @@ class HostSource:
         read: dict[str, int] = {}
         written: dict[str, int] = {}
         paths: dict[str, tuple[int, int]] = {}
-        for line in self._kept["diskstats"].text().splitlines():
+        # A disk is one record with all its partitions (kernel: block/genhd.c, diskstats_show): with a dozen, 2 kB.
+        for line in self._kept["diskstats"].text(long_records=True).splitlines():
             columns = line.split(None, 10)
             name = columns[2]
             if path := _NVME_PATH.match(name):

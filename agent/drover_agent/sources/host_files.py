@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CHUNK = 16_384
-WHOLE = 2_048  # a piece that is shorter is the last: the kernel fills a page but for a line that does not fit any more
+WHOLE = 2_048  # a piece that is shorter is the last: the kernel fills a page but for a record that does not fit
 
 
 class KeptFile:
@@ -31,8 +31,9 @@ class KeptFile:
         """
         return self._read(0, size).decode("ascii", "replace")
 
-    def text(self) -> str:
-        """All of it: a long file of procfs comes in pieces.
+    def text(self, *, long_records: bool = False) -> str:
+        """All of it: a long file of procfs comes in pieces. `long_records`: what the kernel writes at once may be
+        longer than WHOLE, so that a piece of any length may have another after it.
 
         Raises:
             OSError: see `head`.
@@ -42,7 +43,7 @@ class KeptFile:
         while data := self._read(size, CHUNK):
             pieces.append(data)
             size += len(data)
-            if len(data) < WHOLE:  # a read at its end would have the kernel make all of it again
+            if len(data) < WHOLE and not long_records:  # a read at its end would have the kernel make all of it again
                 break
         return b"".join(pieces).decode("ascii", "replace")
 
