@@ -147,6 +147,8 @@ class Sampled:
         self.stats.hung = False
         if self._dropped:
             return
+        took_s = self._clock.monotonic() - self._began_s
+        self.stats.longest_s, self.stats.worst = max(self.stats.longest_s or 0.0, took_s), OVERRAN
         if again := getattr(self.source, "again", None):
             again()
         text = f"the read of {self.source.name} returned"

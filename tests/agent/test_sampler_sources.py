@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drover_agent.clock import SystemClock
-from drover_agent.sampled import FAILED, FAILING_READS, LOG_S, OVERRAN, STABLE_S
+from drover_agent.sampled import ANSWERED, FAILED, FAILING_READS, LOG_S, OVERRAN, STABLE_S
 from drover_agent.sampler import OUTCOME_ROWS, OWN_VALUES_MS, PATIENCE_S, READ_LIMIT_S, READ_ROWS, Sampler
 from drover_agent.sources import POLLED, Off
 from drover_agent.sources.base import Entity, Reading
@@ -327,6 +327,25 @@ def test_how_the_ticks_went_is_told_as_values_of_the_node() -> None:
     play(scenario)
 
 
+def test_a_read_that_hung_is_an_overrun_of_the_ten_seconds_in_which_it_returned_too() -> None:
+    async def scenario() -> None:
+        gpu = Part("nvml:0")
+        bench = Bench(gpu, node="n1")
+        await bench.tick(0)
+        await overrun(bench, await hang(bench, gpu, 1))
+        await bench.tick(10)  # tells of the first ten seconds
+        await bench.clock.advance(9.0)
+        gpu.free.set()
+        await until(lambda: not bench.sampler.stats["nvml:0"].hung)
+        for second in (19, 20, 30):
+            await bench.tick(second)
+        told = [v for _, r in bench.heard for _, v in r.rows if "source_nvml_outcome" in v]
+        assert [v["source_nvml_outcome"] for v in told] == [OVERRAN, OVERRAN, ANSWERED]
+        assert [v["source_nvml_read_s"] for v in told[:2]] == [READ_LIMIT_S, READ_LIMIT_S + 9.0]
+
+    play(scenario)
+
+
 def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -> None:
     """The worst of ten seconds, so that no read that overran goes unseen; a read that hangs counts for as long as it
     does; a source that the settings turn off is absent, and so is one that has not been read."""
@@ -348,9 +367,9 @@ def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -
         gpus[1].free.set()
         await until(lambda: not bench.sampler.stats["nvml:1"].hung)
         await bench.clock.advance(60.0)
-        for second in (11, 20):
+        for second in (11, 20, 30):
             await bench.tick(second)
-        first, second_ = (
+        first, _, second_ = (
             (values, {name for _, name, why in r.absent if why is Absent.UNSUPPORTED})
             for _, r in bench.heard
             for _, values in r.rows
