@@ -46,6 +46,7 @@ class JournalHandler(logging.Handler):
 
     def __init__(self, otherwise: logging.Handler, path: str = SOCKET) -> None:
         super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))  # else basicConfig gives it level and module too
         self._otherwise, self._path = otherwise, path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)

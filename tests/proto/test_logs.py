@@ -110,6 +110,7 @@ def test_the_journal_is_used_where_systemd_says_so_and_nobody_redirected_it(
         os.close(write)
     assert not journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
     root = logging.getLogger()
+    assert JournalHandler(logging.StreamHandler()).formatter is not None  # else basicConfig would give it its own
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
     begin("info", {})

@@ -38,13 +38,14 @@ def page() -> str:
     passed = sum(step.outcome == "passed" for step in STEPS.values())
     minutes = (time.monotonic() - BEGAN_S) / 60
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    builds = "with bundles of a run before" if os.environ.get("DROVER_ROLLOUT_DIST") else "builds included"
     lines = [
         "# Rollout: the log of one run",
         "",
         "<!-- written by `make test-rollout` when all of it passed; what plays print: test-artifacts/rollout.log -->",
         "",
         f"{time.strftime('%d %B %Y', time.gmtime())}, commit {_commit()}: {passed} of {len(STEPS)} steps passed in"
-        f" {minutes:.0f} minutes, building and booting included. {machine}, ansible-core {version('ansible-core')}.",
+        f" {minutes:.0f} minutes, {builds}. {machine}, ansible-core {version('ansible-core')}.",
         "",
         "| step | ended | s | seen |",
         "| --- | --- | --- | --- |",
