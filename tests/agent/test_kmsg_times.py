@@ -10,6 +10,7 @@ import pytest
 
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import KmsgReader
+from drover_agent.sources.kmsg_clock import LAG_HOLDS_US, LIVE_US, Clocks, LogClock
 from testbed.kernel_log import HOUR_US, Machine, close_to_zero, line, text
 from testbed.waiting import wait_until
 
@@ -115,3 +116,22 @@ def test_a_reader_that_stood_still_reckons_by_the_lag_that_it_had_seen(tmp_path:
         thread.join()
     machine.seen = seen
     assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
+
+
+def test_lines_of_a_storm_that_is_read_late_have_their_own_times_and_order() -> None:
+    """A reader that falls behind, by less than LIVE_US and then by more; the log's clock is a minute behind."""
+    lag_us, start = 60_000_000, Clocks(1_800_000_000_000_000, 10 * HOUR_US, 0)
+    now = [start]
+
+    def at(seconds: float) -> Clocks:
+        return replace(start, wall_us=start.wall_us + int(seconds * 1e6), awake_us=start.awake_us + int(seconds * 1e6))
+
+    clock = LogClock(lambda: now[0])
+    clock.came_now(start.awake_us - lag_us)
+    for written_s, read_s in ((0.1, 0.2), (0.3, 2.0), (0.6, 5.5), (0.9, 7.0)):
+        now[0] = at(read_s)
+        assert clock.when(at(written_s).awake_us - lag_us)[0] == at(written_s).wall_us // 1000
+    assert clock.when(at(8.0).awake_us - lag_us)[0] == now[0].wall_us // 1000  # never ahead of now
+
+    now[0] = at(LAG_HOLDS_US / 1e6)  # the lag may be another one by now
+    assert clock.when(now[0].awake_us - lag_us - LIVE_US + 1)[0] == now[0].wall_us // 1000

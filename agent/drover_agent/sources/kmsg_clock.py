@@ -2,9 +2,9 @@
 
 The log's own time is in microseconds since boot, by a clock that stands still while the machine is suspended
 (kernel/printk: local_clock), as CLOCK_MONOTONIC does, and that nothing corrects, so that it is minutes off after weeks.
-So a line that is read as it comes is told with the time now, and only older ones are reckoned: back from now, by the
-age of the line, less what the log's clock was seen to lag, plus what the machine slept since (CLOCK_BOOTTIME less
-CLOCK_MONOTONIC).
+So a line that is read as it comes is told with the time now, and others are reckoned: back from now, by the age of the
+line, less what the log's clock was seen to lag, plus what the machine slept since (CLOCK_BOOTTIME less
+CLOCK_MONOTONIC). Where the lag was not seen lately, an age of a few seconds may be nothing but lag, and counts as none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-LIVE_US = 5_000_000  # a line younger than this happened now
+LIVE_US = 5_000_000  # a line younger than this happened now, unless the lag is known
+LAG_HOLDS_US = 600_000_000  # so long the lag counts as known: at 100 ppm it changes by 0.06 s meanwhile
 SLEPT_US = 50_000  # less than this is no suspend: the two clocks are not read at once
 MAX_SLEEPS = 100  # suspends remembered, the newest
 
@@ -56,6 +57,7 @@ class LogClock:
         self._clocks = clocks
         now = clocks()
         self._lag_us = 0
+        self._lag_seen_us: int | None = None  # when it was seen in this run
         self._looked_us = 0  # when it was known last how long the machine had slept
         self._noticed = 0, 0  # between these times of the log the newest suspend began
         self._sleeps: list[tuple[int, int]] = [(0, 0)]  # (from this time of the log on, slept so far)
@@ -119,14 +121,16 @@ class LogClock:
 
     def came_now(self, us: int) -> None:
         """A line was waited for and came: what it seems to be old is the lag of the log's clock."""
-        self._lag_us = self._clocks().awake_us - us
+        self._lag_seen_us = self._clocks().awake_us
+        self._lag_us = self._lag_seen_us - us
 
     def when(self, us: int) -> tuple[int, int]:
         """Milliseconds UTC at which the line with the log's time `us` was written, and how long ago that was, suspends
         with them, in microseconds."""
         now = self._clocks()
         age_us = self._age_us(now, us)
-        return (now.wall_us - (age_us if age_us > LIVE_US else 0)) // 1000, age_us
+        known = self._lag_seen_us is not None and now.awake_us - self._lag_seen_us < LAG_HOLDS_US
+        return (now.wall_us - (age_us if age_us > (0 if known else LIVE_US) else 0)) // 1000, age_us
 
     def _age_us(self, now: Clocks, us: int) -> int:
         slept_us = next((slept for from_us, slept in reversed(self._sleeps) if us >= from_us), 0)
