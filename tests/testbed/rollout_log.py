@@ -42,7 +42,7 @@ def page() -> str:
     lines = [
         "# Rollout: the log of one run",
         "",
-        "<!-- written by `make test-rollout` when all of it passed; what plays print: test-artifacts/rollout.log -->",
+        "<!-- written by `make test-rollout`; what plays print: test-artifacts/rollout.log -->",
         "",
         f"{time.strftime('%d %B %Y', time.gmtime())}, commit {_commit()}: {passed} of {len(STEPS)} steps passed in"
         f" {minutes:.0f} minutes, {builds}. {machine}, ansible-core {version('ansible-core')}.",
