@@ -135,6 +135,27 @@ async def test_a_slow_gpu_fails_with_figure_and_expectation(store: Store) -> Non
         assert by_gpu[2].expected == pytest.approx(4300, rel=0.01)
 
 
+@pytest.mark.parametrize("why", [ProbeReason.VALIDATE, ProbeReason.REPAIRED])
+@in_loop
+async def test_a_node_that_came_up_with_a_gpu_fewer_does_not_pass_its_validation(
+    store: Store, why: ProbeReason
+) -> None:
+    """A GPU that is off the bus at boot is none that its driver knows: the others are all there is, and are well."""
+    async with bench(store) as at, at.collector.agent(hello()) as agent:
+        answer, gpus = Answers(agent), index_of().spec.by_name["n0"].gpus
+        for there, passed in ((gpus - 1, None), (gpus, True)):
+            at.verdicts.clear()
+            order = await ask(at, why=why)
+            await requested(agent)
+            figures = [figure(order, g, "sdc", g, 1e6, ok=True) for g in range(there)]
+            await answer(*figures, closing(order))
+            assert (await at.ended(order)).state == "done"
+            told = {v.gpu: v for v in at.verdicts}
+            assert [told[gpu].passed for gpu in range(there)] == [True] * there
+            assert (len(told), told[None].passed) == (there + 1, passed)
+            assert (f"its driver knows {there} of its {gpus} GPUs" in told[None].text) is (passed is None)
+
+
 @in_loop
 async def test_the_same_open_order_is_not_asked_twice(store: Store) -> None:
     async with bench(store) as at:

@@ -13,7 +13,7 @@ from drover_collector.probes.judging import judge_order
 from drover_collector.probes.judging_groups import Judged, judge_groups
 from drover_collector.probes.orders import Orders
 from drover_collector.probes.settings import ProbesConfig
-from drover_collector.probes.verdicts import DONE, failed
+from drover_collector.probes.verdicts import DONE, failed, with_all
 from drover_collector.store import OpenOrder, Store, StoreError
 from drover_proto.events import ProbeOrder, ProbeReason, ProbeVerdict
 from drover_proto.probes import LEVELS
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 OVERDUE_S = 600.0  # beyond waiting and running on the node, for the closing result to come
 GROUP_OVERDUE_S = 60.0  # likewise where others wait for it
+FOR_SERVICE = frozenset({ProbeReason.VALIDATE, ProbeReason.REPAIRED})  # the node is put back when it passes
 LATE_MS = 3_600_000  # results that are judged so long after they were due may be those of another board
 
 Listener = Callable[[list[ProbeVerdict]], None]
@@ -65,6 +66,9 @@ class Ending(Orders):
             self._end(held, [failed(order, why, self._now_ms())], "failed", why)
             return
         verdicts, end = judge_order(self._store, order, self._now_ms())
+        place = self._index.spec.by_name.get(order.node)
+        if order.why in FOR_SERVICE and not order.gpus and place is not None:
+            verdicts = with_all(verdicts, place.gpus)
         state = "done" if end.end == DONE else "failed"
         what = f" in {end.probe}" if end.probe else ""
         detail = "" if end.end == DONE else f"{end.end}{what}: {end.detail}".rstrip(": ")

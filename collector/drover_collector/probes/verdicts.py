@@ -68,6 +68,24 @@ def failed(order: ProbeOrder, why: str, now_ms: int) -> ProbeVerdict:
     return ProbeVerdict(order.id, order.node, None, None, "", text, now_ms, order.why, order.incident_id)
 
 
+def with_all(found: Sequence[ProbeVerdict], gpus: int) -> list[ProbeVerdict]:
+    """The verdicts of an order for all of a node's GPUs: fewer than it has do not pass for the node.
+
+    A GPU that is off the bus when the driver comes up is none that NVML counts (nvmlDeviceGetCount), and is not told as
+    left out.
+
+    Args:
+        gpus: that the node has, by the fleet file.
+    """
+    there = sum(v.gpu is not None for v in found)
+    return [
+        replace(v, passed=None, text=f"{v.node}: not judged as a whole, its driver knows {there} of its {gpus} GPUs")
+        if v.gpu is None and v.passed and there < gpus
+        else v
+        for v in found
+    ]
+
+
 def _of_gpu(
     order: ProbeOrder, end: ProbeResult, gpu: int, of: Sequence[Verdict], drifts: Sequence[Drift], now_ms: int
 ) -> ProbeVerdict:
