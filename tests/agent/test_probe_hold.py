@@ -47,9 +47,12 @@ def test_the_job_holds_until_the_probe_is_over(job: subprocess.Popen[str]) -> No
     assert (job.returncode, said) == (0, "the probe is over\n")
 
 
-def test_a_job_that_must_end_waits_until_the_probe_has_given_way(job: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGTSTP], ids=["ended", "suspended"])
+def test_a_job_that_must_end_waits_until_the_probe_has_given_way(
+    job: subprocess.Popen[str], number: signal.Signals
+) -> None:
     held = joined()
-    job.send_signal(signal.SIGTERM)
+    job.send_signal(number)
     wait_until(held.lost, "the probe is told")
     assert held.lost() == hold.WANTED
     assert job.poll() is None, "else the next job would find the GPUs held"

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from drover_collector.actions.base import ActError, Actuator, AwayError, NodeState, Service
+from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, NodeState, Service
 from drover_collector.probes.desk import ProbeDesk
 from drover_collector.probes.holding import HoldJob
 from drover_collector.probes.protection import Given, Protection
@@ -220,6 +220,61 @@ def test_a_queue_that_refuses_ends_the_order_and_one_that_is_away_is_asked_again
     assert made.of(order(), busy=False).wait == "its job is submitted"
 
 
+def test_a_job_that_is_refused_keeps_no_other_order_waiting_is_tried_seldom_and_given_up() -> None:
+    tries: list[str] = []
+    now = [NOW]
+
+    class Refusing(Holds):
+        def submit(self, order: str, node: str, minutes: int) -> None:
+            tries.append(order)
+            raise LaterError("Slurm: Requested nodes not in this partition")
+
+    made = Protection(
+        lambda _: None, lambda _: True, Refusing(), config=HoldConfig(partition="probes", wait_s=60),
+        now_ms=lambda: now[0],
+    )  # fmt: skip
+    made.look(["p1"])
+    told = made.of(order(), busy=False)
+    assert told == Given(wait="its job cannot be submitted: Slurm: Requested nodes not in this partition")
+    now[0] += 29_000
+    assert made.of(order(), busy=False) == told
+    assert len(tries) == 1
+    now[0] += 31_000
+    assert made.of(order(), busy=False) == Given(never=told.wait)
+
+
+def test_a_job_in_a_state_of_its_own_is_given_up_and_ended() -> None:
+    holds, now = Holds(), [NOW]
+    made = Protection(
+        lambda _: None, lambda _: True, holds, config=HoldConfig(partition="probes", wait_s=60), now_ms=lambda: now[0]
+    )
+    made.look(["p1"])
+    made.of(order(), busy=False)
+    holds.jobs["p1"] = replace(holds.jobs["p1"], state="SUSPENDED")
+    now[0] += 60_000
+    made.look(["p1"])
+    assert made.of(order(), busy=False).never.startswith("given up: job 801 had not begun")
+    made.look([])
+    assert holds.ended == ["801"]
+    holds.jobs["p1"] = HoldJob("802", "p1", "COMPLETING")
+    made.look([])
+    assert holds.ended == ["801"], "it ends by itself"
+
+
+def test_what_was_drained_when_it_was_sent_is_sent_again_only_if_it_still_is() -> None:
+    sent = replace(order(VALIDATE), protection="drained")
+    assert protection(DRAINED).stands(sent)
+    assert not protection(IN).stands(sent)
+    assert not protection(AwayError("Slurm does not answer: x")).stands(sent)
+    assert protection(None).stands(sent)
+    assert protection(IN).stands(replace(sent, protection="job 801")), "the node knows of the job"
+
+
+def test_a_validation_of_before_observe_mode_is_not_sent_where_nobody_asks_the_scheduler() -> None:
+    given = protection(IN, observes=True).of(order(VALIDATE), busy=False)
+    assert given.never == "not sent: in observe mode nobody asks if it is drained still"
+
+
 def test_nodes_that_may_never_be_probed_in_service_are_told() -> None:
     assert protection(IN).refused("n0").startswith("n0 is in service: drain it, or let a preemptible job hold it")
     assert protection(IN, Holds()).refused("n0") == ""
@@ -286,6 +341,23 @@ async def test_an_order_waits_for_its_job_is_sent_in_it_and_the_job_ends_with_it
         await until(lambda: at.newest(id_).state == "failed", "its end")
         await until(lambda: at.holds.ended == ["801"], "its job's end")
     assert [v.passed for v in at.verdicts] == [None], "a probe that gave way is no word on the hardware"
+
+
+@in_loop
+async def test_a_node_that_was_put_back_while_it_had_no_stream_is_not_sent_its_order_again(store: Store) -> None:
+    async with bench(store) as (collector, at):
+        scheduler = Scheduler(DRAINED)
+        at.desk.protection._actuator_of = lambda _: cast(Actuator, scheduler)
+        async with collector.agent(hello(node="n0")) as agent:
+            id_ = await asyncio.to_thread(at.desk.ask, "n0", VALIDATE)
+            assert (await agent.read("probe_request")).probe_request.protection == "drained"
+        scheduler.service = IN
+        asked = scheduler.asked
+        async with collector.agent(hello(node="n0")) as agent:
+            await until(lambda: scheduler.asked > asked + 1, "the scheduler is asked again")
+            assert id_ not in at.desk._told or at.desk._told[id_] is not collector.ingest.stream("n0")
+            scheduler.service = DRAINED
+            assert (await agent.read("probe_request")).probe_request.id == id_
 
 
 @in_loop

@@ -5,8 +5,9 @@ stands the scheduler gives the node to nobody else. When it wants the node back 
 it tells the job to end; that ends its half of the connection, the probe gives way, and only when the service has let go
 does the job end, so that the next one finds the GPUs free. A job that is killed takes the connection with it.
 
-The name is of Linux's abstract namespace (unix(7)): no file is left, and folders of the unit's own hide nothing. Nobody
-else knows the id, which is random; still, either end takes only its own user and root for the other.
+The name is of Linux's abstract namespace (unix(7)): no file is left, and folders of the unit's own hide nothing. It is
+no secret (squeue shows it); either end takes only its own user and root for the other, so who else binds it first can
+only keep the probe from being run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 WAIT_S = 300.0  # for the request to come to the node, from when the job begins
+# A job that is to be suspended (PreemptMode=SUSPEND) gets SIGTSTP two seconds before it is stopped; slurm.conf(5).
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)
 JOIN_S = 30.0  # for the job's process to be there: Python starts slowly from a busy file server
 LOOK_S = 0.05
 WANTED = "the scheduler wants the node back"
@@ -96,7 +99,7 @@ def hold(id_: str, wait_s: float = WAIT_S) -> str:
     """
     heard, told = socket.socketpair()
     told.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, lambda *_: None) for number in ENDS}
     wakeup = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     try:
         with heard, told, socket.socket(socket.AF_UNIX) as server:

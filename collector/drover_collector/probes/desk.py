@@ -180,6 +180,10 @@ class ProbeDesk(Ending):
                     await asyncio.to_thread(self._note, one, replace(order, ts_ms=self._now_ms()))
             if stream is None:
                 continue
+            if order is one.order and not await asyncio.to_thread(self.protection.stands, order):
+                if one.sent_ms is None:  # the active one asks the scheduler again
+                    await asyncio.to_thread(self._note, one, replace(order, protection="", ts_ms=self._now_ms()))
+                continue  # put back since: what was sent may have come there, else it expires
             if one.sent_ms is None:
                 order = await asyncio.to_thread(self._note_sent, replace(one, order=order))
             request = await asyncio.to_thread(self._request, order)

@@ -20,7 +20,7 @@ from drover_collector.probes.settings import HoldConfig
 NAME = "drover-probe."
 GONE = ("already complet", "invalid job id")
 NICE = 10_000  # behind all that wait in the partition
-WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED"})
+ENDS = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class HoldJob:
         return self.state == "RUNNING"
 
     @property
-    def waits(self) -> bool:
-        return self.state in WAITS
+    def ends(self) -> bool:
+        return self.state in ENDS
 
 
 class SlurmHolds:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from drover_collector.actions.base import ActError, Actuator, LaterError, Service
+from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, Service
 from drover_collector.probes.holding import HoldJob
 from drover_collector.probes.settings import HoldConfig
 from drover_proto.events import ProbeOrder, ProbeReason
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 DRAINED, JOB, HAND, NONE = "drained", "job", "hand", "none"
 OF_DRAINED = frozenset({ProbeReason.VALIDATE, ProbeReason.REPAIRED})
 MORE_S = 300.0  # beyond what a level may take: of a job, for the request to come and be told
+AGAIN_MS = 30_000  # between two tries of a job that Slurm does not take
 REMEDY = "drain it, or let a preemptible job hold it: [probes.slurm] in the collector's settings (docs/probes.md)"
 
 
@@ -74,6 +75,7 @@ class Protection:
         self._jobs: Mapping[str, HoldJob] | None = None  # None: not looked yet
         self._seen = False  # the last look was well
         self._asked: dict[str, int] = {}  # order -> when its job was submitted
+        self._refusals: dict[str, tuple[int, int, str]] = {}  # order -> when first and last, and what was said
 
     def refused(self, node: str) -> str:
         """Why Drover asks for no probe of a node in service by itself; "" where it may. Asks nobody."""
@@ -94,12 +96,23 @@ class Protection:
         self._seen = False
         self._jobs = self._holds.look()
         self._seen = True
+        self._refusals = {order: of for order, of in self._refusals.items() if order in orders}
         self._asked = {order: ms for order, ms in self._asked.items() if order in orders}
         for job in self._jobs.values():
-            if job.order not in orders and (job.runs or job.waits):
+            if job.order not in orders and not job.ends:
                 log.info("job %s is ended: order %s is over", job.id, job.order)
                 self._may()
                 self._holds.end(job.id)
+
+    def stands(self, order: ProbeOrder) -> bool:
+        """Whether one that was to be sent to a drained node may be sent (again) now. Of a job the node itself knows."""
+        if order.protection != DRAINED or (actuator := self._actuator_of(order.node)) is None:
+            return True
+        try:
+            return actuator.observe(order.node).service is Service.DRAINED
+        except ActError as error:
+            log.warning("order %s is not sent again: %s", order.id, error)
+            return False
 
     @property
     def held(self) -> Collection[str]:
@@ -126,8 +139,11 @@ class Protection:
             return Given(DRAINED)
         if service is Service.DRAINING and not person:
             return Given(wait="jobs still run there, it drains")
+        if order.why in OF_DRAINED and actuator is not None:
+            return Given(never="not sent: it is not drained any more")
         if order.why in OF_DRAINED:
-            return Given(never="not sent: it is not drained any more") if actuator is not None else Given(NONE)
+            known = not self._scheduled(order.node)
+            return Given(NONE) if known else Given(never="not sent: in observe mode nobody asks if it is drained still")
         if person and (busy or service is not Service.IN):
             return Given(HAND)
         if self._holds is not None and self._ours(order.node):
@@ -149,22 +165,33 @@ class Protection:
         if job is None:
             if since_ms is not None:
                 return Given(never="given up: its scheduler's job was ended before the probe began")
-            self._may()
-            self._asked[order.id] = self._now_ms()
-            try:
-                holds.submit(order.id, order.node, math.ceil((LEVELS[order.level] + MORE_S) / 60))
-            except ActError as error:
-                if isinstance(error, LaterError):
-                    del self._asked[order.id]
-                    return Given(wait=f"its job cannot be submitted: {error}", away=True)
-                return Given(never=f"its job cannot be submitted: {error}")
-            return Given(wait="its job is submitted")
+            return self._submit(order, holds)
         since_ms = self._asked.setdefault(order.id, self._now_ms())
-        if job.waits and self._now_ms() - since_ms >= self._wait_ms:
+        if self._now_ms() - since_ms >= self._wait_ms:
             return Given(
                 never=f"given up: job {job.id} had not begun within {self._wait_ms / 1000:.0f} s ({job.reason})"
             )
         return Given(wait=f"job {job.id} is {job.state.lower()}")
+
+    def _submit(self, order: ProbeOrder, holds: Holds) -> Given:
+        """A refusal may be of this node alone (not in the partition): others are not kept waiting for it."""
+        now_ms = self._now_ms()
+        first_ms, last_ms, text = self._refusals.get(order.id, (now_ms, -AGAIN_MS, ""))
+        if now_ms - last_ms < AGAIN_MS:
+            return Given(wait=text)
+        self._may()
+        try:
+            holds.submit(order.id, order.node, math.ceil((LEVELS[order.level] + MORE_S) / 60))
+        except ActError as error:
+            text = f"its job cannot be submitted: {error}"
+            if isinstance(error, AwayError):
+                return Given(wait=text, away=True)
+            if not isinstance(error, LaterError) or now_ms - first_ms >= self._wait_ms:
+                return Given(never=text)
+            self._refusals[order.id] = first_ms, now_ms, text
+            return Given(wait=text)
+        self._asked[order.id] = now_ms
+        return Given(wait="its job is submitted")
 
 
 class Unprotected(Protection):
