@@ -8,6 +8,7 @@ from drover_cli import client
 from drover_cli.output import plain, print_json
 from drover_proto import fleet_pb2 as pb
 
+ADMIN = "an admin's certificate is needed to do it all the same"
 DEADLINE_S = 30.0  # the collector answers within 8 s, done or not
 
 
@@ -65,7 +66,7 @@ def _verdict(look: pb.ActPreview, against: list[str], act: str) -> str:
     if look.hindrance:
         return "it cannot be done"
     if against:
-        return "the guard is against it; --force does it all the same"
+        return "the guard is against it; " + (ADMIN if look.no_force else "--force does it all the same")
     if act != "resume":
         return "nothing is against it"
     gate = f"; it has to pass its {look.validates} probes first" if look.validates else "; it is put back at once"

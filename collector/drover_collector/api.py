@@ -157,8 +157,8 @@ class FleetApi(FleetServicer):
         return await self._answer(context, lambda: api_capacity.get_capacity(self._facts, request))
 
     async def PreviewAct(self, request: pb.ActRequest, context: Context) -> pb.ActPreview:
-        may = api_decisions.may_answer(gate.caller())
-        return await self._answer(context, lambda: api_actions.preview_act(self._facts, request, may))
+        may, forces = api_decisions.may_answer(gate.caller()), gate.may_force()
+        return await self._answer(context, lambda: api_actions.preview_act(self._facts, request, may, forces))
 
     async def ListSilences(self, request: pb.SilencesRequest, context: Context) -> pb.SilenceList:
         may = api_decisions.may_answer(gate.caller())

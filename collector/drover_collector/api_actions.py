@@ -28,6 +28,7 @@ LISTED = 100
 MOST_LISTED = 10_000
 LOST_DAYS = 90
 NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an operator's acts within the guard"
+FORCE = "--force does it all the same (over TLS an admin's)"
 NOT_ACTIVE = "this collector is not the active one: ask that one"
 
 
@@ -80,7 +81,7 @@ def _note_refused(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: 
         log.warning("not in the audit: %s of %s by %s, refused: %s (%s)", act, request.node, by, refusal, error)
 
 
-def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPreview:
+def preview_act(facts: Facts, request: pb.ActRequest, may: bool, forces: bool = True) -> pb.ActPreview:
     """What an act would meet: the guard, the jobs on the node. Nothing is done."""
     n = facts.node_number(request.node)
     act = next((act for act in BY_HAND if act == request.act), None)
@@ -89,7 +90,7 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool) -> pb.ActPrevie
     desk = facts.pipeline.desk
     duty = (desk.duties if desk is not None else facts.pipeline.engine.duties).get(request.node)
     reply = pb.ActPreview(
-        may_act=may, jobs=_jobs_on(facts, n), mode=facts.pipeline.ceiling,
+        may_act=may, no_force=not forces, jobs=_jobs_on(facts, n), mode=facts.pipeline.ceiling,
         stage=str(duty.stage) if duty is not None and is_out(duty) else "",
     )  # fmt: skip
     if desk is None or not desk.acting:
@@ -162,7 +163,7 @@ def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, 
             if duty is None or duty.stage not in IDLE:
                 raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
         elif why_not := facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)):
-            raise ActError(f"the guard holds it back: {why_not}; --force does it all the same")
+            raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
     return _told(desk.wait(desk.drain(request.node, act, why, by), WAIT_S))
 
 

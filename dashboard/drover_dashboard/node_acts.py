@@ -16,6 +16,7 @@ WORDS = {
     "resume": "The node gets jobs again.",
     "probe": "Micro-benchmarks, on GPUs that no process holds.",
 }
+NO_FORCE = " This console's certificate acts within the guard; past it acts an admin's: `drover drain --force`."
 
 
 def buttons(node: str) -> None:
@@ -54,7 +55,11 @@ def _form(node: str, act: str, person: Person) -> None:
         return
     held = bool(look.guard) and act == "drain"
     if held:
-        view.notice("guard", "trouble", f"The guard would hold it back: {look.guard}.")
+        view.notice(
+            "guard", "trouble", f"The guard would hold it back: {look.guard}.{NO_FORCE if look.no_force else ''}"
+        )
+        if look.no_force:
+            return
     elif act == "drain":
         view.notice("guard", "remark", "The guard has nothing against it.")
     if act == "resume":
@@ -68,7 +73,7 @@ def _form(node: str, act: str, person: Person) -> None:
         if held:
             force = st.checkbox("Do it although the guard holds it back", key="force")
         if act == "resume":
-            force = bool(look.validates) and st.checkbox("At once, without probes", key="force")
+            force = bool(look.validates) and not look.no_force and st.checkbox("At once, without probes", key="force")
         sent = st.form_submit_button(f"{act.capitalize()} {node}", type="primary", key=f"send_{act}")
     if not sent or answering.lacks(act, name, why):
         return

@@ -4477,6 +4477,7 @@ class ActPreview(_message.Message):
     SAFE_FIELD_NUMBER: _builtins.int
     GROUNDS_FIELD_NUMBER: _builtins.int
     VALIDATES_FIELD_NUMBER: _builtins.int
+    NO_FORCE_FIELD_NUMBER: _builtins.int
     may_act: _builtins.bool
     """whoever asks is an operator"""
     hindrance: _builtins.str
@@ -4493,6 +4494,8 @@ class ActPreview(_message.Message):
     """resume: whether what is known speaks for it; absent: nothing proves it either way"""
     validates: _builtins.str
     """resume: level of the probes that it has to pass first; empty: it is put back at once"""
+    no_force: _builtins.bool
+    """whoever asks may neither pass the guard nor leave out probes: that takes an admin's certificate"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobThere]:
         """on the node"""
@@ -4514,10 +4517,11 @@ class ActPreview(_message.Message):
         safe: _builtins.bool | None = ...,
         grounds: _abc.Iterable[_builtins.str] | None = ...,
         validates: _builtins.str = ...,
+        no_force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_safe", b"_safe", "safe", b"safe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_safe", b"_safe", "grounds", b"grounds", "guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "maintenance", b"maintenance", "may_act", b"may_act", "mode", b"mode", "safe", b"safe", "stage", b"stage", "validates", b"validates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_safe", b"_safe", "grounds", b"grounds", "guard", b"guard", "hindrance", b"hindrance", "jobs", b"jobs", "maintenance", b"maintenance", "may_act", b"may_act", "mode", b"mode", "no_force", b"no_force", "safe", b"safe", "stage", b"stage", "validates", b"validates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__safe: _TypeAlias = _typing.Literal["safe"]  # noqa: Y015
     _WhichOneofArgType__safe: _TypeAlias = _typing.Literal["_safe", b"_safe"]  # noqa: Y015

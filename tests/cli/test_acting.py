@@ -163,7 +163,7 @@ def test_a_job_that_would_lose_too_many_nodes_is_told_and_a_person_may_all_the_s
     assert "DRAIN" not in scene.slurm.held["n012"].states
     assert say("drain", "n012", "--why", "a fan", "--force")[0] == 0
     audit = [(line.what, line.detail) for line in scene.store.audit(subject="n012")]
-    assert ("drain (refused)", f"{told}; --force does it all the same") in audit
+    assert ("drain (refused)", f"{told}; --force does it all the same (over TLS an admin's)") in audit
     for node in ("n008", "n012"):
         assert say("resume", node, "--why", "done", "--force")[0] == 0
     idle = replace(bucket, start_ms=bucket.end_ms, jobs=np.full(INDEX.gpu_count, -1, np.int32))

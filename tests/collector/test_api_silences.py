@@ -192,6 +192,8 @@ def test_maintenance_holds_actions_back_and_says_so_until_it_is_over(subject: Fl
         for node in ("n001", "n005")
     }
     assert {node: look.maintenance for node, look in told.items()} == {"n001": why, "n005": ""}
+    assert not any(look.no_force for look in told.values())
+    assert api_actions.preview_act(subject.facts, pb.ActRequest(node="n005", act="drain"), True, False).no_force
     assert [from_json(Decision, text).reason for text in api_decisions.get_policy(subject.facts, True).held_json] == [
         why
     ]

@@ -255,7 +255,7 @@ def test_a_look_before_an_act_tells_jobs_and_that_this_one_only_observes(against
     async def check(fleet: Served) -> None:
         look = await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act="drain"))
         assert look.hindrance == "this collector only observes: it acts on no node"
-        assert look.may_act
+        assert look.may_act and not look.no_force
         (job,) = look.jobs
         assert (job.job, job.gpus_here, job.gpus, job.nodes) == ("train", 2, 3, 2)
         assert (await fleet.refused(fleet.stub.PreviewAct(pb.ActRequest(node="zz", act="drain"))))[1].startswith(
@@ -268,7 +268,8 @@ def test_a_look_before_an_act_tells_jobs_and_that_this_one_only_observes(against
 def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
-        desk = ActionDesk(fleet.store, ActConfig(), [actuator], lambda node: None if node == "n3" else actuator)
+        config = ActConfig(reboot_command=("true",))
+        desk = ActionDesk(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
         monkeypatch.setattr(fleet.pipeline, "desk", desk)
 
         async def look(node: str, act: str) -> tuple[str, str]:
@@ -281,5 +282,6 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
         assert (await look("n0", "drain"))[1] == "2 of 4 nodes of the fleet would be out (at most 1 may be)"
         assert (await look("n0", "resume"))[0].endswith("whoever did it puts it back")
         assert await look("n0", "reboot") == ("", "jobs may run on n0: drain it first")
+        assert (await look("n0", "reset"))[0].startswith("no command for it: set act.reset_command")
 
     against(check)

@@ -148,6 +148,7 @@ def test_what_the_guard_holds_back_is_done_only_when_that_is_said(shared: FleetC
     ("look", "says"),
     [
         (pb.ActPreview(may_act=True, hindrance="it only observes"), "It cannot be done: it only observes."),
+        (pb.ActPreview(may_act=True, guard="2 of 2", no_force=True), "past it acts an admin's"),
         (pb.ActPreview(may_act=False), "This console's own certificate is a viewer's"),
     ],
 )
