@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nvml import SCRIPT_VARIABLE, FakeNvml, build, load
+from testbed.nvml import SCRIPT_VARIABLE, FakeNvml, build, forget, load
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake_nvml(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """Eight healthy GPUs, for this process and, by its `env()`, for others."""
+    forget(nvml_library)
     fake = FakeNvml(tmp_path / "nvml.script", nvml_library)
     fake.healthy(8)
     monkeypatch.setenv(SCRIPT_VARIABLE, str(fake.script))

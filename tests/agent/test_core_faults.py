@@ -209,7 +209,7 @@ def test_disk_full_on_a_real_file_system(tmp_path: Path) -> None:
     try:
         play(scenario())
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_disk_that_hangs_for_ever(tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch) -> None:

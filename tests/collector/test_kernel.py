@@ -368,7 +368,13 @@ def test_a_restarted_collector_tells_nothing_twice_and_forgets_nothing_held() ->
     old = event(27, "edac", UNCORRECTED, received_ms=START_MS + 27_500)
     fresh = event(57, "nvme", "nvme nvme1: Device not ready; aborting reset", received_ms=START_MS + 57_500)
     windows = [(w.newest, now_ms) for w, now_ms in play(index, 10)]
-    engine.restore([], [bucket for bucket, _ in windows[:6]], [old, fresh])
+    before, told = Engine(index, Policy.load(), START_MS), {}
+    for bucket, now_ms in windows[:6]:
+        came = [e for e in (old, fresh) if bucket.start_ms <= (e.received_ms or 0) < bucket.end_ms]
+        for outcome in (before.on_events(came, bucket.end_ms), before.on_bucket(bucket, now_ms)):
+            told |= {i.id: i for i in outcome.incidents}
+    assert [i.cause for i in told.values()] == ["host_memory"], "the other one waits for company"
+    engine.restore(list(told.values()), [bucket for bucket, _ in windows[:6]], [old, fresh])
     found = [f for bucket, now_ms in windows[6:] for f in engine.on_bucket(bucket, now_ms).findings]
     assert [f.cause for f in found] == ["nvme"]
 

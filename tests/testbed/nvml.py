@@ -173,6 +173,11 @@ def load(library: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def forget(library: Path) -> None:
+    """Whoever has it open in this process, in vain: the next start of NVML reads the script anew."""
+    ctypes.CDLL(str(library)).fakeNvmlForget()
+
+
 def pci_of(gpu: int) -> str:
     """The address of a healthy GPU."""
     return f"0000:{0x1B + 0x10 * gpu:02x}:00.0"
