@@ -53,9 +53,9 @@ MEASURED = {
     "what the collector keeps of it": Figure(10, "KiB", "bench_ingest.py", "scale.md", "keeps about 10 KiB more"),
     "disk of a GPU": Figure(1.2, "MB a day", "bench_bytes.py", "storage.md", "about 1.2 MB per GPU and day"),
     "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
-    "wire of a node": Figure(0.67, "kB/s", "bench_agent.py", "sources.md", "0.67 kB a second"),
-    "CPU of an agent": Figure(7.0, "ms a second", "bench_agent.py", "sources.md", "7.0 ms a second"),
-    "memory of an agent": Figure(41.8, "MiB", "bench_agent.py", "sources.md", "41.8 MiB, of which 25.8 anonymous"),
+    "wire of a node": Figure(0.75, "kB/s", "bench_agent.py", "sources.md", "0.75 kB a second"),
+    "CPU of an agent": Figure(7.8, "ms a second", "bench_agent.py", "sources.md", "7.0 and 7.8 ms a second"),
+    "memory of an agent": Figure(43.5, "MiB", "bench_agent.py", "sources.md", "43.5 MiB, of which 27.3 anonymous"),
 }
 SIZES = (64, 1_000, 10_000, 100_000)
 BATCH_S = 5.0  # as shipped

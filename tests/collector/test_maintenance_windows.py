@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -95,6 +96,9 @@ def test_no_probe_is_asked_for_on_its_own_account() -> None:
     asked: list[str] = []
 
     class Desk:
+        protection = SimpleNamespace(refused=lambda _: False)
+        troubles: ClassVar[dict[str, str]] = {}
+
         def ask(self, node: str, *_: object, **__: object) -> str:
             asked.append(node)
             return node
