@@ -21,6 +21,7 @@ from drover_proto.fleet import dump_toml
 from drover_proto.fleet_pb2_grpc import FleetStub
 from e2e.test_console import EXPECTED_404, PAGE_MS, SCREEN, SHOTS
 from testbed.browser import CHROMIUM, FLAGS
+from testbed.browsing import barriers
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -112,25 +113,12 @@ def browse() -> Iterator[Open]:
     assert not problems
 
 
-AXE = (Path(__file__).resolve().parents[1] / "testbed/axe/axe.min.js").read_text("utf-8")
 # What stands on each page once it is drawn.
 DRAWN = {
     "": "Fleet MFU", "incidents": "closed", "node?node={node}": "Hatched: absent", "job": "jobs hold",
     "fabric": "No leaf has trouble", "thermals": "Warmest inlet", "probes": "Ask for one", "risk": "A ranking",
     "capacity": "GPUs of each pool, now", "policy": "Had it enforced", "system": "Samples per second",
 }  # fmt: skip
-
-
-def barriers(page: Any) -> list[str]:
-    """What axe-core finds serious or critical on the page as it stands, shadow trees too."""
-    page.evaluate(f"() => {{ {AXE} }}")
-    told = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    assert told["passes"], "it looked"
-    return [
-        f"{found['id']}: {node['target']} {node['failureSummary']}"
-        for found in told["violations"] if found["impact"] in ("serious", "critical")
-        for node in found["nodes"]
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

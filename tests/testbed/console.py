@@ -1,5 +1,5 @@
 """A console as operators have it: 256 simulated nodes with faults, a collector that asks a person before it acts, and a
-proxy that names people (`browsing.py` has the browser in front)."""
+proxy that names people."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Newsroom:
         self._made_lock = threading.Lock()
 
     def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
-        raise NotImplementedError
+        raise NotImplementedError  # the outbox has it
 
     def tell(self, news: Sequence[News], incidents: Mapping[str, Incident], blind: bool = False) -> int:
         """Messages for news of open incidents, after theirs; safe to call again with the same news.

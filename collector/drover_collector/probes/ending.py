@@ -52,7 +52,7 @@ class Ending(Orders):
 
     def _there(self, node: str) -> bool:
         """Whether a node has a stream."""
-        raise NotImplementedError
+        raise NotImplementedError  # the desk has it
 
     def _due_ms(self, order: ProbeOrder) -> float:
         """After it was sent: it waits for so long at most on the node, and then runs."""
