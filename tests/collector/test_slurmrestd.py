@@ -29,8 +29,7 @@ from drover_proto.fleet import load_toml
 from drover_proto.settings import SettingsError
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
-from testbed.system_processes import free_port, reachable
-from testbed.waiting import wait_until
+from testbed.system_processes import free_port
 
 MARK = "cf930c65f7571e88"
 NODES = ("gpu01", "gpu02", "gpu03")
@@ -64,8 +63,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with running_slurm(folder, NODES, newer=True) as slurm:
         slurm.start_rest("local", f"unix:{folder}/rest.sock")
         slurm.start_rest("jwt", f"127.0.0.1:{port}")
-        wait_until((folder / "rest.sock").exists, "slurmrestd listens at its socket")
-        wait_until(lambda: reachable("127.0.0.1", port), "slurmrestd listens at its port")
         yield Scene(slurm, f"unix:{folder}/rest.sock", f"http://127.0.0.1:{port}")
 
 
@@ -200,7 +197,6 @@ def test_slurmctld_away_and_slurmrestd_away(scene: Scene) -> None:
 def test_one_that_cannot_change_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with running_slurm(tmp_path, ("gpu01",)) as slurm:
         slurm.start_rest("local", f"unix:{tmp_path}/rest.sock")
-        wait_until((tmp_path / "rest.sock").exists, "slurmrestd listens")
         old = SlurmActuator(Slurmrestd(SlurmConfig(slurmrestd=f"unix:{tmp_path}/rest.sock")), 10_000)
         with pytest.raises(ActError, match=r"serves v0\.0\.38 at the newest .* it takes Slurm 23\.02"):
             old.do(Act.DRAIN, order("gpu01"))

@@ -27,7 +27,7 @@ from testbed.hosts import hosts
 from testbed.kubernetes_server import ADMIN, KubernetesServer, kubernetes
 from testbed.rollout_log import saw
 from testbed.slurm import Slurm
-from testbed.system_processes import free_port
+from testbed.system_processes import free_port, listens
 from testbed.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def accounting(found: Slurm) -> Iterator[None]:
         "/usr/sbin/mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={socket}",
         f"--port={db_port}", "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=64M",
     ])  # fmt: skip
-    wait_until(socket.exists, "MariaDB listens", START_S)
+    wait_until(lambda: listens(socket), "MariaDB listens", START_S)
     sql = "CREATE USER 'slurm'@'127.0.0.1' IDENTIFIED BY 'tests'; GRANT ALL ON slurm_acct.* TO 'slurm'@'127.0.0.1'"
     subprocess.run(["mariadb", f"--socket={socket}", "-e", sql], check=True, timeout=60)
     conf = folder / "slurmdbd.conf"

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from testbed.system_processes import free_port
+from testbed.system_processes import free_port, listens, reachable
 from testbed.waiting import wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "scontrol", "sbatch", "scancel", "squeue")
@@ -60,11 +60,15 @@ class Slurm:
         self.start("slurmctld", ["slurmctld", "-D", "-f", str(self.folder / "slurm.conf")])
 
     def start_rest(self, auth: str, address: str) -> None:
-        """slurmrestd, its REST API, with this rest_auth plugin, at `unix:/PATH` or `127.0.0.1:PORT`; soon listening."""
+        """slurmrestd, its REST API, with this rest_auth plugin, at `unix:/PATH` or `127.0.0.1:PORT`; listening."""
         # By itself it would not run as root or SlurmUser, and without accounting nobody else may change a node.
         words = ["env", "SLURMRESTD_SECURITY=disable_user_check", *(["SLURM_JWT=daemon"] if auth == "jwt" else [])]
         words += ["slurmrestd", "-a", f"rest_auth/{auth}", "-s", "slurmctld" if self.prefix else "v0.0.38"]
         self.start(f"slurmrestd-{auth}", [*words, address])
+        host, _, at = address.partition(":")
+        wait_until(
+            lambda: listens(Path(at)) if host == "unix" else reachable(host, int(at)), "slurmrestd listens", START_S
+        )
 
     def command(self, *words: str) -> str:
         """What a Slurm command prints; it must succeed."""
@@ -123,7 +127,7 @@ def running(
         munge += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "seed")]
         stack.callback(_stop_all, slurm)
         replace(slurm, prefix=()).start("munge", munge)
-        wait_until((folder / "munge.sock").exists, "munged listens", START_S)
+        wait_until(lambda: listens(folder / "munge.sock"), "munged listens", START_S)
         slurm.start_controller()
         for node in nodes:
             slurm.start(f"slurmd-{node}", ["slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf")])

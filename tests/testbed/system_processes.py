@@ -43,6 +43,13 @@ def reachable(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
+def listens(path: Path) -> bool:
+    """Whether something takes connections at this Unix socket: it is a file from `bind` on, before `listen`."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(str(path)) == 0
+
+
 @contextmanager
 def running(
     folder: Path, module: str, *args: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
