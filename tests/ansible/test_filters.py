@@ -45,6 +45,14 @@ def test_what_toml_does_not_have_is_refused_with_its_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("listens", "answers"),
+    [("0.0.0.0", "127.0.0.1"), ("[::]", "::1"), ("10.0.0.5", "10.0.0.5"), ("[fd00::5]", "fd00::5")],
+)
+def test_a_listener_is_asked_where_it_listens(listens: str, answers: str) -> None:
+    assert FILTERS.reach(listens) == answers
+
+
+@pytest.mark.parametrize(
     ("result", "told"),
     [
         ({"failed": True, "msg": "no port"}, "no port"),
