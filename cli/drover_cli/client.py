@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -16,15 +18,23 @@ from drover_proto.fleet_pb2_grpc import FleetStub
 
 DEFAULT = "127.0.0.1:7302"
 DEADLINE_S = 15.0
+# Said once in a shell, or in its profile, and not with each command: at 3 a.m. nobody types four paths.
+COLLECTOR, CA, CERT, KEY = "DROVER_COLLECTOR", "DROVER_CA", "DROVER_CERT", "DROVER_KEY"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, default: str | None = DEFAULT) -> None:
+    """`default`: the collector asked when neither option nor environment names one."""
     parser.add_argument(
-        "--collector", type=address, default=DEFAULT, metavar="HOST:PORT", help=f"Fleet API (default {DEFAULT})"
-    )
-    parser.add_argument("--ca", type=Path, help="CA certificate of the collector (mutual TLS)")
-    parser.add_argument("--cert", type=Path, help="own certificate")
-    parser.add_argument("--key", type=Path, help="own key")
+        "--collector", type=address, default=os.environ.get(COLLECTOR) or default, metavar="HOST:PORT",
+        help=f"Fleet API (or environment {COLLECTOR}; default {DEFAULT})",
+    )  # fmt: skip
+    parser.add_argument("--ca", **_file(CA), help=f"CA certificate of the collector, for mutual TLS (or {CA})")
+    parser.add_argument("--cert", **_file(CERT), help=f"own certificate (or {CERT})")
+    parser.add_argument("--key", **_file(KEY), help=f"own key (or {KEY})")
+
+
+def _file(variable: str) -> dict[str, Any]:
+    return {"type": Path, "metavar": "FILE", "default": os.environ.get(variable) or None}
 
 
 def tls_files(args: argparse.Namespace) -> list[Path]:
@@ -35,7 +45,9 @@ def tls_files(args: argparse.Namespace) -> list[Path]:
     """
     given = [args.ca, args.cert, args.key]
     if any(given) and not all(given):
-        raise CliError("--ca, --cert and --key belong together: give all three or none")
+        raise CliError(
+            f"--ca, --cert and --key belong together: give all three, here or as {CA}, {CERT}, {KEY}, or none"
+        )
     return given if all(given) else []
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_cli.client import tls_files
 from drover_cli.commands import NAMES
 from drover_cli.commands.completion import SHELLS
 from drover_cli.main import build_parser, main
@@ -97,6 +98,21 @@ def test_half_of_the_certificates_is_2(
         more = ["--once"]
     assert main([*words, *more, "--ca", "ca.pem"]) == 2
     assert "--ca, --cert and --key belong together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "more"), ASKING, ids=ident)
+def test_who_asks_whom_may_be_said_once_in_the_environment(
+    words: tuple[str, ...], more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if words[0] in ("probe", "silence"):
+        more = [*more, *(["n1"] if words[0] == "probe" else ["--node", "n1", "--why", "x", "--for", "1h"])]
+    files = {"DROVER_CA": "ca.pem", "DROVER_CERT": "me.pem", "DROVER_KEY": "me.key"}
+    for name, value in {"DROVER_COLLECTOR": "c1:7302", **files}.items():
+        monkeypatch.setenv(name, value)
+    args = build_parser().parse_args([*words, *more])
+    assert (args.collector, *map(str, tls_files(args))) == ("c1:7302", *files.values())
+    args = build_parser().parse_args([*words, *more, "--collector", "c2:1", "--key", "other.key"])
+    assert (args.collector, str(args.key)) == ("c2:1", "other.key")
 
 
 @pytest.mark.parametrize(

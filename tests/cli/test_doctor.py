@@ -439,3 +439,11 @@ def test_with_settings_it_asks_the_address_that_they_name(
     assert main(["doctor", "--config", path]) == 1
     assert "bad      settings" in capsys.readouterr().out
     assert main(["doctor", "--config", "/nowhere.toml"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("listen", "asked"),
+    [("0.0.0.0:7302", "localhost:7302"), ("[::]:7302", "localhost:7302"), ("10.0.0.5:7302", "10.0.0.5:7302")],
+)
+def test_a_collector_that_listens_everywhere_is_asked_by_a_name_of_its_certificate(listen: str, asked: str) -> None:
+    assert own.reachable(listen) == asked

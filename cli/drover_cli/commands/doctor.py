@@ -25,8 +25,7 @@ LIMIT_S = 25.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_arguments(parser)
-    parser.set_defaults(collector=None)
+    client.add_arguments(parser, default=None)
     parser.add_argument(
         "--config", type=Path, help=f"the collector's settings, on its machine (default {SETTINGS}, if it is there)"
     )
@@ -79,7 +78,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
             found[name] = partial(getattr(own, name), config)
         found |= scheduler_checks(config)
         found["clock"] = clock
-    address = args.collector or (config.api.listen if config is not None else client.DEFAULT)
+    address = args.collector or (own.reachable(config.api.listen) if config is not None else client.DEFAULT)
     found["collector"] = partial(collector, argparse.Namespace(**{**vars(args), "collector": address}))
     return found
 

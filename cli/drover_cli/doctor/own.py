@@ -157,6 +157,12 @@ def console(config: CollectorConfig) -> list[Finding]:
     return [ok("ports", f"console.url {config.console.url} answers")]
 
 
+def reachable(address: str) -> str:
+    """HOST:PORT by which this machine asks a listener; certificates are for no 0.0.0.0."""
+    host, port = split_address(address)
+    return f"localhost:{port}" if host in ("0.0.0.0", "::") else address  # noqa: S104  # only asked, never bound
+
+
 def no_answer(host: str, port: int) -> str:
     """Why nobody answers there; "" when somebody does."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # only looked up, never bound
