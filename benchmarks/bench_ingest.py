@@ -52,6 +52,7 @@ def figures(run: Run) -> dict[str, Any]:
     cpu_s = last.usage.cpu_s - first.usage.cpu_s
     generator_s = last.total("cpu_s") - first.total("cpu_s")
     rss = [moment.usage.rss_bytes / MIB for moment in moments]
+    anonymous = [moment.usage.anonymous_bytes / MIB for moment in moments]
     grown = slope([moment.at_s for moment in moments], rss) * 60
     acked_at_all, ticks = end.total("acked"), [m.status.detector_seconds for m in moments if m.status is not None]
     parts = cpu_by_thread(first.usage, last.usage)
@@ -70,6 +71,12 @@ def figures(run: Run) -> dict[str, Any]:
         "unacknowledged_at_end": round(end.total("offered") - acked_at_all),
         "rss_mib": {
             "first": round(rss[0]), "last": round(rss[-1]), "max": round(max(rss)), "per_minute": round(grown, 1),
+        },
+        "rss_mib_ever": round(max(moment.usage.rss_bytes for moment in run.moments) / MIB),
+        "rss_mib_at_rest": round(run.moments[0].usage.rss_bytes / MIB),
+        "anonymous_mib": {
+            "rest": round(run.moments[0].usage.anonymous_bytes / MIB), "last": round(anonymous[-1]),
+            "max": round(max(anonymous)),
         },
         "collector_cpu": round(cpu_s / seconds, 3),
         "generator_cpu": round(generator_s / seconds, 3),
@@ -107,6 +114,7 @@ def opening(run: Run) -> dict[str, Any]:
         "cpu_ms_each": round(1e3 * cpu_s / streams, 2),
         "talk_cpu_ms_each": round(1e3 * sum(parts.get(thread, 0.0) for thread in TALK) / streams, 2),
         "generator_cpu_ms_each": round(1e3 * generator_s / streams, 2),
+        "fewest_open_since": round(min(moment.total("opened") for moment in run.between(last.at_s, run.plan.run_s))),
         "failures": round(last.total("failures")),
     }
 

@@ -29,11 +29,13 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a process: CPU seconds since its start, by name of the thread as the kernel has it; resident memory."""
+    """Of a process: CPU seconds since its start, by name of the thread as the kernel has it; resident memory, and what
+    of it is no file's: program text may be dropped by the system at any time."""
 
     cpu_s: float
     by_thread: Mapping[str, float]
     rss_bytes: int
+    anonymous_bytes: int
     threads: int
     files: int
 
@@ -86,7 +88,7 @@ def usage_of(pid: int) -> Usage:
         FileNotFoundError: it has ended.
     """
     root = Path(f"/proc/{pid}")
-    rss = int((root / "statm").read_text().split()[1]) * PAGE
+    rss, of_files = (int(pages) * PAGE for pages in (root / "statm").read_text().split()[1:3])
     by_thread: dict[str, float] = {}
     count = 0
     for task in (root / "task").iterdir():
@@ -102,7 +104,8 @@ def usage_of(pid: int) -> Usage:
     fields = (root / "stat").read_text().rpartition(")")[2].split()
     total = (int(fields[11]) + int(fields[12])) * TICK_S
     by_thread["ended"] = max(0.0, total - sum(by_thread.values()))
-    return Usage(total, by_thread, rss, count, len(os.listdir(root / "fd")))  # noqa: PTH208  # only their number
+    files = len(os.listdir(root / "fd"))  # noqa: PTH208  # only their number
+    return Usage(total, by_thread, rss, rss - of_files, count, files)
 
 
 @contextmanager

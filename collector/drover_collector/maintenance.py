@@ -14,7 +14,9 @@ from drover_collector.store import Store, StoreError
 log = logging.getLogger(__name__)
 
 PASS_S = 30.0  # at 5 million samples/s less than 100 MB come in meanwhile
+TEXT_S = 600.0  # as agents do; the first time at the start
 HISTORIES_S = 86_400.0
+FIRST_S = 3600.0  # after the start: a collector that is started anew each night forgets too
 
 
 class Maintenance:
@@ -36,7 +38,8 @@ class Maintenance:
     ) -> None:
         self._store, self._config, self._active, self._now_ms = store, config, active, now_ms
         self._troubles = {} if troubles is None else troubles
-        self._histories_at = time.monotonic()
+        self._histories_at = time.monotonic() - HISTORIES_S + FIRST_S
+        self._text_at = time.monotonic() - TEXT_S
         self.passes = self.dropped = self.failures = 0
 
     async def run(self) -> None:
@@ -70,6 +73,9 @@ class Maintenance:
         try:
             memory.give_back()
             self._store.give_back()
+            if time.monotonic() - self._text_at >= TEXT_S:
+                self._text_at = time.monotonic()
+                memory.give_back_text()
         except StoreError as error:
             log.warning("memory of the store: %s", error)
         except Exception:  # the disk would run full if a defect ended the passes

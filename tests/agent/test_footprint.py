@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from drover_agent.lean import _texts, settle
+from drover_agent.lean import settle
+from drover_proto.program_text import texts as mapped_texts
 
 
 def answer(program: str) -> Any:
@@ -116,9 +117,9 @@ def test_only_text_that_is_the_same_in_its_file_is_unmapped(tmp_path: Path, monk
     texts = [f"{line}\nSize: 4 kB\nRss: 4 kB\nAnonymous: 0 kB\nVmFlags: rd ex mr mw me sd\n" for line in lines]
     texts.append("b000-c000 r-xp 00000000 08:01 77 /lib/relocated.so\nRss: 4 kB\nAnonymous: 4 kB\n")
     (tmp_path / "smaps").write_text("".join(texts))
-    assert _texts(tmp_path / "smaps") == []
+    assert mapped_texts(tmp_path / "smaps") == []
     (tmp_path / "smaps").write_text(texts[0].replace("r--p", "r-xp") + "".join(texts))
-    assert _texts(tmp_path / "smaps") == [(0x1000, 0x1000)]
+    assert mapped_texts(tmp_path / "smaps") == [(0x1000, 0x1000)]
 
 
 def test_text_that_was_written_to_in_memory_is_left_as_it_is(tmp_path: Path) -> None:

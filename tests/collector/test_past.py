@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.store import Store, entity_id
-from drover_collector.store.records import EntityRow
+from drover_collector.store.fold import units
+from drover_collector.store.placements import Placements
+from drover_collector.store.reads import packed
+from drover_collector.store.records import EntityRow, storage_dtype
 from drover_proto.catalog import Scope
 from drover_proto.events import Holding
 from testbed.collected import gpu_key, small_index, write_entities, write_ticks
@@ -30,6 +35,38 @@ def same(one: Bucket, other: Bucket) -> None:
 
 def who(bucket: Bucket, gpu: int) -> str:
     return "" if bucket.jobs[gpu] < 0 else bucket.job_names[bucket.jobs[gpu]]
+
+
+@pytest.mark.parametrize(
+    "metric", ["gpu_util_ratio", "energy_j", "gpu_temp_c", "clock_offset_s", "mfu_ratio", "link_up"]
+)
+@pytest.mark.parametrize("kind", ["alike", "small", "extreme", "absent"])
+def test_a_column_is_what_it_was_however_small_it_is_held(metric: str, kind: str) -> None:
+    dtype = storage_dtype(metric)
+    low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-1e30, 1e30)
+    values = {"alike": [7] * 9, "small": range(9), "extreme": [low, high, 1] * 3, "absent": [0, high, 0] * 3}[kind]
+    stored, told = np.array(values, dtype), np.ones(9, np.bool_)
+    told[::3] = kind != "absent"
+    np.testing.assert_array_equal(packed(metric, stored, told)(), units(metric, stored, told))
+
+
+def test_columns_that_are_alike_all_over_the_fleet_take_no_room() -> None:
+    held = packed("energy_j", np.zeros(100_000, storage_dtype("energy_j")), np.ones(100_000, np.bool_))
+    assert isinstance(held, partial)
+    assert held.args[1].base is not None
+    assert held.args[1].base.nbytes < 16
+
+
+def test_what_rows_say_alike_is_one_text() -> None:
+    told = [
+        EntityRow(n, Scope.GPU, f"SN{n}", "".join(("n", "0")), n, serial=f"SN{n}", pci="", model="".join(("H", "100")))
+        for n in range(2)
+    ]
+    one, other = Placements(told).rows()
+    assert one.model is other.model
+    assert one.node is other.node
+    assert one.serial is one.key
+    assert [one, other] == told
 
 
 def test_buckets_read_together_are_those_read_alone(store: Store) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.store.base import Floats, moment, numbers, word
 from drover_collector.store.fold import Folded
 from drover_collector.store.placements import link_numbers
-from drover_collector.store.reads import Reads, coded, unpacked
+from drover_collector.store.reads import Reads, coded, packed
 from drover_collector.store.records import Mask, Millis, Stored, storage_dtype
 from drover_collector.store.rows import IDS_MAX, Span, merged
 from drover_proto.catalog import Scope
@@ -39,7 +38,7 @@ class _Laid:
         made: dict[str, Callable[[], Floats]] = {}
         for name, (stored, told) in self.columns.items():
             if told.any():
-                made[name] = partial(unpacked, name, stored, None if told.all() else np.packbits(told))
+                made[name] = packed(name, stored, told)
         return Lazy(made)
 
 

@@ -77,10 +77,13 @@ class Placements:
                 held = self._places.get(place)
                 history = self._of_entity.get(row.entity_id)
                 others = [r for r in history if r is not held] if history else []
+                first_ms, last_ms = row.first_ms, row.last_ms
                 if held is not None:
-                    away = any(held.first_ms < other.first_ms <= row.first_ms for other in others)
-                    first_ms = row.first_ms if away else min(held.first_ms, row.first_ms)
-                    row = row.during(first_ms, max(held.last_ms, row.last_ms))
+                    away = any(held.first_ms < other.first_ms <= first_ms for other in others)
+                    first_ms = first_ms if away else min(held.first_ms, first_ms)
+                    last_ms = max(held.last_ms, last_ms)
+                row = row.during(first_ms, last_ms)
+                place = (row.entity_id, row.node, row.gpu, row.link, row.mig)  # of its own texts
                 self._places[place] = row
                 # One place is what most have: not worth a sort.
                 self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms) if others else [row]

@@ -15,7 +15,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.store.base import Floats, during, moment, numbers, values, word
 from drover_collector.store.fold import Folded, units
 from drover_collector.store.placements import Map, link_numbers
-from drover_collector.store.records import EntityRow, Ids, Millis, Stored, Totals
+from drover_collector.store.records import EntityRow, Ids, Mask, Millis, Stored, Totals
 from drover_collector.store.rollups import Rollups
 from drover_collector.store.rows import IDS_MAX, LEAN, Span
 from drover_collector.store.schema import rollup_table, samples_table
@@ -231,11 +231,24 @@ class Reads(Rollups):
             if there.any():
                 laid, told = np.zeros(count, stored.dtype), np.zeros(count, np.bool_)
                 laid[target], told[target] = stored[rows], there
-                columns[name] = partial(unpacked, name, laid, None if told.all() else np.packbits(told))
+                columns[name] = packed(name, laid, told)
         return Lazy(columns), counts
 
 
 _NOW = 2**62
+
+
+def packed(metric: str, stored: Stored, told: Mask) -> Callable[[], Floats]:
+    """What gives a column back, and holds it as small as it can be meanwhile: most are counts and limits that are alike
+    all over the fleet, or need fewer bytes than their type has."""
+    if stored.dtype.kind in "iu":
+        low, high = stored.min(), stored.max()
+        least = np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high))
+        if low == high:
+            stored = np.broadcast_to(low, stored.shape)
+        elif least.itemsize < stored.itemsize:
+            stored = stored.astype(least)
+    return partial(unpacked, metric, stored, None if told.all() else np.packbits(told))
 
 
 def unpacked(metric: str, stored: Stored, told: npt.NDArray[np.uint8] | None) -> Floats:

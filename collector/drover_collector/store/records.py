@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from sys import intern
 
 import numpy as np
 import numpy.typing as npt
@@ -49,10 +50,12 @@ class EntityRow:
     last_ms: int = 0
 
     def during(self, first_ms: int, last_ms: int) -> EntityRow:
-        """The same at another time. A quarter of what `dataclasses.replace` takes, for 100,000 that come at once."""
+        """The same at another time, its texts shared with other rows that say the same: a fleet has 100,000 of them,
+        that stay. A quarter of what `dataclasses.replace` takes."""
+        serial = self.key if self.serial == self.key else self.serial
         return EntityRow(
-            self.entity_id, self.scope, self.key, self.node, self.gpu, self.uuid, self.serial, self.pci, self.model,
-            self.link, self.mig, first_ms, last_ms,
+            self.entity_id, self.scope, self.key, intern(self.node), self.gpu, self.uuid, serial, intern(self.pci),
+            intern(self.model), intern(self.link), intern(self.mig), first_ms, last_ms,
         )  # fmt: skip
 
 
