@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from drover_collector.actions.duties import ITSELF
 from drover_collector.store import Store
 from drover_proto.events import Action, ActionState, Audit, Decision
 
-ITSELF = "drover"  # as whose what Drover does by itself is written down: no person is called so
 ANSWERS = ("approved", "rejected")  # outcomes that stand in the audit as the answers they are
 
 

@@ -6,15 +6,17 @@ import dataclasses
 import hashlib
 import json
 import string
+from collections.abc import Sequence
 
 import grpc
 
-from drover_collector.api_audit import ITSELF, own_deeds
+from drover_collector.actions.duties import ITSELF, WITHHELD
+from drover_collector.api_audit import own_deeds
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument, not_found
 from drover_collector.guard import OUT_STAGES
 from drover_collector.identity import Identity, Role
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Approval, Audit, Decision, to_json
+from drover_proto.events import Approval, Audit, Decision, Duty, Wanted, to_json
 
 SINCE_MS = 7 * DAY_MS
 AUDIT_MS = 30 * DAY_MS
@@ -24,6 +26,7 @@ MOST = 10_000
 WHY_CHARS = 500
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
 NAMED = 5
+RETURN = "return to service"  # where a rule stands in other decisions
 
 
 def may_answer(caller: Identity | None) -> bool:
@@ -115,6 +118,15 @@ def list_audit(facts: Facts, request: pb.AuditRequest) -> pb.AuditList:
     return pb.AuditList(audit_json=[to_json(line) for line in found])
 
 
+def _withheld(duties: Sequence[Duty], mode: str) -> list[Decision]:
+    """Returns to service that are withheld though their probes were passed, beside what the guard holds."""
+    return [
+        Decision(f"return {d.node}", d.incident_id, d.ts_ms, d.node, Wanted.NONE, mode, "held", RETURN, d.reason)
+        for d in duties
+        if d.reason.startswith(WITHHELD)
+    ]
+
+
 def get_policy(facts: Facts, may: bool) -> pb.PolicyState:
     pipeline = facts.pipeline
     policy, decider = pipeline.policy, pipeline.engine.decider
@@ -128,6 +140,7 @@ def get_policy(facts: Facts, may: bool) -> pb.PolicyState:
     standing = list(decider.standing.copy().values())
     taken = {node for at_ms, node in decider.pace.taken.copy() if facts.now_ms() - at_ms < 3_600_000}
     duties = sorted((d for d in dict(decider.duties).values() if d.stage in OUT_STAGES), key=lambda d: d.node)
+    held = [*(d for d in standing if d.outcome == "held"), *_withheld(duties, policy.mode)]
     return pb.PolicyState(
         name=policy.name,
         mode=policy.mode,
@@ -137,7 +150,7 @@ def get_policy(facts: Facts, may: bool) -> pb.PolicyState:
         out=sorted(decider.out()),
         taken_in_hour=len(taken),
         pending_json=[to_json(d) for d in pending(facts)],
-        held_json=[to_json(d) for d in standing if d.outcome == "held"],
+        held_json=[to_json(d) for d in held],
         trouble=pipeline.ticks.troubles.get("policy", ""),
         duties_json=[to_json(d) for d in duties],
         may_answer=may,

@@ -154,32 +154,39 @@ class Engine:
     def on_duties(self, duties: Mapping[str, Duty], now_ms: int) -> Outcome:
         """How far nodes are that were taken out of service: node -> its newest duty, of all that have one.
 
-        One that is back in service is well: the incidents that it went out for are over.
+        One that is back in service is well: the incidents that it went out for are over. What its validation does not
+        speak for stays open, and is decided anew.
         """
         new = self.decider.take_duties(duties)
         changed: list[str] = []
+        newer: list[str] = []
         for duty in new:
             text = f"closed: {duty.node} is back in service: {duty.reason} (by {duty.by})"
-            changed += self._book.close(self._over(duty), now_ms, text)
+            over, since = self._over(duty)
+            changed += self._book.close(over, now_ms, text)
+            newer += since
             if duty.stage is Health.HEALTHY:
                 back(self._senses, duty.node, now_ms)
                 if self._recall is not None:
                     self._recall.returned(now_ms, duty.node)
-        self.decider.forget(changed)  # so that one that opens again is decided again
+        self.decider.forget([*changed, *newer])  # so that one that opens again, or is open, is decided again
         return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
 
-    def _over(self, duty: Duty) -> list[str]:
-        """Open incidents that a return to service ends: those it went out for, and nothing decided since."""
+    def _over(self, duty: Duty) -> tuple[list[str], list[str]]:
+        """Of a return to service: open incidents that it ends, those it went out for and nothing decided since; and
+        those it does not, as they opened after the probes were asked for that it has passed."""
         if duty.stage is not Health.HEALTHY:
-            return []
+            return [], []
         decided = {id_: d for (id_, node), d in self.decider.standing.items() if node == duty.node}
         ids = [duty.incident_id, *(id_ for id_, d in decided.items() if d.outcome == "act")]
         open_ = {record.incident.id: record.incident for record in self._book.open()}
-        return [
+        known = [
             id_
             for id_ in dict.fromkeys(ids)
             if id_ in open_ and (decided[id_].ts_ms if id_ in decided else open_[id_].opened_ms) <= duty.ts_ms
         ]
+        newer = [id_ for id_ in known if duty.asked_ms and open_[id_].opened_ms > duty.asked_ms]
+        return [id_ for id_ in known if id_ not in newer], newer
 
     def on_away(self, nodes: Set[str]) -> None:
         """Nodes that their scheduler gives no work, whoever closed them: for the guard's count."""
@@ -267,7 +274,7 @@ class Engine:
         self._book.restore(incidents)
         self._from_before = True
         # A return whose incidents a stop left open is news still: `on_duties` with all of them ends those.
-        self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not self._over(duty)})
+        self.decider.take_duties({node: duty for node, duty in (duties or {}).items() if not any(self._over(duty))})
         self._fold = self._folded()
 
     def recall(self, bucket: Bucket) -> None:

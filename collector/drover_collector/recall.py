@@ -131,9 +131,10 @@ def back(senses: Senses, node: str, now_ms: int) -> None:
 
 def dealt_with(event: Event, returned: Mapping[str, Duty]) -> Event:
     """An error that is told late (no agent ran, or no collector) and was before its node's return to service is what
-    the node was mended of: noted like all backlog, or the node would go out again for it."""
+    the node was mended of: noted like all backlog, or the node would go out again for it. Of one that passed probes
+    only what was before these were asked for."""
     late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
     duty = returned.get(event.node) if late else None
-    if duty is None or event.ts_ms >= duty.ts_ms or event.kind is EventKind.LIFECYCLE:
+    if duty is None or event.ts_ms >= (duty.asked_ms or duty.ts_ms) or event.kind is EventKind.LIFECYCLE:
         return event
     return replace(event, backlog=True)

@@ -258,6 +258,7 @@ class Duty:
     reason: str
     by: str = "drover"
     returns: int = 0  # how often it had come back before, and failed again
+    asked_ms: int = 0  # when the probes were asked for that validate it, or did; 0: none, as when a person puts it back
 
 
 @dataclass(frozen=True, slots=True)

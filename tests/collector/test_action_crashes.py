@@ -93,6 +93,17 @@ def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: Wanted) -> N
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_somebody_put_back_while_no_collector_ran_is_not_closed_again(scene: Scene) -> None:
+    crash("moved", scene, lambda desk: desk.take([decision()]))
+    scene.slurm.resume_by_hand("n1")
+    with scene.desk():
+        done = scene.wait(Act.DRAIN)
+        assert (done.state, "somebody else has put the node back" in done.detail) == (ActionState.FAILED, True)
+        assert scene.wait_stage(Health.HEALTHY).by == "somebody else"
+    assert len([e for e in scene.slurm.effects if "state=drain" in e]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_crash_at_any_step_of_a_resume(scene: Scene) -> None:
     for at in STEPS:
         if at == "noted":

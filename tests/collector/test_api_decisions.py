@@ -201,6 +201,7 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     subject.pipeline._judge.submit(lambda: None).result(10)
     assert subject.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
     opened.write_duties([Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
+    opened.write_duties([Duty("n003", Health.DRAINED, subject.now_ms, "inc3", "resume withheld: it passed, but")])
     opened.write_approvals([Approval(third.id, subject.now_ms, "anna", False, "stopped in between")])
     again = Fleet(opened)
     again.now_ms = subject.now_ms + 1000
@@ -215,7 +216,11 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     assert [d.outcome for d in again.listed() if d.id == third.id] == ["rejected"]
     assert again.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
     state = api_decisions.get_policy(again.facts, True)
-    assert (list(state.out), state.mode, state.ceiling, state.taken_in_hour) == (["n001"], "approve", "enforce", 1)
+    assert (list(state.out), state.taken_in_hour) == (["n001", "n003"], 1)
+    assert (state.mode, state.ceiling) == ("approve", "enforce")
+    (held,) = [from_json(Decision, text) for text in state.held_json]
+    assert (held.node, held.rule, held.incident_id) == ("n003", "return to service", "inc3")
+    assert held.reason == "resume withheld: it passed, but"
 
 
 def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet, opened: Store) -> None:

@@ -14,6 +14,7 @@ from drover_collector.detectors import DETECTORS
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
 from drover_collector.engine import LAG_MS, Engine, Outcome
 from drover_collector.policy import Policy
+from drover_collector.recall import dealt_with
 from drover_collector.replay import replay
 from drover_collector.senses import Senses
 from drover_proto.events import Duty, Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
@@ -247,6 +248,38 @@ def test_a_node_goes_out_and_comes_back_and_its_incident_ends_with_that() -> Non
     stopped.restore([incident], [training_bucket(INDEX, 3)], [], [decision], duty(Health.HEALTHY, 60_000))
     late = stopped.on_duties(duty(Health.HEALTHY, 60_000), START_MS + 65_000)
     assert [i.closed_ms for i in late.incidents] == [START_MS + 65_000]
+
+
+@pytest.mark.parametrize("restarted", ["", "before the first one's end was stored", "after it"])
+def test_a_fault_that_opened_after_its_probes_were_asked_for_outlives_the_return(restarted: str) -> None:
+    """They passed for what was known then. It is decided anew: in service again, the node is not out for it."""
+    enforcing = dataclasses.replace(POLICY, mode="enforce")
+    subject = Engine(INDEX, enforcing, START_MS, ceiling="enforce")
+    feed(subject, range(3))
+    first = subject.on_events([xid(79, at_ms=40_000)], START_MS + 40_010)
+    out = Duty("n01", Health.VALIDATING, START_MS + 50_000, first.incidents[0].id, "", asked_ms=START_MS + 50_000)
+    subject.on_duties({"n01": out}, START_MS + 50_000)
+    second = subject.on_events([xid(79, gpu=5, at_ms=55_000)], START_MS + 55_010)
+    assert [d.outcome for d in second.decisions] == ["act"], "the node is out already"
+    back = {"n01": dataclasses.replace(out, stage=Health.HEALTHY, ts_ms=START_MS + 60_000)}
+    if restarted:
+        subject = Engine(INDEX, enforcing, START_MS, ceiling="enforce")
+        closed_ms = START_MS + 60_000 if restarted == "after it" else None
+        known = [dataclasses.replace(first.incidents[0], closed_ms=closed_ms), *second.incidents]
+        decided = [*first.decisions, *second.decisions]
+        subject.restore(known, [training_bucket(INDEX, 3)], [], decided, back)
+    ended = subject.on_duties(back, START_MS + 60_000)
+    assert [i.id for i in ended.incidents] == ([] if restarted == "after it" else [first.incidents[0].id])
+    (held,) = [d for outcome in feed(subject, [6]) for d in outcome.decisions]
+    assert (held.incident_id, held.outcome) == (second.incidents[0].id, "held")
+    assert "came back 0 min ago" in held.reason
+
+
+def test_an_error_that_is_told_late_was_mended_only_if_it_was_before_the_probes_were_asked_for() -> None:
+    duty = Duty("n01", Health.HEALTHY, START_MS + 600_000, "gone", "validated", asked_ms=START_MS + 300_000)
+    for at_ms, mended in ((299_999, True), (300_000, False), (599_999, False)):
+        event = dataclasses.replace(xid(79, at_ms=at_ms), received_ms=START_MS + 900_000)
+        assert dealt_with(event, {"n01": duty}).backlog is mended
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same engine", "engine restarted"])

@@ -225,6 +225,27 @@ def test_lifting_the_cordon_alone_does_not_bring_a_node_back(cluster: Cluster) -
 
 
 @pytest.mark.system
+def test_a_cordon_set_after_ours_was_lifted_is_somebody_elses(cluster: Cluster) -> None:
+    """This server keeps no managedFields of nodes: a look in between tells it."""
+    node, actuator = cluster.add_node(), cluster.actuator()
+    actuator.do(Act.DRAIN, order(node))
+    cluster.merge(node, {"spec": {"unschedulable": True}})
+    assert not actuator.observe(node).lifted, "cordoned once more it is ours still"
+    assert not actuator.disown(node, MARK, lambda: None)
+    cluster.merge(node, {"spec": {"unschedulable": None}})
+    assert actuator.observe_all([node])[node].lifted
+    assert actuator.disown(node, MARK, lambda: None)
+    assert not actuator.disown(node, MARK, lambda: None), "once"
+    notes = cluster.node(node)["metadata"]["annotations"]
+    assert ("drover.dev/cordon" in notes, MARK in notes["drover.dev/reason"]) == (False, True)
+    assert actuator.observe(node).mark == MARK
+    cluster.merge(node, {"spec": {"unschedulable": True}})
+    assert "is somebody else's, and stays" in actuator.do(Act.RESUME, order(node)).detail
+    assert cluster.taints(node) == {}
+    assert cluster.node(node)["spec"]["unschedulable"] is True
+
+
+@pytest.mark.system
 def test_a_taint_set_while_ours_is_written_is_kept(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(), cluster.actuator()
     calls = itertools.count()
@@ -485,6 +506,78 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
         assert actuator.observe("gpu01").service is Service.IN
     finally:
         desk.stop()
+
+
+def test_an_isolation_that_waits_for_a_budget_does_not_close_again_what_somebody_has_put_back(
+    current: tuple[StandIn, KubernetesActuator], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.05,))
+    server, actuator = current
+    server.says["a"], answer = "budget", server.answer
+
+    def answers(method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
+        said = answer(method, path, body)
+        if path.endswith("/eviction") and len(server.evictions) == 3:  # of a and b, and of a once more
+            server.change({"spec": {"taints": [], "unschedulable": None}}, "kubectl")
+        return said
+
+    monkeypatch.setattr(server, "answer", answers)
+    desk = ActionDesk(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
+    desk.start()
+    try:
+        asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
+        done = desk.wait(asked, 20)
+        assert (done.state, "somebody else has put the node back" in done.detail) == (ActionState.FAILED, True)
+        wait_until(lambda: desk.duties["gpu01"].stage is Health.HEALTHY, "it is theirs")
+    finally:
+        desk.stop()
+    assert actuator.observe("gpu01").service is Service.IN
+
+
+@pytest.mark.parametrize("tracks", [True, False], ids=["the server says who has set it", "it does not"])
+def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
+    current: tuple[StandIn, KubernetesActuator], store: Store, tracks: bool
+) -> None:
+    """Where the server does not say it, a look in between does."""
+    server, actuator = current
+    server.tracks, server.pods = tracks, []
+    desk = ActionDesk(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
+    desk.start()
+    try:
+        assert desk.wait(desk.drain("gpu01", Act.DRAIN, "slow", "ann"), 20).state is ActionState.DONE
+        wait_until(lambda: desk.duties["gpu01"].stage is Health.DRAINED, "it is empty")
+        server.cordon(False)
+        wait_until(lambda: store.audit(subject="gpu01"), "it is told")
+        server.cordon()
+        back, _ = desk.resume("gpu01", "well again", "ann", force=True)
+        assert back is not None
+        done = desk.wait(back, 20)
+        assert (done.state, "is somebody else's, and stays" in done.detail) == (ActionState.DONE, True)
+    finally:
+        desk.stop()
+    assert server.node["spec"] == {"taints": [], "unschedulable": True}
+    (line,) = store.audit(subject="gpu01")
+    assert (line.what, line.by) == ("uncordon", "somebody else")
+
+
+def test_a_cordon_between_two_looks_is_told_from_ours_by_who_has_set_it(
+    current: tuple[StandIn, KubernetesActuator],
+) -> None:
+    server, actuator = current
+    actuator.do(Act.DRAIN, order("gpu01"))
+    server.cordon()  # as it is already: ours still
+    actuator.do(Act.RESUME, order("gpu01"))
+    assert server.node["spec"] == {"taints": []}
+    actuator.do(Act.DRAIN, order("gpu01"))
+    server.cordon(False)
+    server.cordon()
+    actuator.do(Act.RESUME, order("gpu01"))
+    assert server.node["spec"] == {"taints": [], "unschedulable": True}
+    server.cordon(False)
+    actuator.do(Act.DRAIN, order("gpu01"))
+    server.node["metadata"]["managedFields"][0]["manager"] = "ancient-changes"  # after ten others
+    actuator.do(Act.RESUME, order("gpu01"))
+    assert server.node["spec"] == {"taints": []}
 
 
 def test_the_guard_is_told_of_foreign_cordons_and_a_missing_right_to_list_stays_in_sight(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 FRESH = "Cannot evict pod as the disruption budget train is still being processed by the server."
 BUDGET = "The disruption budget train needs 2 healthy pods and has 2 currently"
@@ -35,6 +36,17 @@ ANSWERS: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {
 COLUMNS = [{"name": name, "type": "string"} for name in ("Name", "Status", "Roles", "Age", "Version")]
 
 
+def merged(there: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """By a JSON merge patch (RFC 7386)."""
+    found = dict(there)
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = merged(found.get(key) or {}, value) if isinstance(value, dict) else value
+    return found
+
+
 class StandIn:
     """One node. `says` names what each pod's eviction is answered; a pod that it does not name goes at once."""
 
@@ -45,6 +57,8 @@ class StandIn:
         self.evictions: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []  # of the table of nodes
         self.broken: tuple[int, bytes] | None = None  # what everything is answered, as by a proxy before it
+        self.tracks = True  # who has set the cordon, in managedFields, as current servers do
+        self.manager = ""  # of the request that is answered now
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
         if path.endswith("/eviction"):
@@ -65,9 +79,21 @@ class StandIn:
             told = {c["type"]: c for c in (*self.node["status"]["conditions"], *body["status"]["conditions"])}
             self.node["status"]["conditions"] = list(told.values())  # merged by their types
         elif method == "PATCH":
-            self.node["spec"] |= body["spec"]
-            self.node["metadata"] |= body["metadata"]
+            self.change(body, self.manager)
         return 200, self.node, {}
+
+    def change(self, patch: dict[str, Any], manager: str) -> None:
+        """A field has the manager that has last given it another value; of one that is not there nobody is noted."""
+        before = self.node["spec"].get("unschedulable")
+        self.node |= merged(self.node, patch)
+        now = self.node["spec"].get("unschedulable")
+        if self.tracks and now != before:
+            owned = {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
+            self.node["metadata"]["managedFields"] = [owned] if now else []
+
+    def cordon(self, on: bool = True) -> None:
+        """What somebody does with kubectl."""
+        self.change({"spec": {"unschedulable": True if on else None}}, "kubectl-cordon")
 
 
 @contextmanager
@@ -75,7 +101,9 @@ def stand_in(made: StandIn) -> Iterator[StandIn]:
     class Handler(BaseHTTPRequestHandler):
         def _do(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-            status, told, headers = made.answer(self.command, self.path.partition("?")[0], body)
+            path, _, query = self.path.partition("?")
+            made.manager = parse_qs(query).get("fieldManager", [""])[0]
+            status, told, headers = made.answer(self.command, path, body)
             text = json.dumps(told).encode()
             if made.broken is not None:
                 status, text = made.broken

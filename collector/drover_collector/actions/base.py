@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from drover_proto.events import Act
 
@@ -64,6 +64,7 @@ class NodeState:
     by: str = ""  # who closed it, as far as the scheduler tells
     jobs: tuple[str, ...] | None = None  # that run there; None: not asked for
     text: str = ""  # the scheduler's own word
+    lifted: bool = False  # somebody else has taken back a part of what closed it, and our mark still claims that part
 
     @property
     def mark(self) -> str | None:
@@ -127,6 +128,15 @@ class Actuator(Protocol):
     def closed(self, nodes: Sequence[str]) -> Set[str] | None:
         """Those of a whole fleet that the scheduler gives no work, whoever has closed them; asked for now and then, for
         the guard. None: it cannot be told by few questions."""
+
+
+@runtime_checkable
+class Disowner(Protocol):
+    """An actuator whose states may be `lifted`."""
+
+    def disown(self, node: str, mark: str, may: Callable[[], object]) -> bool:
+        """Withdraw our claim to what somebody else has lifted: were it closed so again, that would be theirs. Whether
+        there was something to withdraw."""
 
 
 class Scheduler(ABC):

@@ -16,16 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Protocol
 
 from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
-from drover_collector.actions.duties import NOT_TOLD, judged, mark_of_duty
+from drover_collector.actions.duties import mark_of_duty
 from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
+from drover_collector.actions.returning import Returning, Validator
 from drover_collector.actions.settings import MODES, ActConfig, TicketConfig
 from drover_collector.actions.ticket import Ticket
 from drover_collector.actions.worker import Worker
-from drover_collector.guard import may_resume
 from drover_collector.store import Store, StoreError
 from drover_proto.events import (
     Act,
@@ -33,31 +32,19 @@ from drover_proto.events import (
     ActionState,
     Decision,
     Duty,
-    Health,
     Incident,
-    ProbeReason,
-    ProbeVerdict,
 )
 
 log = logging.getLogger(__name__)
 
 ADVICES = (Act.ADVISE, Act.UNADVISE)
-VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
 MOST_MADE = 20_000  # actions remembered: a decision may be handed over again until all of its outcome is stored
 UNBEGUN_MS = 3_600_000  # a decision older than this that a stop left without an intent is not begun any more, but told
 LOOKED_BACK_MS = 30 * 86_400_000  # for those, and for actions that failed
 STOP_S = 15.0  # for an effect under way
 
 
-class Validator(Protocol):
-    """Asks for probes: `probes.desk.ProbeDesk`."""
-
-    def ask(
-        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
-    ) -> str: ...
-
-
-class ActionDesk:
+class ActionDesk(Returning):
     """`take` and the calls for people may be used from any thread, between `start` and `stop`.
 
     Args:
@@ -252,9 +239,10 @@ class ActionDesk:
             if found is not None:
                 return found
             # Not that of another incident, nor a person's: it is not done when that incident ends before.
+            # Nor is a return that a person wants at once that of Drover's own, which news may withhold.
             key = node, act, incident
-            waiting = worker.waiting() if worker else ()
-            same = next((a for a in waiting if (a.node, a.action, a.incident_id) == key), None)
+            alike = [a for a in (worker.waiting() if worker else ()) if (a.node, a.action, a.incident_id) == key]
+            same = next((a for a in alike if act is not Act.RESUME or a.by == by), None)
             if same is not None:
                 return same
             actuator = "" if worker is None else worker.actuator.name
@@ -291,64 +279,6 @@ class ActionDesk:
         """Why the settings do not let it be done; "" where they do."""
         off = act in (Act.RESET, Act.REBOOT) and not self._commands.knows(act)
         return f"no command for it: set act.{act}_command in the collector's settings" if off else ""
-
-    def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
-        """Put a node back that Drover took out: after probes, or at once by `force`.
-
-        Returns:
-            The action, if there is one yet, and a sentence.
-        Raises:
-            ActError: Drover did not take it out. StoreError.
-        """
-        self._must_act(node)
-        if why_not := may_resume(node, self.duties.get(node)):
-            raise ActError(why_not)
-        duty = self.duties[node]
-        if force or self.validator is None or not self.config.validate:
-            made = self.intend(node, Act.RESUME, f"{by} {self.now_ms()}", duty.incident_id, why, by)
-            return made, "put back without validation"
-        if duty.stage is Health.DRAINING:
-            return None, "jobs still run there: it is validated and put back when they are gone; --force: at once"
-        reason = ProbeReason.REPAIRED if duty.stage is Health.REPAIR else ProbeReason.VALIDATE
-        self._validate(self.validator, duty, reason, by, why)
-        return None, "probes were asked for; it is put back when it passes them"
-
-    def validate(self, duty: Duty) -> None:
-        """Ask for the probes of a node whose jobs are gone. Raises StoreError."""
-        if self.validator is not None and self.config.validate and not duty.reason.startswith(NOT_TOLD):
-            self._validate(self.validator, duty, ProbeReason.VALIDATE, "drover", duty.reason)
-
-    def _validate(self, validator: Validator, duty: Duty, why: ProbeReason, by: str, reason: str) -> None:
-        try:
-            validator.ask(duty.node, why, level=self.config.validate_level, incident_id=duty.incident_id, by=by)
-        except ValueError as error:
-            self.set_duty(replace(duty, ts_ms=self.now_ms(), stage=Health.DRAINED, reason=f"{NOT_TOLD}{error}"))
-            return
-        self.step("asked")
-        self.set_duty(replace(duty, ts_ms=self.now_ms(), stage=Health.VALIDATING, reason=reason))
-
-    def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
-        """What validation has shown. Raises StoreError: call again with the same ones."""
-        if not self.acting:
-            return
-        for node in dict.fromkeys(v.node for v in verdicts if v.why in VALIDATIONS):
-            with self._lock:
-                duty = self.duties.get(node)
-                if duty is None or duty.stage not in (Health.VALIDATING, Health.DRAINED, Health.REPAIR):
-                    continue
-                # What was asked for another time that it was out proves nothing of this one.
-                mine = [v for v in verdicts if v.node == node and v.incident_id == duty.incident_id]
-                mine = [v for v in mine if v.why in VALIDATIONS]
-                if not mine:
-                    continue
-                after = judged(duty, mine, self.now_ms())
-                if after is None:
-                    passed = f"passed its validation: {mine[0].text}"
-                    self.intend(node, Act.RESUME, mine[0].request, duty.incident_id, passed, "drover")
-                    continue
-                if after.stage is Health.REPAIR and any(own.knows(Act.REPAIR) for own in self._own):
-                    self.intend(node, Act.REPAIR, mine[0].request, duty.incident_id, after.reason, "drover")
-                self.set_duty(after)
 
     # ---- for the workers
 

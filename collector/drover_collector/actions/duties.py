@@ -18,6 +18,10 @@ from drover_proto.events import Duty, Health, ProbeVerdict
 OUT = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
 IDLE = frozenset({Health.DRAINED, Health.VALIDATING, Health.REPAIR})  # no job runs there
 NOT_TOLD = "not validated: "  # begin of the reason of one that probes could not judge: not asked again by itself
+# Begin of the reason of one that passed its validation and is not put back: probed again by itself, once, when nothing
+# more comes.
+WITHHELD = "resume withheld: "
+ITSELF = "drover"  # as whose what Drover does by itself is written down: no person is called so
 SOMEBODY = "somebody else"
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -47,15 +51,31 @@ def seen(duty: Duty, state: NodeState, now_ms: int) -> Duty | None:
     """What a look at the scheduler changes; None: nothing."""
     if state.service is Service.IN:
         text = "put back in service by somebody else"
-        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=SOMEBODY)
+        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=SOMEBODY, asked_ms=0)
     if not state.out:
         return None  # down: its scheduler looks after it
     if state.mark != mark_of_duty(duty):
         text = f"taken over by {state.by or SOMEBODY}, who keeps it out: {state.reason or 'no reason given'}"
-        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=state.by or SOMEBODY)
+        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=state.by or SOMEBODY, asked_ms=0)
     if duty.stage is Health.DRAINING and state.service is Service.DRAINED:
         return replace(duty, stage=Health.DRAINED, ts_ms=now_ms)
     return None
+
+
+def kept_by(duty: Duty) -> str:
+    """The person who has drained it by hand and has not asked for its return since; "": nobody."""
+    return "" if duty.by == ITSELF else duty.by
+
+
+def drained_too(duty: Duty, by: str, why: str, now_ms: int) -> Duty | None:
+    """A person drains what is out already: from then on only people put it back, whatever its probes show.
+
+    None: nothing changes, as of one that waits for people anyway.
+    """
+    if kept_by(duty) or duty.stage is Health.REPAIR:
+        return None
+    stage = Health.DRAINED if duty.stage is Health.VALIDATING else duty.stage
+    return replace(duty, stage=stage, ts_ms=now_ms, by=by, reason=f"{why}; out before that: {duty.reason}", asked_ms=0)
 
 
 def adopted(state: NodeState, now_ms: int) -> Duty | None:

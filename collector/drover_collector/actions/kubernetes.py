@@ -2,7 +2,9 @@
 
     drover.dev/drain    taint, NoSchedule: the mark. Pods that run may end; DaemonSets that tolerate it may still start
     drover.dev/reason   annotation: the reason, as in any scheduler
-    drover.dev/cordon   annotation: the mark, where the cordon is ours; a cordon that was there before is not
+    drover.dev/cordon   annotation: the mark, where the cordon is ours. One that was there before is not, nor one that
+                        somebody else has set after ours was lifted: the API server's managedFields say who has set
+                        it, and where it keeps none, a look that finds the cordon lifted takes the annotation away
     drover.dev/advise   taint, PreferNoSchedule, and label: other nodes first
     DroverHealthy       condition: False while it is out
 
@@ -29,12 +31,15 @@ from drover_collector.actions.base import (
     Service,
     mark_of,
 )
-from drover_collector.actions.kubernetes_api import ConflictError, HeldError
+from drover_collector.actions.kubernetes_api import MANAGER, ConflictError, HeldError
 
 DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "reason", "cordon", "advise"))
 CONDITION = "DroverHealthy"
 CHANGES = 5  # tries of one change that meets others'
 MIRROR = "kubernetes.io/config.mirror"  # of a pod that the kubelet has from a file: it cannot be evicted
+# Names under which the API server puts together what it no longer tells by whom it was (capmanagers.go,
+# skipnonapplied.go of apimachinery's managedfields).
+NOBODYS = ("ancient-changes", "before-first-apply")
 Node = dict[str, Any]
 
 
@@ -123,7 +128,7 @@ class KubernetesActuator(Scheduler):
                 there = "drained already" if mark == order.mark else f"drained already for another incident, {mark}"
                 return None
             notes: dict[str, str | None] = {REASON: order.reason, CORDON: order.mark}
-            if node["spec"].get("unschedulable"):
+            if _cordoned(node):
                 there, notes[CORDON] = "cordoned already by somebody else, whose cordon stays; tainted", None
             taints = [*_taints(node), {"key": DRAIN, "value": order.mark, "effect": "NoSchedule"}]
             return {"metadata": {"annotations": notes}, "spec": {"unschedulable": True, "taints": taints}}
@@ -173,8 +178,8 @@ class KubernetesActuator(Scheduler):
                 return None
             if not _mine(node, order):
                 raise ForeignError(_foreign(node))
-            mine = _annotations(node).get(CORDON) == order.mark
-            closed_by_others = not mine and bool(node["spec"].get("unschedulable"))
+            mine = _cordon_is_ours(node, order.mark)
+            closed_by_others = not mine and _cordoned(node)
             spec: dict[str, Any] = {"taints": _without(node, DRAIN)}
             if mine:
                 spec["unschedulable"] = None
@@ -184,8 +189,14 @@ class KubernetesActuator(Scheduler):
         node = self._verify(order, lambda n: _value(n, DRAIN) is None, "its resume")
         condition = self._condition(order, node, "True", "Resumed", order.text or "resumed")
         if closed_by_others:
-            return Result(f"our taint is gone; the cordon of somebody else was there before, and stays{condition}")
+            return Result(f"our taint is gone; the cordon is somebody else's, and stays{condition}")
         return Result(f"{'gets pods again' if changed else 'in service already'}{condition}")
+
+    def disown(self, node: str, mark: str, may: Callable[[], object]) -> bool:
+        def change(found: Node) -> Node | None:
+            return {"metadata": {"annotations": {CORDON: None}}} if _lifted(found) else None
+
+        return self._change(Order("", node, mark, "", "drover", may), change)
 
     # ---- parts of acts
 
@@ -288,8 +299,28 @@ def _mine(node: Node, order: Order) -> bool:
     return _value(node, DRAIN) == order.mark
 
 
+def _cordoned(node: Node) -> bool:
+    return bool(node["spec"].get("unschedulable"))
+
+
 def _closed(node: Node) -> bool:
-    return bool(node["spec"].get("unschedulable")) or _value(node, DRAIN) is not None
+    return _cordoned(node) or _value(node, DRAIN) is not None
+
+
+def _lifted(node: Node) -> bool:
+    """Our taint is there, and the cordon that we have set with it is not."""
+    mark = _value(node, DRAIN)
+    return mark is not None and not _cordoned(node) and _annotations(node).get(CORDON) == mark
+
+
+def _cordon_is_ours(node: Node, mark: str) -> bool:
+    """By our annotation, and by who has set the field last, where the server keeps that: a value that is set again as
+    it was changes no owner ("Field management" of Server-Side Apply)."""
+    if not _cordoned(node) or _annotations(node).get(CORDON) != mark:
+        return False
+    kept = node["metadata"].get("managedFields") or ()
+    owners = {f.get("manager") for f in kept if "f:unschedulable" in ((f.get("fieldsV1") or {}).get("f:spec") or {})}
+    return not owners or not owners.isdisjoint((MANAGER, *NOBODYS))
 
 
 def _condition_of(node: Node, kind: str) -> dict[str, str]:
@@ -315,13 +346,13 @@ def _state(node: Node, jobs: tuple[str, ...] | None) -> NodeState:
         reason = _condition_of(node, "Ready").get("message", "its kubelet has not reported yet")
     else:
         service = Service.IN
-    return NodeState(node["metadata"]["name"], service, reason, by, jobs, _text(node))
+    return NodeState(node["metadata"]["name"], service, reason, by, jobs, _text(node), _lifted(node))
 
 
 def _text(node: Node) -> str:
     """As in kubectl: ready or not, cordoned or not, and the taints."""
     words = ["Ready" if _condition_of(node, "Ready").get("status") == "True" else "NotReady"]
-    words += ["SchedulingDisabled"] if node["spec"].get("unschedulable") else []
+    words += ["SchedulingDisabled"] if _cordoned(node) else []
     words += [f"{t.get('key')}={t.get('value', '')}:{t.get('effect')}" for t in _taints(node)]
     return ", ".join(words)
 

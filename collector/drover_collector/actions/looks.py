@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from drover_collector.actions.base import ActError, Actuator, AwayError, NodeState
-from drover_collector.actions.duties import adopted, is_out, seen
-from drover_proto.events import Act, ActionState, Duty, Health
+from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState
+from drover_collector.actions.duties import SOMEBODY, adopted, is_out, mark_of_duty, seen
+from drover_proto.events import Act, ActionState, Audit, Duty, Health
 
 if TYPE_CHECKING:
     from drover_collector.actions.desk import ActionDesk
@@ -54,6 +54,8 @@ class Looks:
         desk, state = self._desk, states.get(duty.node)
         if state is None:
             return
+        if state.lifted and state.mark == mark_of_duty(duty):
+            self._disown(duty, mark_of_duty(duty))
         after = seen(duty, state, desk.now_ms())
         if after is not None and after.stage is Health.HEALTHY:
             self._undone(duty, after.reason)
@@ -61,6 +63,17 @@ class Looks:
             desk.set_duty(after)
         if (after or duty).stage is Health.DRAINED:
             desk.validate(after or duty)
+
+    def _disown(self, duty: Duty, mark: str) -> None:
+        """Were it closed so again, that would be somebody else's doing, which no resume undoes."""
+        desk = self._desk
+        if not isinstance(self._actuator, Disowner) or not self._actuator.disown(duty.node, mark, desk.store.fence):
+            return
+        told = "our cordon was lifted, our taint is left: it stays out, and a cordon that is set from now on stays too"
+        log.warning("%s: %s", duty.node, told)
+        now_ms = desk.now_ms()
+        line = Audit(f"uncordon {duty.node} {now_ms}", now_ms, SOMEBODY, "uncordon", duty.node, "", told)
+        desk.store.write_audit([line])
 
     def _undone(self, duty: Duty, why: str) -> None:
         done = [

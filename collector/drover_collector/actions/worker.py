@@ -15,9 +15,20 @@ from drover_collector.actions.base import (
     AwayError,
     LaterError,
     Order,
+    Service,
     mark_of,
 )
-from drover_collector.actions.duties import IDLE, NOT_TOLD, is_out, taken_out
+from drover_collector.actions.duties import (
+    IDLE,
+    ITSELF,
+    NOT_TOLD,
+    WITHHELD,
+    drained_too,
+    is_out,
+    kept_by,
+    mark_of_duty,
+    taken_out,
+)
 from drover_collector.actions.looks import Looks
 from drover_collector.store import StoreError
 from drover_proto.events import Act, Action, ActionState, Health
@@ -145,6 +156,10 @@ class Worker:
             state = self.actuator.observe_all([action.node]).get(action.node)
             if state is None or state.mark != _mark(action):
                 raise ActError("not done: its incident ended before it could be")
+        if self._has_closed(action):
+            state = self.actuator.observe_all([action.node]).get(action.node)
+            if state is not None and state.service is Service.IN:
+                raise ActError("not done to its end: somebody else has put the node back since it was closed")
         if action.action in (Act.ADVISE, Act.UNADVISE) and not action.before:
             before = self._before(action)
             if before:
@@ -168,7 +183,8 @@ class Worker:
 
     def _must_not_meet(self, action: Action) -> None:
         """A reset is asked for of a node without jobs, and may wait for those of others: not done when the node is back
-        since, or goes back now. A resume waits for a reset that runs: each is told before it looks for the other.
+        since, or goes back now. A resume waits for a reset that runs: each is told before it looks for the other. One
+        that its probes have earned is not done where news came since.
 
         Raises:
             ActError, LaterError
@@ -178,6 +194,8 @@ class Worker:
         if action.action is Act.RESUME:
             if running := [a for a in others if a.action in RESETS and a.detail == BEGUN]:
                 raise LaterError(f"its {running[0].action} runs")
+            if why := desk.withheld(action, others):
+                raise ActError(why)
         elif action.action in RESETS:
             duty = desk.duties.get(node)
             back = duty is not None and duty.stage not in IDLE and duty.ts_ms > action.ts_ms
@@ -191,6 +209,13 @@ class Worker:
         if incident is not None:
             return incident.closed_ms is not None
         return self._desk.now_ms() - action.ts_ms > self._desk.config.give_up_s * 1000
+
+    def _has_closed(self, action: Action) -> bool:
+        """Whether it has closed its node before: an isolation that waits for its last pod, or what a stop broke off."""
+        duty = self._desk.duties.get(action.node)
+        if action.action not in CLOSINGS or duty is None or not is_out(duty):
+            return False
+        return mark_of_duty(duty) == _mark(action) and duty.ts_ms >= action.ts_ms
 
     def _before(self, action: Action) -> str:
         if action.action is Act.ADVISE:
@@ -261,15 +286,23 @@ class Worker:
             state = self.actuator.observe_all([action.node]).get(action.node)
             mark = (None if state is None else mark_of(state.reason)) or _mark(action)
             desk.set_duty(taken_out(action.node, mark, action.why, action.by, duty, now_ms, desk.config.return_days))
+        elif action.action in CLOSINGS and action.by != ITSELF and duty is not None:
+            if kept := drained_too(duty, action.by, action.why, now_ms):
+                desk.set_duty(kept)
         elif action.action is Act.RESUME and duty is not None and is_out(duty):
-            desk.set_duty(replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=action.why, by=action.by))
+            asked_ms = duty.asked_ms if action.by == ITSELF else 0
+            desk.set_duty(
+                replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=action.why, by=action.by, asked_ms=asked_ms)
+            )
 
     def _not_back(self, action: Action, why: str) -> None:
         """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
         duty = self._desk.duties.get(action.node)
-        if duty is not None and duty.stage is Health.VALIDATING:
-            text = f"{NOT_TOLD}it could not be put back: {why}"
-            self._desk.set_duty(replace(duty, stage=Health.DRAINED, ts_ms=self._desk.now_ms(), reason=text))
+        told = why.startswith((WITHHELD, NOT_TOLD))
+        if duty is not None and (duty.stage is Health.VALIDATING or (told and not kept_by(duty))):
+            text = why if told else f"{NOT_TOLD}it could not be put back: {why}"
+            now_ms = self._desk.now_ms()
+            self._desk.set_duty(replace(duty, stage=Health.DRAINED, ts_ms=now_ms, reason=text, asked_ms=0))
 
     def _later(self, job: Job, why: str, known: bool) -> None:
         """`known`: whether it has closed its node: else it is looked at until that is, however long it takes."""

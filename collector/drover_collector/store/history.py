@@ -44,6 +44,11 @@ class History(Base):
             where += f" AND gpu = {int(gpu)}"
         return self._events(where, "ts DESC, id DESC", limit, parameters)
 
+    def events_received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
+        """Events of a node that came since, by this collector's clock, in order of receipt."""
+        where = f"node = {{node:String}} AND received >= {moment(since_ms)}"
+        return self._events(where, "received, id", limit, {"node": node})
+
     def unjudged_events(self, now_ms: int, limit: int) -> list[Event]:
         """Events of the last days that are stored, but whose outcome is not; in order of receipt."""
         since = f"received >= {moment(now_ms - UNJUDGED_DAYS * 86_400_000)}"
@@ -172,10 +177,13 @@ class History(Base):
         )
         return [from_json(Incident, row["json"]) for row in found]
 
-    def findings(self, from_ms: int, to_ms: int, limit: int = 10_000) -> list[Finding]:
-        found = self._clients.rows(
-            f"SELECT json FROM findings WHERE {during(from_ms, to_ms)} ORDER BY ts LIMIT {int(limit)}"
-        )
+    def findings(self, from_ms: int, to_ms: int, limit: int = 10_000, node: str | None = None) -> list[Finding]:
+        """Findings of [from_ms, to_ms), oldest first."""
+        where, parameters = during(from_ms, to_ms), {}
+        if node is not None:
+            where, parameters = f"{where} AND node = {{node:String}}", {"node": node}
+        which = f"WHERE {where} ORDER BY ts LIMIT {int(limit)}"
+        found = self._clients.rows(f"SELECT json FROM findings {which}", parameters)
         return [from_json(Finding, row["json"]) for row in found]
 
     def decisions(self, incident: str) -> list[Decision]:

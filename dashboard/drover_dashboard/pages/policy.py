@@ -130,7 +130,7 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
         Row(
             (
                 Cell(who.clock(found[0].ts_ms), kind="faint"),
-                Cell(f"{wanted} {_some([d.node for d in found])}", sub=rule),
+                Cell(f"{'resume' if wanted == 'none' else wanted} {_some([d.node for d in found])}", sub=rule),
                 Cell(who.told(reason)),
             ),
             id=found[0].incident_id,
