@@ -23,10 +23,13 @@ from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_agent.simulation.probing import Prober
 from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.run import NodeAgent
+from drover_cli.doctor import probe_jobs
+from drover_cli.doctor.finding import State
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.config import CollectorConfig
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
@@ -73,6 +76,23 @@ INDEX = FleetIndex(FleetSpec((NodeSpec(NODE, "r1", "l1", "train", "H200", 1),), 
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     with running_slurm(tmp_path_factory.mktemp("slurm"), [NODE], probes=True) as made:
         yield made
+
+
+def test_doctor_is_told_by_slurm_which_partition_gives_way(slurm: Slurm) -> None:
+    before = slurm.command("squeue", "--noheader", "--states=all")
+
+    def bad(partition: str) -> list[str]:
+        hold = HoldConfig(partition=partition, conf=f"{slurm.folder}/slurm.conf")
+        found = probe_jobs.slurm(CollectorConfig(probes=ProbesConfig(slurm=hold)), INDEX.spec)
+        return [each.text for each in found if each.state in (State.BAD, State.WARN)]
+
+    assert bad("probes") == []
+    (text,) = bad("all")
+    assert "give way to nobody of probes: PriorityTier 1 of all is not below theirs" in text
+    taken, there = bad("prbes")
+    assert "Slurm would take no job --partition=prbes" in taken
+    assert there == "Slurm has no partition prbes (it has all, probes)"
+    assert slurm.command("squeue", "--noheader", "--states=all") == before
 
 
 def holds(conf: str) -> HoldConfig:

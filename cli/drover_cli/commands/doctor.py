@@ -84,7 +84,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
 
 
 def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Finding]]]:
-    from drover_cli.doctor import own, schedulers
+    from drover_cli.doctor import own, probe_jobs, schedulers
     from drover_proto.fleet import FleetError, load_toml
 
     names = own.actuators(config)
@@ -94,6 +94,9 @@ def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Fin
             found["slurm"] = partial(schedulers.slurm, config, load_toml(Path(config.fleet)))
     if "kubernetes" in names:
         found["kubernetes"] = partial(schedulers.kubernetes, config)
+    if config.probes.slurm.on:
+        with contextlib.suppress(FleetError):
+            found["probe jobs"] = partial(probe_jobs.slurm, config, load_toml(Path(config.fleet)))
     return found
 
 
