@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drover_cli.main import main
-from drover_collector.store import Store, StoreError
+from drover_collector.store import Store, StoreError, embedded
 from testbed.fleets import T0
 
 LOAD = """
@@ -167,6 +167,19 @@ def test_a_store_in_use_is_not_restored_over(backup: Made, store: Store, store_r
     assert done.returncode == 2
     assert "stop that collector" in done.stderr
     assert store.totals().samples == 0
+
+
+def test_a_restore_that_was_stopped_leaves_no_place_for_an_empty_store(tmp_path: Path) -> None:
+    """Between its last two steps the old store is aside, and the new one not yet in place."""
+    half = tmp_path / "store.restoring"
+    half.mkdir()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"a restore of it is under way or was stopped; .* remove .*restoring"):
+            embedded.make(tmp_path / "store")
+        assert not (tmp_path / "store" / "store").exists()
+        (tmp_path / "store").mkdir(exist_ok=True)  # as systemd makes it
+    half.rmdir()
+    embedded.make(tmp_path / "store")
 
 
 def test_what_is_no_backup_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

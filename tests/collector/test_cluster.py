@@ -19,6 +19,7 @@ from drover_collector.store.engine import Clients
 from drover_collector.store.lease import KeeperEpochs
 from drover_collector.store.server import parse, redacted
 from drover_proto.catalog import Scope
+from drover_proto.events import Holding
 from drover_proto.settings import SettingsError
 from testbed.fleets import T0, everything, gpu_row, samples
 from testbed.front import Front, front
@@ -67,7 +68,7 @@ def statements() -> list[str]:
     older = Recorder(held, columns)
     migrations.ensure(older, TABLES)
     lease = KeeperEpochs.ddl("drover", " ON CLUSTER `prod`")
-    drops = FORM.statements("ALTER TABLE gpu_samples DROP PARTITION ID '20261121'")
+    drops = FORM.statements("ALTER TABLE gpu_samples DROP PARTITION ID '1' SETTINGS max_partition_size_to_drop = 0")
     return [FORM.create_database(), *fresh.told, *older.told, lease, *drops]
 
 
@@ -136,6 +137,16 @@ def test_a_new_metric_reaches_tables_that_are_spread(cluster_front: Front) -> No
     store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
     assert store._clients.rows("SELECT power_w AS p FROM gpu_samples")[0]["p"] is not None
     store.close()
+
+
+def test_histories_are_forgotten_in_a_cluster_too(cluster_front: Front) -> None:
+    store = Store.open(cluster_front.url("forgetful"), retention_days=3650, cluster="drover")
+    try:
+        store.write_holdings([Holding("n0", 0, job, T0 + number) for number, job in enumerate("abc")])
+        store.expire_histories(T0 + 401 * 86_400_000)
+        assert store._clients.rows("SELECT job FROM holdings") == [{"job": "c"}]
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize(

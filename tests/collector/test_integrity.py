@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from drover_collector.store import Store
 from drover_proto.times import iso
 from testbed.fleets import T0
 
@@ -155,6 +156,15 @@ def test_after_a_start_of_the_machine_agents_are_asked_again(folder: Path) -> No
     assert read(folder)["held"] == [[7]]
     (folder / "boot-drover").write_text("another")
     assert read(folder)["held"] == []
+
+
+def test_a_command_leaves_it_to_the_collector_to_ask_them(store_url: str, store_root: Path) -> None:
+    Store.open(store_url).close()
+    (store_root / f"boot-{store_url.rpartition('=')[2]}").write_text("another")
+    for visitor, asks in ((True, False), (False, True), (False, False)):
+        opened = Store.open(store_url, visitor=visitor)
+        opened.close()
+        assert opened.resend is asks
 
 
 ROLL = """

@@ -34,6 +34,17 @@ def test_a_start_reads_what_was_before_a_rollout_and_the_newest_and_then_only_ne
     assert (T0 + 2000, "n1", {"driver": "3"}) in reader.news(T0 + 3000)
 
 
+def test_an_export_has_each_telling_and_what_stood_before_them(store: Store) -> None:
+    for ts_ms, node, driver in ((T0 - 9, "n0", "1"), (T0 - 5, "n0", "2"), (T0 - 7, "n1", "2"), (T0, "n0", "3")):
+        store.write_inventory(node, ts_ms, {"driver": driver})
+    store.write_inventory("n0", T0, {"driver": "3"})  # a resend
+    store.write_inventory("n0", T0 + 10, {"driver": "4"})
+    told = [(ts_ms - T0, node, inventory["driver"]) for ts_ms, node, inventory in store.inventories_told(T0, T0 + 10)]
+    assert told == [(-7, "n1", "2"), (-5, "n0", "2"), (0, "n0", "3")]
+    halves = [row for half in (0, 1) for row in store.inventories_told(0, T0 + 20, half, 2)]
+    assert sorted(ts_ms - T0 for ts_ms, _, _ in halves) == [-9, -7, -5, 0, 10]
+
+
 def test_a_replay_with_inventories_finds_drift() -> None:
     index = small_fleet()
     told = [(T0, node.name, {"driver_version": "535" if node.name == "n03" else "570"}) for node in index.nodes]

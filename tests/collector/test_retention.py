@@ -113,6 +113,53 @@ def test_the_newest_hour_goes_last_and_never_the_newest_minute(filled: Store) ->
     assert left == [{"power_w": 10}]
 
 
+def test_however_large_a_partition_is_it_goes(filled: Store) -> None:
+    """The engine's own limit is 50 GB; here it is a byte, for the one client that questions use."""
+    filled._clients.command("SET max_partition_size_to_drop = 1")
+    with pytest.raises(StoreError, match="greater than max"):
+        first = next(part.partition for part in filled.partitions() if part.table == "gpu_samples")
+        filled._clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{first}'")
+    assert len(filled.make_room(NOW, disk=lambda: None, max_bytes=1)) == 36
+    assert oldest(filled) == {}
+
+
+def test_one_partition_that_cannot_be_dropped_keeps_no_other(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = next(part for part in filled.partitions() if part.table == "gpu_samples").partition
+    command = filled._clients.command
+
+    def refuse(sql: str) -> None:
+        if sql.startswith(f"ALTER TABLE gpu_samples DROP PARTITION ID '{stuck}'"):
+            raise StoreError("stuck")
+        command(sql)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filled._clients, "command", refuse)
+        with pytest.raises(StoreError, match="stuck"):
+            filled.make_room(NOW, disk=lambda: None, max_bytes=1)
+    left = [part for part in filled.partitions() if part.table.endswith("_samples")]
+    assert [(part.table, part.partition) for part in left] in ([("gpu_samples", stuck)], [])  # or part by part, later
+    assert len(filled.drops(0)) >= 35
+
+
+def test_what_went_is_noted_when_there_is_room_to_note_it(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = filled._clients.insert
+
+    def full(table: str, data: object, note: str = "") -> None:
+        if table == "drops":
+            raise StoreError("the disk is full")
+        insert(table, data, note)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filled._clients, "insert", full)
+        with pytest.raises(StoreError, match="the disk is full"):
+            filled.make_room(NOW, disk=lambda: None, max_bytes=1)
+    assert filled.drops(0) == []
+    assert filled.make_room(NOW, disk=free(TOTAL)) == []
+    assert len(filled.drops(0)) == 36
+    filled.make_room(NOW, disk=free(TOTAL))
+    assert len(filled.drops(0)) == 36
+
+
 def part(table: str, from_h: float, to_h: float, size: int = 100, name: str = "") -> Part:
     hours = (START + round(from_h * HOUR_MS), START + round(to_h * HOUR_MS))
     return Part(table, name or str(int(from_h)), 1, size, *hours)
@@ -241,6 +288,20 @@ def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
     assert troubles == {}
 
 
+def test_old_states_go_an_hour_after_the_start_and_then_once_a_day(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went, now_s = [], [0.0]
+    monkeypatch.setattr(store, "expire_histories", went.append)
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("drover_collector.maintenance.time", clock)
+    maintenance = Maintenance(store, StoreConfig(), now_ms=lambda: NOW)
+    for hour, times in ((0.9, 0), (1.1, 1), (24, 1), (25.2, 2)):
+        now_s[0] = hour * 3600
+        maintenance.once()
+        assert len(went) == times, hour
+
+
 class FactsOf:
     """As much of the facts as the store's part of the status asks for."""
 
@@ -292,8 +353,10 @@ from drover_collector.config import StoreConfig
 from drover_collector.maintenance import Maintenance
 from drover_collector.store import SampleBatch, Store, sizes_of
 from drover_proto.catalog import Scope, of_scope
+from drover_collector.store import engine
 from testbed.fleets import T0, everything, gpu_row, random_values
 
+engine.EMBEDDED["max_partition_size_to_drop"] = 1  # the engine's own limit, 50 GB, on a disk this small
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
 store.write_entities(everything())
 metrics, rng, rows = of_scope(Scope.GPU), np.random.default_rng(0), 20_000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -371,6 +373,27 @@ def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch:
     assert said[0] != said[1]
     assert store.open_marks() == []
     assert store.totals().samples == 1
+
+
+def test_after_a_start_with_a_clock_that_went_back_the_newer_one_counts(
+    store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write_entities(everything())
+    with monkeypatch.context() as patch:
+        ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 10**15, monotonic=time.monotonic)
+        patch.setattr("drover_collector.store.rollups.time", ahead)
+        store.closing_bucket(index_of(), T0)
+        store.roll_up()
+        for second in (3, 5):
+            store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + second * 1000, {"power_w": 300.0 + second})]))
+            finish(store)
+    store.close()
+    again = Store.open(store_url, retention_days=3650)
+    store_batch(again, samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})]))
+    finish(again)
+    assert_same(again.fold(Scope.GPU, [(T0, T0 + BUCKET)], BUCKET, level="10s"),
+                again.fold(Scope.GPU, [(T0, T0 + BUCKET)], BUCKET))  # fmt: skip
+    again.close()
 
 
 def test_rollups_answer_when_the_samples_are_gone(store: Store) -> None:

@@ -74,15 +74,16 @@ def test_a_metric_that_changed_its_storage_is_refused(
         Store.open(store_url).close()
 
 
-def test_retention_follows_the_setting(store_url: str) -> None:
-    for days in (30, 7):
-        opened = Store.open(store_url, retention_days=days)
+def test_retention_follows_the_setting_but_for_a_command_beside_collectors(store_url: str) -> None:
+    alone = store_url.startswith("chdb:")  # it holds the store, and the collector's start has the last word
+    for days, asked, visitor in ((30, 30, False), (7, 7, False), (3650 if alone else 7, 3650, True)):
+        opened = Store.open(store_url, retention_days=asked, visitor=visitor)
         ddl = opened._clients.rows(
             "SELECT create_table_query AS q FROM system.tables WHERE name = 'gpu_samples'"
             " AND database = currentDatabase()"
         )[0]["q"]
         assert f"toIntervalDay({days})" in ddl
-        assert opened.retention_days == days
+        assert opened.retention_days == asked
         opened.close()
 
 
@@ -231,6 +232,29 @@ def test_a_copy_that_was_stopped_goes_on(store_url: str, monkeypatch: pytest.Mon
     assert not opened._clients.rows(
         "SELECT 1 FROM system.tables WHERE database = currentDatabase() AND name LIKE '%_copy'"
     )
+    opened.close()
+
+
+def test_a_copy_that_the_disk_did_not_take_is_no_copy(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine says that all went well, and its files are empty: what was copied must still be there."""
+    an_old_store(store_url)
+    command = engine.Clients.command
+
+    def unwritten(self: engine.Clients, sql: str) -> None:
+        command(self, sql)
+        if sql.startswith("INSERT INTO gpu_samples_copy"):
+            for row in self.rows(f"SELECT path FROM {self.parts} WHERE table = 'gpu_samples_copy'"):
+                for file in Path(row["path"]).glob("*.bin"):
+                    file.write_bytes(b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Clients, "command", unwritten)
+        with pytest.raises(StoreError, match="gpu_samples_copy: what was copied is not on the disk"):
+            Store.open(store_url, retention_days=3650)
+    opened = Store.open(store_url, retention_days=3650)
+    assert whole(opened) == [[(300.0, 60.0)], [(300.0, 60.0)]]
+    assert opened.integrity is not None
+    assert opened.integrity.damages == ()
     opened.close()
 
 

@@ -21,7 +21,7 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
-from testbed.fleets import T0
+from testbed.fleets import T0, gpu_row
 
 
 def event(number: int, **fields) -> Event:
@@ -155,3 +155,25 @@ def test_troubles_are_what_risk_remembers_of_incidents(store: Store) -> None:
     assert brief == whole
     assert set(brief) == {"n0", "n1", "n2"}
     assert [i.id for i in store.troubles(T0, most=1)] == ["i2"]
+
+
+def test_an_insert_that_is_seen_after_a_later_one_is_taken_in_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a replica, to which other collectors' inserts come in any order."""
+    store.refresh_entities()
+    for node in (0, 1):  # as another collector writes: this one has not seen them
+        with monkeypatch.context() as patch:
+            patch.setattr(store._placements, "add", list)
+            store.write_entities([gpu_row(node, 0)])
+    first = "(SELECT min(min_block_number) FROM system.parts WHERE table = 'entities' AND database = currentDatabase())"
+    both = type(store._clients).parts.fget(store._clients)
+    with monkeypatch.context() as patch:
+        hidden = f"(SELECT * FROM {both} WHERE NOT (table = 'entities' AND min_block_number = {first}))"
+        patch.setattr(type(store._clients), "parts", hidden)
+        seen = store.refresh_entities(), store.mark("entities")
+    assert seen[0] == 1
+    assert store.mark("entities") != seen[1]
+    assert store.refresh_entities() == 1
+    assert store.refresh_entities() == 0
+    assert {row.node for row in store.entities_of("n0") + store.entities_of("n1")} == {"n0", "n1"}

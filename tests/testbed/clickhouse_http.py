@@ -50,6 +50,7 @@ INSERT = re.compile(rb"\s*INSERT\s+INTO\s+(\S+)\s*(\([^)]*\))?\s*FORMAT\s+(\w+)[
 FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*;?\s*$", re.IGNORECASE)
 ON_CLUSTER = re.compile(r"\s+ON CLUSTER\s+(`[^`]*`|'[^']*'|\w+)", re.IGNORECASE)
 OVER = re.compile(r"ENGINE = Distributed\('\w+', '\w+', '(\w+)', (.+)\)$")
+SUBQUERY = re.compile(r"\s*ALTER TABLE \S+ (DELETE|UPDATE)\b.*\(SELECT\b", re.IGNORECASE | re.DOTALL)
 REPLICATED = re.compile(r"Replicated(\w*MergeTree)\('[^']*', '[^']*'(?:, )?")
 
 
@@ -126,6 +127,11 @@ class Engine:
     def _as_cluster(self, sql: str, database: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
         if over := OVER.search(sql):
             self._sharded.setdefault(database, {})[over.group(1)] = over.group(2)
+        if SUBQUERY.match(sql) and settings.get("allow_nondeterministic_mutations") != "1":
+            raise EngineError(
+                "Code: 36. DB::Exception: ALTER UPDATE/ALTER DELETE statement with subquery may be nondeterministic,"
+                " see allow_nondeterministic_mutations setting. (BAD_ARGUMENTS)"
+            )  # as of replicated tables
         if not re.match(r"\s*(SELECT|INSERT)", sql, re.IGNORECASE):
             sql = ON_CLUSTER.sub("", REPLICATED.sub(r"\1(", sql))
         elif self._sharded.get(database):

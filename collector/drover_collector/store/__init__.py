@@ -80,6 +80,7 @@ class Store(
         retention_5min_days: int = 1100,
         password: str | None = None,
         cluster: str = "",
+        visitor: bool = False,
     ) -> Store:
         """Open, and make or extend the tables.
 
@@ -91,6 +92,8 @@ class Store(
             retention_10s_days, retention_5min_days: likewise their rollups.
             password: of the server's user; goes before that of the url.
             cluster: name of the server's cluster, for the form that spreads over it; empty: one server.
+            visitor: a command beside the collector. What agents are asked for again is left to that; on a server, where
+                it runs meanwhile, the retention of tables that are there, too.
 
         Raises:
             StoreError: one line, what is wrong and what to do.
@@ -102,7 +105,7 @@ class Store(
         try:
             if integrity is not None:
                 clients.mended = integrity.set_aside
-            migrations.ensure(clients, tables)
+            migrations.ensure(clients, tables, keep_ttl=visitor and clients.home is None)
             if clients.home is not None:
                 definitions.keep(*clients.home)
             found = clients.rows(
@@ -121,10 +124,11 @@ class Store(
                 store.integrity = integrity
                 integrity.told = lambda damage: store.mark_damaged(damage.table, damage.from_ms, damage.to_ms)
                 integrity.look()
-                store.resend = integrity.lost(time.time_ns() // 1_000_000)
-                if store.resend:
-                    clients.command("TRUNCATE TABLE lane_seqs")
-                integrity.note_boot()
+                if not visitor:
+                    store.resend = integrity.lost(time.time_ns() // 1_000_000)
+                    if store.resend:
+                        clients.command("TRUNCATE TABLE lane_seqs")
+                    integrity.note_boot()
                 integrity.start()
         except BaseException:
             if integrity is not None:

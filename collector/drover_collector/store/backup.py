@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from drover_collector.store import embedded, engine, server
 from drover_collector.store.base import Base
@@ -150,13 +150,13 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
     if there and not force:
         raise StoreError(f"{path} is not empty; --force moves what is there aside, or give another url")
     _check_room(path.parent, told["bytes"])
-    new = path.with_name(path.name + ".restoring")
+    new = embedded.restoring(path)
     _remove(new)
     with contextlib.ExitStack() as stack:
         if there:
             stack.enter_context(embedded.lock_file(path, 0))
         database = parse_qs(parts.query).get("database", [engine.DATABASE])[0]
-        clients = engine.connect(f"chdb://{new}?database={database}", 0)
+        clients = engine.connect(f"chdb://{quote(str(new))}?database={database}", 0)
         try:
             source = (
                 f"RESTORE DATABASE `{told['database']}` AS `{database}` FROM File('{engine.quoted(backup.resolve())}')"
@@ -172,14 +172,17 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
             _remove(new)
             raise
         clients.close()
-        if there:
-            embedded.give(new, path)
-            aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-            path.rename(aside)
-            say(f"what was there rests in {aside}")
-        elif path.exists():
-            path.rmdir()
-        new.rename(path)
+        try:  # stopped amid this, `path` is missing, and no collector makes an empty store there: see embedded.make
+            if there:
+                embedded.give(new, path)
+                aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+                path.rename(aside)
+                say(f"what was there rests in {aside}")
+            elif path.exists():
+                path.rmdir()
+            new.rename(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}; what was restored rests in {new}") from None
     return copied
 
 

@@ -62,11 +62,22 @@ def make(path: Path) -> None:
 
     Raises:
         OSError
+        StoreError: what should be there is being restored.
     """
+    half = restoring(path)
+    if half.exists() and not (path.exists() and any(path.iterdir())):
+        raise StoreError(
+            f"{path}: a restore of it is under way or was stopped; let it end or run it again, or remove {half}"
+        )
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
         _own(each, each.parent.stat())
+
+
+def restoring(path: Path) -> Path:
+    """Where what is to be the store at `path` is made out of a backup."""
+    return path.with_name(path.name + ".restoring")
 
 
 def give(folder: Path, like: Path) -> None:

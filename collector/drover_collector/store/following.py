@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from drover_collector.buckets import Bucket, Ints
@@ -9,12 +11,13 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.store.base import Base, during, numbers
 from drover_collector.store.placements import link_numbers
 from drover_collector.store.records import EntityRow
+from drover_collector.store.rows import Span, merged, without
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import Scope
 
 
 class Following(Base):
-    _entities_at = 0  # block number of `entities` up to which rows are in the placements
+    _entity_blocks: Sequence[Span] = ()  # numbers of inserts into `entities` whose rows are in the placements
 
     @property
     def shared(self) -> bool:
@@ -22,26 +25,37 @@ class Following(Base):
         return not self._clients.embedded
 
     def mark(self, table: str) -> int:
-        """A number that grows with each insert into the table, whoever made it."""
+        """A number that is another one after each insert into the table, whoever made it; after merges too.
+
+        Not the highest block: of two inserts at once the later one may be there first, on a replica by seconds.
+        """
         found = self._clients.rows(
-            f"SELECT toInt64(max(max_block_number)) AS n FROM {self._clients.parts} WHERE table = '{table}'"
+            "SELECT reinterpretAsInt64(groupBitXor(sipHash64(name))) AS n"
+            f" FROM {self._clients.parts} WHERE table = '{table}'"
         )
         return int(found[0]["n"])
 
     def refresh_entities(self) -> int:
         """Take in where others have seen entities; gives how many were news."""
-        newest = self.mark("entities")
-        if newest == self._entities_at:
+        parts = self._clients.rows(
+            "SELECT toInt64(min_block_number) AS low, toInt64(max_block_number) + 1 AS high"
+            f" FROM {self._clients.parts} WHERE table = 'entities'"
+        )
+        spans = [(row["low"], row["high"]) for row in parts]
+        new = merged(span for span in spans if without(span, self._entity_blocks))
+        if not new:
             return 0
+        # By blocks, not by names: a part may be merged before it is read.
+        low, high = (f"toInt64OrZero(splitByChar('_', _part)[{n}])" for n in (2, 3))
         found = self._clients.rows(
             "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
             " toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms FROM entities"
-            f" WHERE toInt64OrZero(splitByChar('_', _part)[3]) > {self._entities_at}"
+            f" WHERE {' OR '.join(f'({high} >= {first} AND {low} < {last})' for first, last in new)}"
         )
         rows = [EntityRow(**(row | {"scope": Scope(row["scope"])})) for row in found]
         news = self._placements.news(rows)
         self._placements.add(news)
-        self._entities_at = newest
+        self._entity_blocks = merged([*self._entity_blocks, *new])
         return len(news)
 
     def heard(self, index: FleetIndex, start_ms: int, length_ms: int) -> Bucket:

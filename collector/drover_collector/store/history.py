@@ -114,6 +114,17 @@ class History(Base):
         )
         return [(row["ts_ms"], row["node"], dict(json.loads(row["json"]))) for row in found]
 
+    def inventories_told(
+        self, from_ms: int, to_ms: int, number: int = 0, slices: int = 1
+    ) -> list[tuple[int, str, dict[str, str]]]:
+        """Likewise each time that a node told, and before these what it had told last before `from_ms`."""
+        found = self._clients.rows(
+            f"SELECT {_ms('ts')} AS ts_ms, node, json FROM inventory FINAL WHERE {during(from_ms, to_ms)}"
+            f" AND cityHash64(node) % {int(slices)} = {int(number)} ORDER BY ts, node"
+        )
+        before = self.inventories(0, from_ms, number, slices)
+        return before + [(row["ts_ms"], row["node"], dict(json.loads(row["json"]))) for row in found]
+
     def incidents(self, state: str = "all", since_ms: int = 0) -> list[Incident]:
         """Newest versions, newest first. `since_ms`: those still open, or closed after it."""
         if state not in ("open", "closed", "all"):

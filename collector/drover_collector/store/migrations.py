@@ -12,15 +12,17 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from drover_collector.store import schema
+from drover_collector.store import schema, sources
 from drover_collector.store.engine import Clients
 from drover_collector.store.errors import StoreError
 from drover_collector.store.schema import Column, Table
+from drover_collector.store.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +43,11 @@ class Held:
 Columns = Mapping[str, Mapping[str, Any]]  # of one table, by name
 
 
-def ensure(clients: Clients, tables: Iterable[Table]) -> list[str]:
+def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False) -> list[str]:
     """Make what is missing, and bring to its present form what is older.
 
+    Args:
+        keep_ttl: but for the TTL of tables that are there.
     Returns:
         What was changed, in words.
     Raises:
@@ -56,6 +60,8 @@ def ensure(clients: Clients, tables: Iterable[Table]) -> list[str]:
     columns = _held_columns(clients) if held else {}
     changes: list[str] = []
     for table in wanted:
+        if keep_ttl and table.name in held:
+            table = replace(table, ttl="")
         changes += _ensure(clients, table, held, columns.get(table.name, {}), newest <= schema.VERSION)
     if changes or (held and newest < schema.VERSION):
         _note(clients, changes or ["nothing to change"])
@@ -152,9 +158,25 @@ def _copy(clients: Clients, table: Table, found: Held) -> None:
             f"INSERT INTO {copy} ({', '.join(f'`{name}`' for name in into)}) SELECT {', '.join(values)}"
             f" FROM {table.name} {final} WHERE _partition_id = '{part['id']}'"
         )
-        clients.command(f"ALTER TABLE {table.name} DROP PARTITION ID '{part['id']}'")
+        _written(clients, copy)
+        clients.command(
+            f"ALTER TABLE {table.name} DROP PARTITION ID '{part['id']}' SETTINGS max_partition_size_to_drop = 0"
+        )
     clients.command(f"DROP TABLE {table.name} SYNC")
     clients.command(f"RENAME TABLE {copy} TO {table.name}")
+
+
+def _written(clients: Clients, copy: str) -> None:
+    """What was copied lies on the disk, of which the engine itself does not make sure (see `whole`).
+
+    Raises:
+        StoreError: it does not; what it was copied from is still there.
+    """
+    parts = clients.rows(f"SELECT name, path, level FROM {clients.parts} WHERE table = '{copy}'")
+    broken = [row for row in parts if not whole(Path(row["path"]))]
+    if broken:
+        sources.clear(clients, copy, untold={row["name"] for row in broken if not row["level"]})
+        raise StoreError(f"{copy}: what was copied is not on the disk; make room on it, and start again")
 
 
 def _shape_sql(columns: Iterable[str]) -> str:

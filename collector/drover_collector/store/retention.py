@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 # Dropped in this order: a suffix of the tables' names. No other table is ever touched.
 DROPPED = ("_samples", "_10s", "_5m")
 GIB = 1 << 30
+REFUSALS = 20  # partitions that one pass fails to drop before it gives up: a server may be away, and slow to say so
 RECENT_MS = 3_600_000  # the newest hour is dropped last, and part by part
 HISTORY_DAYS = 400  # what was once so, and is no more: as long as events
 HISTORY_CHECK_MS = 86_400_000
@@ -55,6 +56,8 @@ def kept_days(tables: Iterable[Table]) -> dict[str, int]:
 
 
 class Retention(Sizes):
+    _unnoted: Sequence[Dropped] = ()
+
     def make_room(
         self,
         now_ms: int,
@@ -75,26 +78,42 @@ class Retention(Sizes):
         parts = self.partitions()
         lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self.disk)
         if lacking <= 0:
+            self._note_drops(now_ms, [])
             return []
         self.fence()
         dropped: list[Dropped] = []
-        for step in _steps(parts, now_ms):
-            if lacking <= 0:
-                break
-            for part in step:
-                self.fence()
-                self._clients.command(f"ALTER TABLE {part.table} DROP PARTITION ID '{part.partition}'")
-                lacking -= part.bytes
-                dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
-        if lacking > 0:
-            dropped += self._drop_recent(now_ms, lacking)
-        for drop in dropped:
-            log.warning(
-                "the disk runs full: dropped %s of %s to %s, %d MB",
-                drop.table, iso(drop.from_ms), iso(drop.to_ms), drop.bytes >> 20,
-            )  # fmt: skip
-        self._note_drops(now_ms, dropped)
+        refused: list[StoreError] = []
+        try:
+            for step in _steps(parts, now_ms):
+                if lacking <= 0 or len(refused) >= REFUSALS:
+                    break
+                for part in step:
+                    self.fence()
+                    if self._drop(f"{part.table} DROP PARTITION ID '{part.partition}'", refused):
+                        lacking -= part.bytes
+                        dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
+            if lacking > 0 and self._clients.cluster is None:  # there, parts of two shards may have one name
+                self._drop_recent(now_ms, lacking, dropped)
+        finally:  # whatever stopped it: nothing goes without being told
+            for drop in dropped:
+                log.warning(
+                    "the disk runs full: dropped %s of %s to %s, %d MB",
+                    drop.table, iso(drop.from_ms), iso(drop.to_ms), drop.bytes >> 20,
+                )  # fmt: skip
+            self._note_drops(now_ms, dropped)
+        if refused:
+            raise refused[0]
         return dropped
+
+    def _drop(self, what: str, refused: list[StoreError]) -> bool:
+        """One that cannot be dropped keeps none that comes after it."""
+        try:
+            # Else the engine refuses those of more than 50 GB: near what 100,000 GPUs fill in four hours.
+            self._clients.command(f"ALTER TABLE {what} SETTINGS max_partition_size_to_drop = 0")
+        except StoreError as error:
+            refused.append(error)
+            return False
+        return True
 
     def drops(self, since_ms: int) -> list[Dropped]:
         """What went for room since then, in order."""
@@ -138,9 +157,8 @@ class Retention(Sizes):
             lacking = max(lacking, held - max_bytes * 0.95)
         return lacking
 
-    def _drop_recent(self, now_ms: int, lacking: float) -> list[Dropped]:
+    def _drop_recent(self, now_ms: int, lacking: float, dropped: list[Dropped]) -> None:
         """Nothing but the partitions of this hour is left: their oldest parts, as far as they lie before the minute."""
-        dropped: list[Dropped] = []
         for suffix in DROPPED:
             found = self._clients.rows(
                 "SELECT table, name, toInt64(bytes_on_disk) AS bytes,"
@@ -151,7 +169,7 @@ class Retention(Sizes):
             )
             for row in found:
                 if lacking <= 0:
-                    return dropped
+                    return
                 try:
                     self._clients.command(f"ALTER TABLE {row['table']} DROP PART '{row['name']}'")
                 except StoreError as error:  # merged in this moment: the next pass finds the new part
@@ -159,11 +177,12 @@ class Retention(Sizes):
                     continue
                 lacking -= row["bytes"]
                 dropped.append(Dropped(row["table"], row["from_ms"], row["to_ms"], row["bytes"]))
-        return dropped
 
     def _note_drops(self, now_ms: int, dropped: list[Dropped]) -> None:
+        dropped = [*self._unnoted, *dropped]
         if not dropped:
             return
+        self._unnoted = dropped  # until it is written: on a disk without room for it yet, with the next pass
         self._clients.insert(
             "drops",
             pa.table(
@@ -176,6 +195,7 @@ class Retention(Sizes):
                 }
             ),
         )
+        self._unnoted = []
 
 
 def _steps(parts: list[Part], now_ms: int) -> list[list[Part]]:

@@ -29,6 +29,7 @@ KNOWN_S = 2.0  # how long what another collector wrote may stay unseen
 HELD_S = 30.0
 COUNTED_ROWS = 20_000_000  # that one question counts
 FAR_MS = 1 << 42  # the year 2109
+LEAP = 3_600 * 10**9  # of versions, which are nanoseconds
 
 
 class Rollups(Marks):
@@ -51,6 +52,8 @@ class Rollups(Marks):
         self._held: dict[Scope, list[Span]] = {}
         self._held_marks: set[int] = set()
         self._read_state()
+        if self.version > time.time_ns():  # the clock went back, and what came late after the state may stand above it
+            self.version += LEAP
         self.load_marks()
 
     def closing_folds(self, start_ms: int) -> dict[Scope, Folded]:
