@@ -151,11 +151,12 @@ class _Chunk:
         return made.reshape(self._shape)
 
 
-def read_case(path: Path, *, all_ports: bool = False) -> Case:
+def read_case(path: Path, *, for_store: bool = False) -> Case:
     """Read a case folder.
 
     Args:
-        all_ports: take ports of known nodes that fleet.json does not list too, as a store does; else they are left out.
+        for_store: to be stored, not judged: ports of known nodes that fleet.json does not list count too, and a case
+            may be without samples, as that of an hour in which none came.
     Raises:
         CaseError: it cannot be used; the message names the file and the mend.
     """
@@ -169,13 +170,13 @@ def read_case(path: Path, *, all_ports: bool = False) -> Case:
         spec = load_json(path / "fleet.json")
     except FleetError as error:
         raise CaseError(str(error)) from None
-    if all_ports:
+    if for_store:
         spec = with_ports(spec, path / "link.parquet")
     index = FleetIndex(spec)
     notes: list[str] = []
     gpu = read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
     node = read_samples(path / "node.parquet", Scope.NODE, index, notes)
-    if gpu is None and node is None:
+    if gpu is None and node is None and not for_store:
         raise CaseError(f"{path}: neither gpu.parquet nor node.parquet; a case needs samples to judge")
     link = read_samples(path / "link.parquet", Scope.LINK, index, notes)
     events = _read_events(path / "events.jsonl", index, notes)

@@ -22,6 +22,7 @@ from drover_proto.times import from_iso
 
 ROWS = 200_000  # of one insert
 EVENTS = 20_000
+INVENTORIES = 1_000  # of some 10 kB each
 Key = tuple[str, int | None, str]  # node, slot, link or workload
 
 
@@ -64,10 +65,13 @@ def load(
     holdings = holdings_of(case.spec)
     store.write_holdings(holdings)
     store.write_absences(absences)
+    for start in range(0, len(case.inventories), INVENTORIES):
+        chosen = case.inventories[start : start + INVENTORIES]
+        store.write_inventories([(node, ts_ms, told) for ts_ms, node, told in chosen])
     probes = case.probes.write(store)
     case.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
     return {"rows": done["rows"], "events": len(case.events), "holdings": len(holdings), "absences": len(absences)} | (
-        {"probes": probes} if probes else {}
+        {name: count for name, count in (("inventories", len(case.inventories)), ("probes", probes)) if count}
     )
 
 

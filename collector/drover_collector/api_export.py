@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from drover_collector.api_facts import Facts, bad_argument
+from drover_collector.inventories import BEFORE_MS, SLICE_NODES
 from drover_collector.store import ProbeRow
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
@@ -45,6 +46,8 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
     mine = index.node_number
+    if request.inventory:
+        yield from _text("inventory.jsonl", _lines(_inventories(facts, from_ms, to_ms)))
     probes = _probes(
         [r for r in store.probes_between(from_ms, told_ms) if r.result.node in mine],
         [o for o in store.probe_orders_between(from_ms, told_ms) if o.node in mine],
@@ -136,6 +139,15 @@ def _events(facts: Facts, from_ms: int, to_ms: int) -> list[Event]:
         until = page[-1].ts_ms + 1  # the page may have ended amid events of one moment
     known = (e for e in found.values() if e.node in facts.index.node_number)
     return sorted(known, key=lambda e: (e.ts_ms, e.id))
+
+
+def _inventories(facts: Facts, from_ms: int, to_ms: int) -> Iterator[dict[str, Any]]:
+    """What nodes were made of, from as long before the span as a start of detection looks back."""
+    slices = max(1, -(-facts.index.node_count // SLICE_NODES))
+    for number in range(slices):
+        for ts_ms, node, told in facts.store.inventories_told(max(0, from_ms - BEFORE_MS), to_ms, number, slices):
+            if node in facts.index.node_number:
+                yield {"ts": iso(ts_ms), "node": node, "inventory": told}
 
 
 def _probes(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drover_cli.case import read_case
+from drover_cli import client
+from drover_cli.case import CaseError, read_case
 from drover_cli.case_writing import ParquetWriter
 from drover_cli.importing import Workloads, holdings_of, load, read_absences, read_workloads
 from drover_cli.main import main
 from drover_collector.api_export import absence_row, jobs_of
 from drover_collector.store import Store, StoreError
+from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.fleet import FleetSpec, JobSpec
 from drover_proto.reports import event_report
@@ -46,6 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [row | {"node": names[0]} for row in ABSENCES]
     (case / "absences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workloads(case, names[:2])
+    told = [{"ts": f"2026-01-01T00:0{n}:00.000Z", "node": names[0], "inventory": {"driver": str(n)}} for n in (1, 2)]
+    (case / "inventory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
     return case
 
 
@@ -72,6 +78,7 @@ def rows_of(store: Store, case: Path) -> dict[str, Any]:
         found[scope] = [row for table in store.export(scope, *span) for row in table.to_pylist()]
     found["events"] = [event_report(event) for event in store.events(*span, limit=100_000)]
     found["absences"] = [absence_row(absence) for absence in store.absences_between(*span)]
+    found["inventories"] = store.inventories_told(*span)
     nodes = {node.name for node in spec.nodes}
     found["jobs"] = [job for job in jobs_of(store.holdings(*span)) if job.members[0][0] in nodes]
     return found
@@ -100,6 +107,8 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
                 there = [value for value in expected if value is not None]
                 assert [value for value in got if value is not None] == pytest.approx(there, rel=1e-12), name
     assert done["events"] == len(case.events) == len(first["events"])
+    assert first["inventories"] == case.inventories
+    assert done["inventories"] == len(case.inventories) == 2
     assert first["jobs"] == sorted(case.spec.jobs, key=lambda j: (j.start_ms, j.id))
     assert [(a["metric"], a["gpu"], a["reason"], a["to"]) for a in first["absences"]] == [
         ("load1", None, "error", "2026-01-01T00:01:00.000Z"),
@@ -119,8 +128,32 @@ def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: 
     held = pq.read_table(case / "link.parquet").num_rows
     assert held > 0
     assert any("port" in note for note in read_case(case).notes)
-    load(store, read_case(case, all_ports=True), [], Workloads(), lambda _: None)
+    load(store, read_case(case, for_store=True), [], Workloads(), lambda _: None)
     assert sum(len(table) for table in store.export(Scope.LINK, 0, 1 << 42)) == held
+
+
+def test_an_hour_without_samples_comes_in_too(folder: Path, tmp_path: Path, store: Store) -> None:
+    """As `drover export` makes it of a time in which every agent was away."""
+    case = shutil.copytree(folder, tmp_path / "case")
+    for file in case.glob("*.parquet"):
+        file.unlink()
+    read = read_case(case, for_store=True)
+    done = load(store, read, read_absences(read), read_workloads(read), lambda _: None)
+    assert (done["rows"], done["absences"]) == (0, len(ABSENCES))
+    assert len(store.events(0, 1 << 42, limit=1000)) == done["events"] > 0
+    with pytest.raises(CaseError, match="a case needs samples to judge"):
+        read_case(case)
+
+
+def test_an_export_without_samples_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = [pb.ExportChunk(file=name, data=b"{}", last=True) for name in ("fleet.json", "inventory.jsonl")]
+    stub = SimpleNamespace(Export=lambda request, timeout: sent if request.inventory else [])
+    monkeypatch.setattr(client, "connect", lambda _: contextlib.nullcontext(stub))
+    assert main(["export", str(tmp_path / "case"), "--since", "1h"]) == 0
+    assert "no samples of this time" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "case").iterdir()) == ["fleet.json", "inventory.jsonl"]
 
 
 def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> None:
@@ -195,6 +228,7 @@ def test_a_server_is_asked_with_the_password_of_the_settings_which_nobody_sees(
     monkeypatch.setattr(Store, "open", refuse)
     assert main(["import", str(folder), "--config", str(config)]) == 2
     assert (asked["password"], asked["cluster"]) == ("geheim", "three")
+    assert (asked["visitor"], asked["retention_days"]) == (True, 30)  # its collectors run meanwhile
     secret.chmod(0o644)
     assert main(["import", str(folder), "--config", str(config)]) == 2
     told = capsys.readouterr().err

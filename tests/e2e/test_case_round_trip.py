@@ -17,6 +17,7 @@ from testbed.system_processes import Collector, collector
 SINCE, UNTIL = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 FILES = (
     "fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "workload.parquet", "events.jsonl", "absences.jsonl",
+    "inventory.jsonl",
 )  # fmt: skip
 
 
@@ -70,6 +71,12 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     times = pq.read_table(given / "node.parquet")["ts"][:5]
     steps = {"ts": times, "node": [node] * 5, "workload": ["pretrain"] * 5, "step_time_s": [0.5, 0.25, 0.5, 1.0, 0.5]}
     pq.write_table(pa.table(steps), given / "workload.parquet")
+    told_of = {
+        "ts": "2025-12-30T12:00:00.000Z",
+        "node": node,
+        "inventory": {"driver_version": "570", "gpu0.vbios": "1"},
+    }
+    (given / "inventory.jsonl").write_text(json.dumps(told_of) + "\n")
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
     site_of(first, given)
     with collector(first, fleet, settings(first)) as site:
@@ -86,6 +93,7 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     assert exported.keys() == again.keys() == set(FILES)
     for name, data in exported.items():
         assert again[name] == data, name
+    assert json.loads(exported["inventory.jsonl"]) == told_of
     assert len(exported["events.jsonl"].splitlines()) == len((given / "events.jsonl").read_text().splitlines()) > 0
     assert (refused.returncode, "no name for a backup" in refused.stderr) == (2, True)
     assert Path(told["path"]) == second / "backups" / "b1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FILES = frozenset(
     {
         "fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "workload.parquet", "events.jsonl",
-        "absences.jsonl", "probes.jsonl", "incidents.jsonl",
+        "absences.jsonl", "inventory.jsonl", "probes.jsonl", "incidents.jsonl",
     }
 )  # fmt: skip
 EXPORT_DEADLINE_S = 3600.0
@@ -56,13 +57,16 @@ def run(args: argparse.Namespace) -> int:
     from drover_cli.case_writing import NewFolder
 
     now = round(time.time() * 1000)
-    request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=moment(args.until, now) if args.until else now)
+    until = moment(args.until, now) if args.until else now
+    request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=until, inventory=True)
     if request.from_ms >= request.to_ms:
         raise CliError(f"--since {args.since} is not before --until {args.until or 'now'}: nothing lies between them")
     sizes: dict[str, int] = {}
     with client.connect(args) as stub, NewFolder(args.case) as folder:
         for name, size in _receive(stub.Export(request, timeout=EXPORT_DEADLINE_S), folder):
             sizes[name] = sizes.get(name, 0) + size
+    if not any(name.endswith(".parquet") for name in sizes):
+        print("drover: note: the store holds no samples of this time; there is nothing to replay", file=sys.stderr)
     if args.json:
         print_json({"case": str(args.case), "files": sizes})
     else:

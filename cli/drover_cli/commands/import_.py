@@ -32,21 +32,24 @@ def run(args: argparse.Namespace) -> int:
         from drover_proto.settings import SettingsError
 
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, and is told once
-    case = read_case(args.case, all_ports=True)
+    case = read_case(args.case, for_store=True)
     absences, workloads = read_absences(case), read_workloads(case)  # first: they may be unusable
     config = store_of(args)
     url = shown(config.url)
     files = (case.gpu, case.node, case.link, workloads.samples)
     progress = Progress("import", sum(len(samples.ts_ms) for samples in files if samples is not None))
+    # Else an old case would be deleted on its way into a store of its own, whose collector sets its own limits when it
+    # starts. Those of a server run meanwhile, and would not.
+    embedded = config.url.startswith("chdb:")
     try:
-        # Else an old case would be deleted on its way in. The collector sets its own limits when it starts.
         store = Store.open(
             config.url,
             password=store_password(config),
             cluster=config.cluster,
-            retention_days=LONGEST_DAYS,
-            retention_10s_days=LONGEST_DAYS,
-            retention_5min_days=LONGEST_DAYS,
+            retention_days=LONGEST_DAYS if embedded else config.retention_days,
+            retention_10s_days=LONGEST_DAYS if embedded else config.retention_10s_days,
+            retention_5min_days=LONGEST_DAYS if embedded else config.retention_5min_days,
+            visitor=True,
         )
         try:
             done = load(store, case, absences, workloads, progress.update)
@@ -56,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     finally:
         progress.done()
-    if case.span[0] < (time.time() - config.retention_days * 86_400) * 1000:
+    if 0 < case.span[0] < (time.time() - config.retention_days * 86_400) * 1000:
         case.notes.append(
-            f"samples older than store.retention_days ({config.retention_days} here) are deleted when a collector"
-            " starts; give it more days before"
+            f"samples older than store.retention_days ({config.retention_days} here) are deleted"
+            f" {'when a collector starts; give it more days before' if embedded else 'by the server'}"
         )
     for note in case.notes:
         print(f"drover: note: {note}", file=sys.stderr)
