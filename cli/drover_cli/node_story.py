@@ -90,8 +90,9 @@ def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
         print_json(_json(story))
         return 0
     place = ", ".join(f"{name} {value}" for name, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
+    head = f"{plain(place)}; " if place else ""
     print(f"{plain(row.name)}: {row.health or 'unknown'}{f', {plain(row.reason)}' if row.reason else ''}")
-    print(f"  {plain(place)}; jobs: {plain(', '.join(row.jobs)) or 'none'}; heard {when(row.last_seen_ms)}")
+    print(f"  {head}jobs: {plain(', '.join(row.jobs)) or 'none'}; heard {when(row.last_seen_ms)}")
     for duty in story.duties:
         stage = "in service" if duty.stage == "healthy" else f"out of service, {duty.stage}"
         print(f"  {stage} since {when(duty.ts_ms)}: {plain(duty.reason)}")

@@ -321,6 +321,18 @@ def trouble(kind: str, text: str) -> dict[str, Any]:
             State.UNKNOWN,
             "which is no release",
         ),
+        (
+            running.agent_versions,
+            change(agents={"versions": [pb.AgentVersion(nodes=2), pb.AgentVersion(version="1.4.0", nodes=8)]}),
+            State.OK,
+            "all run 1.4.0; of 2 nodes it is not known",
+        ),
+        (
+            running.agent_versions,
+            change(agents={"versions": [pb.AgentVersion(nodes=2)]}),
+            State.UNKNOWN,
+            "not known of 2 nodes",
+        ),
         (running.lag, change(agents={"lag_median_s": 90.0}), State.BAD, "90.0 s old in the median"),
         (
             running.lag,
@@ -434,7 +446,7 @@ def test_with_settings_it_asks_the_address_that_they_name(
         "backups",
         "clock",
     }
-    assert asked == ["127.0.0.1:1"]
+    assert asked == ["localhost:1"]
     Path(path).write_text("fleet = 7\n")
     assert main(["doctor", "--config", path]) == 1
     assert "bad      settings" in capsys.readouterr().out
@@ -443,7 +455,12 @@ def test_with_settings_it_asks_the_address_that_they_name(
 
 @pytest.mark.parametrize(
     ("listen", "asked"),
-    [("0.0.0.0:7302", "localhost:7302"), ("[::]:7302", "localhost:7302"), ("10.0.0.5:7302", "10.0.0.5:7302")],
+    [
+        ("0.0.0.0:7302", "localhost:7302"),
+        ("[::]:7302", "localhost:7302"),
+        ("127.0.0.1:7302", "localhost:7302"),
+        ("10.0.0.5:7302", "10.0.0.5:7302"),
+    ],
 )
-def test_a_collector_that_listens_everywhere_is_asked_by_a_name_of_its_certificate(listen: str, asked: str) -> None:
+def test_a_collector_of_this_machine_is_asked_by_a_name_of_its_certificate(listen: str, asked: str) -> None:
     assert own.reachable(listen) == asked

@@ -13,6 +13,8 @@ import pytest
 from drover_cli.days import day, named
 from drover_cli.errors import CliError
 from drover_cli.main import main
+from drover_cli.node_story import Story
+from drover_cli.node_story import told as tell
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import (
     Act,
@@ -222,3 +224,14 @@ def test_days_as_people_name_them() -> None:
     for text in ("2026-12-01", "someday", "t", ""):
         with pytest.raises(CliError):
             day(text, T0)
+
+
+@pytest.mark.parametrize(
+    ("rack", "leaf", "head"),
+    [("r1", "l1", "  rack r1, leaf l1; jobs: none"), ("", "l1", "  leaf l1; jobs"), ("", "", "  jobs: none; heard")],
+)
+def test_a_node_that_stands_nowhere_has_no_place(
+    rack: str, leaf: str, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(Story(pb.NodeRow(name="n1", rack=rack, leaf=leaf), (), (), ()), T0, T0 + DAY_MS, False)
+    assert capsys.readouterr().out.splitlines()[1].startswith(head)

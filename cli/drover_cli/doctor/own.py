@@ -158,9 +158,9 @@ def console(config: CollectorConfig) -> list[Finding]:
 
 
 def reachable(address: str) -> str:
-    """HOST:PORT by which this machine asks a listener; certificates are for no 0.0.0.0."""
+    """HOST:PORT by which this machine asks a listener: certificates are for no 0.0.0.0, and seldom for 127.0.0.1."""
     host, port = split_address(address)
-    return f"localhost:{port}" if host in ("0.0.0.0", "::") else address  # noqa: S104  # only asked, never bound
+    return f"localhost:{port}" if host in ("0.0.0.0", "::", "127.0.0.1", "::1") else address  # noqa: S104  # only asked
 
 
 def no_answer(host: str, port: int) -> str:

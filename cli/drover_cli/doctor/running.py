@@ -121,8 +121,13 @@ def agent_versions(system: pb.System) -> list[Finding]:
         elif theirs != ours:
             text = f"{told.nodes} agents run {plain(told.version)}, the collector {plain(system.version)}"
             found.append(warn("agent versions", text, "finish the rollout: ansible-playbook upgrade.yml"))
-    if not found and system.agents.versions:
-        return [ok("agent versions", f"all run {plain(system.agents.versions[0].version) or 'what they do not tell'}")]
+    known = [told.version for told in system.agents.versions if told.version]
+    silent = sum(told.nodes for told in system.agents.versions if not told.version)
+    if known and not found:
+        rest = f"; of {silent} nodes it is not known" if silent else ""
+        return [ok("agent versions", f"all run {plain(known[0])}{rest}")]
+    if silent and not known:
+        return [unknown("agent versions", f"not known of {silent} nodes", "those that report tell it: see agents")]
     return found
 
 
