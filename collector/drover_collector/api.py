@@ -14,6 +14,7 @@ import grpc
 
 from drover_collector import (
     api_actions,
+    api_backtest,
     api_backup,
     api_capacity,
     api_decisions,
@@ -171,6 +172,9 @@ class FleetApi(FleetServicer):
     async def EndSilence(self, request: pb.SilenceEnd, context: Context) -> pb.SilenceReply:
         by = api_decisions.named(gate.caller(), request.who)
         return await self._answer(context, lambda: api_silences.end_silence(self._facts, request, by))
+
+    async def BacktestPolicies(self, _request: pb.BacktestRequest, context: Context) -> pb.BacktestReply:
+        return await self._answer(context, lambda: api_backtest.backtest_policies(self._facts))
 
     async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportChunk]:
         if self._exporting.locked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -109,6 +110,8 @@ def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
             )  # fmt: skip
         for value in detail.values:
             value.peers_median, value.peers = medians.of(value.metric, g)
+            if (beside := medians.own(value.metric, g)) is not None:
+                value.own = beside
         gpus.append(detail)
     own = _values(Scope.NODE, newest.get((Scope.NODE, None, None), {}), reasons.get((None, None), {}), lacking)
     for value in own:
@@ -191,6 +194,12 @@ class GpuMedians:
     def group(self, gpu: int) -> tuple[tuple[str, int], npt.NDArray[np.intp]]:
         """The GPU's group: its name and its members, the GPU among them."""
         return gpu_group(self._facts, gpu, self._groups)
+
+    def own(self, metric: str, gpu: int) -> float | None:
+        """The GPU's own value in the same bucket; None: it has none there."""
+        bucket = newest_bucket(self._facts)
+        value = math.nan if bucket is None or metric not in bucket.gpu else float(bucket.gpu[metric][gpu])
+        return None if math.isnan(value) else value
 
     def of(self, metric: str, gpu: int) -> tuple[float, int]:
         """(median, peers) without the GPU itself; (0, 0) when no peer has a value."""

@@ -60,6 +60,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     _FLEET + "ListSilences": READERS,
     _FLEET + "CreateSilence": OPERATORS,
     _FLEET + "EndSilence": OPERATORS,
+    _FLEET + "BacktestPolicies": READERS,  # changes nothing
 }
 PAGE = READERS  # of /metrics
 LOOK_S = 2.0  # how often open streams are looked at
@@ -127,6 +128,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self.calls: Counter[str] = Counter()  # admitted, by service
         self.refused: Counter[str] = Counter()  # by reason
         self._secure, self._roles, self._now_s = secure, roles, now_s
+        self._behind: dict[str, tuple[Handler, Handler]] = {}  # method -> its handler, and the same behind the gate
         self._open: set[_Open] = set()
         self._soon: dict[Identity, x509.Certificate] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -141,7 +143,11 @@ class Gate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not self._secure:
             return handler  # None: gRPC says that there is no such method
-        return self._guarded(str(handler_call_details.method), handler)
+        method = str(handler_call_details.method)
+        held = self._behind.get(method)
+        if held is None or held[0] is not handler:  # made once: thousands of streams share it
+            held = self._behind[method] = handler, self._guarded(method, handler)
+        return held[1]
 
     def refusal(self, peer: Peer | None, allowed: frozenset[Role]) -> tuple[str, str] | None:
         """(reason, text) why this peer may not have what `allowed` may, or None when it may."""

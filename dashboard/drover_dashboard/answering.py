@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -11,8 +11,9 @@ from drover_dashboard.people import Person
 from drover_proto.events import Decision
 
 
-def ask(waiting: Sequence[Decision]) -> None:
-    """A form for each decision that waits; nothing when none does. Only for those who may answer."""
+def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> None:
+    """A form for each decision that waits; nothing when none does. Only for those who may answer. `about`: what is
+    wrong, by incident, where the page does not say it beside the form."""
     person = signin.person()
     if person is None or not person.may_act:
         if waiting:
@@ -24,7 +25,9 @@ def ask(waiting: Sequence[Decision]) -> None:
     for decision in waiting:
         what = "" if decision.node else "Go on with this mass event? "
         with st.form(f"answer_{decision.id}", border=True):
-            view.notice(f"asks_{decision.id}", "remark", f"Waits for a person: {what}{decision.reason}")
+            wrong = (about or {}).get(decision.incident_id, "")
+            asked = f"{wrong}\n" if wrong else ""
+            view.notice(f"asks_{decision.id}", "remark", f"{asked}Waits for a person: {what}{decision.reason}")
             who, why = person_and_why(decision.id, person)
             yes = no = st.container(horizontal=True)  # columns cut the words where the form is narrow
             approved = yes.form_submit_button("Approve", type="primary", key=f"yes_{decision.id}")

@@ -177,6 +177,10 @@ class FleetClient:
         """Of the last 7 days, how each stands."""
         return self._call(self._fleet().ListDecisions, pb.DecisionsRequest(limit=limit), f"decisions {limit}")
 
+    def backtest(self) -> Answer[pb.BacktestReply]:
+        """The last 7 days decided again by the policy in force and by each preset."""
+        return self._call(self._fleet().BacktestPolicies, pb.BacktestRequest(), "backtest", ANSWER_DEADLINE_S)
+
     def actions(self, node: str, limit: int = 100) -> Answer[pb.ActionList]:
         """What was done to a node, oldest first."""
         request = pb.ActionsRequest(node=node, limit=limit)

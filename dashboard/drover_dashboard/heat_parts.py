@@ -100,12 +100,11 @@ def power(rack: pb.RackHeat) -> str:
     if not rack.HasField("power_w"):
         return "power absent"
     drawn = f"{rack.power_w / 1000:.1f}"
-    if rack.power_known < rack.gpus:
-        drawn += f" ({rack.power_known} of {rack.gpus} GPUs)"
+    told = f" ({rack.power_known} of {rack.gpus} GPUs)" if rack.power_known < rack.gpus else ""
     if rack.HasField("budget_w"):
         over = "OVER: " if rack.power_w > rack.budget_w else ""
-        return f"{over}{drawn} of {rack.budget_w / 1000:.1f} kW"
-    return f"{drawn} kW"
+        return f"{over}{drawn} of {rack.budget_w / 1000:.1f} kW{told}"
+    return f"{drawn} kW{told}"
 
 
 def held_told(reply: pb.Thermals) -> bool:

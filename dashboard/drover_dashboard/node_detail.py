@@ -50,7 +50,8 @@ class _Values:
         if not self.busy or not found.peers:
             return Cell(text, title="no peers to compare with" if self.busy else "no job: not compared")
         median = fmt.value(metric, found.peers_median)
-        mark = view.deviation_mark(found.value, found.peers_median, fmt.unit(metric))
+        own = found.own if found.HasField("own") else found.value  # at the same time: load swings within seconds
+        mark = view.deviation_mark(own, found.peers_median, fmt.unit(metric))
         return Cell(text, mark=mark, title=f"median of {found.peers} peers: {median}")
 
     def nvlink(self) -> Cell:
@@ -172,10 +173,9 @@ def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:
 
 def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer) -> None:
     """Charts of all GPUs over `span_ms`, then the log and the inventory."""
-    slots = [item.gpu for item in detail.gpus]
-    if slots:
+    if detail.gpus:
         sick = {item.gpu for item in detail.gpus if item.health not in (Health.HEALTHY, Health.UNKNOWN)}
-        _charts(detail, slots, frozenset(sick | ({gpu} if gpu is not None else set())), span_ms, who)
+        _charts(detail, gpu, frozenset(sick | ({gpu} if gpu is not None else set())), span_ms, who)
     left, right = st.columns([1.4, 1], gap="medium")
     with left:
         events = [from_json(Event, text) for text in detail.events_json[:SHOWN_EVENTS]]
@@ -190,10 +190,17 @@ def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer)
         _inventory(detail)
 
 
-def _charts(
-    detail: pb.NodeDetail, slots: Sequence[int], strong: frozenset[int], span_ms: int, who: view.Viewer
-) -> None:
+def compared(detail: pb.NodeDetail, gpu: int | None) -> int | None:
+    """Whose peers stand beside the lines: the GPU asked for, else the first, of those that hold a job. An idle one
+    differs from the busy ones of its model, and nothing is wrong."""
+    held = [item.gpu for item in detail.gpus if item.job]
+    return gpu if gpu in held else next(iter(held), None)
+
+
+def _charts(detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span_ms: int, who: view.Viewer) -> None:
     from_ms, to_ms = charts.window(who.now_ms - span_ms, who.now_ms)
+    of = compared(detail, gpu)
+    slots = sorted((item.gpu for item in detail.gpus), key=lambda slot: (slot != of, slot))  # peers are of the first
     request = pb.SeriesRequest(
         scope=Scope.GPU,
         targets=client.targets(detail.row.name, slots),
@@ -201,12 +208,14 @@ def _charts(
         from_ms=from_ms,
         to_ms=to_ms,
         max_points=POINTS,
+        with_peers=of is not None,
     )
-    answer = client.fleet().series(request, f"node {detail.row.name} {span_ms} {charts.drawn_open()}")
+    answer = client.fleet().series(request, f"node {detail.row.name} {of} {span_ms} {charts.drawn_open()}")
     view.trouble("charts", answer.trouble, 0, who)
     if answer.value is None:
         return
     marks = moments([from_json(Event, text) for text in detail.events_json], from_ms, to_ms)
+    thick = ", ".join(f"GPU {slot}" for slot in sorted(strong)) + " thick" if strong else ""
     columns = st.columns(3, gap="medium")
     for number, name in enumerate(CHARTED):
         lines = charts.lines_of(answer.value, name, strong)
@@ -217,11 +226,15 @@ def _charts(
             from_ms,
             to_ms,
             marks,
-            note=", ".join(f"GPU {slot}" for slot in sorted(strong)) + " drawn thick" if strong else "",
+            note="; ".join(part for part in (thick, _band(lines, of)) if part),
             absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
         )
         with columns[number % 3]:
             charts.show(f"node_{name}", chart, loads=True)
+
+
+def _band(lines: Sequence[charts.Line], of: int | None) -> str:
+    return f"band: peers of GPU {of}" if any(line.role != "value" for line in lines) else ""
 
 
 def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int, str]]:

@@ -817,6 +817,7 @@ class Value(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PEERS_MEDIAN_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     metric: _builtins.str
     present: _builtins.bool
     value: _builtins.float
@@ -826,6 +827,8 @@ class Value(_message.Message):
     """over GPUs of the same job, else of the same SKU"""
     peers: _builtins.int
     """0: no peers, peers_median means nothing"""
+    own: _builtins.float
+    """a GPU's own in the time that peers_median is of, which may lie half a minute before ts_ms"""
     def __init__(
         self,
         *,
@@ -836,12 +839,15 @@ class Value(_message.Message):
         reason: _builtins.str = ...,
         peers_median: _builtins.float = ...,
         peers: _builtins.int = ...,
+        own: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_own", b"_own", "own", b"own"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "peers", b"peers", "peers_median", b"peers_median", "present", b"present", "reason", b"reason", "ts_ms", b"ts_ms", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own", b"_own", "metric", b"metric", "own", b"own", "peers", b"peers", "peers_median", b"peers_median", "present", b"present", "reason", b"reason", "ts_ms", b"ts_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__own: _TypeAlias = _typing.Literal["own"]  # noqa: Y015
+    _WhichOneofArgType__own: _TypeAlias = _typing.Literal["_own", b"_own"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__own) -> _WhichOneofReturnType__own | None: ...
 
 Global___Value: _TypeAlias = Value  # noqa: Y015
 
@@ -4736,3 +4742,128 @@ class SilenceReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SilenceReply: _TypeAlias = SilenceReply  # noqa: Y015
+
+@_typing.final
+class BacktestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BacktestRequest: _TypeAlias = BacktestRequest  # noqa: Y015
+
+@_typing.final
+class BacktestReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    incidents: _builtins.int
+    """that were decided again, the newest of the last 7 days"""
+    total: _builtins.int
+    """of these 7 days"""
+    since_ms: _builtins.int
+    """of what was decided again"""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___BacktestRow]:
+        """the one in force, then each preset that decides otherwise"""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___BacktestRow] | None = ...,
+        incidents: _builtins.int = ...,
+        total: _builtins.int = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents", b"incidents", "policies", b"policies", "since_ms", b"since_ms", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BacktestReply: _TypeAlias = BacktestReply  # noqa: Y015
+
+@_typing.final
+class BacktestRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WantedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    NODES_OUT_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    MOST_OUT_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    MASS_EVENTS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    in_force: _builtins.bool
+    nodes_out: _builtins.int
+    times: _builtins.int
+    """that one was taken out"""
+    most_out: _builtins.int
+    """at the same time"""
+    gpu_hours: _builtins.float
+    """out of service, each until its incidents were over"""
+    held: _builtins.int
+    """incidents that the guard held back"""
+    mass_events: _builtins.int
+    @_builtins.property
+    def wanted(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """incidents by what is wanted for them, held ones too"""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that would have been taken out, the first 50"""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        in_force: _builtins.bool = ...,
+        wanted: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        nodes_out: _builtins.int = ...,
+        times: _builtins.int = ...,
+        most_out: _builtins.int = ...,
+        gpu_hours: _builtins.float = ...,
+        held: _builtins.int = ...,
+        mass_events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_hours", b"gpu_hours", "held", b"held", "in_force", b"in_force", "mass_events", b"mass_events", "most_out", b"most_out", "nodes", b"nodes", "nodes_out", b"nodes_out", "policy", b"policy", "times", b"times", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BacktestRow: _TypeAlias = BacktestRow  # noqa: Y015

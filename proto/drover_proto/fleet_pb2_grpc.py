@@ -199,6 +199,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
                 _registered_method=True)
+        self.BacktestPolicies = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/BacktestPolicies',
+                request_serializer=drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.BacktestReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -409,6 +414,12 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BacktestPolicies(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -576,6 +587,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.EndSilence,
                     request_deserializer=drover__proto_dot_fleet__pb2.SilenceEnd.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
+            ),
+            'BacktestPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.BacktestPolicies,
+                    request_deserializer=drover__proto_dot_fleet__pb2.BacktestRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.BacktestReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1469,6 +1485,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/EndSilence',
             drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
             drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BacktestPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/BacktestPolicies',
+            drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.BacktestReply.FromString,
             options,
             channel_credentials,
             insecure,

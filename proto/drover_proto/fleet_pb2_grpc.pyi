@@ -71,6 +71,7 @@ class FleetStub:
     """operators only"""
     EndSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]
     """operators only"""
+    BacktestPolicies: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -115,6 +116,7 @@ class FleetAsyncStub(FleetStub):
     """operators only"""
     EndSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
     """operators only"""
+    BacktestPolicies: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -354,5 +356,12 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.SilenceReply, _abc.Awaitable[_fleet_pb2.SilenceReply]]:
         """operators only"""
+
+    @_abc_1.abstractmethod
+    def BacktestPolicies(
+        self,
+        request: _fleet_pb2.BacktestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.BacktestReply, _abc.Awaitable[_fleet_pb2.BacktestReply]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

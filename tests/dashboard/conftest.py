@@ -53,6 +53,7 @@ class Chosen(FleetServicer):
         self.preview = pb.ActPreview(may_act=True)
         self.series: list[pb.SeriesRequest] = []
         self.peers: list[pb.InventoryPeers] = []
+        self.held: dict[int, str] = {}  # job of each GPU of a node
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
@@ -90,7 +91,10 @@ class Chosen(FleetServicer):
             context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} in the fleet")
         present = pb.Value(metric="sm_clock_mhz", present=True, value=1500, ts_ms=NOW_MS, peers_median=1700, peers=3)
         absent = pb.Value(metric="power_w", reason="lost")
-        gpus = [pb.GpuDetail(gpu=slot, health="healthy", values=[present, absent]) for slot in (0, 1)]
+        gpus = [
+            pb.GpuDetail(gpu=slot, health="healthy", values=[present, absent], job=self.held.get(slot, ""))
+            for slot in (0, 1)
+        ]
         row = pb.NodeRow(name=request.node, health="healthy", reason=HOSTILE, last_seen_ms=NOW_MS)
         return pb.NodeDetail(
             row=row, gpus=gpus, events_json=[to_json(event())], inventory={"driver": HOSTILE},
@@ -134,6 +138,17 @@ class Chosen(FleetServicer):
             breaker_json=[to_json(incident())], held_json=[to_json(held)], duties_json=[to_json(duty)],
             pending_json=[to_json(self.decision)] if self.decision else [], trouble="ours.toml:3: guard.x: unknown key",
         )  # fmt: skip
+
+    def BacktestPolicies(self, request: Any, context: grpc.ServicerContext) -> pb.BacktestReply:
+        self._called("backtest", context)
+        rows = [
+            pb.BacktestRow(policy="ours", in_force=True, wanted={"advise": 3}),
+            pb.BacktestRow(
+                policy=HOSTILE, wanted={"drain": 1_200}, nodes=["n1", "n2", "n3", "n4", "n5"], nodes_out=50, times=60,
+                most_out=7, gpu_hours=1234.5, held=4, mass_events=1,
+            ),
+        ]  # fmt: skip
+        return pb.BacktestReply(policies=rows, incidents=1_000, total=1_203, since_ms=NOW_MS)
 
     def ApproveDecision(self, request: pb.Answer, context: grpc.ServicerContext) -> pb.Answered:
         self.answers.append(("approve", request.decision, request.who, request.why))

@@ -213,7 +213,7 @@ def test_racks_stand_by_row_and_an_absent_value_has_no_colour() -> None:
     assert 0 <= warm["share"] <= 1
     assert heat_parts.power(thermals().racks[1]) == "1.1 kW"
     assert heat_parts.power(pb.RackHeat(gpus=8, power_w=1100, power_known=7, budget_w=1000)) == (
-        "OVER: 1.1 (7 of 8 GPUs) of 1.0 kW"
+        "OVER: 1.1 of 1.0 kW (7 of 8 GPUs)"
     )
     assert heat_parts.verdict(thermals(), WHO).startswith("Rack r2 gets hot air: 31.5 °C")
     unknown = pb.Thermals(racks=[pb.RackHeat(name="r1")])

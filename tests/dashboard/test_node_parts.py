@@ -95,3 +95,29 @@ def test_a_time_that_is_drawn_open_is_asked_for_alone(shared: FleetClient, chose
     app.run()
     assert not app.exception
     assert chosen.series[-1].to_ms - chosen.series[-1].from_ms == 900_000, "a link that says nothing of use"
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "first"),
+    [({0: "j1", 1: "j2"}, "1", 1), ({0: "j1", 1: "j2"}, "", 0), ({1: "j2"}, "0", 1), ({}, "0", None)],
+)
+def test_the_charts_peers_are_those_of_a_gpu_that_holds_a_job(
+    shared: FleetClient, chosen: Chosen, held: dict[int, str], asked: str, first: int | None
+) -> None:
+    chosen.held = held
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app.query_params["node"] = "n2"
+    app.query_params["gpu"] = asked
+    app.run()
+    assert not app.exception
+    request = chosen.series[-1]
+    assert request.with_peers is (first is not None)
+    assert [target.gpu for target in request.targets] == ([0, 1] if first is None else [first, 1 - first])
+
+
+@pytest.mark.parametrize(("own", "mark"), [(None, "+25 %"), (400.0, ""), (300.0, "-25 %")])
+def test_a_gpu_is_held_against_its_peers_at_the_same_time(own: float | None, mark: str) -> None:
+    """Its newest value is 500 W, the median of half a minute before was 400 W; an older collector tells no `own`."""
+    told = pb.Value(metric="power_w", present=True, value=500, ts_ms=NOW_MS, peers_median=400, peers=7, own=own)
+    row = node_detail._gpu(pb.GpuDetail(gpu=0, job="job1", values=[told]), False, WHO)
+    assert texts(row)[2 + node_detail.COMPARED.index("power_w")][:2] == ("500 W", mark)

@@ -8,8 +8,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
+from drover_dashboard import backtest_parts
 from drover_dashboard.client import FleetClient
 from drover_proto.events import Decision, Wanted
+
+from .conftest import HOSTILE, Chosen
 
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
 WAITS = Decision("d1", "i1", 1_800_000_000_000, "n2", Wanted.DRAIN, "approve", "pending_approval", "fatal", "asks to")
@@ -62,3 +65,28 @@ def test_an_answer_has_a_name_and_a_reason(
     next(button for button in app.button if button.label == label).click().run()
     assert not app.exception, app.exception
     assert chosen.answers == [(label.lower(), "d1", "Bo", "seen the log")]
+
+
+def test_past_incidents_are_decided_again_when_somebody_asks_and_not_before(
+    shared: FleetClient, chosen: Chosen
+) -> None:
+    app = opened("policy")
+    assert "backtest" not in chosen.calls
+    next(button for button in app.button if button.label.startswith("Decide the last 7 days again")).click().run()
+    assert not app.exception, app.exception
+    (said,) = [text.value for text in app.text if text.value.startswith("Decided again")]
+    assert "the newest 1,000 of 1,203 incidents" in said
+    app.run()
+    assert chosen.calls.count("backtest") == 1, "what was found stays, and is not decided every 5 s"
+
+
+def test_a_row_says_what_each_policy_would_have_done(shared: FleetClient, chosen: Chosen) -> None:
+    answer = shared.backtest().value
+    assert answer is not None
+    assert [[(cell.text, cell.sub) for cell in backtest_parts._row(row).cells] for row in answer.policies] == [
+        [("ours", "in force"), ("no node", ""), ("0", ""), ("0", ""), ("0.0", ""), ("0", ""), ("advise 3", "")],
+        [
+            (HOSTILE, "preset"), ("50 nodes", "n1, n2, n3, n4 and 46 more"), ("60", ""), ("7", ""), ("1,234.5", ""),
+            ("4, 1 mass event", ""), ("drain 1,200", ""),
+        ],
+    ]  # fmt: skip

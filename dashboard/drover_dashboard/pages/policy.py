@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import streamlit as st
 
-from drover_dashboard import answering, client, view
+from drover_dashboard import answering, backtest_parts, client, view
 from drover_dashboard import format as fmt
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
@@ -30,6 +31,7 @@ GUARD = {  # limits in words (docs/policy.md)
 LIST_PX, FIT = 320, 6  # of a table, and the rows that need no scrolling
 DECISIONS = 2_000
 EVERY_S = 5
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @st.fragment(run_every=EVERY_S)
@@ -45,19 +47,23 @@ def show() -> None:
             view.notice("policy_file", "trouble", state.trouble)
         for text in state.breaker_json:
             _breaker(from_json(Incident, text), who)
+    pending = [from_json(Decision, text) for text in state.pending_json]
+    about = _summaries() if pending else {}
+    # Before all else: somebody came here for it.
+    _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.", about=about)
+    with view.place():
+        if state.may_answer:
+            answering.ask(pending, about)
     _head(state)
     with view.place():
         enforced = _enforced(state, who)
-    pending = [from_json(Decision, text) for text in state.pending_json]
-    with view.place():
-        if state.may_answer:
-            answering.ask(pending)
-    _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.")
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
     _held(held, who)
     with view.place():
         if enforced:
             _decisions("enforced", "Had it enforced", enforced, who, "", with_outcome=True)
+    with view.place():
+        backtest_parts.show(who)
     left, right = st.columns(2, gap="medium")
     told: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:
@@ -98,14 +104,16 @@ def _head(state: pb.PolicyState) -> None:
 
 
 def _decisions(
-    key: str, title: str, found: Sequence[Decision], who: view.Viewer, empty: str, with_outcome: bool = False
-) -> None:
+    key: str, title: str, found: Sequence[Decision], who: view.Viewer, empty: str, with_outcome: bool = False,
+    about: Mapping[str, str] = NOTHING,
+) -> None:  # fmt: skip
+    """`about`: what is wrong, by incident."""
     rows = [
         Row(
             (
                 Cell(who.clock(d.ts_ms), kind="faint", sub=d.outcome.replace("_", " ") if with_outcome else ""),
                 Cell(f"{d.wanted} {d.node}" if d.node else "go on with a mass event", sub=d.rule),
-                Cell(who.told(d.reason)),
+                _why(about.get(d.incident_id, ""), d.reason, who),
             ),
             id=d.incident_id,
             href=view.href(view.INCIDENTS, id=d.incident_id, state="all"),
@@ -114,6 +122,17 @@ def _decisions(
     ]
     columns = (Column(title), Column(), Column("Why", wrap=True))
     _open(table(f"policy_{key}", columns, rows, empty=empty, height=LIST_PX if len(rows) > FIT else None))
+
+
+def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
+    return Cell(who.told(wrong), sub=who.told(reason)) if wrong else Cell(who.told(reason))
+
+
+def _summaries() -> dict[str, str]:
+    """What is wrong, by open incident."""
+    found = client.fleet().incidents("open").value
+    incidents = [from_json(Incident, text) for text in found.incidents_json] if found else []
+    return {i.id: i.summary for i in incidents}
 
 
 def _open(incident: str | None) -> None:
