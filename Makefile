@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 NODES ?= 32
 SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
-# What is imported is compiled then: of 15,000 files a fifth.
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+# Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout clean
 help: ## this list
