@@ -38,7 +38,7 @@ MEASURED = {
     "cores at 1,000 GPUs": Figure(0.06, "cores", "bench_ingest.py", "scale.md", "| 1,000 | 52,000 | 0.06 cores |"),
     "cores at 10,000 GPUs": Figure(0.49, "cores", "bench_ingest.py", "scale.md", "| 10,000 | 501,000 | 0.49 cores |"),
     "cores at 100,000 GPUs": Figure(
-        1.69, "cores", "bench_ingest.py", "scale.md", "| 100,000 | 5,430,000 | 1.69 cores |"
+        1.58, "cores", "bench_ingest.py", "scale.md", "| 100,000 | 5,260,000 | 1.58 cores |"
     ),
     "CPU of a message": Figure(
         0.5, "ms", "bench_ingest.py", "scale.md", "417 messages a second cost 0.2 cores of receiving"
@@ -53,9 +53,9 @@ MEASURED = {
     "what the collector keeps of it": Figure(10, "KiB", "bench_ingest.py", "scale.md", "keeps about 10 KiB more"),
     "disk of a GPU": Figure(1.2, "MB a day", "bench_bytes.py", "storage.md", "about 1.2 MB per GPU and day"),
     "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
-    "wire of a node": Figure(0.75, "kB/s", "bench_agent.py", "sources.md", "0.75 kB a second"),
+    "wire of a node": Figure(0.68, "kB/s", "bench_agent.py", "sources.md", "0.68 kB a second"),
     "CPU of an agent": Figure(7.8, "ms a second", "bench_agent.py", "sources.md", "7.0 and 7.8 ms a second"),
-    "memory of an agent": Figure(43.5, "MiB", "bench_agent.py", "sources.md", "43.5 MiB, of which 27.3 anonymous"),
+    "memory of an agent": Figure(43.2, "MiB", "bench_agent.py", "sources.md", "43.2 MiB, of which 27.2 anonymous"),
 }
 SIZES = (64, 1_000, 10_000, 100_000)
 BATCH_S = 5.0  # as shipped

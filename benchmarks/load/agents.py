@@ -22,7 +22,7 @@ from load.messages import PERIOD_S, Pool
 WINDOW_BYTES = 8 << 20  # as agents have it
 WINDOW_MESSAGES = 256
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-ANSWER_S, LONGEST_ANSWER_S, TURN_MARGIN_S = 60.0, 240.0, 60.0  # as agents have it
+ANSWER_S, LONGEST_ANSWER_S, TURN_MARGIN_S = 90.0, 240.0, 60.0  # as agents have it
 WAITS = (("drover-turn", "1"),)  # likewise
 AGENT_GPUS = 16  # at most, of a real node
 CONNECT_OPTIONS = (

@@ -14,6 +14,7 @@ from drover_collector.store import Store, StoreError
 log = logging.getLogger(__name__)
 
 PASS_S = 30.0  # at 5 million samples/s less than 100 MB come in meanwhile
+TRIMS = 3  # in that time: as often as buckets are judged
 TEXT_S = 600.0  # as agents do; the first time at the start
 HISTORIES_S = 86_400.0
 FIRST_S = 3600.0  # after the start: a collector that is started anew each night forgets too
@@ -47,7 +48,10 @@ class Maintenance:
             if self._active():
                 await asyncio.to_thread(self.once)
             await asyncio.to_thread(self.give_back)
-            await asyncio.sleep(PASS_S)
+            for _ in range(TRIMS - 1):
+                await asyncio.sleep(PASS_S / TRIMS)
+                await asyncio.to_thread(memory.trim)
+            await asyncio.sleep(PASS_S / TRIMS)
 
     def once(self) -> None:
         """One pass. What fails is logged and tried again with the next."""

@@ -49,8 +49,13 @@ def give_back_text() -> None:
 
 
 def give_back() -> None:
-    """Now and then: what nothing leads to is freed, and what was freed between things that are in use goes back too.
-    All Python stands still for the first, some tenths of a second for a million objects; not for the second."""
+    """Now and then: what nothing leads to is freed, and what was freed goes back. All Python stands still for the
+    first, some tenths of a second for a million objects."""
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """What was freed between things that are in use goes back too: columns of a tick between thousands of streams."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

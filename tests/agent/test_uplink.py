@@ -255,7 +255,7 @@ def test_who_is_told_to_wait_for_its_turn_keeps_its_stream(tmp_path: Path, monke
 
 def test_each_try_without_a_welcome_waits_longer_and_not_all_alike() -> None:
     chance = random.Random(1)
-    longest = [60, 120, 240, 240, 240]
+    longest = [90, 180, 240, 240]
     for tries, limit_s in enumerate(longest):
         found = [uplink.welcome_limit_s(tries, chance) for _ in range(200)]
         assert 0.8 * limit_s <= min(found) < 0.85 * limit_s
