@@ -8,7 +8,8 @@ Fake, and named so in docs/testing.md:
 - users: one name and password, no rights;
 - in the form of a cluster (`--cluster NAME`): one engine stands for two shards. ON CLUSTER is taken out of statements
   and Replicated* made plain, since an embedded engine has no queue of DDL and runs no replicas; each shard sees its
-  rows of the common table by a filter on the sharding key. Distributed tables and queries are the engine's own;
+  rows of the common table by a filter on the sharding key; a DELETE with a subquery is refused as replicated tables
+  do. Distributed tables and queries are the engine's own;
 - several collectors reach it on ports of their own, each of which can be cut, for a network that fails.
 
 Commands on stdin, one a line, each answered with `ok`: `cut N`, `mend N` (the port of that number), `tear N` (its next
