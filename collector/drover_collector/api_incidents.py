@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 
+from drover_collector.actions.newer import named
 from drover_collector.api_facts import DAY_MS, Facts, bad_argument, not_found, worst_first
 from drover_collector.notify import tell
 from drover_proto import fleet_pb2 as pb
@@ -81,11 +82,11 @@ def _silenced(facts: Facts, incident: Incident) -> str:
 
 
 def _duties(facts: Facts, incident: Incident) -> list[Duty]:
-    """How its node went out of service and came back, for this incident."""
+    """How its node went out of service and came back, for this incident, or stayed out because of it."""
     if incident.node is None:
         return []
     told = facts.store.duty_history(incident.node, incident.opened_ms)
-    return [duty for duty in told if duty.incident_id == incident.id]
+    return [duty for duty in told if duty.incident_id == incident.id or named(incident.id) in duty.reason]
 
 
 def _orders(facts: Facts, incident: Incident) -> list[ProbeOrder]:

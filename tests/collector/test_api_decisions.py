@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from drover_collector import api_decisions, api_incidents, api_nodes, pipeline_saving
+from drover_collector.actions.newer import named
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.identity import Identity, Role
@@ -201,7 +202,14 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     subject.pipeline._judge.submit(lambda: None).result(10)
     assert subject.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
     opened.write_duties([Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
-    opened.write_duties([Duty("n003", Health.DRAINED, subject.now_ms, "inc3", "resume withheld: it passed, but")])
+    why = f"resume withheld: it passed; but since its probes were asked for xid {named(second.incident_id)} was found"
+    opened.write_duties(
+        [
+            Duty("n003", Health.DRAINED, subject.now_ms, "inc3", "resume withheld: it passed, but"),
+            Duty("n005", Health.DRAINED, subject.now_ms, "inc5", why),
+            Duty("n005", Health.HEALTHY, subject.now_ms, "inc5", "put back by a person"),
+        ]
+    )
     opened.write_approvals([Approval(third.id, subject.now_ms, "anna", False, "stopped in between")])
     again = Fleet(opened)
     again.now_ms = subject.now_ms + 1000
@@ -221,6 +229,8 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     (held,) = [from_json(Decision, text) for text in state.held_json]
     assert (held.node, held.rule, held.incident_id) == ("n003", "return to service", "inc3")
     assert held.reason == "resume withheld: it passed, but"
+    detail = api_incidents.get_incident(again.facts, pb.IncidentRequest(id=second.incident_id))
+    assert [from_json(Duty, text).reason for text in detail.duties_json] == [why], "told where it is looked for"
 
 
 def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet, opened: Store) -> None:

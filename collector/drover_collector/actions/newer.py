@@ -31,19 +31,24 @@ def newer(
         if incident.node != node or incident.action not in CLOSES or was_cleared(incident):
             continue
         if incident.opened_ms > since_ms:
-            found.append(f"{_named(incident)} was found")
+            found.append(f"{_what(incident)} was found")
         elif incident.closed_ms is None and (
             any(_came_again(event, incident, since_ms) for event in lines)
             or any(f.ts_ms > since_ms and _told_again(f, incident) for f in told)
         ):
-            found.append(f"{_named(incident)} was told again")
+            found.append(f"{_what(incident)} was told again")
     more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return "; ".join(found[:NAMED]) + more
 
 
-def _named(incident: Incident) -> str:
+def named(id_: str) -> str:
+    """An incident in the reason for which a return is withheld."""
+    return f"(incident {id_})"
+
+
+def _what(incident: Incident) -> str:
     gpu = "" if incident.gpu is None else f" of GPU {incident.gpu}"
-    return f"{incident.kind}/{incident.cause}{gpu} (incident {incident.id})"
+    return f"{incident.kind}/{incident.cause}{gpu} {named(incident.id)}"
 
 
 def _came_again(event: Event, incident: Incident, since_ms: int) -> bool:
