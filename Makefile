@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout clean
+.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout test-console clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -41,6 +41,10 @@ test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd a
 	@$(BIN)/ansible-lint --offline -q -c ansible/.ansible-lint ansible
 	@tests/rollout/setup.sh
 	@$(BIN)/python -m pytest tests/rollout $(ARGS)
+
+test-console: $(VENV)/dev.stamp ## the console on 256 simulated nodes in real Chromium (root, Debian; five minutes)
+	@command -v chromium >/dev/null || { echo "Chromium is not here: apt-get install chromium"; exit 2; }
+	@DROVER_SYSTEM=1 $(BIN)/python -m pytest tests/console $(ARGS)
 
 lint: $(VENV)/dev.stamp ## ruff, mypy --strict, hadolint; pip-audit where the registry tells of vulnerabilities
 	@$(BIN)/ruff check .

@@ -5,7 +5,9 @@ page is for is drawn (its table, chart or picture). Prints one JSON line: second
 opening after the console's start; CPU seconds of the browser and of the console for an opening, which say what it
 costs on a machine that others use too. Browser, console, collector and fleet share one machine.
 
-    python benchmarks/bench_console_open.py [--rounds 5] [--nodes 256]
+Tells each page on standard error as it goes; stopped, it prints the line of what it has.
+
+    python benchmarks/bench_console_open.py [--rounds 2] [--nodes 256]
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from testbed.waiting import wait_until
 PICTURE = "window.__drover_fleet && window.__drover_fleet.cells().length"
 WAIT_MS = 60_000
 GOAL_S = 3.0  # of every page
+AFTER_START = "after start"
 
 
 def pages(job: str, incident: str) -> dict[str, tuple[str, str]]:
@@ -108,14 +111,13 @@ def figures(openings: list[Opening]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="openings of each page (default 5)")
-    parser.add_argument("--nodes", type=int, default=256, help="nodes of 8 GPUs (default 256)")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on
-    load = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory() as name, console(Path(name), args.nodes) as live, chromium() as browser:
+Found = dict[str, list[tuple[Opening, Opening]]]
+
+
+def measure(folder: Path, nodes: int, rounds: int, found: Found) -> None:
+    """Fills `found`, page by page; `after start` is the first opening of all."""
+    began_s = time.monotonic()
+    with console(folder, nodes) as live, chromium() as browser:
         jobs: list[pb.JobRow] = []
 
         def running() -> bool:
@@ -123,32 +125,57 @@ def main() -> None:
             jobs[:] = told.jobs if told else []
             return bool(jobs)
 
-        after_start, _ = measured(browser, f"{live.url}/system", "Connected now")
+        def note(page: str, link: str, there: str) -> None:
+            first, second = measured(browser, f"{live.url}/{link}", there)
+            found.setdefault(page, []).append((first, second))
+            told = f"{page}: {first.wall:.2f} s, again {second.wall:.2f} s"
+            print(f"{time.monotonic() - began_s:6.1f} s  {told}", file=sys.stderr, flush=True)
+
+        note(AFTER_START, "system", "Connected now")
         wait_until(running, "jobs run", 60)
         incident = live.incident(MEMORY)
         live.incident(STRAGGLER)
-        found: dict[str, list[tuple[Opening, Opening]]] = {}
-        for _ in range(args.rounds):
+        for _ in range(rounds):
             for page, (link, there) in pages(jobs[0].job, incident.id).items():
-                found.setdefault(page, []).append(measured(browser, f"{live.url}/{link}", there))
+                note(page, link, there)
+
+
+def line(found: Found) -> dict[str, Any]:
+    told = {
+        page: {"first": figures([a for a, _ in each]), "second": figures([b for _, b in each])}
+        for page, each in found.items()
+    }
+    if not told:
+        return {}
     firsts = [first for each in found.values() for first, _ in each]
-    slowest = max(figures([first for first, _ in each])["median_s"] for each in found.values())
     seconds = [second for each in found.values() for _, second in each]
-    print(
-        json.dumps(
-            {
-                "benchmark": "console_open", "nodes": args.nodes, "rounds": args.rounds, "cores": os.cpu_count(),
-                "load_before_after": [round(value, 1) for value in (*load, os.getloadavg()[0])],
-                "goal_s": GOAL_S, "slowest_first_median_s": slowest, "met": slowest < GOAL_S,
-                "after_start_s": round(after_start.wall, 2),
-                "all": {"first": figures(firsts), "second": figures(seconds)},
-                "pages": {
-                    page: {"first": figures([a for a, _ in each]), "second": figures([b for _, b in each])}
-                    for page, each in found.items()
-                },
-            }
-        )
-    )  # fmt: skip
+    slowest = max(each["first"]["median_s"] for each in told.values())
+    return {
+        "slowest_first_median_s": slowest, "met": slowest < GOAL_S,
+        "all": {"first": figures(firsts), "second": figures(seconds)}, "pages": told,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2, help="openings of each page (default 2)")
+    parser.add_argument("--nodes", type=int, default=256, help="nodes of 8 GPUs (default 256)")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on
+    load = [os.getloadavg()[0]]
+    found: Found = {}
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            measure(Path(name), args.nodes, args.rounds, found)
+    finally:
+        load.append(os.getloadavg()[0])
+        after_start = found.pop(AFTER_START, [])
+        told = {
+            "benchmark": "console_open", "nodes": args.nodes, "rounds": args.rounds, "cores": os.cpu_count(),
+            "load_before_after": [round(value, 1) for value in load], "goal_s": GOAL_S,
+            "after_start_s": [round(first.wall, 2) for first, _ in after_start], **line(found),
+        }  # fmt: skip
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

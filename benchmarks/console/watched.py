@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+POLLING_MS = 100  # by a timer: a browser gives no frames to a page that another one covers
+
 # In the page before its own scripts: when a picture was asked for, and when the frame with it had been painted.
 # `__drover_fleet` is set at the end of each drawing (assets/fleet.js); two animation frames later it is on the screen.
 PROBE = """
@@ -36,6 +38,10 @@ PROBE = """
 """
 
 
+# Of those whose browsers would stand elsewhere: they ask for all and get all, and do not fill the cells.
+UNPAINTED = "CanvasRenderingContext2D.prototype.fillRect = () => {};"
+
+
 @dataclass
 class Session:
     """One viewer: a browser context of its own, so with an empty cache."""
@@ -50,11 +56,11 @@ class Session:
     problems: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, browser: Any) -> Session:
+    def of(cls, browser: Any, paints: bool = True) -> Session:
         context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="dark")
         session = cls(context)
         session.page = context.new_page()
-        session.page.add_init_script(PROBE)
+        session.page.add_init_script(PROBE if paints else PROBE + UNPAINTED)
         session.page.on("pageerror", lambda error: session.problems.append(str(error)))
         wire = context.new_cdp_session(session.page)
         wire.send("Network.enable")
@@ -84,8 +90,10 @@ class Session:
 
     def open(self, url: str, limit_ms: float) -> float:
         """Go there; ms until the first picture was painted, by the page's own clock since the navigation began."""
+        self.page.bring_to_front()
         self.page.goto(url, wait_until="commit", timeout=limit_ms)
-        self.page.wait_for_function("window.__watched && window.__watched.first !== null", timeout=limit_ms)
+        painted = "window.__watched && window.__watched.first !== null"
+        self.page.wait_for_function(painted, timeout=limit_ms, polling=POLLING_MS)
         return float(self.page.evaluate("window.__watched.first"))
 
     def forget(self) -> None:
