@@ -40,6 +40,7 @@ GPUS_PER_STREAM = 250
 EVERY_S = 5.0  # seconds of telemetry in a message of the load
 OPEN_S = 3.0
 SETTLE_S = 20.0  # of the load, before the first line
+MUTE_S = 10.0  # a generator tells of itself each second
 PER_LINE_S = 30.0  # at most, to plan the load's length; it ends with the last line
 
 
@@ -99,6 +100,8 @@ def load(collector: Collector, plan: Plan, settled: threading.Event, ending: thr
     """Until its plan ends, or all lines are told; `settled` once it has run for SETTLE_S, or has failed."""
 
     def look(moment: Moment) -> None:
+        if any(time.time() - told.get("at_s", time.time()) > MUTE_S for told in moment.generators):
+            raise RuntimeError("a generator says nothing any more: there is no load")
         if moment.at_s >= SETTLE_S:
             settled.set()
         if ending.is_set():
