@@ -29,8 +29,8 @@ PANELS: list[dict[str, Any]] = [panel for panel in BOARD["panels"] if panel["typ
 
 
 @pytest.fixture
-def names(store: Store, tmp_path: Path) -> set[str]:
-    return names_of(whole_page(facts_of(store), tmp_path))
+def page(store: Store, tmp_path: Path) -> str:
+    return whole_page(facts_of(store), tmp_path)
 
 
 def promtool(*args: str | Path) -> None:
@@ -38,13 +38,33 @@ def promtool(*args: str | Path) -> None:
     assert told.returncode == 0, told.stdout + told.stderr
 
 
-def test_every_series_of_rules_dashboard_and_document_is_on_the_page(names: set[str]) -> None:
+def test_every_series_of_rules_dashboard_and_document_is_on_the_page(page: str) -> None:
+    names = names_of(page)
     wanted = {name for expr, _ in ALERTS.values() for name in NAME.findall(expr)}
     wanted |= {name for panel in PANELS for target in panel["targets"] for name in NAME.findall(target["expr"])}
     assert wanted - names == set()
     told = documented()
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
     assert told == families
+
+
+def test_every_label_of_rules_and_dashboard_is_on_the_page(page: str) -> None:
+    """Of a label that is not there a selector finds nothing, and an alert never burns."""
+    labels: dict[str, set[str]] = {}
+    for name, told in re.findall(r"^(\w+)(?:\{(.*)\})? ", page, re.MULTILINE):
+        labels.setdefault(name, {"job", "instance"}).update(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', told))
+    exprs = [expr for expr, _ in ALERTS.values()]
+    exprs += [target["expr"] for panel in PANELS for target in panel["targets"]]
+    for expr in exprs:
+        for name, selector in re.findall(r"\b((?:drover|process)_\w+)\{([^}]*)\}", expr):
+            assert set(re.findall(r'(\w+)\s*[=!]~?=?\s*"', selector)) <= labels[name], expr
+        known = set().union(*(labels[name] for name in NAME.findall(expr)))
+        for grouped in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expr):
+            assert set(re.findall(r"\w+", grouped)) <= known or not NAME.findall(expr), expr
+    for panel in PANELS:
+        for target in panel["targets"]:
+            known = set().union(*(labels[name] for name in NAME.findall(target["expr"])))
+            assert set(re.findall(r"\{\{\s*(\w+)", target.get("legendFormat", ""))) <= known, panel["title"]
 
 
 def documented() -> set[str]:
