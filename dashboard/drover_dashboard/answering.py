@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -13,7 +14,7 @@ from drover_proto.events import Decision
 
 def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> None:
     """A form for each decision that waits; nothing when none does. Only for those who may answer. `about`: what is
-    wrong, by incident, where the page does not say it beside the form."""
+    wrong, by incident, on a page that has all of them: there a form has the page's width, and takes two lines."""
     person = signin.person()
     if person is None or not person.may_act:
         if waiting:
@@ -26,14 +27,21 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
         what = "" if decision.node else "Go on with this mass event? "
         with st.form(f"answer_{decision.id}", border=True):
             wrong = (about or {}).get(decision.incident_id, "")
-            asked = f"{wrong}\n" if wrong else ""
-            view.notice(f"asks_{decision.id}", "remark", f"{asked}Waits for a person: {what}{decision.reason}")
-            who, why = person_and_why(decision.id, person)
-            yes = no = st.container(horizontal=True)  # columns cut the words where the form is narrow
+            asked = f"{wrong}\n" if wrong else "Waits for a person: "
+            view.notice(f"asks_{decision.id}", "remark", f"{asked}{what}{decision.reason}")
+            fields, below = (st.container(), st.container()) if about is None else _beside()
+            with fields:
+                who, why = person_and_why(decision.id, person)
+            yes = no = below.container(horizontal=True)  # columns cut the words where the form is narrow
             approved = yes.form_submit_button("Approve", type="primary", key=f"yes_{decision.id}")
             rejected = no.form_submit_button("Reject", key=f"no_{decision.id}")
         if approved or rejected:
             _answer(decision, who, why, approved)
+
+
+def _beside() -> tuple[Any, Any]:
+    fields, buttons = st.columns([4, 1], vertical_alignment="bottom")
+    return fields, buttons
 
 
 def person_and_why(key: str, person: Person) -> tuple[str, str]:

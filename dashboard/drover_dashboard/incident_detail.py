@@ -57,7 +57,7 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         view.notice("advice", "todo", who.told(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
         view.notice("policy", "remark", _policy(decisions, who))
         if detail.may_answer:
-            answering.ask([d for d in _newest(decisions) if d.outcome == "pending_approval"])
+            answering.ask(waiting(decisions))
         with st.container(horizontal=True):
             if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
                 slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
@@ -89,9 +89,11 @@ def _links(incident: Incident) -> dict[str, Link]:
     return found
 
 
-def _newest(decisions: Sequence[Decision]) -> list[Decision]:
-    """The newest version of each."""
-    return list({d.id: d for d in sorted(decisions, key=lambda d: d.ts_ms)}.values())
+def waiting(decisions: Sequence[Decision]) -> list[Decision]:
+    """What a person is asked: how the newest decision of each node stands. One before it, for something else that was
+    wanted then, waits no more."""
+    newest = {d.node: d for d in sorted(decisions, key=lambda d: d.ts_ms)}
+    return [d for d in newest.values() if d.outcome == "pending_approval"]
 
 
 def _state(incident: Incident, who: view.Viewer) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import backtest_parts
+from drover_dashboard import backtest_parts, incident_detail
 from drover_dashboard.client import FleetClient
 from drover_proto.events import Decision, Wanted
 
@@ -90,3 +91,12 @@ def test_a_row_says_what_each_policy_would_have_done(shared: FleetClient, chosen
             ("4, 1 mass event", ""), ("drain 1,200", ""),
         ],
     ]  # fmt: skip
+
+
+def test_a_decision_that_a_newer_one_replaced_is_asked_no_more() -> None:
+    advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=Wanted.ADVISE)
+    held = replace(WAITS, id="d2", ts_ms=WAITS.ts_ms + 1, outcome="held")
+    other = replace(WAITS, id="d3", node="n1")
+    assert incident_detail.waiting([WAITS, advise]) == [WAITS]
+    assert incident_detail.waiting([advise, WAITS, held]) == []
+    assert incident_detail.waiting([held, other, advise]) == [other]
