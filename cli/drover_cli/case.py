@@ -5,6 +5,7 @@ Anything that can be used is used; what cannot is counted and told (`Case.notes`
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,9 @@ class Case:
     probes: CaseProbes = field(default_factory=CaseProbes)
     notes: list[str] = field(default_factory=list)
     _members: list[npt.NDArray[np.int64]] = field(default_factory=list)  # GPUs of each job
+    _starts: list[int] = field(default_factory=list)  # of the jobs, and their ends, in order of time
+    _ends: list[int] = field(default_factory=list)
+    _held: tuple[tuple[int, int], npt.NDArray[np.int32]] | None = None  # by whom, after so many of these
 
     @property
     def bucket_ms(self) -> int:
@@ -95,16 +99,21 @@ class Case:
         return [s for s in (self.gpu, self.node, self.link) if s is not None and len(s.ts_ms)]
 
     def _jobs_at(self, ts_ms: int) -> npt.NDArray[np.int32]:
-        jobs = np.full(self.index.gpu_count, -1, np.int32)
         if not self._members:
             first, number_of = self.index.first_gpu, self.index.node_number
             self._members = [
                 np.array([first[number_of[n]] + slot for n, slot in job.members], np.int64) for job in self.spec.jobs
             ]
-        for number, job in enumerate(self.spec.jobs):
-            if job.start_ms < ts_ms and (job.end_ms is None or ts_ms <= job.end_ms):
-                jobs[self._members[number]] = number
-        return jobs
+            self._starts = sorted(job.start_ms for job in self.spec.jobs)
+            self._ends = sorted(job.end_ms for job in self.spec.jobs if job.end_ms is not None)
+        gone_by = bisect_left(self._starts, ts_ms), bisect_left(self._ends, ts_ms)
+        if self._held is None or self._held[0] != gone_by:
+            jobs = np.full(self.index.gpu_count, -1, np.int32)
+            for number, job in enumerate(self.spec.jobs):
+                if job.start_ms < ts_ms and (job.end_ms is None or ts_ms <= job.end_ms):
+                    jobs[self._members[number]] = number
+            self._held = gone_by, jobs
+        return self._held[1]
 
 
 class _Chunk:
@@ -117,6 +126,7 @@ class _Chunk:
         self._samples, self._refused, self._shape = samples, refused, (count, entities)
         self._made: dict[str, npt.NDArray[np.float64]] = {}
         self.rows = np.zeros(self._shape, np.int32)
+        self._many = np.zeros(0, np.int64)  # rows that share their cell with others
         if samples is None:
             return
         low, high = np.searchsorted(samples.ts_ms, [start * length, (start + count) * length])
@@ -124,9 +134,14 @@ class _Chunk:
         self._ts_ms = ts_ms = samples.ts_ms[low:high]
         self._cell = cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
         each = np.bincount(cell, minlength=cells)
-        self._alone = bool(each.max(initial=0) <= 1)  # a row per bucket, as at 10 s: each is the bucket's value
-        if not self._alone:
-            each = np.bincount(np.unique(np.stack([cell.astype(np.int64), ts_ms]), axis=1)[0], minlength=cells)
+        self._alone = np.flatnonzero(each == 1)  # a row per bucket, as at 10 s: it is the bucket's value
+        row_of = np.empty(cells, np.int64)
+        row_of[cell] = np.arange(self._low, self._high)
+        self._rows_alone = samples.rows(row_of[self._alone])
+        if len(self._alone) < np.count_nonzero(each):
+            self._many = many = np.flatnonzero(each[cell] > 1)
+            pairs = np.unique(np.stack([cell[many].astype(np.int64), ts_ms[many]]), axis=1)[0]
+            each = np.where(each == 1, 1, np.bincount(pairs, minlength=cells))
         self.rows = each.astype(np.int32).reshape(self._shape)
 
     def columns(self, i: int) -> Mapping[str, npt.NDArray[np.float64]]:
@@ -142,12 +157,15 @@ class _Chunk:
 
     def _aggregated(self, name: str) -> npt.NDArray[np.float64]:
         assert self._samples is not None
-        column = self._samples.column(BY_NAME[name], self._low, self._high, self._refused)
-        cells = self.rows.size
-        if not self._alone:
-            return aggregate(name, self._cell, self._ts_ms, column, cells).reshape(self._shape)
-        made = np.empty(cells) if len(self._cell) == cells else np.full(cells, np.nan)
-        made[self._cell] = column
+        metric, cells, many = BY_NAME[name], self.rows.size, self._many
+        alone = self._samples.values(metric, self._rows_alone, self._refused)
+        if len(alone) == cells:
+            return alone.reshape(self._shape)
+        made = np.full(cells, np.nan)
+        if len(many):
+            values = self._samples.values(metric, self._samples.rows(self._low + many), self._refused)
+            made = aggregate(name, self._cell[many], self._ts_ms[many], values, cells)
+        made[self._alone] = alone
         return made.reshape(self._shape)
 
 

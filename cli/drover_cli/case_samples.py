@@ -39,12 +39,21 @@ class Samples:
         Raises:
             CaseError: the file cannot be read there.
         """
+        return self.values(metric, slice(low, high) if self._rows is None else self._rows[low:high], refused)
+
+    def rows(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of the file, for `values`, of those that are so many-th in time."""
+        return at if self._rows is None else self._rows[at]
+
+    def values(
+        self, metric: Metric, rows: npt.NDArray[np.int64] | slice, refused: Counter[str]
+    ) -> npt.NDArray[np.float64]:
+        """float64 of these rows of the file, else as `column`."""
         if metric.name not in self._columns:
             self._columns[metric.name] = self._read(metric.name)
-        whole = self._columns[metric.name]
-        values = np.asarray(whole[low:high] if self._rows is None else whole[self._rows[low:high]], np.float64)
-        if not len(values) or (values.min() >= metric.low and values.max() <= metric.high):
-            return values  # all known and possible, as a rule
+        values = np.asarray(self._columns[metric.name][rows], np.float64)
+        if not len(values) or (np.fmin.reduce(values) >= metric.low and np.fmax.reduce(values) <= metric.high):
+            return values  # what is known is possible, as a rule
         with np.errstate(invalid="ignore"):
             wrong = (values < metric.low) | (values > metric.high)
         if wrong.any():
@@ -54,7 +63,8 @@ class Samples:
 
     def _read(self, name: str) -> npt.NDArray[np.float64] | npt.NDArray[np.int64]:
         try:
-            column = self._file.read(columns=[name]).column(0)
+            table = self._file.read(columns=[name], use_threads=False)  # threads for one column cost, and gain nothing
+            column = table.column(0)
         except (OSError, pa.ArrowInvalid) as error:
             raise _unreadable(self.path, error) from None
         if pa.types.is_boolean(column.type):
@@ -79,7 +89,7 @@ def read_samples(
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
         missing = [name for name in needed if name not in schema.names]
-        keys = None if missing else file.read(columns=needed)
+        keys = None if missing else pq.ParquetFile(path, read_dictionary=needed).read(columns=needed, use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise _unreadable(path, error) from None
     if keys is None:
@@ -151,7 +161,10 @@ def _entities(
 
 def _coded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
     """Names as numbers of a list, -1 where there is none."""
-    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    if pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type):
+        coded = column.unify_dictionaries().combine_chunks()
+    else:
+        coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
     return np.asarray(coded.indices.fill_null(-1), np.int32), coded.dictionary.to_pylist()
 
 

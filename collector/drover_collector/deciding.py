@@ -73,7 +73,8 @@ class Decider:
         names = [incident.node] if incident.node is not None else [node for node, _ in incident.members[:1]]
         place = self.index.spec.by_name.get(names[0]) if names else None
         verdict = self.policy.judge(incident, asked, place)
-        return replace(verdict, mode=least_mode(verdict.mode, self.ceiling))
+        mode = least_mode(verdict.mode, self.ceiling)
+        return verdict if mode == verdict.mode else replace(verdict, mode=mode)
 
     def out(self, really: bool = False) -> set[str]:
         """Nodes that are out of service by decisions and duties, or would be. `really`: without those that would."""

@@ -146,6 +146,8 @@ def changes(index: FleetIndex, old: Fold, new: Fold, ts_ms: int) -> list[HealthC
         result.append(HealthChange(ts_ms, index.nodes[n].name, None, health, reason, incident or None))
     plain = (_CODE[Health.HEALTHY], _CODE[Health.UNKNOWN])
     moved = old.gpu != new.gpu
+    if not moved.any():
+        return result
     with_node = np.isin(old.gpu, plain) & np.isin(new.gpu, plain) & (new.gpu == new.node[index.gpu_node])
     with_node &= (old.node != new.node)[index.gpu_node]
     for g in np.flatnonzero(moved & ~with_node).tolist():

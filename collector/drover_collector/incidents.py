@@ -105,7 +105,7 @@ class IncidentBook:
             old, new = before.get(id_), record.incident
             if not closing and old is new:
                 continue
-            news = old is None or visible(old) != visible(new)
+            news = old is None or (old is not new and visible(old) != visible(new))
             if news or (new.closed_ms is None and now_ms - new.updated_ms >= REFRESH_MS):
                 version = 1 if old is None else old.version + 1
                 record.incident = replace(new, version=version, updated_ms=now_ms)
@@ -332,10 +332,10 @@ class IncidentBook:
     def _count(self, record: Record, now_ms: int) -> None:
         hours = max(0, now_ms - record.counted_to_ms) / MS_PER_HOUR
         record.counted_to_ms = max(now_ms, record.counted_to_ms)
-        incident = record.incident
+        lost, waited = record.incident.gpu_hours_lost, record.incident.gpu_hours_waited
         if record.lost_gpus is not None:
-            incident = replace(incident, gpu_hours_lost=(incident.gpu_hours_lost or 0.0) + hours * record.lost_gpus)
+            lost = (lost or 0.0) + hours * record.lost_gpus
         if record.waiting_gpus is not None:
-            waited = (incident.gpu_hours_waited or 0.0) + hours * record.waiting_gpus
-            incident = replace(incident, gpu_hours_waited=waited)
-        record.incident = incident
+            waited = (waited or 0.0) + hours * record.waiting_gpus
+        if record.lost_gpus is not None or record.waiting_gpus is not None:
+            record.incident = replace(record.incident, gpu_hours_lost=lost, gpu_hours_waited=waited)

@@ -50,11 +50,10 @@ class Rule:
     min_confidence: float = setting(0.0, "at least this confidence", between(0, 1))
 
     def matches(self, incident: Incident, place: NodeSpec | None) -> bool:
-        code = xid_of(incident.cause)
         return (
             (not self.kind or incident.kind in self.kind)
             and (not self.cause or incident.cause in self.cause)
-            and (not self.xid or code in self.xid)
+            and (not self.xid or xid_of(incident.cause) in self.xid)
             and incident.scope in self.scope
             and (not self.severity or incident.severity in self.severity)
             and (not self.pool or (place is not None and place.pool in self.pool))

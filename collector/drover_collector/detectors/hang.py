@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from drover_collector.buckets import BUCKET_MS, Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, Grouping, grouped
-from drover_collector.detectors.steady import Ints, column
+from drover_collector.detectors.robust import Bools, Grouping
+from drover_collector.detectors.steady import Codes, Ints, column
 from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
@@ -69,13 +69,16 @@ class Job:
     @property
     def channels(self) -> list[str]:
         """Those in which this job has shown work."""
-        return [metric for metric, least in CHANNELS.items() if self.level.get(metric, 0.0) >= least]
+        return [metric for metric in CHANNELS if self.shows(metric)]
+
+    def shows(self, channel: str) -> bool:
+        return self.level.get(channel, 0.0) >= CHANNELS[channel]
 
     def learn(self, medians: Mapping[str, float]) -> None:
         self.worked += 1
         rate = max(LEARN_RATE, 1.0 / self.worked)
         for metric, now in medians.items():
-            if not np.isnan(now):
+            if now == now:  # known
                 self.level[metric] = self.level.get(metric, now) * (1 - rate) + rate * now
 
 
@@ -84,7 +87,9 @@ class State:
     jobs: dict[str, Job] = field(default_factory=dict)
     left: list[Incident] = field(default_factory=list)  # open at the start
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
-    grouping: Grouping | None = None  # of the last bucket
+    held: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # by which jobs, in the last bucket, [G]
+    running: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # these jobs, in the order of their groups
+    grouping: Grouping | None = None
 
 
 def restored(incidents: Sequence[Incident]) -> State:
@@ -111,13 +116,15 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return [], s
     _take_over(window.index, s)
     bucket = window.newest
-    running = np.unique(bucket.jobs[bucket.jobs >= 0])  # a case names all jobs of its days
-    names = [bucket.job_names[number] for number in running.tolist()]
+    if s.grouping is None or not np.array_equal(bucket.jobs, s.held):
+        s.running = np.unique(bucket.jobs[bucket.jobs >= 0])  # a case names all jobs of its days
+        groups = np.where(bucket.jobs >= 0, np.searchsorted(s.running, bucket.jobs), -1).astype(np.int64)
+        s.grouping, s.held = Grouping(groups), bucket.jobs
+    names = [bucket.job_names[number] for number in s.running.tolist()]
     jobs = [s.jobs.setdefault(name, Job()) for name in names]
-    groups = np.where(bucket.jobs >= 0, np.searchsorted(running, bucket.jobs), -1).astype(np.int64)
-    s.grouping = grouped(groups, s.grouping)
     look = _Look(window, names, jobs, s.grouping)
     s.active_ms[look.active | ~look.known] = bucket.end_ms
+    levels = np.array([look.medians[metric] for metric in LEVELS]).T.tolist()
     for number, job in enumerate(jobs):
         job.seen_ms = bucket.end_ms
         if not look.enough(number):
@@ -128,7 +135,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
             continue
         job.still_ms = job.named = None
         if look.util[number] >= RESTS:
-            job.learn({metric: float(look.medians[metric][number]) for metric in LEVELS})
+            job.learn(dict(zip(LEVELS, levels[number], strict=True)))
     for name in [name for name, job in s.jobs.items() if bucket.end_ms - job.seen_ms > FORGET_MS]:
         del s.jobs[name]
     return list(_findings(window, look, s, now_ms)), s
@@ -170,8 +177,7 @@ class _Look:
         self.active, self.known = np.zeros(len(self.groups), bool), np.zeros(len(self.groups), bool)
         levels = np.full((len(CHANNELS), len(jobs) + 1), np.nan)  # the last: of GPUs without a job
         for number, job in enumerate(jobs):
-            shown = job.channels
-            levels[:, number] = [job.level[metric] if metric in shown else np.nan for metric in CHANNELS]
+            levels[:, number] = [job.level[metric] if job.shows(metric) else np.nan for metric in CHANNELS]
         for metric, limits in zip(CHANNELS, STILL * levels[:, self.groups], strict=True):
             self.active |= values[metric] > limits
             self.known |= ~np.isnan(values[metric] + limits)

@@ -144,9 +144,10 @@ def _first_known(told: Sequence[tuple[int, Floats]], size: int) -> tuple[Floats,
         if not number:
             values, at_ms = some.copy(), np.full(size, float(end_ms))
             continue
-        gaps = np.isnan(values)
-        if not gaps.any():
+        gaps = np.flatnonzero(np.isnan(values))
+        if not len(gaps):
             break
+        gaps = gaps[~np.isnan(some[gaps])]
         values[gaps], at_ms[gaps] = some[gaps], end_ms
     return values, at_ms
 

@@ -235,8 +235,11 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
     never = s.heard_ms == 0
     since = np.maximum(s.heard_ms, s.resumed_ms)
     quiet_ms = np.where(heard, 0, bucket.end_ms - since)
-    expected = np.array([node.name not in s.planned and (node.gpus > 0 or s.hosts_tell) for node in index.nodes], bool)
-    silent = expected & (quiet_ms >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms))
+    silent = expected = quiet_ms >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms)
+    if silent.any():
+        awaited = (node.name not in s.planned and (node.gpus > 0 or s.hosts_tell) for node in index.nodes)
+        expected = np.fromiter(awaited, bool, index.node_count)
+        silent = expected & silent
     for name, stopped_ms in s.planned.items():
         n = index.node_number.get(name)
         if n is not None and quiet_ms[n] >= limit_ms:

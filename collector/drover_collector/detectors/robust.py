@@ -30,6 +30,7 @@ class Grouping:
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
+        self._outside = np.flatnonzero(groups < 0)
         self.count = int(groups.max(initial=-1)) + 1
         inside = np.flatnonzero(groups >= 0)
         order = inside[np.argsort(groups[inside], kind="stable")]
@@ -78,7 +79,9 @@ class Grouping:
         """Values of groups, float64 [..., J], to their entities, [..., E]; NaN outside."""
         if not self.count:
             return np.full((*of_groups.shape[:-1], len(self.groups)), np.nan)
-        return np.asarray(np.where(self.groups >= 0, of_groups[..., self.groups], np.nan))
+        found = np.take(of_groups, self.groups, axis=-1)
+        found[..., self._outside] = np.nan
+        return found
 
     def peers(self, values: Floats) -> Peers:
         """As `peers`, for float64 [M, E]: arrays [M, E]."""

@@ -18,25 +18,28 @@ BOARD_STEP = 1.1  # memory clocks of different boards differ by more
 POWER_STEADY = 0.12  # power of the whole group moved more than this against the last bucket: a start, stop or save
 
 Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
 class JobAges:
     """For how many buckets each GPU has been held by the same job. int64 [G]."""
 
-    names: list[str | None] = field(default_factory=list)
+    job_names: tuple[str, ...] = ()
+    jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # of the last bucket, numbers of `job_names`
     buckets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def advance(self, window: Window) -> None:
         bucket = window.newest
-        table = np.array([*bucket.job_names, None], dtype=object)
-        names = table[bucket.jobs]  # -1 takes the None at the end
-        if len(self.buckets) != len(names):
-            self.buckets = np.zeros(len(names), np.int64)
-            self.names = [None] * len(names)
-        same = names == np.array(self.names, dtype=object)
+        if len(self.buckets) != len(bucket.jobs):
+            self.buckets = np.zeros(len(bucket.jobs), np.int64)
+            self.job_names, self.jobs = (), np.full(len(bucket.jobs), -1, np.int32)
+        same: Bools | bool = True  # as a rule
+        if not np.array_equal(bucket.jobs, self.jobs) or bucket.job_names != self.job_names:
+            before, now = (np.array([*names, None], object) for names in (self.job_names, bucket.job_names))
+            same = np.asarray(before[self.jobs] == now[bucket.jobs], bool)  # -1 takes the None at the end
         self.buckets = np.where(same, self.buckets + 1, 0)
-        self.names = names.tolist()
+        self.job_names, self.jobs = bucket.job_names, bucket.jobs
 
 
 def boards(window: Window) -> Groups:
@@ -79,13 +82,11 @@ def working(window: Window, grouping: Grouping) -> Bools:
 
 def counter_share(window: Window, metric: str) -> Floats:
     """How much of the newest bucket's time a counter of microseconds grew, float64 [G], 0..1; NaN where unknown."""
-    nothing = np.full(window.index.gpu_count, np.nan)
-    if len(window.buckets) < 2:
-        return nothing
-    elapsed_us = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) * 1000
-    before, now = (bucket.gpu.get(metric) for bucket in window.buckets[-2:])
+    last = window.buckets[-2:]
+    before, now = (bucket.gpu.get(metric) for bucket in last) if len(last) == 2 else (None, None)
     if before is None or now is None:
-        return nothing
+        return np.full(window.index.gpu_count, np.nan)
+    elapsed_us = (last[-1].end_ms - last[0].end_ms) * 1000
     grown = now - before
     # Less: the driver was loaded anew. More than time allows: it is not in microseconds, and says nothing.
     grown[(grown < 0) | (grown > COUNTER_SLACK * elapsed_us)] = np.nan
@@ -98,7 +99,6 @@ def column(window: Window, metric: str) -> Floats:
     return np.full(window.index.gpu_count, np.nan) if found is None else found
 
 
-def has_bits(window: Window, bits: int) -> Bools:
-    """Which GPUs report one of these clock event reasons. Absent counts as none."""
-    reasons = np.nan_to_num(column(window, "clock_event_reasons"))
-    return np.asarray((reasons.astype(np.int64) & bits) != 0)
+def reasons_of(window: Window) -> Ints:
+    """The clock event reasons that each GPU reports, as bits, int64 [G]. Absent counts as none."""
+    return np.asarray(np.nan_to_num(column(window, "clock_event_reasons")).astype(np.int64))

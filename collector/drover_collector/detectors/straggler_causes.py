@@ -8,7 +8,7 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.robust import Bools
-from drover_collector.detectors.steady import Ints, column, has_bits
+from drover_collector.detectors.steady import Ints, column
 from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, Drifts, of_node
 from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look
 from drover_collector.detectors.window import Window
@@ -75,7 +75,7 @@ def limits_of(look: Look) -> Limits:
     held = look.values["throttle_power_us"]
     with np.errstate(invalid="ignore", divide="ignore"):
         of_limit = column(window, "power_w") / look.values["power_limit_w"]
-    bits, unread = has_bits(window, POWER_CAP_BITS), _unknown(column(window, "clock_event_reasons"), held)
+    bits, unread = look.reports(POWER_CAP_BITS), _unknown(column(window, "clock_event_reasons"), held)
     full_power = bits | (held >= THROTTLED_SHARE) | (unread & ~(of_limit < AT_LIMIT))
     pressed = full_power | (held >= PRESSED_SHARE) | (unread & ~(of_limit < NEAR_LIMIT))
     heat = look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE

@@ -6,7 +6,7 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.robust import MAD_TO_SIGMA, Bools, Grouping, Groups
-from drover_collector.detectors.steady import boards, column, counter_share, has_bits
+from drover_collector.detectors.steady import boards, column, counter_share, reasons_of
 from drover_collector.detectors.window import Window
 
 COMPARED = (
@@ -61,6 +61,7 @@ class Look:
             self.clock_sigma = self.grouping.spread(away[0]) * MAD_TO_SIGMA
         else:
             self.clock_count, self.clock_sigma = np.zeros(len(nothing)), nothing
+        self._reasons = reasons_of(window)
         self.tensor, self.sm = self.ratio("tensor_active_ratio"), self.ratio("sm_active_ratio")
         self.has_duty: Bools = ~np.isnan(self.tensor) | ~np.isnan(self.sm)
 
@@ -82,8 +83,12 @@ class Look:
 
     def own(self, bits: int) -> Bools:
         """GPUs that report one of these reasons while less than half of their group does."""
-        flags = has_bits(self.window, bits) & self.judged
+        flags = self.reports(bits) & self.judged
         return flags & (self.share(flags) < 0.5) if flags.any() else flags
+
+    def reports(self, bits: int) -> Bools:
+        """GPUs that report one of these clock event reasons."""
+        return np.asarray((self._reasons & bits) != 0)
 
     def lone(self, flags: Bools, of_node: bool = False) -> Bools:
         """Those that are few enough in their group.
@@ -104,9 +109,10 @@ class Look:
         """Of groups on so many nodes, those whose flagged GPUs all sit on one."""
         nodes = self.window.index.gpu_node
         result = np.zeros(len(flags), bool)
-        for group in np.unique(self.groups[flags & self.judged]).tolist():
+        for group in np.flatnonzero(np.bincount(self.groups[flags & self.judged])).tolist():
             inside = self.groups == group
-            if len(np.unique(nodes[inside & flags])) == 1 and len(np.unique(nodes[inside])) >= of_nodes:
+            flagged = nodes[inside & flags]  # in order
+            if flagged[0] == flagged[-1] and 1 + np.count_nonzero(np.diff(nodes[inside])) >= of_nodes:
                 result |= inside
         return result
 

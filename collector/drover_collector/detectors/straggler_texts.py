@@ -127,7 +127,8 @@ def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) ->
         values = column(window, name)
         if np.isnan(values[g]):
             continue
-        known = values[inside][~np.isnan(values[inside])]
+        known = values[inside]
+        known = known[~np.isnan(known)]
         metric, value, median = BY_NAME[name], float(values[g]), middle(known)
         sigma, count = middle(np.abs(known - median)) * MAD_TO_SIGMA, len(known) - 1
         text = f"{metric.label}: {describe(metric, value)}; median of {count} peers {describe(metric, median)}"

@@ -140,7 +140,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     shares = [counter_share(window, name) for name in HELD_BY_HEAT]
     held = np.fmax(*shares)
     margin = column(window, "thermal_margin_c")
-    slowed = (np.nan_to_num(held) >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
+    slowed = (held >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
     s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady | now.light, 0, s.streak_bad * slowed))
     s.streak_slow = np.where(slowed, s.streak_slow + 1, 0)
     flagged = (s.streak_bad >= PERSIST) | (s.streak_slow >= PERSIST)

@@ -89,11 +89,11 @@ class Places:
     whole: Grouping = field(default_factory=lambda: Grouping(np.zeros(0, np.int64)))
 
     def usual(self, values: Floats) -> tuple[Floats, Floats]:
-        """Median and number of the known values in the same place, float64 [G] each."""
-        median, count = (self.slots.spread(of[0]) for of in self.slots.medians(values[None]))
+        """Median and number of the known values in the same place: float64 [M, G] to the same, twice."""
+        median, count = (self.slots.spread(of) for of in self.slots.medians(values))
         few = count < LEAST_ALIKE
         if few.any():
-            median_of_all, count_of_all = (self.whole.spread(of[0]) for of in self.whole.medians(values[None]))
+            median_of_all, count_of_all = (self.whole.spread(of) for of in self.whole.medians(values))
             median, count = np.where(few, median_of_all, median), np.where(few, count_of_all, count)
         return median, count
 
@@ -109,11 +109,11 @@ def cooling(window: Window, inlets: Floats, places: Places | None = None) -> Coo
         alike = np.unique(keys, return_inverse=True)[1].astype(np.int64)
         # Peers sit in the same slot: boards behind others get warmer air by design.
         places.slots, places.whole = Grouping(alike * 256 + window.index.gpu_slot), Grouping(alike)
-    median, number = places.usual(np.where(steady, resistance, np.nan))
-    expected, count = np.where(steady, median, np.nan), np.where(steady, number, 0.0)
+    judged = [steady, light | steady] if light.any() else [steady]
+    median, number = places.usual(np.where(np.array(judged), resistance, np.nan))
+    expected, count = np.where(steady, median[0], np.nan), np.where(steady, number[0], 0.0)
     if light.any():
-        median, number = places.usual(np.where(light | steady, resistance, np.nan))
-        expected, count = np.where(light, median, expected), np.where(light, number, count)
+        expected, count = np.where(light, median[1], expected), np.where(light, number[1], count)
     return Cooling(resistance, expected, count, steady, settled, light)
 
 
