@@ -133,21 +133,19 @@ COST = """## What the agent costs
 
 `benchmarks/bench_agent.py` on 2 cores: 8 GPUs, 8 InfiniBand ports, 1 Hz, with everything on but DCGM's page (with which
 NVML leaves profiling alone): NVML, GPM, kernel log, host, ports, a Slurm job with a process on each GPU, the page of a
-vLLM server; values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. Of a
-machine that had much else to do: CPU at a load of 13 (`--seconds 60`) and of 22 (`--seconds 50`), the rest of the
-latter.
+vLLM server; values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. On a
+quiet machine (load 0.3, `--seconds 40`):
 
 | | agent | node_exporter | goal |
 | --- | --- | --- | --- |
-| CPU, calls that sleep 140 us (lists 4.5 ms) | 7.0 and 7.8 ms a second | 22.3 and 22.5 ms | 0.35: 0.316 and 0.345 |
-| CPU, NVML calls that spin as long | 16.5 ms a second | 20.3 ms | none: 0.81 of it |
-| resident memory | 43.5 MiB, of which 27.3 anonymous; 30.1 in proportion to who shares it | 21.1 MiB | 45 MiB |
-| CPU of imports: `drover_agent.main` / all 347 modules that it ever loads, for pages too | 0.09 s / 0.29 s | | 0.2 s |
-| on the wire to a collector, or in a scrape | 0.75 kB a second | 12.3 kB | |
+| CPU, calls that sleep 140 us (lists 4.5 ms) | 5.5 ms a second | 16.3 ms | 0.35: 0.338 |
+| CPU, NVML calls that spin as long | 18.8 ms a second | 20.0 ms | none: 0.94 of it |
+| resident memory | 43.2 MiB, of which 27.2 anonymous; 32.0 in proportion to who shares it | 20.4 MiB | 45 MiB |
+| CPU of imports: `drover_agent.main` / all 349 modules that it ever loads, for pages too | 0.07 s / 0.18 s | | 0.2 s |
+| on the wire to a collector, or in a scrape | 0.68 kB a second | 12.3 kB | |
 
-- Alone, with fewer modules counted and neither job nor page, an earlier version took 0.18 to 0.21 s for all imports and
-  0.349, 0.353 and 0.383 of node_exporter's CPU. Side by side on the same busy machine that version took 8.0 ms a second
-  and this one 7.1, both without job and page.
+- Earlier runs of the same code: 0.350 of node_exporter's CPU on a quiet machine (`--seconds 30`: 7.1 ms a second, all
+  imports 0.24 s), 0.316 and 0.345 at loads of 13 and 22 (7.0 and 7.8 ms a second). At the goal, not far below it.
 - Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU with GPM takes 4 calls a second
   (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of
   its own: about 44 a second for 8. A call that only sleeps costs this machine 27
