@@ -9,7 +9,12 @@ import streamlit as st
 
 from drover_dashboard import client, signin, view
 from drover_dashboard.people import Person
-from drover_proto.events import Decision
+from drover_proto.events import WANTED_ORDER, Decision
+
+
+def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
+    """Of equals the one that waits longest."""
+    return sorted(waiting, key=lambda d: (-WANTED_ORDER.index(d.wanted), d.ts_ms, d.id))
 
 
 def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import backtest_parts, incident_detail
+from drover_dashboard import answering, backtest_parts, incident_detail
 from drover_dashboard.client import FleetClient
 from drover_proto.events import Decision, Wanted
 
@@ -100,3 +100,9 @@ def test_a_decision_that_a_newer_one_replaced_is_asked_no_more() -> None:
     assert incident_detail.waiting([WAITS, advise]) == [WAITS]
     assert incident_detail.waiting([advise, WAITS, held]) == []
     assert incident_detail.waiting([held, other, advise]) == [other]
+
+
+def test_what_is_wanted_most_is_asked_first() -> None:
+    advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=Wanted.ADVISE)
+    later = replace(WAITS, id="d2", ts_ms=WAITS.ts_ms + 1)
+    assert answering.strongest_first([later, advise, WAITS]) == [WAITS, later, advise]

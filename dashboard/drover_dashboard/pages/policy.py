@@ -47,7 +47,7 @@ def show() -> None:
             view.notice("policy_file", "trouble", state.trouble)
         for text in state.breaker_json:
             _breaker(from_json(Incident, text), who)
-    pending = [from_json(Decision, text) for text in state.pending_json]
+    pending = answering.strongest_first([from_json(Decision, text) for text in state.pending_json])
     about = _summaries() if pending else {}
     # Before all else: somebody came here for it.
     _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.", about=about)
