@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from drover_collector.buckets import Floats
-from drover_collector.detectors.robust import Bools, Groups, Peers, peers
+from drover_collector.detectors.robust import Bools, Grouping, grouped
 from drover_collector.detectors.steady import IDLE_UTIL, Ints, boards, column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -33,15 +33,27 @@ NODE_SHARE = 0.5  # of a node's GPUs: more is what they have in common
 REPLAYS_PER_LANE = (0.15, 0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """A metric's last values, and of the boards of each GPU's kind the median and how many are known, float64 [G]."""
+
+    values: Floats
+    kinds: Grouping
+    median: Floats
+    count: Floats
+
+
 @dataclass(slots=True)
 class GpuState:
     streaks: dict[str, Ints] = field(default_factory=dict)  # cause -> buckets in a row, [G]
-    usual: dict[str, tuple[Floats, Groups, Peers]] = field(default_factory=dict)  # metric -> its last values, and peers
+    kinds: Grouping | None = None  # GPUs by their boards
+    usual: dict[str, Usual] = field(default_factory=dict)
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def gpu_links(window: Window, s: GpuState, now_ms: int) -> Iterator[Finding]:
-    look = _Look(window, s.usual)
+    s.kinds = grouped((boards(window) + 1)[window.index.gpu_node], s.kinds)
+    look = _Look(window, s.kinds, s.usual)
     standing: dict[tuple[str, int], int] = {}
     for cause, found in look.flags().items():
         streak = s.streaks.get(cause)
@@ -69,18 +81,19 @@ class _Look:
         narrow: GPUs with fewer lanes, bool [G].
     """
 
-    def __init__(self, window: Window, known: dict[str, tuple[Floats, Groups, Peers]]) -> None:
+    def __init__(self, window: Window, kinds: Grouping, known: dict[str, Usual]) -> None:
         self.window = window
-        self._kinds = (boards(window) + 1)[window.index.gpu_node]
+        self._kinds = kinds.groups
         self.values = {metric: column(window, metric) for metric in ("nvlink_active_links", "pcie_width")}
         # Some boards lower the generation while they rest.
         rests = ~(column(window, "gpu_util_ratio") >= IDLE_UTIL)
         self.values["pcie_generation"] = np.where(rests, np.nan, column(window, "pcie_generation"))
         for metric, values in self.values.items():  # what links train to changes seldom
             old = known.get(metric)
-            if not (old and np.array_equal(old[0], values, equal_nan=True) and np.array_equal(old[1], self._kinds)):
-                known[metric] = values.copy(), self._kinds, peers(values, self._kinds)
-        self.usual = {metric: known[metric][2] for metric in self.values}
+            if old is None or old.kinds is not kinds or not np.array_equal(old.values, values, equal_nan=True):
+                median, count = (kinds.spread(of[0]) for of in kinds.medians(values[None]))
+                known[metric] = Usual(values.copy(), kinds, median, count)
+        self.usual = known
         self.rates = {metric: _rate(window, metric, limit) for metric, limit in NVLINK_RATES.items()}
         self.rates["pcie_replays"] = _rate(window, "pcie_replays", 0.0)
         self.narrow = self._below("pcie_width")

@@ -208,6 +208,8 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: 
     with np.errstate(invalid="ignore", divide="ignore"):
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
+    if not flags.any():
+        return flags
     share = look.share(flags)
     if not busy:  # of two nodes one
         return flags & ((share < 0.5) | ((share <= 0.5) & look.one_node(flags, 2)))

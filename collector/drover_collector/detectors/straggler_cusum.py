@@ -41,6 +41,7 @@ LEARN = 12  # buckets of a job until its offsets are known: 2 min at 10 s
 YOUNG = 6.0  # so many buckets' worth of doubt about an offset: sigma grows by sqrt(1 + YOUNG / count)
 MOST_ALIKE = 0.95  # autocorrelation
 PERCENT = 0.01  # the step of sensors that give whole percents
+SOME = 256  # GPUs, of which as a rule one shows that its sensor is finer
 ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 NO_WORK = 0.01  # of the peers' value, and less
@@ -174,12 +175,18 @@ def _floors(look: Look) -> Floats:
     for channel in (DUTY, DRAM):
         for metric in METRICS[channel]:
             values = look.values[metric][look.judged]
-            with np.errstate(invalid="ignore", divide="ignore"):
-                off = np.abs(values / PERCENT - np.round(values / PERCENT))
-                if not (off > 1e-6).any():
+            if _in_percents(values[:SOME]) and _in_percents(values):
+                with np.errstate(invalid="ignore", divide="ignore"):
                     step = ROUNDING * PERCENT / np.maximum(look.medians[metric], PERCENT)
-                    floors[channel] = np.fmax(floors[channel], step)
+                floors[channel] = np.fmax(floors[channel], step)
     return floors
+
+
+def _in_percents(values: Floats) -> bool:
+    """Whether all that are known are whole percents."""
+    with np.errstate(invalid="ignore"):
+        off = np.abs(values / PERCENT - np.round(values / PERCENT))
+    return not (off > 1e-6).any()
 
 
 def of_node(look: Look, values: Floats) -> Floats:
