@@ -165,6 +165,9 @@ def test_start_answer_and_stop(tmp_path: Path) -> None:
             page.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             text = page.makefile().read()
         assert 'drover_gpus{health="unknown"} 4' in text
+        mapped = Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
+        assert "/pyarrow/" in mapped
+        assert "/pandas/" not in mapped, "for 31 MiB more, of no use"
         assert running.stop() == 0
     assert any("stopped" in line for line in running.errors)
     assert not any("Traceback" in line for line in running.errors)
