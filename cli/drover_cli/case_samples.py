@@ -20,6 +20,8 @@ from drover_cli.case_writing import KEYS
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import Metric, Scope, of_scope
 
+Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+
 
 @dataclass(slots=True)
 class Samples:
@@ -31,7 +33,7 @@ class Samples:
     names: list[str]  # catalog columns that it has
     _file: pq.ParquetFile
     _rows: npt.NDArray[np.int64] | None  # which row of the file is the next in time; None: they stand in order
-    _columns: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.int64]] = field(default_factory=dict)
+    _columns: dict[str, tuple[Numbers, npt.NDArray[np.bool_] | None]] = field(default_factory=dict)
 
     def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
         """float64 of rows low .. high, NaN where absent or outside the catalog's range.
@@ -51,7 +53,10 @@ class Samples:
         """float64 of these rows of the file, else as `column`."""
         if metric.name not in self._columns:
             self._columns[metric.name] = self._read(metric.name)
-        values = np.asarray(self._columns[metric.name][rows], np.float64)
+        whole, known = self._columns[metric.name]
+        values = np.asarray(whole[rows], np.float64)
+        if known is not None:
+            values = np.where(known[rows], values, np.nan)
         if not len(values) or (np.fmin.reduce(values) >= metric.low and np.fmax.reduce(values) <= metric.high):
             return values  # what is known is possible, as a rule
         with np.errstate(invalid="ignore"):
@@ -61,7 +66,8 @@ class Samples:
             values = np.where(wrong, np.nan, values)
         return values
 
-    def _read(self, name: str) -> npt.NDArray[np.float64] | npt.NDArray[np.int64]:
+    def _read(self, name: str) -> tuple[Numbers, npt.NDArray[np.bool_] | None]:
+        """A column as it lies in memory, and where it has a value; None: everywhere."""
         try:
             table = self._file.read(columns=[name], use_threads=False)  # threads for one column cost, and gain nothing
             column = table.column(0)
@@ -69,8 +75,13 @@ class Samples:
             raise _unreadable(self.path, error) from None
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.uint8())
-        values: npt.NDArray[np.float64] | npt.NDArray[np.int64] = column.to_numpy()  # null is NaN
-        return values
+        array = column.combine_chunks()
+        known = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        data = array.buffers()[1]
+        if data is None:
+            return np.full(len(array), np.nan), None
+        plain = pa.Array.from_buffers(array.type, len(array), [None, data], offset=array.offset)
+        return plain.to_numpy(), known  # not copied: what is null has some value here
 
 
 def read_samples(

@@ -66,10 +66,22 @@ class Decider:
         self.breaker = Breaker(index)
         self.pace = Pace()
         self._approved: dict[Key, Decision] = {}
+        self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}  # of open incidents, and on what they rest
         self._heard: Bools | None = None
 
     def judge(self, incident: Incident, asked: Wanted) -> Verdict:
         """The policy's word, in the mode that the settings allow."""
+        about = (
+            self.policy, self.ceiling, incident.kind, incident.cause, incident.scope, incident.severity,
+            incident.confidence, incident.detectors, incident.node, incident.members, asked,
+        )  # fmt: skip
+        before, verdict = self._verdicts.get(incident.id, (None, None))
+        if verdict is None or before != about:  # seldom: an open incident is asked about twice in each call
+            verdict = self._judge(incident, asked)
+            self._verdicts[incident.id] = about, verdict
+        return verdict
+
+    def _judge(self, incident: Incident, asked: Wanted) -> Verdict:
         names = [incident.node] if incident.node is not None else [node for node, _ in incident.members[:1]]
         place = self.index.spec.by_name.get(names[0]) if names else None
         verdict = self.policy.judge(incident, asked, place)
@@ -106,6 +118,7 @@ class Decider:
             only: ids of incidents that may be decided now, the others stay as they are; None: all.
         """
         judged = [(incident, self.judge(incident, asked)) for incident, asked in wishes]
+        self._verdicts = {i.id: self._verdicts[i.id] for i, _ in judged}
         wanted = [
             (i, v) for i, v in judged if i.node is not None and _rank(v.wanted) >= WANTED_ORDER.index(Wanted.ADVISE)
         ]

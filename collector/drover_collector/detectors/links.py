@@ -218,9 +218,10 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
     end_ms = window.newest.end_ms
     if down.sum() < 2:
         return
+    hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - {""}
     used: dict[str, list[int]] = {}
     for k, port in enumerate(ports):
-        if port.leaf and s.seen_up[k]:
+        if port.leaf in hit and s.seen_up[k]:
             used.setdefault(port.leaf, []).append(k)
     for leaf, mine in used.items():
         gone = [k for k in mine if down[k]]
