@@ -74,7 +74,8 @@ def wheel(version: str, into: Path) -> Path:
         copy = Path(folder) / "drover"
         listed = _run(["git", "-C", str(ROOT), "ls-files", "-z"]).split("\0")
         for name in filter(None, listed):
-            if (ROOT / name).is_file() and not name.startswith(("tests/", "benchmarks/", "docs/")):
+            needless = name.startswith(("tests/", "benchmarks/", "docs/")) and not name.startswith("docs/runbooks/")
+            if (ROOT / name).is_file() and not needless:
                 target = copy / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, target)

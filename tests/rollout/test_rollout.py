@@ -163,7 +163,8 @@ def broken(folder: Path, program: str) -> Path:
     copy = folder / program.partition("/")[0]
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/", "benchmarks/")):
+        needless = name.startswith(("tests/", "docs/", "benchmarks/")) and not name.startswith("docs/runbooks/")
+        if (ROOT / name).is_file() and not needless:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     subprocess.run(["git", "init", "-q", str(copy)], check=True)

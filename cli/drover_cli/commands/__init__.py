@@ -27,6 +27,7 @@ NAMES = (
     "incidents",
     "job",
     "explain",
+    "runbook",
     "decisions",
     "approve",
     "reject",

@@ -74,7 +74,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     print(f"{incident.id}: {incident.severity} {incident.kind}, {incident.cause}, {plain(where(incident))}")
     print(f"  {plain(incident.summary)}")
     print(f"  do: {plain(incident.advice)}")
-    print(f"  run book: {page_of(incident.kind)}")
+    print(f"  run book: drover runbook {incident.kind}")
     closed = f", closed {when(incident.closed_ms)}" if incident.closed_ms else ", still open"
     print(f"  since {when(incident.since_ms)}, reported {when(incident.opened_ms)}{closed}")
     print(

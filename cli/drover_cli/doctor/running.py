@@ -22,7 +22,7 @@ AGENTS: dict[str, tuple[State, str]] = {
     "rival": (State.BAD, "two agents have one name or one spool: stop one, or give it a node of its own"),
     "silent": (State.WARN, "systemctl status drover-agent there; what do they share? rack, switch, version"),
     "never": (State.WARN, "install the agent there, or take the node out of the fleet file"),
-    "lag": (State.WARN, "its data waits: the store, or the way there; docs/runbooks/DroverTelemetryLate.md"),
+    "lag": (State.WARN, "its data waits: the store, or the way there; drover runbook DroverTelemetryLate"),
     "clock": (State.WARN, "timedatectl set-ntp true, or chrony, on that node"),
     "spool": (State.WARN, "the way to the collector is too slow, or was away: does it fall?"),
     "source": (State.WARN, "drover-agent check there names the source and what to do"),
@@ -55,7 +55,7 @@ def version(system: pb.System) -> list[Finding]:
 
 def blindness(status: pb.Status) -> list[Finding]:
     said = [line for line in status.troubles if line.startswith("Drover is blind")]
-    return [bad("sight", plain(line), "docs/runbooks/DroverBlind.md") for line in said]
+    return [bad("sight", plain(line), "drover runbook DroverBlind") for line in said]
 
 
 def detection(system: pb.System) -> list[Finding]:
@@ -67,24 +67,24 @@ def detection(system: pb.System) -> list[Finding]:
     late_s = (system.ts_ms - max(state.newest_tick_ms, system.started_ms)) / 1000
     if late_s > JUDGED_S:
         text = f"nothing was judged for {duration(late_s)}"
-        found.append(bad("detection", text, "docs/runbooks/DroverNotJudging.md"))
+        found.append(bad("detection", text, "drover runbook DroverNotJudging"))
     elif not state.newest_tick_ms:
         found.append(unknown("detection", "nothing is judged yet: it has just begun", "ask again in a minute"))
     else:
         found.append(ok("detection", f"judged {ago(state.newest_tick_ms, system.ts_ms)}, took {state.tick_s:.2f} s"))
     if state.tick_s > 0.8 * state.interval_s > 0:
         text = f"a tick takes {state.tick_s:.1f} of {state.interval_s:g} s"
-        found.append(warn("detection", text, "docs/runbooks/DroverTicksSlow.md"))
+        found.append(warn("detection", text, "drover runbook DroverTicksSlow"))
     if state.skipped:
         text = f"{state.skipped} buckets were left out since the start"
-        found.append(warn("detection", text, "docs/runbooks/DroverBucketsSkipped.md"))
+        found.append(warn("detection", text, "drover runbook DroverBucketsSkipped"))
     for detector in state.detectors:
         if detector.failures:
             text = f"detector {detector.name} failed {detector.failures} times: {plain(detector.newest_failure)}"
-            found.append(bad("detection", text, "docs/runbooks/DroverDetectorFails.md"))
+            found.append(bad("detection", text, "drover runbook DroverDetectorFails"))
     if state.failures:
         text = f"judging failed {state.failures} times since the start"
-        found.append(bad("detection", text, "docs/runbooks/DroverEngineFails.md"))
+        found.append(bad("detection", text, "drover runbook DroverEngineFails"))
     return found
 
 
@@ -100,7 +100,7 @@ def agents(system: pb.System) -> list[Finding]:
         found.append(Finding("agents", grave, text, remedy))
     head = f"{state.reporting} of {state.expected} nodes report"
     if not state.expected or state.reporting * 2 < state.expected:
-        return [bad("agents", head, "docs/runbooks/DroverManyAgentsMissing.md"), *found]
+        return [bad("agents", head, "drover runbook DroverManyAgentsMissing"), *found]
     return [ok("agents", head), *found]
 
 
@@ -142,13 +142,13 @@ def lag(system: pb.System) -> list[Finding]:
         return [unknown("lag", "no node reports, so nobody knows", "see agents")]
     text = f"the newest stored sample is {state.lag_median_s:.1f} s old in the median, {state.lag_max_s:.1f} s at most"
     if state.lag_median_s > LAG_S:
-        found.append(bad("lag", text, "docs/runbooks/DroverTelemetryLate.md"))
+        found.append(bad("lag", text, "drover runbook DroverTelemetryLate"))
     else:
         found.append(ok("lag", text))
     ingest = system.ingest
     if ingest.waiting_limit_bytes and ingest.waiting_bytes > ingest.waiting_limit_bytes / 2:
         text = f"{size_text(ingest.waiting_bytes)} wait for the store, of {size_text(ingest.waiting_limit_bytes)}"
-        found.append(warn("lag", text, "docs/runbooks/DroverBackoff.md"))
+        found.append(warn("lag", text, "drover runbook DroverBackoff"))
     return found
 
 
@@ -156,20 +156,20 @@ def store(system: pb.System) -> list[Finding]:
     """Whether it answers, is whole, and has room for what is to be kept."""
     state = system.store
     if not state.answers:
-        return [bad("stored data", "the store does not answer", "docs/runbooks/DroverStoreNotAnswering.md")]
+        return [bad("stored data", "the store does not answer", "drover runbook DroverStoreNotAnswering")]
     found = [ok("stored data", f"{size_text(state.bytes)} in {len(state.tables)} tables, brought forward at the start")]
     if state.damaged_parts:
         text = f"{state.damaged_parts} parts are damaged and set aside"
-        found.append(bad("stored data", text, "docs/runbooks/DroverStoreDamaged.md"))
+        found.append(bad("stored data", text, "drover runbook DroverStoreDamaged"))
     if state.HasField("days_left") and state.days_left < DAYS_LEFT:
         text = f"at this rate the disk is full in {duration(state.days_left * 86_400)}, then the oldest samples go"
-        found.append(warn("stored data", text, "docs/runbooks/DroverStoreFullSoon.md"))
+        found.append(warn("stored data", text, "drover runbook DroverStoreFullSoon"))
     if state.dropped_bytes:
         text = f"{size_text(state.dropped_bytes)} were deleted for room within 24 h"
-        found.append(warn("stored data", text, "docs/runbooks/DroverSamplesDeletedForRoom.md"))
+        found.append(warn("stored data", text, "drover runbook DroverSamplesDeletedForRoom"))
     if state.rollup_oldest_s > ROLLUP_S:
         text = f"rollups of late data wait for {duration(state.rollup_oldest_s)}"
-        found.append(warn("stored data", text, "docs/runbooks/DroverRollupsLate.md"))
+        found.append(warn("stored data", text, "drover runbook DroverRollupsLate"))
     return found
 
 
@@ -181,10 +181,10 @@ def notifiers(system: pb.System) -> list[Finding]:
             waits = f"{receiver.pending} messages wait, the oldest for {duration(receiver.oldest_s)}"
             text = f"{name}: {waits}" + (f"; {plain(receiver.trouble)}" if receiver.trouble else "")
             made = bad if receiver.oldest_s > WAITS_S else warn
-            found.append(made("receivers", text, "docs/runbooks/DroverReceiverFails.md"))
+            found.append(made("receivers", text, "drover runbook DroverReceiverFails"))
         elif receiver.given_up:
             text = f"{name}: {receiver.given_up} messages were given up since the start"
-            found.append(warn("receivers", text, "docs/runbooks/DroverMessagesGivenUp.md"))
+            found.append(warn("receivers", text, "drover runbook DroverMessagesGivenUp"))
         else:
             found.append(ok("receivers", f"{name}: {receiver.delivered} delivered, {receiver.pending} wait"))
     return found
@@ -208,7 +208,7 @@ def certificate(system: pb.System) -> list[Finding]:
         return [ok("certificate in force", f"ends in {duration(left_s)}")]
     made = bad if left_s < 86_400 else warn
     text = f"ends in {duration(left_s)}" if left_s > 0 else "has ended: nobody can connect"
-    return [made("certificate in force", text, "docs/runbooks/DroverCertificateEnds.md")]
+    return [made("certificate in force", text, "drover runbook DroverCertificateEnds")]
 
 
 def troubles(status: pb.Status) -> list[Finding]:
