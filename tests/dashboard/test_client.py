@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from drover_dashboard import client as module
-from drover_dashboard.client import ClientError, FleetClient, Tls
+from drover_dashboard.client import VALUES_FRESH_S, ClientError, FleetClient, Tls
+from drover_dashboard.fleet_canvas import REFRESH_S
 from testbed.waiting import wait_until
 
 
@@ -31,6 +32,26 @@ def test_answers_are_shared_for_a_second_and_then_asked_again(served: str, chose
     clock.ms += 1000
     fleet.status()
     assert chosen.calls == ["status", "status"]
+    fleet.close()
+
+
+def test_a_metric_of_all_gpus_is_shared_for_longer_than_health_and_asked_anew_before_a_page_refreshes(
+    served: str, chosen
+) -> None:
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    for color_by in ("health", "power_w"):
+        fleet.picture(color_by)
+    clock.ms += 3900
+    asked = len(chosen.calls)
+    fleet.picture("power_w")
+    assert len(chosen.calls) == asked
+    fleet.picture("health")
+    assert len(chosen.calls) == asked + 1
+    clock.ms += 100
+    fleet.picture("power_w")
+    assert len(chosen.calls) == asked + 2
+    assert VALUES_FRESH_S < REFRESH_S
     fleet.close()
 
 
