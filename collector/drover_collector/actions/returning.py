@@ -48,20 +48,20 @@ class Returning:
 
     @property
     def acting(self) -> bool:
-        raise NotImplementedError
+        raise NotImplementedError  # the desk has it
 
     @property
     def _own(self) -> tuple[Commands | Ticket, ...]:
-        raise NotImplementedError
+        raise NotImplementedError  # the desk has it
 
     def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0) -> Action:
-        raise NotImplementedError
+        raise NotImplementedError  # the desk has it
 
     def set_duty(self, duty: Duty) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # the desk has it
 
     def _must_act(self, node: str) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # the desk has it
 
     def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a node back that Drover took out: after probes, or at once by `force`.
