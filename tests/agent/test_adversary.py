@@ -347,3 +347,16 @@ def test_a_coarse_run_is_the_same_fleet() -> None:
     fine = np.nanmean([t.gpu["energy_j"] for t in fleet.ticks(10_000)][-1])
     coarse = np.nanmean([t.gpu["energy_j"] for t in fleet.ticks(60_000)][-1])
     assert coarse == pytest.approx(fine, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", [1306, 1314, 1324])
+def test_a_job_ends_once_so_that_each_trouble_hits_the_one_that_holds_its_gpus(seed: int) -> None:
+    """Two restarts of one job had one name, and what was aimed at the first never happened."""
+    fleet = draw(seed, gpus=512, hours=4.0)
+    assert [name for name, times in Counter(job.id for job in fleet.jobs).items() if times > 1] == []
+    bound = [t for t in fleet.troubles if t.job is not None]
+    assert len(bound) > 10
+    for t in bound:
+        job = fleet.jobs[t.job or 0]
+        assert job.start_s <= t.start_s < job.end_s, t
+        assert np.isin(t.gpus, job.gpus).any(), t

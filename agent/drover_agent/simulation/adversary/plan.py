@@ -88,6 +88,7 @@ class _Planner:
         self._rng, self._hw, self._end_s = rng, hardware, end_s
         self._jobs = list(jobs)
         self._crashes: dict[str, tuple[int, ...]] = {}
+        self._ended: set[str] = set()  # jobs
         self._away: list[tuple[int, float, float]] = []  # node, from, to: no job may start there
         self._busy: dict[int, list[tuple[float, float]]] = {}
         self._troubles: list[Trouble] = []
@@ -199,8 +200,8 @@ class _Planner:
         for n, (a, b) in booked.items():
             if not broad and any(a - SETTLE_S < d and c < b + SETTLE_S for c, d in self._busy.get(n, [])):
                 return False
-        if any(at_s[job.id] <= job.start_s + 60 for job in ended):
-            return False
+        if any(at_s[job.id] <= job.start_s + 60 or job.id in self._ended for job in ended):
+            return False  # what ends a job later knows how it went on from there: nothing may end it before
         if not (t.kind == "drift" or broad):
             for n, span in booked.items():
                 self._busy.setdefault(n, []).append(span)
@@ -245,6 +246,7 @@ class _Planner:
     def _end_job(self, job: Job, at_s: float, codes: tuple[int, ...], without: set[int]) -> None:
         """End a job before its time; it starts again on what is left of its nodes."""
         self._jobs[self._jobs.index(job)] = replace(job, end_s=at_s)
+        self._ended.add(job.id)
         if codes:
             self._crashes[job.id] = codes
         base, _, attempt = job.id.partition("r")
