@@ -81,6 +81,15 @@ def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_told()
     assert feed.tick([0], 6) == []
 
 
+def test_a_large_job_that_has_cost_a_gpu_day_is_a_warning_within_the_hour() -> None:
+    most = list(range(40))
+    feed = Feed()
+    (note,) = feed.tick(most, BUCKETS + 10)[-1:]
+    assert (note.severity, note.lost_gpus) == (Severity.INFO, 40)
+    (warning,) = feed.tick(most, 2160 // 10 - BUCKETS)[-1:]  # 40 GPUs for 36 minutes are 24 GPU-hours
+    assert (warning.severity, warning.action, len(warning.members)) == (Severity.WARNING, Wanted.NONE, 40)
+
+
 def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> None:
     feed = Feed()
     feed.tick([0], 60)
@@ -161,7 +170,8 @@ def test_it_makes_nobody_suspect_and_closes_no_other_note() -> None:
     for number in range(WARN_MS // 10_000 + 12):
         bucket = training_bucket(INDEX, number)
         gpu = dict(bucket.gpu)
-        gpu["gpu_util_ratio"], gpu["power_w"] = np.zeros(INDEX.gpu_count), np.full(INDEX.gpu_count, 95.0)
+        for metric, value in (("gpu_util_ratio", 0.0), ("power_w", 95.0)):
+            gpu[metric] = np.where(np.arange(INDEX.gpu_count) < 16, value, gpu[metric])
         outcome = engine.on_bucket(dataclasses.replace(bucket, gpu=gpu), bucket.end_ms + 7_000)
         assert outcome.decisions == ()
     assert [(i.kind, i.severity, i.action) for i in engine.incidents.values()] == [

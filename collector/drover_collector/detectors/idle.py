@@ -30,6 +30,9 @@ QUIET_MS = 180_000
 IDLE_MS = 1_800_000
 # Their Job Defense Shield writes the first warning after 60 minutes (`first_warning_minutes`, cancel-zero-gpu-jobs).
 WARN_MS = 3_600_000
+# Their users are written to at 24 GPU-hours without use too (`gpu_hours_threshold_user`, zero-util-gpu-hours, with
+# `min_run_time` 30 minutes); there over a week and all jobs of a user, here of one job at once.
+COSTLY_MS = 24 * 3_600_000  # of GPUs
 # No kernel in 95 % of the time, and power near rest: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
 IDLE_MS_KEPT = IDLE_MS + 300_000  # of what counts: so much of a break as takes this away is no use of a GPU
 BREAK = 10  # times its length is what a break takes away: half a minute's look at a notebook, or a save of nothing new
@@ -142,14 +145,18 @@ def _idle(window: Window) -> Floats:
 
 
 def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
-    """One finding for each job that holds idle GPUs; of those that it has held so for an hour, where there are any."""
+    """One finding for each job that holds idle GPUs; where they have not cost much yet but some have rested for an
+    hour, of these alone."""
     bucket, index = window.newest, window.index
     long = (s.calm_ms >= IDLE_MS) & (bucket.jobs >= 0)
     for number in np.unique(bucket.jobs[long]).tolist():
         job = bucket.job_names[number]
         held = bucket.jobs == number
-        warn = bool((long & held & (s.idle_ms >= WARN_MS)).any())
-        gpus = np.flatnonzero(long & held & ((s.idle_ms >= WARN_MS) | (not warn)))
+        idle = long & held
+        hour = idle & (s.idle_ms >= WARN_MS)
+        costly = int(s.idle_ms[idle].sum()) >= COSTLY_MS
+        warn = costly or bool(hour.any())
+        gpus = np.flatnonzero(hour if warn and not costly else idle)
         count, total = len(gpus), int(held.sum())
         idle_ms = int(s.idle_ms[gpus].min())
         hours = float(s.idle_ms[gpus].sum()) / 3_600_000
@@ -212,22 +219,31 @@ def _whole_jobs(jobs: Codes, gpu_node: Codes, sizes: Codes) -> bool:
     return bool(counts[whole].sum() >= WHOLE_SHARE * held.sum())
 
 
-def _rests(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+def _rests(number: int, gpu: dict[str, Floats], _node: dict[str, Floats], gpus: int | None = None) -> None:
     if number >= 3:
         for metric, value in (("gpu_util_ratio", 0.0), ("power_w", 95.0), ("sm_active_ratio", 0.0)):
-            gpu[metric][:] = value
+            gpu[metric][:gpus] = value
+
+
+def _some_rest(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
+    _rests(number, gpu, node, 16)
 
 
 EXAMPLES = (
     Example("a checkpoint of ten minutes", lambda: play(small_fleet(), 63, _rests), frozenset()),
     Example(
-        "a job that holds its GPUs and does nothing",
-        lambda: play(small_fleet(), 190, _rests),
+        "a job that holds GPUs and does nothing with them",
+        lambda: play(small_fleet(), 190, _some_rest),
         frozenset({("idle", "idle_gpus", "job", "info")}),
     ),
     Example(
         "a job that has done so for an hour",
-        lambda: play(small_fleet(), 370, _rests),
+        lambda: play(small_fleet(), 370, _some_rest),
         frozenset({("idle", "idle_gpus", "job", "info"), ("idle", "idle_gpus", "job", "warning")}),
+    ),
+    Example(
+        "a job that has wasted a GPU's day within half an hour",
+        lambda: play(small_fleet(), 190, _rests),
+        frozenset({("idle", "idle_gpus", "job", "warning")}),
     ),
 )

@@ -30,6 +30,9 @@ AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor thr
 PRESSED_SHARE = 0.05  # of a bucket's time at the power limit: with a clock up to 22 % lower in it, 1 % in the mean
 NEAR_LIMIT = 0.90  # likewise: the limit may hold it now and then
 SAME_WORK = 0.9  # of the peers' duty: a host that is late does not make the work less
+MORE_WORK = (
+    2.0  # of the peers' duty, a node's mean: these do not wait for it, they do nothing (a hung collective spins)
+)
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
 BANDWIDTH_RATIO = 0.90  # traffic against the peers' where the path is known to be slower
 MEMORY_CLOCK_RATIO = 0.99  # a constant of the board
@@ -134,7 +137,7 @@ def large_effects(look: Look, limits: Limits, drifts: Drifts, free: Ints) -> dic
     explained |= reported & (limits.capped | limits.setting)
     unexplained = (
         far
-        & (waited | _unbound(look, free))
+        & (waited | _unbound(look, free) | (~look.has_duty & (ratio <= CLOCK_AT_FULL_POWER)))
         & (ratio <= np.where(limits.full_power, CLOCK_AT_FULL_POWER, CLOCK_UNEXPLAINED))
     )
     result = _by_clock(look, limits, explained, unexplained)
@@ -182,11 +185,17 @@ def small_effects(look: Look, limits: Limits, drifts: Drifts, free: Ints) -> dic
         late &= ~(of_node(look, drifts.less_work(LATE)) > RESTED * drifts.moved(LATE))
     host = _hosts(look.window, look, late, of_cpu=True) if late.any() else nothing
     # A host may be late with its CPUs at rest: it waits itself. Then more must be missing, for longer.
-    waits = late & look.has_duty & (drifts.moved(LATE) >= CLEAR_GAP) & (drifts.last[LATE] >= CLEAR_GAP)
-    waits &= drifts.late >= CLEAR_BUCKETS
+    waits = late & (drifts.moved(LATE) >= CLEAR_GAP) & (drifts.last[LATE] >= CLEAR_GAP)
+    waits &= (drifts.late >= CLEAR_BUCKETS) & (look.has_duty | ~np.isnan(look.traffic))
     if waits.any():
         host = host | _hosts(look.window, look, waits, busy=False)
     return result | {"hbm": less, "host": host}
+
+
+def _works_alone(look: Look) -> Bools:
+    """GPUs of nodes that do much more than their peers, which therefore do not wait for them in each step."""
+    work = np.where(look.has_duty, np.fmax(look.tensor, look.sm), look.traffic)
+    return np.asarray(of_node(look, np.minimum(work, 10 * MORE_WORK)) > MORE_WORK)
 
 
 def _unknown(*metrics: Floats) -> Bools:
@@ -208,6 +217,8 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: 
     with np.errstate(invalid="ignore", divide="ignore"):
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
+    if flags.any():
+        flags &= ~_works_alone(look)
     if not flags.any():
         return flags
     share = look.share(flags)

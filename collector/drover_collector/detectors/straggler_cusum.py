@@ -45,6 +45,7 @@ SOME = 256  # GPUs, of which as a rule one shows that its sensor is finer
 ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 NO_WORK = 0.01  # of the peers' value, and less
+LEAST_DRAM = 0.05  # of a group: one that waits in a collective for good shows 0 to 2 %, and shares of that are rounding
 SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # what one bucket may say in it
 
@@ -57,7 +58,7 @@ def threshold(bucket_ms: int, budget: float = BUDGET_PER_1000_GPU_DAYS, k: float
 
 @dataclass(slots=True)
 class Drifts:
-    """State of the tests, float64 [channels, G].
+    """State of the tests, float64 [channels, G]. Duty is that of memory where no other is read (Look.traffic).
 
     Attributes:
         mean, var, count: the learnt offset, its spread, and of how many buckets. score: S.
@@ -158,11 +159,15 @@ def _inputs(look: Look) -> Floats:
     """x of each channel, float64 [channels, G]; NaN where unknown."""
     # No work at all is a value too: it must not be taken for one that is unknown.
     with np.errstate(invalid="ignore", divide="ignore"):
-        clock, dram, tensor, sm = (
+        clock, dram, tensor, sm, traffic = (
             np.log(np.maximum(values, NO_WORK))
-            for values in (look.ratio("sm_clock_mhz"), look.ratio("dram_active_ratio"), look.tensor, look.sm)
-        )
+            for values in (
+                look.ratio("sm_clock_mhz"), look.ratio("dram_active_ratio"), look.tensor, look.sm, look.traffic
+            )
+        )  # fmt: skip
+        dram[look.medians["dram_active_ratio"] < LEAST_DRAM] = np.nan
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
+    duty = np.where(look.has_duty, duty, traffic)
     gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
     x = np.array([clock, duty, dram, of_node(look, gap)])
     x[~np.isfinite(x)] = np.nan
@@ -179,6 +184,10 @@ def _floors(look: Look) -> Floats:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     step = ROUNDING * PERCENT / np.maximum(look.medians[metric], PERCENT)
                 floors[channel] = np.fmax(floors[channel], step)
+    used = look.medians.get("memory_util_ratio")  # in whole percents on every board
+    if used is not None:
+        step = ROUNDING * PERCENT / np.maximum(used, PERCENT)
+        floors[DUTY] = np.where(look.has_duty, floors[DUTY], np.fmax(floors[DUTY], step))
     return floors
 
 

@@ -64,6 +64,18 @@ class Look:
         self._reasons = reasons_of(window)
         self.tensor, self.sm = self.ratio("tensor_active_ratio"), self.ratio("sm_active_ratio")
         self.has_duty: Bools = ~np.isnan(self.tensor) | ~np.isnan(self.sm)
+        self.traffic = self._traffic()
+
+    def _traffic(self) -> Floats:
+        """Of the peers' median, the share of time in which memory was read or written, where no duty is read: NVML has
+        it on every board, and who does the same work moves the same data."""
+        used = self.window.newest.gpu.get("memory_util_ratio")
+        if used is None or not (self.judged & ~self.has_duty).any():
+            return np.full(len(self.judged), np.nan)
+        median = self.grouping.spread(self.grouping.medians(used[None])[0][0])
+        self.values["memory_util_ratio"], self.medians["memory_util_ratio"] = used, median
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.has_duty, np.nan, used / median)
 
     def ratio(self, metric: str) -> Floats:
         """Of the peers' median."""
