@@ -178,6 +178,22 @@ def test_racks_without_inlet_sensors_are_compared_within_themselves() -> None:
     assert {(f.node, f.gpu) for f in run(warm_and_bad, nodes=16)} == {("n02", 5)}
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["room", "room and heat sink"])
+def test_where_no_inlet_is_read_a_room_that_warms_is_no_gpus_own_rise(fails: bool) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        del node["inlet_temp_c"]
+        heat(gpu, slice(3, 4), 1.15 * (1.3 if fails and number >= 45 else 1.0))  # warmer than its like by nature
+        if number >= 45:
+            gpu["gpu_temp_c"][:32] += 10
+
+    assert {(f.cause, f.node, f.gpu) for f in run(change, 60)} == ({("cooling", "n00", 3)} if fails else set())
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"])
+def test_a_node_whose_gpus_are_all_warmer_needs_no_gpu_that_is_by_far(ratio: float, told: set[object]) -> None:
+    assert {(f.cause, f.node, f.gpu) for f in run(lambda _number, gpu, _node: heat(gpu, slice(16, 24), ratio))} == told
+
+
 def test_boards_that_the_fleet_file_does_not_name_are_not_held_against_others() -> None:
     spec = FleetSpec(tuple(dataclasses.replace(n, sku="") for n in small_fleet(12).nodes))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import group_medians
+from drover_collector.detectors.robust import Bools, group_medians
 from drover_collector.detectors.steady import Ints, column, counter_share
 from drover_collector.detectors.texts import listing, place
 from drover_collector.detectors.thermal_cooling import LEAST_ALIKE, RESISTANCE_RATIO, Places, cooling, light_and_hot
@@ -42,6 +42,10 @@ RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
 RACK_SHARE = 0.75  # of a rack's nodes that must see it
 NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: the node's fans or coolant, not a heat sink
 NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get too little air
+# That is enough by itself: units differ by a few percent, of which little is left in the median of a node's, and an
+# inlet that is off by 2 degC, or not read in a rack whose nodes differ so much, adds some 6 % at 35 degC over it.
+NODE_RATIO = 1.20
+NODE_GPUS = 4  # judged there
 
 
 @dataclass(slots=True)
@@ -122,16 +126,19 @@ def _inlets(window: Window, s: State) -> Floats:
 
 def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
     index = window.index
-    now = cooling(window, _inlets(window, s), s.places)
+    inlets = _inlets(window, s)
+    now = cooling(window, inlets, s.places)
     resistance, expected, count, steady, settled = now.resistance, now.expected, now.count, now.steady, now.settled
     with np.errstate(invalid="ignore", divide="ignore"):
         over_peers = np.where(count >= LEAST_ALIKE, resistance / expected, np.nan)
         over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
+    if np.isnan(inlets).any():
+        over_past = over_past / _room(index, over_past, np.isnan(inlets))
     bad = steady & (
         (over_peers >= RESISTANCE_RATIO)
         | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
     )
-    bad |= light_and_hot(window, now, over_peers)
+    bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, np.where(steady, over_peers, np.nan))
     learn = settled & ~bad & (s.streak_bad == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
@@ -164,6 +171,27 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
             continue
         for g in gpus:
             yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
+
+
+def _room(index: FleetIndex, over_past: Floats, unread: Bools) -> Floats:
+    """What the air of a rack adds where no inlet is read: as much as even its least changed node shows; [G], from 1.
+
+    Args:
+        over_past: of each GPU against itself, [G]. unread: nodes, [N].
+    """
+    of_node, _ = group_medians(over_past, index.gpu_node.astype(np.int64), index.node_count)
+    racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
+    least = np.full(len(index.racks), np.inf)
+    np.fmin.at(least, index.rack, of_node)
+    room = np.where(racked & np.isfinite(least[index.rack]), least[index.rack], of_node)
+    return np.asarray(np.where(unread, np.fmax(room, 1.0), 1.0)[index.gpu_node])
+
+
+def _hot_nodes(index: FleetIndex, over_peers: Floats) -> Bools:
+    """GPUs that are warmer than their peers on nodes whose median is so by NODE_RATIO."""
+    known, hot = ~np.isnan(over_peers), over_peers >= NODE_RATIO
+    judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, hot))
+    return np.asarray(((judged >= NODE_GPUS) & (2 * many > judged))[index.gpu_node] & (over_peers >= NODE_RISE))
 
 
 @dataclass(frozen=True, slots=True)
