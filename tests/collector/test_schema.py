@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -293,6 +294,32 @@ def test_a_codec_that_changed_is_changed_in_the_store(store_url: str, monkeypatc
     opened.close()
     for metric in of_scope(Scope.GPU):
         assert found[metric.name] == codecs.of_metric(metric)
+
+
+def test_smaller_blocks_come_to_a_store_from_before_and_its_rows_stay(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(codecs, "block_of", lambda metric: 0)
+        older = Store.open(store_url, retention_days=3650)
+    older.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0, "gpu_temp_c": 60.0})]))
+    older.close()
+    changes: list[str] = []
+    for _ in range(2):
+        opened = Store.open(store_url, retention_days=3650)
+        opened._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+        rows = opened._clients.rows("SELECT power_w, gpu_temp_c FROM gpu_samples")
+        ddl = opened._clients.rows(
+            f"SELECT create_table_query AS q FROM {opened._clients.tables} WHERE name = 'gpu_10s'"
+        )
+        told = opened._clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
+        opened.close()
+        assert rows == [{"power_w": 3000, "gpu_temp_c": 60}]
+        assert re.search(r"`power_w` [^`]*SETTINGS \(min_compress_block_size = 16384\)", ddl[0]["q"])
+        assert not re.search(r"`nvlink_tx_bytes_per_s` [^`]*SETTINGS \(", ddl[0]["q"])
+        assert "gpu_10s: power_w in blocks of 16384 bytes" in {row["change"] for row in told}
+        changes.append(str(sorted(row["change"] for row in told)))
+    assert changes[0] == changes[1]  # there was nothing left to change
 
 
 def test_two_collectors_may_make_the_tables_at_once(store_url: str) -> None:

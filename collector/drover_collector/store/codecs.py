@@ -1,4 +1,5 @@
-"""Which codec each metric's column has. Chosen by `benchmarks/bench_codecs.py`; decision 11 tells how.
+"""Which codec each metric's column has, and how much of it is one block. Codecs are chosen by
+`benchmarks/bench_codecs.py`; decision 11 tells how.
 
 By what a metric is, so that a new one gets a fair codec unmeasured. Simulated values may be smoother or noisier than a
 real fleet's, so of codecs that are near each other the one stands here whose worst case costs least.
@@ -15,6 +16,13 @@ from drover_proto.catalog import Kind, Metric
 
 PLAIN = "ZSTD(1)"
 
+# A chart reads a few rows each of many entities, and unpacks a block of every column for each. Of what varies a small
+# block takes no more room than a large one (measured, decision 11); of what stands still each is all overhead.
+SMALL_BLOCK = 1 << 14
+_BLOCKS: Mapping[str, int] = MappingProxyType(
+    {"ratio": SMALL_BLOCK, "W": SMALL_BLOCK, "J": SMALL_BLOCK, "degC": 1 << 16, "MHz": 1 << 16}
+)
+
 # What its kind and unit do not tell of a metric.
 OVERRIDES: Mapping[str, str] = MappingProxyType(
     {
@@ -28,6 +36,11 @@ OVERRIDES: Mapping[str, str] = MappingProxyType(
         "tx_wait": f"Delta(8), T64, {PLAIN}",  # a count that runs all the time, unlike those of errors
     }
 )
+
+
+def block_of(metric: Metric) -> int:
+    """Bytes of a column that are compressed as one; 0: as many as the table says."""
+    return _BLOCKS.get(metric.unit, 0)
 
 
 def of_metric(metric: Metric) -> str:

@@ -81,7 +81,7 @@ def _ensure(clients: Clients, table: Table, held: dict[str, Held], columns: Colu
     if forward and _form(table) != (found.engine, found.partition, found.order):
         _copy(clients, table, found)
         return [f"{table.name}: copied, from {found.engine} by {found.partition or 'nothing'} in order {found.order}"]
-    changes += _columns(clients, table, columns, forward)
+    changes += _columns(clients, table, found.ddl, columns, forward)
     if forward and table.ttl and f"TTL {table.ttl}" not in found.ddl:
         _alter(clients, table.name, f"MODIFY TTL {table.ttl} SETTINGS materialize_ttl_after_modify = 0")
         changes.append(f"{table.name}: TTL {table.ttl}")
@@ -93,7 +93,7 @@ def _ensure(clients: Clients, table: Table, held: dict[str, Held], columns: Colu
     return changes
 
 
-def _columns(clients: Clients, table: Table, held: Columns, forward: bool) -> list[str]:
+def _columns(clients: Clients, table: Table, ddl: str, held: Columns, forward: bool) -> list[str]:
     alters, changes = [], []
     for column in table.columns:
         row = held.get(column.name)
@@ -102,9 +102,14 @@ def _columns(clients: Clients, table: Table, held: Columns, forward: bool) -> li
             changes.append(f"{table.name}: column {column.name}")
             continue
         _same(table.name, column, row["type"], row["comment"])
-        if forward and column.codec and row["compression_codec"] != f"CODEC({column.codec})":
-            alters.append(f"MODIFY COLUMN `{column.name}` CODEC({column.codec})")
-            changes.append(f"{table.name}: {column.name} as {column.codec}")
+        other = []
+        if column.codec and row["compression_codec"] != f"CODEC({column.codec})":
+            other.append(f"as {column.codec}")
+        if column.block and not re.search(rf"`{column.name}` [^`]*{re.escape(column.settings)}", ddl):
+            other.append(f"in blocks of {column.block} bytes")
+        if forward and other:  # what rests stays as it is until it is merged
+            alters.append(f"MODIFY COLUMN {column.ddl}")
+            changes.append(f"{table.name}: {column.name} {', '.join(other)}")
     if alters:
         _alter(clients, table.name, ", ".join(alters))
     return changes

@@ -104,11 +104,12 @@ class Rows(Base):
         when = " OR ".join(during(low, high) for low, high in spans)
         # As rows with all columns of a GPU, which are what a piece is measured by.
         rows_each = max(1, sum(high - low for low, high in spans) // every_ms * (len(names) + 5) // WIDTH)
+        named = ids is not None and entities is None and len(ids) <= IDS_MAX
         for which in self._pieces(scope, rows_each, ids, entities):
             table = self._clients.arrow(f"SELECT {columns} FROM {name} WHERE {which} AND ({when}){LEAN}")
             if table.num_rows:
                 piece = what(table, names, length_ms)
-                yield piece if ids is None else piece.where(np.isin(piece.ids, ids))
+                yield piece if ids is None or named else piece.where(np.isin(piece.ids, ids))
 
     def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span | None) -> Iterator[str]:
         """Conditions on entity ids, each for about PIECE_ROWS rows."""

@@ -14,7 +14,7 @@ from drover_collector.store.records import clickhouse_type
 from drover_proto.catalog import Metric, Scope, of_scope
 
 # Raised with every change of the tables other than a column more; see `migrations`.
-VERSION = 4
+VERSION = 5
 SAMPLES_SETTINGS = (
     ("ttl_only_drop_parts", 1),
     ("max_bytes_to_merge_at_max_space_in_pool", 4 << 30),  # a merge needs as much of the disk as it merges
@@ -33,10 +33,16 @@ class Column:
     name: str
     type: str
     extra: str = ""  # COMMENT '...' CODEC(...)
+    block: int = 0  # bytes that are compressed as one; 0: as the table has it
 
     @property
     def ddl(self) -> str:
-        return f"`{self.name}` {self.type} {self.extra}".rstrip()
+        return " ".join(filter(None, (f"`{self.name}`", self.type, self.extra, self.settings)))
+
+    @property
+    def settings(self) -> str:
+        """As the engine shows them; empty: none."""
+        return f"SETTINGS (min_compress_block_size = {self.block})" if self.block else ""
 
     @property
     def codec(self) -> str:
@@ -76,7 +82,7 @@ def samples_table(scope: Scope) -> str:
 
 def metric_column(metric: Metric) -> Column:
     comment = f"COMMENT 'metric {metric.id}, step {metric.step:g} {metric.unit}' CODEC({codecs.of_metric(metric)})"
-    return Column(metric.name, f"Nullable({clickhouse_type(metric.name)})", comment)
+    return Column(metric.name, f"Nullable({clickhouse_type(metric.name)})", comment, codecs.block_of(metric))
 
 
 def shape_code(column: str) -> int:
@@ -86,8 +92,8 @@ def shape_code(column: str) -> int:
 
 def _samples(scope: Scope, retention_days: int) -> Table:
     key = (
-        Column("entity_id", "UInt64", "CODEC(ZSTD(1))"),
-        Column("ts", TIME, "CODEC(DoubleDelta, ZSTD(1))"),
+        Column("entity_id", "UInt64", "CODEC(ZSTD(1))", codecs.SMALL_BLOCK),
+        Column("ts", TIME, "CODEC(Delta(8), ZSTD(1))", codecs.SMALL_BLOCK),
         SHAPE,
         Column("present", "UInt16", "COMMENT 'values in this row' CODEC(T64, ZSTD(1))"),
     )
@@ -113,9 +119,9 @@ def rollup_table(scope: Scope, level: str) -> str:
 def _rollup(scope: Scope, level: str, partition: str, days: int) -> Table:
     """One row per entity and bucket. Computed again, a bucket has a higher version."""
     key = (
-        Column("entity_id", "UInt64", "CODEC(ZSTD(1))"),
-        Column("ts", TIME, "COMMENT 'begin of the bucket' CODEC(DoubleDelta, ZSTD(1))"),
-        Column("version", "UInt64", "CODEC(DoubleDelta, ZSTD(1))"),
+        Column("entity_id", "UInt64", "CODEC(ZSTD(1))", codecs.SMALL_BLOCK),
+        Column("ts", TIME, "COMMENT 'begin of the bucket' CODEC(Delta(8), ZSTD(1))", codecs.SMALL_BLOCK),
+        Column("version", "UInt64", "CODEC(Delta(8), ZSTD(1))", codecs.SMALL_BLOCK),
         Column("rows", "UInt32", "COMMENT 'moments that were told of' CODEC(T64, ZSTD(1))"),
         Column("present", "UInt32", "COMMENT 'values in them' CODEC(T64, ZSTD(1))"),
     )

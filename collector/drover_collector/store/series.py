@@ -75,15 +75,20 @@ class Series(Rollups):
         result: dict[SeriesKey, Floats32] = {
             (*target, metric): np.full(points, np.nan, np.float32) for target in targets for metric in metrics
         }
-        for stay in sorted(stays, key=lambda s: s.from_ms):
-            low, high = (int(np.searchsorted(ids, np.uint64(stay.entity_id), side)) for side in ("left", "right"))
-            since = low + int(np.searchsorted(starts[low:high], stay.from_ms - step, "right"))
-            mine = slice(since, low + int(np.searchsorted(starts[low:high], stay.to_ms)))
-            at = (starts[mine] - first) // step
+        places = (starts - first) // step
+        wanted = np.array([stay.entity_id for stay in stays], np.uint64)
+        lows, highs = (np.searchsorted(ids, wanted, side).tolist() for side in ("left", "right"))
+        for stay, low, high in sorted(zip(stays, lows, highs, strict=True), key=_since):
+            if stay.from_ms > from_ms or stay.to_ms < to_ms:  # else it was there all the time, as most
+                mine = starts[low:high]
+                low, high = (
+                    low + int(np.searchsorted(mine, stay.from_ms - step, "right")),
+                    low + int(np.searchsorted(mine, stay.to_ms)),
+                )
+            at = places[low:high]
             for metric in metrics:
-                column = columns[metric][mine]
-                held = ~np.isnan(column)
-                result[(*targets[stay.target], metric)][at[held]] = column[held]
+                column, line = columns[metric][low:high], result[(*targets[stay.target], metric)]
+                line[at] = np.where(np.isnan(column), line[at], column)
         return step, first + step * np.arange(points, dtype=np.int64), result
 
     def peers_series(
@@ -139,6 +144,9 @@ class Series(Rollups):
             return self.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
         if step % LEVELS_MS["5m"]:
             parts = self._tens(scope, ids, metrics, span)
+            told = [part for part in parts if len(part.ids)]
+            if step == LEVELS_MS["10s"] and len(told) == 1:
+                return told[0]
         else:
             kept = self._kept(scope, "5m", span, ids)
             parts = [
@@ -183,6 +191,10 @@ class Series(Rollups):
             return 1
         wanted = max(from_ms, min(held)) + 2 * LEVELS_MS["5m"]
         return next(ms for ms, each in oldest.items() if each is not None and each <= wanted)
+
+
+def _since(found: tuple[Stay, int, int]) -> int:
+    return found[0].from_ms
 
 
 def _spread(at: npt.NDArray[np.int64], value: npt.NDArray[np.float64], lines: Sequence[Floats32]) -> None:
