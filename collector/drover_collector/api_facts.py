@@ -34,6 +34,8 @@ T = TypeVar("T")
 STATUS = frozenset({"totals", "stored last seen", "incidents", "jobs", "parts", "drops"})
 SHORT_S = 1.0  # pictures
 LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
+COUNTED_SHARE = 30  # counting what is stored takes at most a thirtieth of the time,
+MOST_S = 60.0  # unless the count would be older than this
 DAY_MS = 86_400_000
 RECENT_MS = 7 * DAY_MS
 AHEAD_MS = 30_000  # how far a node's clock may be ahead of ours
@@ -111,7 +113,24 @@ class Facts:
             return cast(T, found[1])
 
     def totals(self) -> Totals:
-        return self.once("totals", LONG_S, self.store.totals)
+        """Counted anew the more seldom the longer it takes: at 100,000 GPUs it is a second's work."""
+
+        def make() -> tuple[Totals, float]:
+            began_s = time.monotonic()
+            return self.store.totals(), time.monotonic() - began_s
+
+        known = self._kept.get("totals")
+        took_s = known[1][1] if known else 0.0
+        return self.once("totals", min(max(LONG_S, took_s * COUNTED_SHARE), MOST_S), make)[0]
+
+    def newest_sample_ms(self) -> int:
+        """Of all nodes of the fleet, as far as it is stored; 0: none. A sample of the future counts as none."""
+        return max(int(self._stored_seen().max(initial=0)), 0)
+
+    def _stored_seen(self) -> npt.NDArray[np.int64]:
+        stored = self.once("stored last seen", LONG_S, lambda: self.store.last_seen(self.index))
+        # A sample of the future tells of a wrong clock: counted, a node that fell silent would seem to report.
+        return np.where(stored > self.now_ms() + AHEAD_MS, 0, stored)
 
     def jobs(self) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
         """int32 [G]: index into the names of the job that holds each GPU now, -1 for none."""
@@ -126,11 +145,8 @@ class Facts:
         """int64 [N]: newest sample or message of each node, ms; 0 never."""
 
         def make() -> npt.NDArray[np.int64]:
-            stored = self.once("stored last seen", LONG_S, lambda: self.store.last_seen(self.index))
-            # A sample of the future tells of a wrong clock: counted, a node that fell silent would seem to report.
-            stored = np.where(stored > self.now_ms() + AHEAD_MS, 0, stored)
             heard = self.stats.last_seen
-            return np.maximum(stored, np.array([heard.get(n.name, 0) for n in self.index.nodes], np.int64))
+            return np.maximum(self._stored_seen(), np.array([heard.get(n.name, 0) for n in self.index.nodes], np.int64))
 
         return self.once("last seen", SHORT_S, make)
 

@@ -47,7 +47,7 @@ def get_status(facts: Facts) -> pb.Status:
         samples_stored=totals.samples,
         samples_per_s=pipeline.rate.per_s(stats.samples),
         batches_rejected=stats.rejected_total,
-        newest_sample_ms=max(totals.newest_ms, 0),
+        newest_sample_ms=facts.newest_sample_ms(),
         newest_tick_ms=pipeline.ticks.newest_end_ms,
         detector_seconds=pipeline.ticks.seconds,
         store_bytes=totals.bytes_on_disk,

@@ -1,4 +1,5 @@
-"""The console's web server: Streamlit with three routes of our own (assets, layout and picture of the fleet)."""
+"""The console's web server: Streamlit with three routes of our own (assets, layout and picture of the
+fleet), behind `door.py` and `frontend.py`."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from drover_dashboard import client, streamlit_mends
+from drover_dashboard import client, streamlit_mends, view
 from drover_dashboard.components import ASSETS
 from drover_dashboard.door import Door
-from drover_dashboard.fleet_canvas import frame, metrics, packed, trouble_line
+from drover_dashboard.fleet_canvas import LEVEL, frame, metrics, packed, trouble_line
+from drover_dashboard.frontend import Frontend
 from drover_dashboard.grouping import GROUPS, USUAL, grouped
+from drover_proto import fleet_pb2 as pb
 
+LAYOUT_LEVEL = 6  # of gzip: a tenth of its size, and it seldom changes
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 
 
@@ -29,7 +33,8 @@ def build() -> st.App:
         Route("/drover/picture", picture),
     ]
     script = Path(__file__).parent / "script" / "console.py"
-    return st.App(script, routes=routes, middleware=[Middleware(Door)])
+    pages = ["/", *(f"/{page.stem}" for page in (script.parents[1] / "pages").glob("*.py") if page != view.FLEET)]
+    return st.App(script, routes=routes, middleware=[Middleware(Door), Middleware(Frontend, pages=pages)])
 
 
 def asset(request: Request) -> Response:
@@ -53,7 +58,26 @@ def layout(request: Request) -> Response:
     answer = client.fleet().layout(jobs=by == "job")
     if answer.value is None:
         return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
-    return JSONResponse({"version": answer.value.version, "group": by, "racks": grouped(answer.value, by)})
+    return _bytes(request, _arranged(answer.value, by), "application/json", LAYOUT_LEVEL)
+
+
+_layouts: dict[str, tuple[pb.Layout, bytes]] = {}  # by group: of the newest layout, which all open pages share
+
+
+def _arranged(layout: pb.Layout, by: str) -> bytes:
+    of, body = _layouts.get(by, (None, b""))
+    if of is not layout and of != layout:
+        told = {"version": layout.version, "group": by, "racks": grouped(layout, by)}
+        body = json.dumps(told, separators=(",", ":")).encode()
+        _layouts[by] = layout, body
+    return body
+
+
+def _bytes(request: Request, body: bytes, media_type: str, level: int = LEVEL) -> Response:
+    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = packed(body, level), "gzip"
+    return Response(body, media_type=media_type, headers=headers)
 
 
 def picture(request: Request) -> Response:
@@ -64,7 +88,4 @@ def picture(request: Request) -> Response:
     body, trouble = frame(client.fleet(), color_by)
     if body is None:
         return JSONResponse({"trouble": trouble_line(trouble) if trouble else "no picture"}, 503)
-    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        body, headers["Content-Encoding"] = packed(body), "gzip"
-    return Response(body, media_type="application/octet-stream", headers=headers)
+    return _bytes(request, body, "application/octet-stream")

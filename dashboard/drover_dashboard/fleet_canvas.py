@@ -82,16 +82,16 @@ def frame(client: FleetClient, color_by: str) -> tuple[bytes | None, Trouble | N
     return b"".join(block + bytes(-len(block) % 4) for block in blocks), trouble
 
 
-_packed: OrderedDict[bytes, bytes] = OrderedDict()  # of the newest frames, which all open pages share
+_packed: OrderedDict[bytes, bytes] = OrderedDict()  # of the newest frames and layouts, which all open pages share
 PACKED = 8
 
 
-def packed(body: bytes) -> bytes:
-    """A frame for the wire, gzip. Most consoles ask within a second of each other: it is packed once for all."""
+def packed(body: bytes, level: int = LEVEL) -> bytes:
+    """A frame or layout for the wire, gzip. Most consoles ask within a second of each other: packed once for all."""
     key = hashlib.blake2b(body, digest_size=16).digest()
     found = _packed.get(key)
     if found is None:
-        found = _packed[key] = gzip.compress(body, LEVEL, mtime=0)
+        found = _packed[key] = gzip.compress(body, level, mtime=0)
         while len(_packed) > PACKED:
             _packed.popitem(last=False)
     return found

@@ -7,6 +7,7 @@ const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 1
 const HEALTHY = "healthy";
 const UNKNOWN = "unknown";
 const JOBS_MS = 20_000; // how often it is asked anew who holds what
+const EARLY_MS = 5_000; // a picture older than a refresh is asked for anew
 const pictures = new WeakMap();
 
 export function render({ data, parentElement, setTriggerValue }) {
@@ -58,12 +59,15 @@ async function poll(picture) {
   const round = ++picture.round; // an answer for another colour that comes late is dropped
   if (!document.hidden) {
     try {
-      const frame = await fetchFrame(picture.data.color_by);
-      if (round !== picture.round) return;
       const { group } = picture.data;
       const moves = group === "job" && Date.now() - picture.arrangedMs > JOBS_MS; // jobs come and go
-      if (!picture.layout || picture.layout.version !== frame.layout_version || picture.layout.group !== group || moves) {
-        picture.layout = await fetchJson(`drover/layout?group=${group}`);
+      const lacking = !picture.layout || picture.layout.group !== group || moves;
+      const arranged = lacking ? fetchLayout(group) : null; // at once, beside the frame
+      arranged?.catch(() => undefined);
+      const frame = await fetchFrame(picture.data.color_by);
+      if (round !== picture.round) return;
+      if (arranged || picture.layout.version !== frame.layout_version) {
+        picture.layout = await (arranged || fetchLayout(group));
         picture.arrangedMs = Date.now();
         if (round !== picture.round) return;
       }
@@ -79,19 +83,28 @@ async function poll(picture) {
   if (!picture.closed) picture.timer = setTimeout(() => poll(picture), everyS * 1000);
 }
 
-async function ask(path) {
-  const reply = await fetch(new URL(path, document.baseURI), { cache: "no-store" });
+// The page's head has asked for the first picture already (early.js); what was asked then is taken once.
+function early(what, of, wanted) {
+  const found = window.__drover_early;
+  if (!found || !found[what] || found[of] !== wanted || Date.now() - found.at > EARLY_MS) return null;
+  const answer = found[what];
+  found[what] = null;
+  return answer;
+}
+
+async function ask(path, asked) {
+  const reply = await (asked || fetch(new URL(path, document.baseURI), { cache: "no-store" }));
   if (reply.ok) return reply;
   const error = new Error(path);
   error.told = (await reply.json()).trouble;
   throw error;
 }
 
-const fetchJson = async (path) => (await ask(path)).json();
+const fetchLayout = async (group) => (await ask(`drover/layout?group=${group}`, early("layout", "group", group))).json();
 
 // A frame: uint32 length of a JSON header, the header, health[n], cells[n], float32 values[n]; each part padded to 4 bytes.
 async function fetchFrame(colorBy) {
-  const body = await (await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}`)).arrayBuffer();
+  const body = await (await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}`, early("frame", "color", colorBy))).arrayBuffer();
   const length = new DataView(body).getUint32(0, true);
   const frame = JSON.parse(new TextDecoder().decode(new Uint8Array(body, 4, length)));
   const padded = (size) => (size + 3) & ~3;

@@ -162,10 +162,14 @@ def picture() -> None:
         st.switch_page(view.NODE, query_params={"node": clicked.node, "gpu": str(clicked.gpu)})
 
 
-numbers()
+# The picture first: it asks for itself while the rest is still being found out. `above_fleet` keeps the room of what
+# stands above it (page.css), so that nothing moves when that comes.
+above = st.container(key="above_fleet")
 with st.container(key="reversed_fleet"):
     left, right = st.columns([1.35, 1], gap="medium")
 with left:
     picture()
 with right:
     incidents()
+with above:
+    numbers()
