@@ -6,8 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.store import Store, StoreError
-from drover_proto.events import Act, Action, ActionState, Decision, Duty, Health, Wanted
+from drover_collector.store import OutboxRow, Store, StoreError
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Approval,
+    Decision,
+    Duty,
+    Finding,
+    Health,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 T0 = 1_800_000_000_000
 
@@ -63,3 +75,30 @@ def test_only_the_active_collector_writes_them(store: Store) -> None:
     store.fence = str
     assert store.actions() == []
     assert store.duties() == {}
+
+
+def synced(store: Store) -> int:
+    """How often this process has waited for the disk."""
+    found = store._clients.rows("SELECT toInt64(sum(value)) AS n FROM system.events WHERE event LIKE '%Sync'")
+    return int(found[0]["n"])
+
+
+def test_what_is_written_before_an_effect_is_on_the_disk_when_the_call_returns(store: Store) -> None:
+    """A drain whose intent a power cut took would be nobody's. Findings are told again, and wait for no disk."""
+    decided = Decision("d1", "i1", T0, "n1", Wanted.DRAIN, "enforce", "act", "rule", "why")
+    found = Finding(
+        "xid", IncidentKind.XID, "xid_79", "gpu", None, None, (), T0, T0, Severity.INFO, 1.0, Wanted.WATCH, "s", "a"
+    )
+    waits = {}
+    for name, write in {
+        "actions": lambda: store.write_actions([action(1)]),
+        "duties": lambda: store.write_duties([Duty("n1", Health.DRAINING, T0, "i1", "xid 79")]),
+        "decisions": lambda: store.write_decisions([decided]),
+        "approvals": lambda: store.write_approvals([Approval("d1", T0, "jo", True, "spare")]),
+        "outbox": lambda: store.write_outbox(OutboxRow("m1", "i1", "chat", "{}", T0)),
+        "findings": lambda: store.write_findings([found]),
+    }.items():
+        before = synced(store)
+        write()
+        waits[name] = synced(store) > before
+    assert waits == dict.fromkeys(waits, True) | {"findings": False}
