@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -90,14 +91,15 @@ def test_what_is_written_before_an_effect_is_on_the_disk_when_the_call_returns(s
         "xid", IncidentKind.XID, "xid_79", "gpu", None, None, (), T0, T0, Severity.INFO, 1.0, Wanted.WATCH, "s", "a"
     )
     waits = {}
-    for name, write in {
+    writes: dict[str, Callable[[], None]] = {
         "actions": lambda: store.write_actions([action(1)]),
         "duties": lambda: store.write_duties([Duty("n1", Health.DRAINING, T0, "i1", "xid 79")]),
         "decisions": lambda: store.write_decisions([decided]),
         "approvals": lambda: store.write_approvals([Approval("d1", T0, "jo", True, "spare")]),
         "outbox": lambda: store.write_outbox(OutboxRow("m1", "i1", "chat", "{}", T0)),
         "findings": lambda: store.write_findings([found]),
-    }.items():
+    }
+    for name, write in writes.items():
         before = synced(store)
         write()
         waits[name] = synced(store) > before

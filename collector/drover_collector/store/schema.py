@@ -291,12 +291,14 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
                 Column("id", "String"), Column("ts", TIME), node, Column("state", WORD),
                 Column("written_ns", "UInt64"), JSON,
             ),
-            "ReplacingMergeTree", "(id, written_ns)", "", f"toDateTime(ts) + toIntervalDay({EVENT_DAYS})", settings=SYNCED,
+            "ReplacingMergeTree", "(id, written_ns)", "", f"toDateTime(ts) + toIntervalDay({EVENT_DAYS})",
+            settings=SYNCED,
         ),
         Table(
             "probe_verdicts",
             (Column("request", "String"), node, gpu, Column("ts", TIME), JSON),
-            "ReplacingMergeTree", "(node, gpu, request, ts)", "", f"toDateTime(ts) + toIntervalDay({EVENT_DAYS})", settings=SYNCED,
+            "ReplacingMergeTree", "(node, gpu, request, ts)", "", f"toDateTime(ts) + toIntervalDay({EVENT_DAYS})",
+            settings=SYNCED,
         ),
         Table(
             "health",
