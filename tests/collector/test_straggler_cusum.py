@@ -8,7 +8,7 @@ import pytest
 from drover_collector.detectors import straggler
 from drover_collector.detectors.example import play, small_fleet
 from drover_collector.detectors.robust import Grouping, peers
-from drover_collector.detectors.straggler_cusum import K, threshold
+from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, K, threshold
 from drover_proto.events import Finding
 
 Columns = dict[str, np.ndarray]
@@ -203,6 +203,22 @@ def test_the_threshold_keeps_its_budget_of_false_alarms() -> None:
     gpu_days = gpus * buckets * bucket_ms / 86_400_000
     assert 0.6 <= alarms / gpu_days * 1000 / budget <= 1.6
     assert threshold(10_000) > threshold(60_000)  # fewer looks a day need less
+
+
+def test_hbm_traffic_needs_more_than_metrics_with_a_second_sign_of_their_own() -> None:
+    state = None
+    for window, now_ms in play(small_fleet(), 5):
+        _, state = straggler.detect(window, state, now_ms)
+    assert state is not None
+    state.drifts.score[:] = threshold(10_000) + 0.1
+    assert [bool(state.drifts.told(channel).all()) for channel in (CLOCK, DUTY, DRAM, LATE)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    state.drifts.score[:] = threshold(10_000, 0.05) + 0.1
+    assert state.drifts.told(DRAM).all()
 
 
 def test_medians_of_all_metrics_at_once_are_those_of_each() -> None:

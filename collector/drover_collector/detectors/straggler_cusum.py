@@ -33,7 +33,9 @@ SIGNS = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # the direction of a fault
 FLOORS = np.array([0.006, 0.006, 0.008, 0.004])[:, None]
 CLOCK, DUTY, DRAM, LATE = range(4)
 
-BUDGET_PER_1000_GPU_DAYS = 0.25  # false alarms of one metric alone, before the second sign
+# False alarms of one metric alone, before the second sign. That of HBM traffic is only that the work did not get less,
+# which noise alone shows every other time, so that it has a fifth of it.
+BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25)
 K = 1.0  # half of the smallest change to be found, in sigmas
 CLIP = 4.0  # three buckets at least, whatever one of them shows
 KEEP = 6.0  # over h: so many quiet buckets until it is over
@@ -50,7 +52,7 @@ SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # what one bucket may say in it
 
 
-def threshold(bucket_ms: int, budget: float = BUDGET_PER_1000_GPU_DAYS, k: float = K) -> float:
+def threshold(bucket_ms: int, budget: float = BUDGETS_PER_1000_GPU_DAYS[0], k: float = K) -> float:
     """h for a budget of false alarms per 1,000 GPU-days, by Siegmund's formula without its small terms."""
     apart = 1000 * 86_400_000 / bucket_ms / budget
     return math.log(2 * k * k * apart) / (2 * k) - 1.166
@@ -65,7 +67,8 @@ class Drifts:
         last, alike: r of the last bucket, and the mean product of two in a row.
         work: mean duty over just those buckets in which a channel's own offset was learnt, whatever it is: who has less
             to do than at that time also moves less data and rests more (replicas of a service share no load).
-        recent: x, smoothed. since_ms: when S last left 0, int64. h: the threshold of the newest bucket.
+        recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest
+            bucket.
         duty: its x in the newest bucket, float64 [G].
         late: for how many buckets the test of LATE has been over its threshold, int64 [G].
     """
@@ -81,7 +84,7 @@ class Drifts:
     since_ms: npt.NDArray[np.int64]
     late: Ints
     duty: Floats
-    h: float = 10.0
+    h: tuple[float, ...] = (10.0,) * len(CHANNELS)
 
     @classmethod
     def of(cls, gpus: int) -> Drifts:
@@ -99,7 +102,8 @@ class Drifts:
         """Take one bucket in."""
         x = _inputs(look)
         newest = look.window.newest
-        self.h = threshold(newest.length_ms)
+        self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
+        h = np.array(self.h)[:, None]
         known = ~np.isnan(x) & look.judged
         x = np.where(known, x, 0.0)
         self.duty = x[DUTY]
@@ -113,12 +117,12 @@ class Drifts:
         z = np.clip(SIGNS * rest / sigma, -CLIP, CLIP)
         tested = known & (self.count >= LEARN)
         before = self.score
-        self.score = np.where(tested, np.clip(before + z - K, 0.0, self.h + KEEP), before)
+        self.score = np.where(tested, np.clip(before + z - K, 0.0, h + KEEP), before)
         self.since_ms[(before == 0) & (self.score > 0)] = newest.start_ms
         first = known & (self.count == 0)
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
         self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
-        calm = self.score < self.h / 4
+        calm = self.score < h / 4
         rate = np.where(known & calm, np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
         self.work = self.work + rate * np.where(known[DUTY], x[DUTY] - self.work, 0.0)
@@ -131,7 +135,7 @@ class Drifts:
 
     def told(self, channel: int, share: float = 1.0) -> Bools:
         """GPUs whose test has passed `share` of its threshold."""
-        return np.asarray(self.score[channel] > share * self.h)
+        return np.asarray(self.score[channel] > share * self.h[channel])
 
     def moved(self, channel: int) -> Floats:
         """How far it is from its own offset lately, float64 [G], a log ratio."""
