@@ -425,6 +425,16 @@ def test_who_works_while_the_others_spin_in_a_dead_collective_is_not_late(profil
     assert run(change, count=40) == []
 
 
+def test_where_peers_do_not_spin_nobody_waits_for_a_host() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["gpu_util_ratio"][:] = 0.7
+        if number >= 40:  # requests that ask for other work: as much of it, in less time
+            gpu["gpu_util_ratio"][8:16] = 0.63
+            node["cpu_util_ratio"][1] = 0.6
+
+    assert run(change, count=80) == []
+
+
 def test_a_job_that_spins_reads_too_little_to_tell_a_slow_hbm_by() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["dram_active_ratio"][SLOW] *= 1.1  # its stage reads more, while it works

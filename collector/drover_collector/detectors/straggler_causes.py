@@ -217,8 +217,8 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: 
     with np.errstate(invalid="ignore", divide="ignore"):
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
     flags = nodes[index.gpu_node] & look.judged
-    if flags.any():
-        flags &= ~_works_alone(look)
+    if flags.any():  # who waits in a collective spins at full utilisation: replicas of a service wait for nobody
+        flags &= ~(look.medians["gpu_util_ratio"] < BUSY) & ~_works_alone(look)
     if not flags.any():
         return flags
     share = look.share(flags)
