@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -303,6 +304,30 @@ def test_very_many_late_entities_are_one_mark(store: Store, monkeypatch: pytest.
     assert found == [3, None], "the third is covered by the second"
     finish(store)
     assert_complete(store, T0, T0 + BUCKET)
+
+
+@pytest.mark.parametrize("found", ["at the start", "while it runs"])
+def test_marks_that_are_damaged_hide_nothing_that_came_late(store: Store, store_url: str, found: str) -> None:
+    store.write_entities(everything())
+    store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})]))
+    store.closing_bucket(index_of(), T0)
+    store.roll_up()
+    store_batch(store, samples(Scope.GPU, [(gpu_row(0, 1), T0 + 2000, {"power_w": 200.0})]))
+    (part,) = store._clients.rows(f"SELECT name, path FROM {store._clients.parts} WHERE table = 'rollup_marks'")
+    with (Path(part["path"]) / "data.bin").open("r+b") as file:
+        file.seek(30)
+        file.write(b"damaged")
+    if found == "while it runs":
+        assert store.integrity is not None
+        assert store.integrity._check("rollup_marks", part["name"])
+        assert len(store.open_marks()) == 1
+    store.close()
+    again = Store.open(store_url, retention_days=3650)
+    assert again.integrity is not None
+    assert [damage.table for damage in again.integrity.damages] == ["rollup_marks"]
+    finish(again)
+    assert_complete(again, T0, T0 + BUCKET)
+    again.close()
 
 
 def test_marks_are_kept_when_the_store_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ class Store(
                 store.integrity = integrity
                 integrity.told = lambda damage: store.mark_damaged(damage.table, damage.from_ms, damage.to_ms)
                 integrity.look()
+                store.marks_known = True
                 if not visitor:
                     store.resend = integrity.lost(time.time_ns() // 1_000_000)
                     if store.resend:

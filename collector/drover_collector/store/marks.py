@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -17,6 +18,9 @@ from drover_collector.store.records import Ids, SampleBatch
 from drover_collector.store.rows import LEVELS_MS, Rows, Span
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import Scope
+from drover_proto.times import iso
+
+log = logging.getLogger(__name__)
 
 CHUNK_MS = 300_000  # what is marked, and rolled up again: a 5 min bucket
 NAMED_MAX = 2_000  # entities that marks of one chunk name; beyond, all are marked
@@ -46,6 +50,7 @@ class Marks(Rows):
     lag_ms = 7_000  # after its end a bucket is read no sooner
     settle_ms = 0  # so long a mark waits for more of its kind: each piece of work on it reads 5 minutes
     late_rows = 0  # rows that came after their bucket was read
+    marks_known = False  # those that are open are in memory, all of them
     _upto_ms = 0  # 10 s buckets before this are rolled up or marked
     _closing_ms = 0  # buckets before this have been read
 
@@ -105,13 +110,17 @@ class Marks(Rows):
         self._insert_marks(marks)
 
     def mark_damaged(self, table: str, from_ms: int | None, to_ms: int | None) -> None:
-        """Rows of a table are gone. If it is a rollup, they are made again, as far as samples are there.
+        """Rows of a table are gone. If it is a rollup, they are made again, as far as samples are there; if it is what
+        tells of late rows, all is.
 
         Args:
             from_ms, to_ms: the first and the last that may be gone; None: not known.
         Raises:
             StoreError: not noted.
         """
+        if table == "rollup_marks":
+            self._mark_unknown()
+            return
         scope, _, level = table.rpartition("_")
         if level not in LEVELS_MS:
             return
@@ -119,6 +128,30 @@ class Marks(Rows):
         high = self._upto_ms if to_ms is None else to_ms + 1
         if low is not None and low < high:
             self._insert_marks([self._mark(Scope(scope), chunk_of(low), chunk_of(high - 1) + CHUNK_MS, None)])
+
+    def _mark_unknown(self) -> None:
+        """Marks are gone: those that this process knows are written again; before it knew them, it may be any rollup
+        that lacks what came late."""
+        if self.marks_known:
+            with self._marks_lock:
+                held = list(self._marks.values())
+            self._insert_rows([(mark, mark.written_to_ms, 0) for mark in held])
+            return
+        lost = []
+        for scope in Scope:
+            oldest = self.oldest_ms(samples_table(scope))
+            if oldest is None or oldest >= self._upto_ms:
+                continue
+            low = chunk_of(oldest)
+            whole = (m for m in self.open_marks() if m.scope is scope and m.entities is None)
+            if not any(m.from_ms <= low and m.to_ms >= self._upto_ms for m in whole):
+                lost.append(self._mark(scope, low, self._upto_ms, None))
+        if lost:
+            log.warning(
+                "store: what came late may lack in the rollups: all from %s on are made again, the newest first; charts"
+                " read samples meanwhile", iso(min(mark.from_ms for mark in lost)),
+            )  # fmt: skip
+        self._insert_marks(lost)
 
     def open_marks(self) -> list[Mark]:
         with self._marks_lock:
