@@ -47,6 +47,7 @@ EMBEDDED_ONLY = {
     "test_open_twice_in_one_process",
     "test_a_store_of_the_first_version_is_copied",
     "test_a_copy_that_was_stopped_goes_on",
+    "test_a_copy_of_a_table_without_versions_doubles_no_row",
     "test_a_copy_that_the_disk_did_not_take_is_no_copy",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -234,6 +235,36 @@ def test_a_copy_that_was_stopped_goes_on(store_url: str, monkeypatch: pytest.Mon
         "SELECT 1 FROM system.tables WHERE database = currentDatabase() AND name LIKE '%_copy'"
     )
     opened.close()
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_copy_of_a_table_without_versions_doubles_no_row(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Stopped after each of its statements in turn, as by kill -9."""
+    clients = engine.connect(store_url, 0)
+    made = [table for table in schema.tables(30) if table.name in ("drops", "schema_versions")]
+    migrations.ensure(
+        clients, [replace(table, order="(bytes, at)") if table.name == "drops" else table for table in made]
+    )
+    clients.command("INSERT INTO drops SELECT now64(3), 'gpu_samples', now64(3), now64(3), number FROM numbers(3)")
+    command, left = engine.Clients.command, [at]
+
+    def counted(self: engine.Clients, sql: str) -> None:
+        command(self, sql)
+        left[0] -= 1
+        if not left[0]:
+            raise PulledError
+
+    with monkeypatch.context() as patch, contextlib.suppress(PulledError):
+        patch.setattr(engine.Clients, "command", counted)
+        migrations.ensure(clients, made)
+    migrations.ensure(clients, made)
+    held = clients.rows("SELECT bytes FROM drops ORDER BY bytes")
+    order = clients.rows(f"SELECT sorting_key AS k FROM {clients.tables} WHERE name = 'drops'")
+    clients.close()
+    assert held == [{"bytes": 0}, {"bytes": 1}, {"bytes": 2}]
+    assert order == [{"k": "at"}]
 
 
 def test_a_copy_that_the_disk_did_not_take_is_no_copy(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

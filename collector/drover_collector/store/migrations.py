@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -137,7 +138,11 @@ def _alter(clients: Clients, table: str, change: str) -> None:
 
 
 def _copy(clients: Clients, table: Table, found: Held) -> None:
-    """Partition by partition: what was copied is dropped after it, so that a second run goes on where one stopped."""
+    """Partition by partition: what was copied is dropped after it, so that a second run goes on where one stopped.
+
+    What it copied and had not dropped yet collapses when it is copied again. In a table without versions nothing does:
+    that is copied anew from its beginning, and dropped as a whole.
+    """
     if not clients.embedded:
         raise StoreError(
             f"{table.name} rests as {found.engine}, partitioned by {found.partition or 'nothing'}, in order"
@@ -157,6 +162,9 @@ def _copy(clients: Clients, table: Table, found: Held) -> None:
         f" AND table = '{table.name}' ORDER BY id"
     )
     final = "" if found.engine.startswith("MergeTree") else "FINAL"
+    collapses = not table.engine.startswith("MergeTree")
+    if parts and not collapses:
+        clients.command(f"TRUNCATE TABLE {copy}")
     for number, part in enumerate(parts, 1):
         log.info("store: copying %s into its new form, partition %d of %d", table.name, number, len(parts))
         clients.command(
@@ -164,10 +172,11 @@ def _copy(clients: Clients, table: Table, found: Held) -> None:
             f" FROM {table.name} {final} WHERE _partition_id = '{part['id']}'"
         )
         _written(clients, copy)
-        clients.command(
-            f"ALTER TABLE {table.name} DROP PARTITION ID '{part['id']}' SETTINGS max_partition_size_to_drop = 0"
-        )
-    clients.command(f"DROP TABLE {table.name} SYNC")
+        if collapses:
+            clients.command(
+                f"ALTER TABLE {table.name} DROP PARTITION ID '{part['id']}' SETTINGS max_partition_size_to_drop = 0"
+            )
+    clients.command(f"DROP TABLE {table.name} SYNC SETTINGS max_table_size_to_drop = 0")
     clients.command(f"RENAME TABLE {copy} TO {table.name}")
 
 
@@ -182,6 +191,7 @@ def _written(clients: Clients, copy: str) -> None:
     if broken:
         sources.clear(clients, copy, untold={row["name"] for row in broken if not row["level"]})
         raise StoreError(f"{copy}: what was copied is not on the disk; make room on it, and start again")
+    os.sync()  # nor does it wait for the disk, and a power cut must find one of the two there
 
 
 def _shape_sql(columns: Iterable[str]) -> str:
