@@ -23,6 +23,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind
+from drover_proto.times import iso
 
 LEAFS, LEAFS_MAX = 200, 5000
 KEPT_S = 3.0
@@ -35,6 +36,7 @@ ERRORS = (
 COUNTED = (*ERRORS, "link_downed", "tx_discards")
 OF_PORTS = frozenset({"port_down", "port_flaps", "port_errors", "nic", "switch"})  # causes of incidents about ports
 NO_LEAF = "no leaf"
+DOWN_FOR = "has been down for"  # so a port's incident speaks of now (detectors/links_texts.py)
 NO_LINKS = (
     'No port is known: fleet.toml names none. Give each node its links, as in links = [{link = "mlx5_0", gpu = 0,'
     ' leaf = "leaf01"}]; `drover-agent once` on a node lists the names of its ports.'
@@ -111,6 +113,14 @@ class Ports:
         return found
 
 
+def _incident_says(found: Incident, state: str) -> str:
+    """Its sentence, of a port that is up again with the time it is of: it would contradict what stands beside it."""
+    if state != "up" or DOWN_FOR not in found.summary:
+        return found.summary
+    seen_ms = max((e.to_ms for e in found.evidence if e.to_ms), default=found.updated_ms)
+    return f"Up again; at {iso(seen_ms)}: {found.summary}"
+
+
 def all_ports(facts: Facts) -> Ports:
     """Kept for a few seconds: every console that is open asks for it."""
     return facts.once("ports", KEPT_S, lambda: _all_ports(facts, recent(facts)))
@@ -138,7 +148,7 @@ def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
         for k in np.flatnonzero(np.nan_to_num(downs) > 0).tolist()
     }
     trouble |= {k: f"Port {layout.ports[k].name} is down." for k in np.flatnonzero(state == "down").tolist()}
-    trouble |= {k: found.summary for k, found in incident.items()}
+    trouble |= {k: _incident_says(found, str(state[k])) for k, found in incident.items()}
     return Ports(
         layout, state, rate, rx, tx, saturation, total(grown, ERRORS, size), downs, grown.get("tx_discards", nothing),
         since_ms, incident, trouble, buckets[-1].end_ms if buckets else 0,

@@ -23,7 +23,7 @@ from drover_collector.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
-from drover_proto.events import Holding, Incident, from_json
+from drover_proto.events import Evidence, Holding, Incident, IncidentKind, Severity, Wanted, from_json
 from drover_proto.fleet import FleetSpec, RackSpec
 from testbed.simulated_buckets import START_MS, record
 
@@ -321,3 +321,22 @@ def test_leafs_and_racks_are_made_once_for_all_open_pages(facts: Facts, monkeypa
         monkeypatch.delattr(*made)
     assert api_fabric.get_fabric(facts, pb.FabricRequest()) == fabric
     assert api_thermals.get_thermals(facts, pb.ThermalsRequest()) == heat
+
+
+@pytest.mark.parametrize(
+    ("state", "summary", "said"),
+    [
+        ("down", "Port mlx5_3 has been down for 40 s (node n1).", "Port mlx5_3 has been down for 40 s (node n1)."),
+        ("up", "Port mlx5_3 went down 4 times in 9 min.", "Port mlx5_3 went down 4 times in 9 min."),
+        (
+            "up", "Port mlx5_3 has been down for 40 s (node n1).",
+            "Up again; at 1970-01-01T00:00:07.000Z: Port mlx5_3 has been down for 40 s (node n1).",
+        ),
+    ],
+)  # fmt: skip
+def test_a_port_that_is_up_again_is_not_said_to_be_down(state: str, summary: str, said: str) -> None:
+    incident = Incident(
+        "i", IncidentKind.LINK, "port_flaps", "node", "n1", None, (("n1", None),), 5000, 4000, None, Severity.WARNING,
+        0.9, Wanted.ADVISE, summary, "", (Evidence("a fact", from_ms=4000, to_ms=7000),), updated_ms=9000,
+    )  # fmt: skip
+    assert api_fabric._incident_says(incident, state) == said
