@@ -3,22 +3,30 @@
 12,500 agents do not fit on the machine that the browser and the console run on. So a thread of the collector's own
 process stores what they would have sent, every 5 s the last 5 s of every GPU and node at 1 Hz, with METRICS of the
 catalog's 51 columns. Nothing else differs from the real one: store, buckets, detectors, incidents, health, Fleet API.
-The thread is called `told` in /proc, so that its CPU can be told from the rest.
+The thread is called `told` in /proc, so that its CPU can be told from the rest. SIGUSR1 has it write how often each
+question of the Fleet API was asked so far into the file CALLS names in the environment; SIGUSR2 stops the telling, and
+has it go on.
 
-    python -m console.told_fleet run --config collector.toml
+    CALLS=calls.json python -m console.told_fleet run --config collector.toml
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from drover_collector import main as collector
+from drover_collector.api import FleetApi
 from drover_collector.pipeline import Pipeline
 from drover_collector.store import EntityRow, SampleBatch, entity_id
 from drover_proto.catalog import BY_NAME, Scope
@@ -39,6 +47,30 @@ CODES = ("79", "48", "64", "94", "119", "31", "13", "74")
 JUDGED_MS = 25_000  # after so long the fleet's first buckets are judged, and events find their jobs
 
 
+hushed = threading.Event()
+calls: Counter[str] = Counter()  # by the question's type
+
+
+def count_calls() -> None:
+    answer = FleetApi._answer
+
+    async def counted(self: FleetApi, context: Any, make: Any) -> Any:
+        calls[make.__code__.co_qualname.split(".")[1]] += 1  # the method that asks
+        return await answer(self, context, make)
+
+    FleetApi._answer = counted  # type: ignore[method-assign]  # to look on
+
+
+def write_calls(*_: Any) -> None:
+    path = Path(os.environ["CALLS"])
+    path.with_suffix(".part").write_text(json.dumps(calls))
+    path.with_suffix(".part").rename(path)
+
+
+def hush(*_: Any) -> None:
+    (hushed.clear if hushed.is_set() else hushed.set)()
+
+
 class Told(Pipeline):
     """The real pipeline, and beside it the thread that stores the fleet's telemetry while this one leads."""
 
@@ -56,7 +88,7 @@ class Told(Pipeline):
         draw = np.random.default_rng(8)
         told_s, faults_told, began_ms = int(time.time()), False, self.now_ms()
         while not over.wait(max(0.0, told_s + EVERY_S - time.time())):
-            for scope, metrics in ((Scope.GPU, METRICS), (Scope.NODE, NODE_METRICS)):
+            for scope, metrics in ((Scope.GPU, METRICS), (Scope.NODE, NODE_METRICS)) if not hushed.is_set() else ():
                 self.store.write_samples(_batch(scope, ids[scope], metrics, told_s, draw))
             told_s += EVERY_S
             if not faults_told and self.now_ms() - began_ms > JUDGED_MS:
@@ -113,5 +145,8 @@ def _batch(
 
 
 if __name__ == "__main__":
-    collector.Pipeline = Told  # type: ignore[misc]  # the only change to the real command
+    collector.Pipeline = Told  # type: ignore[misc]  # the only change to what the real command does
+    count_calls()
+    signal.signal(signal.SIGUSR1, write_calls)
+    signal.signal(signal.SIGUSR2, hush)
     sys.exit(collector.main())

@@ -3,8 +3,11 @@ of a refresh was painted."""
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
 from typing import Any
+
+from streamlit.proto.BackMsg_pb2 import BackMsg
 
 POLLING_MS = 100  # by a timer: a browser gives no frames to a page that another one covers
 
@@ -38,10 +41,6 @@ PROBE = """
 """
 
 
-# Of those whose browsers would stand elsewhere: they ask for all and get all, and do not fill the cells.
-UNPAINTED = "CanvasRenderingContext2D.prototype.fillRect = () => {};"
-
-
 @dataclass
 class Session:
     """One viewer: a browser context of its own, so with an empty cache."""
@@ -52,21 +51,23 @@ class Session:
     layout_bytes: list[int] = field(default_factory=list)
     socket_bytes: int = 0
     all_bytes: int = 0  # every HTTP answer
+    reruns: int = 0  # asked for over the websocket
     asked: dict[str, str] = field(default_factory=dict)  # request -> what for
     problems: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, browser: Any, paints: bool = True) -> Session:
+    def of(cls, browser: Any) -> Session:
         context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="dark")
         session = cls(context)
         session.page = context.new_page()
-        session.page.add_init_script(PROBE if paints else PROBE + UNPAINTED)
+        session.page.add_init_script(PROBE)
         session.page.on("pageerror", lambda error: session.problems.append(str(error)))
         wire = context.new_cdp_session(session.page)
         wire.send("Network.enable")
         wire.on("Network.requestWillBeSent", session._sent)
         wire.on("Network.loadingFinished", session._loaded)
         wire.on("Network.webSocketFrameReceived", session._frame)
+        wire.on("Network.webSocketFrameSent", session._rerun)
         return session
 
     def _sent(self, event: dict[str, Any]) -> None:
@@ -88,6 +89,12 @@ class Session:
         # Binary payloads come in base64; what permessage-deflate saves on the wire is not told, so this is the most.
         self.socket_bytes += len(text) * 3 // 4 if response["opcode"] == 2 else len(text)
 
+    def _rerun(self, event: dict[str, Any]) -> None:
+        if event["response"]["opcode"] == 2:
+            self.reruns += BackMsg.FromString(base64.b64decode(event["response"]["payloadData"])).HasField(
+                "rerun_script"
+            )
+
     def open(self, url: str, limit_ms: float) -> float:
         """Go there; ms until the first picture was painted, by the page's own clock since the navigation began."""
         self.page.bring_to_front()
@@ -98,7 +105,7 @@ class Session:
 
     def forget(self) -> None:
         """Count from now on."""
-        self.picture_bytes, self.layout_bytes, self.socket_bytes, self.all_bytes = [], [], 0, 0
+        self.picture_bytes, self.layout_bytes, self.socket_bytes, self.all_bytes, self.reruns = [], [], 0, 0, 0
         self.page.evaluate("window.__watched.refreshes.length = 0")
 
     def refreshes(self) -> list[float]:
