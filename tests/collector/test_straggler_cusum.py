@@ -8,7 +8,7 @@ import pytest
 from drover_collector.detectors import straggler
 from drover_collector.detectors.example import play, small_fleet
 from drover_collector.detectors.robust import Grouping, peers
-from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, K, threshold
+from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, K, _in_percents, threshold
 from drover_proto.events import Finding
 
 Columns = dict[str, np.ndarray]
@@ -203,6 +203,13 @@ def test_the_threshold_keeps_its_budget_of_false_alarms() -> None:
     gpu_days = gpus * buckets * bucket_ms / 86_400_000
     assert 0.6 <= alarms / gpu_days * 1000 / budget <= 1.6
     assert threshold(10_000) > threshold(60_000)  # fewer looks a day need less
+
+
+@pytest.mark.parametrize(("step", "whole"), [(0.01, True), (0.001, False)])
+def test_whole_percents_are_known_in_32_bits_too(step: float, whole: bool) -> None:
+    values = np.arange(0, 1, step)
+    assert _in_percents(values) is whole
+    assert _in_percents(values.astype(np.float32).astype(np.float64)) is whole
 
 
 def test_hbm_traffic_needs_more_than_metrics_with_a_second_sign_of_their_own() -> None:

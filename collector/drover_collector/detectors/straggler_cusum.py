@@ -199,7 +199,7 @@ def _in_percents(values: Floats) -> bool:
     """Whether all that are known are whole percents."""
     with np.errstate(invalid="ignore"):
         off = np.abs(values / PERCENT - np.round(values / PERCENT))
-    return not (off > 1e-6).any()
+    return not (off > 1e-4).any()  # a recording may keep 32 bits of them
 
 
 def of_node(look: Look, values: Floats) -> Floats:
