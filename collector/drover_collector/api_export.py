@@ -126,19 +126,11 @@ def absence_row(absence: Absence) -> dict[str, Any]:
     return row
 
 
-def _events(facts: Facts, from_ms: int, to_ms: int) -> list[Event]:
-    """All events of the span, oldest first, read in pages from the newest on."""
-    found: dict[str, Event] = {}
-    until = to_ms
-    while True:
-        page = facts.store.events(from_ms, until, limit=EVENTS_PAGE)
-        new = [e for e in page if e.id not in found]
-        found.update((e.id, e) for e in new)
-        if len(page) < EVENTS_PAGE or not new:
-            break
-        until = page[-1].ts_ms + 1  # the page may have ended amid events of one moment
-    known = (e for e in found.values() if e.node in facts.index.node_number)
-    return sorted(known, key=lambda e: (e.ts_ms, e.id))
+def _events(facts: Facts, from_ms: int, to_ms: int) -> Iterator[Event]:
+    """All events of the span, oldest first, in pages."""
+    page: list[Event] = []
+    while page := facts.store.events_from(from_ms, to_ms, page[-1] if page else None, EVENTS_PAGE):
+        yield from (e for e in page if e.node in facts.index.node_number)
 
 
 def _inventories(facts: Facts, from_ms: int, to_ms: int) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,14 @@ class History(Base):
             where += f" AND gpu = {int(gpu)}"
         return self._events(where, "ts DESC, id DESC", limit, parameters)
 
+    def events_from(self, from_ms: int, to_ms: int, last: Event | None, limit: int) -> list[Event]:
+        """Events of [from_ms, to_ms) by the node's clock, oldest first: those after `last`; None: the first."""
+        where, parameters = during(from_ms, to_ms), {}
+        if last is not None:
+            where += f" AND (ts, id) > ({moment(last.ts_ms)}, {{id:String}})"
+            parameters["id"] = last.id
+        return self._events(where, "ts, id", limit, parameters)
+
     def events_received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
         """Events of a node that came since, by this collector's clock, in order of receipt."""
         where = f"node = {{node:String}} AND received >= {moment(since_ms)}"
