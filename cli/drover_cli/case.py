@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,14 @@ from drover_cli.case_lines import read_jsonl as read_jsonl
 from drover_cli.case_probes import CaseProbes, read_probes
 from drover_cli.case_samples import Samples, ports_of, read_samples
 from drover_cli.ports import with_ports
-from drover_collector.buckets import BUCKET_MS, Bucket, Lazy, aggregate
+from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Event, EventKind
 from drover_proto.fleet import FleetError, FleetSpec, load_json
 from drover_proto.times import from_iso
 
-CHUNK_BUCKETS = 60
+CHUNK_BUCKETS = 15
 MAX_BUCKET_MS = 600_000
 
 
@@ -134,11 +133,11 @@ class _Chunk:
         self._ts_ms = ts_ms = samples.ts_ms[low:high]
         self._cell = cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
         each = np.bincount(cell, minlength=cells)
-        self._alone = np.flatnonzero(each == 1)  # a row per bucket, as at 10 s: it is the bucket's value
-        row_of = np.empty(cells, np.int64)
+        # A row per bucket, as at 10 s: it is the bucket's value. The others' cells are given any row, and NaN later.
+        row_of = np.full(cells, self._low)
         row_of[cell] = np.arange(self._low, self._high)
-        self._rows_alone = samples.rows(row_of[self._alone])
-        if len(self._alone) < np.count_nonzero(each):
+        self._rows_alone, self._others = samples.rows(row_of), np.flatnonzero(each != 1)
+        if (each > 1).any():
             self._many = many = np.flatnonzero(each[cell] > 1)
             pairs = np.unique(np.stack([cell[many].astype(np.int64), ts_ms[many]]), axis=1)[0]
             each = np.where(each == 1, 1, np.bincount(pairs, minlength=cells))
@@ -146,10 +145,13 @@ class _Chunk:
 
     def columns(self, i: int) -> Mapping[str, npt.NDArray[np.float64]]:
         """Of bucket `i`: metric -> float64 [entities]."""
-        names = [] if self._samples is None else self._samples.names
-        return Lazy({name: partial(self._value, name, i) for name in names})
+        return _Columns(self, i)
 
-    def _value(self, name: str, i: int) -> npt.NDArray[np.float64]:
+    @property
+    def names(self) -> Sequence[str]:
+        return [] if self._samples is None else self._samples.names
+
+    def value(self, name: str, i: int) -> npt.NDArray[np.float64]:
         if name not in self._made:
             self._made[name] = self._aggregated(name)
         value: npt.NDArray[np.float64] = self._made[name][i]
@@ -158,15 +160,39 @@ class _Chunk:
     def _aggregated(self, name: str) -> npt.NDArray[np.float64]:
         assert self._samples is not None
         metric, cells, many = BY_NAME[name], self.rows.size, self._many
-        alone = self._samples.values(metric, self._rows_alone, self._refused)
-        if len(alone) == cells:
-            return alone.reshape(self._shape)
-        made = np.full(cells, np.nan)
+        if self._low == self._high:
+            return np.full(self._shape, np.nan)
+        made = self._samples.values(metric, self._rows_alone, self._refused, self._others)
         if len(many):
             values = self._samples.values(metric, self._samples.rows(self._low + many), self._refused)
-            made = aggregate(name, self._cell[many], self._ts_ms[many], values, cells)
-        made[self._alone] = alone
+            of_many = aggregate(name, self._cell[many], self._ts_ms[many], values, cells)
+            made[self._others] = of_many[self._others]
         return made.reshape(self._shape)
+
+
+class _Columns(Mapping[str, npt.NDArray[np.float64]]):
+    """Columns of bucket `i` of a chunk, made when they are asked for: views of the chunk's own, so they are kept."""
+
+    def __init__(self, chunk: _Chunk, i: int) -> None:
+        self._chunk, self._i = chunk, i
+        self._made: dict[str, npt.NDArray[np.float64]] = {}
+
+    def __getitem__(self, metric: str) -> npt.NDArray[np.float64]:
+        made = self._made.get(metric)
+        if made is None:
+            if metric not in self._chunk.names:
+                raise KeyError(metric)
+            made = self._made[metric] = self._chunk.value(metric, self._i)
+        return made
+
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._chunk.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chunk.names)
+
+    def __len__(self) -> int:
+        return len(self._chunk.names)
 
 
 def read_case(path: Path, *, for_store: bool = False) -> Case:

@@ -1,4 +1,4 @@
-"""Rows of a case's Parquet files: checked when they are opened, read column by column when somebody asks.
+"""Rows of a case's Parquet files: checked when they are opened, read by column and row group when somebody asks.
 
 Anything that can be used is used; what cannot is counted and told, never guessed.
 """
@@ -20,7 +20,13 @@ from drover_cli.case_writing import KEYS
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import Metric, Scope, of_scope
 
-Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A column of one row group, float64 with NaN where absent, and whether all that is known is possible."""
+
+    values: npt.NDArray[np.float64]
+    possible: bool
 
 
 @dataclass(slots=True)
@@ -33,7 +39,8 @@ class Samples:
     names: list[str]  # catalog columns that it has
     _file: pq.ParquetFile
     _rows: npt.NDArray[np.int64] | None  # which row of the file is the next in time; None: they stand in order
-    _columns: dict[str, tuple[Numbers, npt.NDArray[np.bool_] | None]] = field(default_factory=dict)
+    _starts: npt.NDArray[np.int64]  # first row of each row group, and the end of the last
+    _parts: dict[str, dict[int, _Part]] = field(default_factory=dict)  # column -> row group -> what was read of it
 
     def column(self, metric: Metric, low: int, high: int, refused: Counter[str]) -> npt.NDArray[np.float64]:
         """float64 of rows low .. high, NaN where absent or outside the catalog's range.
@@ -48,17 +55,30 @@ class Samples:
         return at if self._rows is None else self._rows[at]
 
     def values(
-        self, metric: Metric, rows: npt.NDArray[np.int64] | slice, refused: Counter[str]
+        self,
+        metric: Metric,
+        rows: npt.NDArray[np.int64] | slice,
+        refused: Counter[str],
+        absent: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.float64]:
-        """float64 of these rows of the file, else as `column`."""
-        if metric.name not in self._columns:
-            self._columns[metric.name] = self._read(metric.name)
-        whole, known = self._columns[metric.name]
-        values = np.asarray(whole[rows], np.float64)
-        if known is not None:
-            values = np.where(known[rows], values, np.nan)
-        if not len(values) or (np.fmin.reduce(values) >= metric.low and np.fmax.reduce(values) <= metric.high):
-            return values  # what is known is possible, as a rule
+        """float64 of these rows of the file, else as `column`. `absent`: places among them that have none: NaN."""
+        at = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        if not len(at):
+            return np.zeros(0)
+        first, last = (int(np.searchsorted(self._starts, row, "right")) - 1 for row in (at.min(), at.max()))
+        held = self._parts.setdefault(metric.name, {})
+        for group in [group for group in held if group < first]:
+            del held[group]  # time goes on: of a long case a few row groups are in memory
+        for group in range(first, last + 1):
+            if group not in held:
+                held[group] = self._read(metric, group)
+        parts = [held[group] for group in range(first, last + 1)]
+        whole = parts[0].values if first == last else np.concatenate([part.values for part in parts])
+        values: npt.NDArray[np.float64] = np.take(whole, at - self._starts[first])
+        if absent is not None:
+            values[absent] = np.nan
+        if all(part.possible for part in parts):
+            return values  # as a rule
         with np.errstate(invalid="ignore"):
             wrong = (values < metric.low) | (values > metric.high)
         if wrong.any():
@@ -66,22 +86,16 @@ class Samples:
             values = np.where(wrong, np.nan, values)
         return values
 
-    def _read(self, name: str) -> tuple[Numbers, npt.NDArray[np.bool_] | None]:
-        """A column as it lies in memory, and where it has a value; None: everywhere."""
-        try:
-            table = self._file.read(columns=[name], use_threads=False)  # threads for one column cost, and gain nothing
-            column = table.column(0)
+    def _read(self, metric: Metric, group: int) -> _Part:
+        try:  # threads for one column cost, and gain nothing
+            column = self._file.read_row_group(group, columns=[metric.name], use_threads=False).column(0)
         except (OSError, pa.ArrowInvalid) as error:
             raise _unreadable(self.path, error) from None
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.uint8())
-        array = column.combine_chunks()
-        known = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-        data = array.buffers()[1]
-        if data is None:
-            return np.full(len(array), np.nan), None
-        plain = pa.Array.from_buffers(array.type, len(array), [None, data], offset=array.offset)
-        return plain.to_numpy(), known  # not copied: what is null has some value here
+        values = np.asarray(column.to_numpy(), np.float64)  # null is NaN
+        least, most = np.fmin.reduce(values, initial=np.inf), np.fmax.reduce(values, initial=-np.inf)
+        return _Part(values, bool(least >= metric.low and most <= metric.high))
 
 
 def read_samples(
@@ -129,7 +143,9 @@ def read_samples(
     order = np.flatnonzero(known)
     order = order[np.argsort(ts_ms[order], kind="stable")]
     in_order = len(order) == len(known) and bool((np.diff(order) == 1).all())
-    return Samples(path, ts_ms[order], entity[order], columns, file, None if in_order else order)
+    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Samples(path, ts_ms[order], entity[order], columns, file, None if in_order else order, starts)
 
 
 def _unreadable(path: Path, error: Exception) -> CaseError:

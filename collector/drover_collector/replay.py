@@ -55,7 +55,8 @@ class Replay:
                 yield self._moments[at][1](engine)
                 at += 1
             yield engine.on_bucket(bucket, due_ms)
-            if bucket.gpu_rows.any() or bucket.node_rows.any():
+            # What one bucket had to judge by cannot be lacking any more: then no further one is asked.
+            if self._lacking != set() and (bucket.gpu_rows.any() or bucket.node_rows.any()):
                 lacking = set(engine.could_not_judge())
                 self._lacking = lacking if self._lacking is None else self._lacking & lacking
             bucket = next(self._buckets, None)
