@@ -33,7 +33,7 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
         with st.form(f"answer_{decision.id}", border=True):
             wrong = (about or {}).get(decision.incident_id, "")
             asked = f"{wrong}\n" if wrong else "Waits for a person: "
-            view.notice(f"asks_{decision.id}", "remark", f"{asked}{what}{decision.reason}")
+            view.notice(f"asks_{decision.id}", "remark", f"{asked}{what}{view.viewer().told(decision.reason)}")
             fields, below = (st.container(), st.container()) if about is None else _beside()
             with fields:
                 who, why = person_and_why(decision.id, person)

@@ -128,7 +128,7 @@ def _a_day(reply: pb.Capacity, pool: pb.PoolCapacity, gpus: int | None) -> Cell:
 def lost(reply: pb.Capacity, days: float) -> None:
     """By cause, most first; what is out of service and what is idle in lines of their own, for they are no fault's."""
     faults = [row for row in reply.lost if row.kind not in (IDLE, SERVICE)]
-    st.caption(f"GPU-hours that faults cost in the last {days:g} days, by cause")
+    st.caption(f"GPU-hours that faults cost in the last {fmt.several(round(days), 'day')}, by cause")
     rows = [
         Bar(
             f"{fmt.cause(row.cause)}",

@@ -10,10 +10,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from drover_proto import catalog
 from drover_proto.catalog import Metric
-from drover_proto.events import Incident, Member, Wanted
+from drover_proto.events import Incident, IncidentKind, Member, Wanted
 from drover_proto.times import from_iso
 
 ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
+
+KIND_CAUSE = re.compile(rf"(?<![/\w])({'|'.join(IncidentKind)})/([a-z0-9_]+)\b")
 
 ACTIONS: dict[Wanted, str] = {
     Wanted.NONE: "nothing to do",
@@ -68,6 +70,11 @@ def clock(ts_ms: int, where: tzinfo, now_ms: int) -> str:
 
 def zone_name(where: tzinfo, now_ms: int) -> str:
     return datetime.fromtimestamp(now_ms / 1000, where).tzname() or "UTC"
+
+
+def in_words(text: str) -> str:
+    """A sentence of the collector without its codes: `for memory/xid_64` is `for xid 64 (memory)`."""
+    return KIND_CAUSE.sub(lambda found: f"{cause(found[2])} ({found[1]})", text)
 
 
 def local_times(text: str, where: tzinfo, now_ms: int) -> str:
@@ -160,6 +167,19 @@ def where(incident: Incident, racks: dict[str, str]) -> str:
         rack = racks.get(incident.node, "")
         return member(incident.node, incident.gpu) + (f" · rack {rack}" if rack else "")
     return f"{incident.scope}: {members(incident.members, 3)}" if incident.members else incident.scope
+
+
+def job(name: str) -> str:
+    """`job 812`; a name that says so itself stands alone: `job-1001`."""
+    return name if name.lower().startswith("job") else f"job {name}"
+
+
+def event(kind: str, code: str) -> str:
+    """An event of the log in words: `XID 64`, `agent started`."""
+    if kind == "xid":
+        return f"XID {code}"
+    words = code.replace("_", " ")
+    return words if kind == "lifecycle" and words else f"{kind} {words}".strip()
 
 
 def cause(word: str) -> str:

@@ -91,7 +91,9 @@ def _tile(rack: pb.RackHeat, measure: Measure, span: tuple[float, float], small:
 
 def _subs(rack: pb.RackHeat) -> list[str]:
     inlet = f"inlet {rack.inlet_c:.1f} °C" if rack.HasField("inlet_c") else "inlet absent"
-    heat = f"GPUs {rack.gpu_median_c:.0f}, max {rack.gpu_max_c:.0f} °C" if rack.HasField("gpu_max_c") else "GPUs absent"
+    heat = "GPUs absent"
+    if rack.HasField("gpu_max_c"):
+        heat = f"GPU median {rack.gpu_median_c:.0f}, max {rack.gpu_max_c:.0f} °C"
     return [inlet, heat, power(rack)]
 
 
@@ -163,7 +165,7 @@ def hot_rows(found: Sequence[pb.HotGpu], who: view.Viewer) -> list[Row]:
         if gpu.HasField("held_share"):
             mark = Mark(share(gpu.held_share), "bad") if gpu.held_share >= 0.05 else None
             held = Cell("" if mark else share(gpu.held_share), mark=mark)
-        where = f"rack {gpu.rack}" + (f" · job {gpu.job}" if gpu.job else " · no job")
+        where = f"rack {gpu.rack}" + f" · {fmt.job(gpu.job) if gpu.job else 'no job'}"
         link = (
             view.href(view.INCIDENTS, id=gpu.incident)
             if gpu.incident

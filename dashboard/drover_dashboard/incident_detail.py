@@ -133,6 +133,12 @@ def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
     return f"{said} Rule {newest.rule}: {who.told(newest.reason.removeprefix(f'{newest.mode} mode: '))}"
 
 
+def _proof(item: Evidence, who: view.Viewer) -> str:
+    """`Row remap failed is 1`: the metric by the name that it has on the other pages."""
+    named = item.metric and re.match(rf"{re.escape(item.metric)}\b", item.text)
+    return who.told(fmt.label(item.metric) + item.text[len(item.metric or "") :] if named else item.text)
+
+
 def _evidence(incident: Incident, who: view.Viewer) -> None:
     if not incident.evidence:
         view.notice("evidence", "remark", "This incident carries no measured evidence.")
@@ -145,7 +151,7 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:
             _chart(incident, name, who)
-    rows = [Row((Cell(who.told(item.text)), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
+    rows = [Row((Cell(_proof(item, who)), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
     table("evidence", (Column("Evidence", wrap=True), Column("Measured against", align="right")), rows, empty="")
 
 
@@ -263,7 +269,7 @@ def event_rows(events: Sequence[Event], who: view.Viewer) -> list[Row]:
         Row(
             (
                 Cell(who.clock(event.ts_ms), sub="clock suspect" if event.clock_suspect else "", kind="faint"),
-                Cell(f"{event.kind} {event.code}", sub=fmt.member(event.node, event.gpu)),
+                Cell(fmt.event(event.kind, event.code), sub=fmt.member(event.node, event.gpu)),
                 Cell(
                     event.message + (f"  ({event.count} times)" if event.count > 1 else ""),
                     sub=_doubt(event),

@@ -48,7 +48,7 @@ def rows(found: Iterable[Incident], racks: dict[str, str], who: view.Viewer) -> 
 def place(incident: Incident, racks: dict[str, str]) -> str:
     parts = [fmt.where(incident, racks), f"cause: {fmt.cause(incident.cause)}"]
     if incident.job:
-        parts.append(f"job {incident.job}")
+        parts.append(fmt.job(incident.job))
     return " · ".join(parts)
 
 

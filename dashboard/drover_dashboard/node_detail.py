@@ -96,7 +96,7 @@ class _Values:
 def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
     """Health, open incidents, and the GPUs side by side."""
     row = detail.row
-    jobs = {f"job {job}": job for job in row.jobs[:SHOWN_JOBS]}
+    jobs = {fmt.job(job): job for job in row.jobs[:SHOWN_JOBS]}
     lines = [_head(row, who), *(_job(key, job) for key, job in jobs.items())]
     clicked = table("node_head", (Column(), Column(wrap=True), Column()), lines, empty="", link_column=1)
     if clicked in jobs:
@@ -243,7 +243,7 @@ def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int
     for event in events:
         if from_ms <= event.ts_ms <= to_ms:
             at = "" if event.gpu is None else f" GPU {event.gpu}"
-            what = f"{event.kind} {event.code}{at}"
+            what = f"{fmt.event(event.kind, event.code)}{at}"
             first[what] = min(event.ts_ms, first.get(what, event.ts_ms))
     newest = sorted(first.items(), key=lambda item: -item[1])[:MARKS]
     return sorted((ts_ms, what) for what, ts_ms in newest)

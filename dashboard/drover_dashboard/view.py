@@ -45,8 +45,8 @@ class Viewer:
         return f"since {self.clock(ts_ms)} {self.zone_name()} ({self.ago(ts_ms)})"
 
     def told(self, text: str) -> str:
-        """A sentence of the collector with its times as the viewer's clock and units as elsewhere on the page."""
-        return fmt.local_times(text, self.where, self.now_ms).replace("degC", "°C")
+        """A sentence of the collector: its times as the viewer's clock, words for codes, units as elsewhere here."""
+        return fmt.in_words(fmt.local_times(text, self.where, self.now_ms)).replace("degC", "°C").replace("+- ", "± ")
 
     def zone_name(self) -> str:
         return fmt.zone_name(self.where, self.now_ms)

@@ -16,8 +16,8 @@ import pytest
 
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Audit, from_json
-from testbed import probed
-from testbed.browsing import COMPONENTS, SCREEN, Browser, Tab, chromium, missing, until
+from testbed import console_walks, probed
+from testbed.browsing import COMPONENTS, Browser, Tab, chromium, missing, until
 from testbed.console import (
     FLAPPING,
     HOT,
@@ -92,42 +92,9 @@ def test_from_a_red_gpu_to_its_node_and_its_incident(live: Console, browser: Bro
     wanted = live.incident(MEMORY)
     wait_until(lambda: live.confirmed(node, gpu), "the GPU is confirmed")
     tab = browser.open("", OPERATOR, theme="dark")
-    page = tab.page
-    page.wait_for_function(
-        "([node, gpu]) => window.__drover_fleet && window.__drover_fleet.cells()"
-        ".some((c) => c.node === node && c.gpu === gpu && c.health === 'confirmed')",
-        arg=[node, gpu],
-    )
-    page.get_by_text(wanted.summary).first.wait_for()
-    page.get_by_text("Held, idle").wait_for()  # the numbers above are there: nothing moves the picture any more
-    page.get_by_text(re.compile("times in CES?T")).wait_for()
-    cells = page.evaluate("window.__drover_fleet.cells()")
-    assert len(cells) == len(live.nodes) * 8
-    lines = page.locator('[class*="st-key-trouble_"]')  # what Drover tells of itself, on a busy machine, comes first
-    room = SCREEN["height"] + sum(box["height"] + 12 for box in (line.bounding_box() for line in lines.all()) if box)
-    assert all(0 < c["y"] < room and 0 < c["x"] < SCREEN["width"] for c in cells), "all above the fold"
-    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") <= room
-    tab.shot("fleet-health")
-
-    cell = next(c for c in cells if c["node"] == node and c["gpu"] == gpu)
-    page.mouse.move(cell["x"], cell["y"])
-    page.get_by_text(f"{node} GPU {gpu}", exact=True).first.wait_for()
-    page.mouse.click(cell["x"], cell["y"])
-    page.wait_for_url(re.compile(rf"/node\?.*node={node}"))
-    assert f"gpu={gpu}" in page.url
-    page.locator("canvas").nth(5).wait_for()  # six charts
-    assert page.locator("tr.selected").get_by_text(f"GPU {gpu}", exact=True).count() == 1
-
-    drawn_open(page)
-
-    page.locator("tr.opens a").get_by_text(wanted.summary).first.press("Enter")  # without a mouse
-    page.wait_for_url(re.compile(rf"/incidents\?.*id={wanted.id}"))
-    page.get_by_text("What to do: ").wait_for()
-    heading = page.locator(".st-key-summary_what").inner_text()
-    assert heading.startswith(wanted.summary.split(":")[0])
-    advice = page.locator(".st-key-todo_advice").bounding_box()
-    assert advice["y"] + advice["height"] < SCREEN["height"], "what to do is on the first screen"
-    page.get_by_text("Evidence").first.wait_for()
+    console_walks.red_gpu(tab, wanted, len(live.nodes) * 8, "fleet-health")
+    drawn_open(tab.page)
+    console_walks.its_incident(tab, wanted)
     tab.close()
 
 
@@ -197,17 +164,7 @@ def test_which_gpu_slows_the_job_and_why(live: Console, browser: Browser) -> Non
     slow = live.incident(STRAGGLER)
     assert slow.job
     tab = browser.open("job", OPERATOR)
-    page = tab.page
-    page.locator("tbody tr").first.get_by_text("HURT", exact=True).wait_for()
-    page.locator("tr.opens").get_by_text(slow.job, exact=True).first.click()
-    page.wait_for_url(re.compile(rf"/job\?.*job={slow.job}"))
-    clock = page.locator(".dots canvas").first
-    clock.wait_for()
-    assert f"{SLOW[0]} GPU {SLOW[1]}" in clock.get_attribute("aria-label")
-    told = page.locator(".st-key-todo_slow").inner_text()
-    assert told.startswith(f"GPU {SLOW[1]} of node {SLOW[0]}")
-    assert "GPU-hours for it" in told
-    page.locator("canvas").nth(10).wait_for()  # beside the dots, the slow GPU over time
+    console_walks.slow_gpu(tab, slow)
     assert not tab.barriers()
     tab.shot("job-one")
     tab.on_a_phone("job-one")
@@ -217,17 +174,8 @@ def test_which_gpu_slows_the_job_and_why(live: Console, browser: Browser) -> Non
 def test_which_rack_runs_hot(live: Console, browser: Browser) -> None:
     live.incident(THERMAL)
     tab = browser.open("thermals?by=hottest", OPERATOR)
-    page = tab.page
-    page.get_by_text("No rack gets hot air; poor cooling in r02.").wait_for()
-    tile = page.locator(".tile", has=page.get_by_text("r02", exact=True))
-    tile.get_by_text(re.compile("poor")).wait_for()
-    tile.press("Enter")
-    page.wait_for_url(re.compile(r"/thermals\?by=hottest&rack=r02"))
-    page.get_by_text("r02n08", exact=True).wait_for()
-    page.locator("tr.opens").get_by_text(f"{HOT[0]} GPU {HOT[1]}", exact=True).click()
-    page.wait_for_url(re.compile(r"/incidents\?.*id="))
-    page.get_by_text("What to do: ").wait_for()
-    page.get_by_text("Timeline").first.wait_for()
+    console_walks.hot_rack(tab, HOT)
+    tab.page.get_by_text("Timeline").first.wait_for()
     assert not tab.barriers()
     tab.close()
 
@@ -275,17 +223,8 @@ def test_an_operator_approves_a_drain_drains_another_node_and_gives_it_back(live
 def test_one_node_or_the_switch(live: Console, browser: Browser) -> None:
     live.incident(LINK)
     tab = browser.open("fabric", OPERATOR)
-    page = tab.page
-    page.wait_for_url(re.compile(r"/fabric\?leaf=leaf01"))  # the worst one, without a click
-    page.get_by_text(f"One of 16 nodes, not the switch: {FLAPPING}.").first.wait_for()
-    cells = page.locator(".tile").first.locator(".cell")
-    cells.first.wait_for()
-    assert [cells.nth(at).get_attribute("class") for at in range(cells.count())].count("cell trouble") == 1
-    page.locator("tbody tr").first.get_by_text(re.compile(rf"^{FLAPPING} mlx5_\d$")).wait_for()
-    page.goto(f"{live.url}/fabric?node={SLOW[0]}")
-    page.get_by_text(f"NVLinks of {SLOW[0]}").wait_for()
-    page.get_by_text("GPU 7", exact=True).first.wait_for()
-    page.get_by_text("No bandwidth between its GPUs has been measured.").wait_for()
+    console_walks.one_node(tab, FLAPPING)
+    console_walks.links_of(tab, live.url, SLOW[0])
     assert not tab.barriers()
     tab.shot("fabric-node")
     tab.close()

@@ -95,3 +95,28 @@ def test_what_would_be_out_is_not_told_as_out() -> None:
 
 def test_a_name_in_a_label_is_no_markdown() -> None:
     assert fmt.plain("alex_b [x](https://evil.example)") == r"alex\_b \[x\]\(https\:\/\/evil\.example\)"
+
+
+@pytest.mark.parametrize(("name", "told"), [("812", "job 812"), ("job-1001", "job-1001"), ("Jobs/a", "Jobs/a")])
+def test_a_job_is_not_called_job_twice(name: str, told: str) -> None:
+    assert fmt.job(name) == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "told"),
+    [
+        ("xid", "64", "XID 64"),
+        ("lifecycle", "agent_started", "agent started"),
+        ("kernel", "oom_kill", "kernel oom kill"),
+    ],
+)
+def test_events_are_told_in_words(kind: str, code: str, told: str) -> None:
+    assert fmt.event(kind, code) == told
+
+
+def test_codes_in_sentences_become_words() -> None:
+    who = view.Viewer(BERLIN, NOON_MS)
+    assert who.told("asks to drain n1 for memory/xid_64; 4303 +- 17 GB/s, 86 degC") == (
+        "asks to drain n1 for xid 64 (memory); 4303 ± 17 GB/s, 86 °C"
+    )
+    assert who.told("PCI:0000/3a, /var/memory/x and n1/gpu_3") == "PCI:0000/3a, /var/memory/x and n1/gpu_3"

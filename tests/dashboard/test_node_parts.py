@@ -78,7 +78,7 @@ def test_what_differs_from_the_peers_comes_first_and_says_what_they_have() -> No
 
 def test_a_chart_tells_when_each_kind_of_event_came_first_and_the_newest_kinds() -> None:
     at = [replace(event(), ts_ms=ts_ms, code=code) for ts_ms, code in ((5, "13"), (9, "13"), (7, "79"), (1, "31"))]
-    assert node_detail.moments(at, 4, 9) == [(5, "xid 13 GPU 1"), (7, "xid 79 GPU 1")]
+    assert node_detail.moments(at, 4, 9) == [(5, "XID 13 GPU 1"), (7, "XID 79 GPU 1")]
     many = [replace(event(), ts_ms=number, code=str(number)) for number in range(9)]
     assert [ts_ms for ts_ms, _ in node_detail.moments(many, 0, 9)] == [5, 6, 7, 8]
 

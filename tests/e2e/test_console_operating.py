@@ -5,7 +5,6 @@ Screenshots stay in test-artifacts/console/.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,18 +18,15 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Audit, from_json
 from drover_proto.fleet import dump_toml
 from drover_proto.fleet_pb2_grpc import FleetStub
-from e2e.test_console import EXPECTED_404, PAGE_MS, SCREEN, SHOTS
 from testbed.browser import CHROMIUM, FLAGS
-from testbed.browsing import CONTRAST, barriers
+from testbed.browsing import CONTRAST, EXPECTED_404, PAGE_MS, PHONE, SCREEN, SHOTS, barriers
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
 
 NODES = 8
-PHONE = {"width": 390, "height": 844}
 OPERATOR, VIEWER = "alex@example.com", "kim@example.com"
-NEW_404 = re.compile(r"/(system|capacity|risk)/_stcore/(health|host-config)$")
 SETTINGS = """[cost]
 currency = "EUR"
 gpu_hour = 2.5
@@ -89,7 +85,7 @@ def browse() -> Iterator[Open]:
 
     def note(line: Any) -> None:
         where = line.location.get("url", "")
-        if line.type == "error" and not EXPECTED_404.search(where) and not NEW_404.search(where):
+        if line.type == "error" and not EXPECTED_404.search(where):
             problems.append(f"{line.text} ({where})")
 
     with sync_playwright() as play:
@@ -149,7 +145,7 @@ def test_the_span_of_costs_is_in_the_address(console: Console, browse: Open) -> 
     page = browse(f"{console.url}/capacity?span=30+days", VIEWER)
     page.get_by_text("GPU-hours that faults cost in the last 30 days").wait_for()
     page.get_by_text("1 day", exact=True).click()
-    page.get_by_text("GPU-hours that faults cost in the last 1 days").wait_for()
+    page.get_by_text("GPU-hours that faults cost in the last 1 day, by cause").wait_for()
     assert "span=1+day" in page.url
 
 

@@ -168,6 +168,11 @@ class Browser:
 
     def open(self, path: str, who: str, theme: str = "light") -> Tab:
         """`who` "": nobody that the proxy knows."""
+        tab = self.blank(who, theme)
+        tab.page.goto(f"{self._url}/{path}")
+        return tab
+
+    def blank(self, who: str, theme: str) -> Tab:
         if who not in self._contexts:
             named = {"X-User": who} if who else {}
             made = self._chromium.new_context(viewport=SCREEN, timezone_id=ZONE, extra_http_headers=named)
@@ -176,7 +181,6 @@ class Browser:
         tab = Tab(self._contexts[who].new_page())
         tab.page.emulate_media(color_scheme=theme)
         tab.listen()
-        tab.page.goto(f"{self._url}/{path}")
         return tab
 
 
@@ -188,6 +192,15 @@ def chromium() -> Iterator[Any]:
         started = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
         yield started
         started.close()
+
+
+@contextmanager
+def lone_tab(theme: str) -> Iterator[Tab]:
+    """A blank page in a browser of its own; when it ends it must have had no error."""
+    with chromium() as started:
+        tab = Browser(started, "").blank("", theme)
+        yield tab
+        assert not tab.problems
 
 
 CONTRAST = ("color-contrast",)

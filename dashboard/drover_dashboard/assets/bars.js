@@ -52,4 +52,4 @@ function line(row, data) {
   return made;
 }
 
-const shorter = (value) => value.toLocaleString([], { maximumFractionDigits: value >= 100 ? 0 : 1 });
+const shorter = (value) => value.toLocaleString([], { maximumFractionDigits: value >= 100 ? 0 : value >= 1 ? 1 : 2 });

@@ -68,7 +68,8 @@ def _line(status: pb.Status, who: view.Viewer) -> str:
 def _tiles(status: pb.Status) -> None:
     health, opened = status.gpus_by_health, status.open_incidents_by_severity
     total = sum(opened[severity] for severity in Severity)
-    by_severity = " · ".join(f"{opened[s]} {s}" for s in reversed(Severity) if opened[s])
+    # The worst alone: a tile has no room for more, and the list beside the picture has all.
+    by_severity = next((f"{severity}: {opened[severity]}" for severity in reversed(Severity) if opened[severity]), "")
     away = sum(health[h] for h in (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR))
     silent = status.nodes_expected - status.nodes_reporting
     expected = fmt.number(status.gpus_expected)

@@ -109,7 +109,8 @@ def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
         else who.since(job.since_ms)
     )
     boards = f" of {', '.join(job.skus)}" if job.skus else ""
-    return f"Job {job.job}: {fmt.several(job.gpus, 'GPU')}{boards} on {fmt.several(job.nodes, 'node')}, {span}"
+    name = fmt.capital(fmt.job(job.job))
+    return f"{name}: {fmt.several(job.gpus, 'GPU')}{boards} on {fmt.several(job.nodes, 'node')}, {span}"
 
 
 @st.fragment(run_every=CHARTS_S)

@@ -188,7 +188,11 @@ def _out(state: pb.PolicyState, who: view.Viewer) -> None:
     for node in state.out[:SHOWN]:
         duty = duties.get(node)
         stage = view.health_cell(duty.stage) if duty else Cell("would be out", kind="faint")
-        why = f"{who.clock(duty.ts_ms)} {duty.reason}" if duty else "by a decision, in observe mode or about to be done"
+        why = (
+            f"{who.clock(duty.ts_ms)} {who.told(duty.reason)}"
+            if duty
+            else "by a decision, in observe mode or about to be done"
+        )
         rows.append(Row((Cell(node), stage, Cell(why)), id=node, href=view.href(view.NODE, node=node)))
     columns = (Column("Out of service"), Column(), Column(wrap=True))
     clicked = table("policy_out", columns, rows, empty="No node is out of service.")
