@@ -14,7 +14,7 @@ from drover_dashboard import format as fmt
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.enforced import if_enforced
-from drover_proto.events import Decision, Duty, Incident, from_json
+from drover_proto.events import Decision, Duty, Incident, Wanted, from_json
 
 SHOWN = 100
 PARTS = ("fleet", "pool", "rack", "leaf", "job")
@@ -112,7 +112,7 @@ def _decisions(
         Row(
             (
                 Cell(who.clock(d.ts_ms), kind="faint", sub=d.outcome.replace("_", " ") if with_outcome else ""),
-                Cell(f"{d.wanted} {d.node}" if d.node else "go on with a mass event", sub=d.rule),
+                Cell(f"{_wish(d.wanted)} {d.node}" if d.node else "go on with a mass event", sub=_rule(d.rule)),
                 _why(about.get(d.incident_id, ""), d.reason, who),
             ),
             id=d.incident_id,
@@ -122,6 +122,15 @@ def _decisions(
     ]
     columns = (Column(title), Column(), Column("Why", wrap=True))
     _open(table(f"policy_{key}", columns, rows, empty=empty, height=LIST_PX if len(rows) > FIT else None))
+
+
+def _wish(wanted: Wanted) -> str:
+    """What is to be done to the node whose name follows."""
+    return {Wanted.NONE: "resume", Wanted.ADVISE: "advise against"}.get(wanted, str(wanted))
+
+
+def _rule(name: str) -> str:
+    return "no rule matched: as its detector asks" if name == "detector" else name
 
 
 def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
@@ -142,14 +151,14 @@ def _open(incident: str | None) -> None:
 
 def _held(held: Sequence[Decision], who: view.Viewer) -> None:
     """What is held for the same reason in one row: a mass event holds hundreds."""
-    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    groups: dict[tuple[Wanted, str, str], list[Decision]] = {}
     for decision in held:
         groups.setdefault((decision.wanted, decision.rule, decision.reason), []).append(decision)
     rows = [
         Row(
             (
                 Cell(who.clock(found[0].ts_ms), kind="faint"),
-                Cell(f"{'resume' if wanted == 'none' else wanted} {_some([d.node for d in found])}", sub=rule),
+                Cell(f"{_wish(wanted)} {_some([d.node for d in found])}", sub=_rule(rule)),
                 Cell(who.told(reason)),
             ),
             id=found[0].incident_id,
