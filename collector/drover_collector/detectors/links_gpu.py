@@ -107,14 +107,21 @@ class _Look:
             "nvlink_down": self._below("nvlink_active_links"),
             "nvlink_errors": errors,
             "pcie_narrow": self.narrow | self._below("pcie_generation"),
-            "pcie_replays": self._few(self.rates["pcie_replays"] * 60 > self.replays_limit()),
+            "pcie_replays": self._few(self._replays()),
         }
 
-    def replays_limit(self) -> Floats:
-        """A minute, of the whole link."""
-        lanes, generation = np.array(REPLAYS_PER_LANE), column(self.window, "pcie_generation")
+    def _replays(self) -> Bools:
+        """GPUs whose PCIe link repeats itself more than it may."""
+        rate, result = self.rates["pcie_replays"], np.zeros(len(self._kinds), bool)
+        some = np.flatnonzero(rate > 0)  # no limit is lower
+        result[some] = rate[some] * 60 > self.replays_limit(some)
+        return result
+
+    def replays_limit(self, gpus: Ints) -> Floats:
+        """Of these GPUs, a minute and whole link."""
+        lanes, generation = np.array(REPLAYS_PER_LANE), column(self.window, "pcie_generation")[gpus]
         known = np.nan_to_num(generation).astype(np.int64).clip(0, len(lanes) - 1)
-        width = self.values["pcie_width"]
+        width = self.values["pcie_width"][gpus]
         return np.asarray(np.ceil(lanes[known] * np.where(np.isnan(width), 16, width)))
 
     def _below(self, metric: str) -> Bools:
@@ -140,29 +147,32 @@ class _Look:
 def _rate(window: Window, metric: str, limit: float) -> Floats:
     """Growth per second from the first to the last value in the window, float64 [G]; NaN where it began anew or fewer
     than two are known: the agent and dcgm-exporter read some counters each 30 s only."""
-    size = window.index.gpu_count
     told = [(bucket.end_ms, values) for bucket in window.buckets if (values := bucket.gpu.get(metric)) is not None]
-    (before, since_ms), (now, at_ms) = _first_known(told, size), _first_known(told[::-1], size)
-    elapsed_s, grown = (at_ms - since_ms) / 1000, now - before
+    if len(told) < 2:
+        return np.full(window.index.gpu_count, np.nan)
+    least_s = 0.0 if limit >= 1 else MINUTE_S
+    (since_ms, before), (at_ms, now) = told[0], told[-1]
+    grown = now - before
+    rate = grown / max((at_ms - since_ms) / 1000, least_s)
     with np.errstate(invalid="ignore"):
-        known = (grown >= 0) & (elapsed_s > 0)
-        over_s = np.where(known, elapsed_s if limit >= 1 else np.maximum(elapsed_s, MINUTE_S), np.nan)
-    return np.where(known, grown / over_s, np.nan)
+        rate[grown < 0] = np.nan
+    gaps = np.flatnonzero(np.isnan(grown))
+    if len(gaps):  # of the few that lack a value at an end what lies between
+        rate[gaps] = _rate_between(told, gaps, least_s)
+    return rate
 
 
-def _first_known(told: Sequence[tuple[int, Floats]], size: int) -> tuple[Floats, Floats]:
-    """The first value of each GPU that is not NaN, and when it was told; float64 [G]."""
-    values, at_ms = np.full(size, np.nan), np.full(size, np.nan)
-    for number, (end_ms, some) in enumerate(told):
-        if not number:
-            values, at_ms = some.copy(), np.full(size, float(end_ms))
-            continue
-        gaps = np.flatnonzero(np.isnan(values))
-        if not len(gaps):
-            break
-        gaps = gaps[~np.isnan(some[gaps])]
-        values[gaps], at_ms[gaps] = some[gaps], end_ms
-    return values, at_ms
+def _rate_between(told: Sequence[tuple[int, Floats]], gpus: Ints, least_s: float) -> Floats:
+    """The same for these GPUs, each from its first to its last known value."""
+    values = np.array([some[gpus] for _, some in told])
+    known, at = ~np.isnan(values), np.arange(len(gpus))
+    first, last = known.argmax(axis=0), len(told) - 1 - known[::-1].argmax(axis=0)
+    ends_ms = np.array([end_ms for end_ms, _ in told], np.float64)
+    elapsed_s, grown = (ends_ms[last] - ends_ms[first]) / 1000, values[last, at] - values[first, at]
+    with np.errstate(invalid="ignore"):
+        good = (grown >= 0) & (elapsed_s > 0)
+        over_s = np.where(good, np.maximum(elapsed_s, least_s), np.nan)
+    return np.where(good, grown / over_s, np.nan)
 
 
 def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms: int) -> Finding:
@@ -199,7 +209,7 @@ def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms
         text = f"{where}: {against(metric, unit)}."
         advice = "Reseat the board or its riser; a reboot trains the link anew, and tells whether it stays so."
     else:
-        counts = growing("pcie_replays", float(look.replays_limit()[g]) / 60, "replays")
+        counts = growing("pcie_replays", float(look.replays_limit(np.array([g]))[0]) / 60, "replays")
         text = f"The PCIe link of {where} repeats itself: {counts}."
         advice = "Look for PCIe lines in the kernel log of the node; reseat the board or its riser."
     whole = len(gpus) > 1

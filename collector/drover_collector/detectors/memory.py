@@ -163,11 +163,13 @@ def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: 
 
 def _storms(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     """GPUs whose HBM keeps needing correction."""
-    values = window.gpu("ecc_dram_corrected")
-    if len(values) < 2:
+    if len(window.buckets) < 2:
         return
     seconds = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) / 1000
-    rate = np.nan_to_num((values[-1] - values[-2]) / seconds)
+    before, now = (bucket.gpu.get("ecc_dram_corrected") for bucket in window.buckets[-2:])
+    if before is None or now is None:
+        before = now = np.full(window.index.gpu_count, np.nan)
+    rate = np.nan_to_num((now - before) / seconds)
     s.storm = np.where(rate >= STORM_PER_S, (s.storm if len(s.storm) else 0) + np.ones(len(rate), np.int64), 0)
     begun = window.buckets[-min(STORM_BUCKETS, len(window.buckets))].start_ms
     alone, sinces = s.crowd.split(window, "ecc_dram_corrected", s.storm >= STORM_BUCKETS, begun)

@@ -44,6 +44,7 @@ class Grouping:
         self._starts = self._ends - self._sizes
         # Entities by group, groups of one size next to each other.
         self._order = order[np.repeat(first - self._starts, self._sizes) + np.arange(len(order))]
+        self._places: Groups | None = None  # of each group among those that have entities
         self._blocks: list[tuple[int, int, int]] = []  # from, to, size of its groups
         for size, start, end in zip(self._sizes.tolist(), self._starts.tolist(), self._ends.tolist(), strict=True):
             if self._blocks and self._blocks[-1][2] == size:
@@ -63,17 +64,24 @@ class Grouping:
         less = 0 if upper else 1
         low, high = self._starts + (self._sizes - less) // 2, self._starts + self._sizes // 2
         found = (laid[:, low] + laid[:, high]) / 2
-        gaps = np.isnan(laid[:, self._ends - 1])
-        rows = np.flatnonzero(gaps.any(axis=1))
-        if len(rows):
-            have = np.add.reduceat(~np.isnan(laid[rows]), self._starts, axis=1, dtype=np.int64)
-            at, some = np.arange(len(rows))[:, None], laid[rows]
-            low = self._starts + np.minimum(np.maximum(have - less, 0) // 2, self._sizes - 1)
-            high = self._starts + np.minimum(have // 2, self._sizes - 1)
-            found[rows] = np.where(have > 0, (some[at, low] + some[at, high]) / 2, np.nan)
-            counts[np.ix_(rows, self._there)] = have
+        rows, groups = np.nonzero(np.isnan(laid[:, self._ends - 1]))
+        if len(rows):  # few as a rule
+            have = np.add.reduceat(~np.isnan(laid), self._starts, axis=1, dtype=np.int64)[rows, groups]
+            starts, lasts = self._starts[groups], self._sizes[groups] - 1
+            low = starts + np.minimum(np.maximum(have - less, 0) // 2, lasts)
+            high = starts + np.minimum(have // 2, lasts)
+            found[rows, groups] = np.where(have > 0, (laid[rows, low] + laid[rows, high]) / 2, np.nan)
+            counts[rows, self._there[groups]] = have
         medians[:, self._there] = found
         return medians, counts
+
+    def of(self, group: int) -> Groups:
+        """Its entities, in their order."""
+        if self._places is None:
+            self._places = np.full(self.count, -1, np.int64)
+            self._places[self._there] = np.arange(len(self._there))
+        at = int(self._places[group])
+        return self._order[self._starts[at] : self._ends[at]]
 
     def spread(self, of_groups: Floats) -> Floats:
         """Values of groups, float64 [..., J], to their entities, [..., E]; NaN outside."""

@@ -27,7 +27,7 @@ from drover_collector.detectors.straggler_causes import (
     small_effects,
 )
 from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, LEARN, Drifts, of_node
-from drover_collector.detectors.straggler_look import Look
+from drover_collector.detectors.straggler_look import Look, UsualLimit
 from drover_collector.detectors.straggler_nics import Nics, slow_nics
 from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, node_finding, usual_of
 from drover_collector.detectors.window import Window
@@ -54,6 +54,7 @@ class State:
     free: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets since its power limit held it, [G]
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
     nics: Nics = field(default_factory=Nics)
+    limits: UsualLimit = field(default_factory=UsualLimit)
     left: Sequence[Incident] = ()  # open at the start
 
 
@@ -107,7 +108,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return found, s
     look = Look(window, s.judged)
     s.drifts.advance(look)
-    limits = limits_of(look)
+    limits = limits_of(look, s.limits)
     s.free = np.where(limits.pressed, 0, s.free + 1)
     large, small = large_effects(look, limits, s.drifts, s.free), small_effects(look, limits, s.drifts, s.free)
     for cause, flags in large.items():
@@ -144,7 +145,8 @@ def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bo
         if window.newest.length_ms > LONG_BUCKET_MS:
             need = 1
         fast = (s.streaks[cause] >= need) & look.judged & large[cause]
-        flagged = np.flatnonzero(fast | small[cause] if cause in small else fast).tolist()
+        flagged: list[int] = np.flatnonzero(fast | small[cause] if cause in small else fast).tolist()
+        nodes = window.index.gpu_node[flagged].tolist() if flagged else []
         for g in flagged:
             standing.add((cause, g))
             if fast[g]:
@@ -153,8 +155,8 @@ def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bo
             else:
                 since_ms = int(s.drifts.since_ms[_TESTED[cause], g]) or window.newest.start_ms
             s.since_ms.setdefault((cause, g), since_ms)
-        for n in np.unique(window.index.gpu_node[flagged]).tolist() if flagged else []:
-            gpus = [g for g in flagged if window.index.gpu_node[g] == n]
+        for n in sorted(set(nodes)):
+            gpus = [g for g, node in zip(flagged, nodes, strict=True) if node == n]
             if cause == "host" or len(gpus) > max(1, NODE_SHARE * window.index.nodes[n].gpus):
                 yield node_finding(window, n, gpus, _slow(look, s, cause, gpus[0]), now_ms)
                 continue
@@ -169,10 +171,10 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
     if cause in ("hbm", "nvlink"):
         duty = look.sm[g]
     util = "gpu_util_ratio"
-    waiting = float(look.medians[util][g] - look.values[util][g]) if cause in ("host", "pcie") else 1 - 1 / duty
+    waiting = float(look.medians[util][g] - look.values[util][g] if cause in ("host", "pcie") else 1 - 1 / duty)
     return Slow(
-        cause, s.since_ms[cause, g], look.groups, int(look.size[look.groups[g]]),
-        float(np.clip(np.nan_to_num(waiting), 0.0, 1.0)),
+        cause, s.since_ms[cause, g], look.grouping, int(look.size[look.groups[g]]),
+        min(max(waiting, 0.0), 1.0) if waiting == waiting else 0.0,
         _usual(look, s.drifts, cause, g),
     )  # fmt: skip
 

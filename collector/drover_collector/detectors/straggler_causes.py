@@ -10,7 +10,7 @@ from drover_collector.buckets import Floats
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.steady import Ints, column
 from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, Drifts, of_node
-from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look
+from drover_collector.detectors.straggler_look import LIMIT_RATIO, Look, UsualLimit
 from drover_collector.detectors.window import Window
 
 MIN_PEERS = 4  # judged GPUs in a group: with fewer no outlier can be told
@@ -73,7 +73,7 @@ class Limits:
     pressed: Bools  # its power limit holds it now and then
 
 
-def limits_of(look: Look) -> Limits:
+def limits_of(look: Look, usual: UsualLimit) -> Limits:
     window = look.window
     held = look.values["throttle_power_us"]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -84,7 +84,7 @@ def limits_of(look: Look) -> Limits:
     heat = look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE
     low = look.ratio("power_limit_w") <= LIMIT_RATIO
     if low.any():
-        low &= ~look.planned_limit()
+        low &= ~look.planned_limit(usual)
     brake = look.over("throttle_brake_us") >= THROTTLED_SHARE
     return Limits(
         heat | look.own(THERMAL_BITS), low | brake | look.own(BRAKE_BITS), look.own(SETTING_BITS), full_power, pressed
@@ -221,15 +221,20 @@ def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: 
         flags &= ~(look.medians["gpu_util_ratio"] < BUSY) & ~_works_alone(look)
     if not flags.any():
         return flags
-    share = look.share(flags)
     if not busy:  # of two nodes one
-        return flags & ((share < 0.5) | ((share <= 0.5) & look.one_node(flags, 2)))
+        half = look.where(flags, lambda gpus: (look.share(gpus) <= 0.5) & look.one_node(gpus, 2))
+        return half | look.where(flags, lambda gpus: look.share(gpus) < 0.5)
     cpu = window.newest.node.get("cpu_util_ratio")
     if cpu is None:
-        return flags & (share < 0.5) & (not of_cpu)
+        return look.where(flags, lambda gpus: (look.share(gpus) < 0.5) & (not of_cpu))
     of_gpu = cpu[index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = of_gpu / look.grouping.spread(look.grouping.medians(of_gpu[None])[0][0])
-    works = ratio >= np.where(share < 0.5, HOST_CPU_RATIO, HOST_CPU_HALF)
-    unread = np.isnan(of_gpu) & (share < 0.5) & (not of_cpu)
-    return np.asarray(flags & (share <= 0.5) & (works | unread))
+
+    def late_alone(gpus: Ints) -> Bools:
+        share = look.share(gpus)
+        works = ratio[gpus] >= np.where(share < 0.5, HOST_CPU_RATIO, HOST_CPU_HALF)
+        unread = np.isnan(of_gpu[gpus]) & (share < 0.5) & (not of_cpu)
+        return np.asarray((share <= 0.5) & (works | unread))
+
+    return look.where(flags, late_alone)

@@ -152,9 +152,12 @@ class Drifts:
             high = self.told(channel, 0.5) & look.judged
             if not high.any():
                 continue
-            size = np.maximum(look.size[look.groups], 1)
-            most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / size)  # a host is late for all its GPUs
-            many = high & (look.share(high) > most) & ~look.one_node(high)
+            gpus = np.flatnonzero(high)
+            # A host is late for all its GPUs.
+            most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / look.size[look.groups[gpus]])
+            many = gpus[(look.share(gpus) > most) & ~look.one_node(gpus)]
+            if not len(many):
+                continue
             for array in (self.mean, self.var, self.count, self.score, self.last, self.alike, self.work):
                 array[channel, many] = 0.0
 

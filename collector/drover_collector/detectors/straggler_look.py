@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from drover_collector.buckets import Floats
-from drover_collector.detectors.robust import MAD_TO_SIGMA, Bools, Grouping, Groups
-from drover_collector.detectors.steady import boards, column, counter_share, reasons_of
+from drover_collector.detectors.robust import MAD_TO_SIGMA, Bools, Grouping, Groups, grouped
+from drover_collector.detectors.steady import Ints, boards, column, counter_share, reasons_of
 from drover_collector.detectors.window import Window
 
 COMPARED = (
@@ -21,6 +24,22 @@ LONE_OF_NODES = 4  # what a GPU reports of itself may hit all GPUs of one node: 
 LONE_REPORTED = 2  # GPUs of a small group that may report a limit of their own at once
 PLANNED_SHARE = 0.5  # of a rack's boards with a lower power limit, on two nodes or more: somebody planned it
 LIMIT_RATIO = 0.97  # power limit against the peers'
+
+
+@dataclass(slots=True)
+class UsualLimit:
+    """Power limits of the last look, W, and the median of each GPU's kind of board, whether it is judged or not."""
+
+    limit: Floats = field(default_factory=lambda: np.zeros(0))
+    kinds: Grouping | None = None
+    median: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def of(self, limit: Floats, board: Groups) -> Floats:
+        kinds = grouped(board, self.kinds)
+        if kinds is not self.kinds or not np.array_equal(limit, self.limit, equal_nan=True):  # seldom
+            self.limit, self.kinds = limit.copy(), kinds
+            self.median = kinds.spread(kinds.medians(limit[None])[0][0])
+        return self.median
 
 
 def zeroed(values: Floats) -> Floats:
@@ -86,17 +105,24 @@ class Look:
         """A counter's share of time beyond the peers' median."""
         return np.asarray(zeroed(self.values[metric]) - zeroed(self.medians[metric]))
 
-    def share(self, flags: Bools) -> Floats:
-        """How much of its group's judged GPUs carry the flag, for each GPU; 0 outside."""
-        if not self.grouping.count:
-            return np.zeros(len(flags))
-        flagged = np.bincount(self.groups[self.judged & flags], minlength=self.grouping.count)
-        return zeroed(self.grouping.spread(flagged / np.maximum(self.size, 1)))
+    def share(self, gpus: Ints) -> Floats:
+        """How much of the judged GPUs of its group these are, for each of these GPUs, which are judged."""
+        groups = self.groups[gpus]
+        return np.asarray(np.bincount(groups, minlength=self.grouping.count)[groups] / self.size[groups])
 
     def own(self, bits: int) -> Bools:
         """GPUs that report one of these reasons while less than half of their group does."""
         flags = self.reports(bits) & self.judged
-        return flags & (self.share(flags) < 0.5) if flags.any() else flags
+        return self.where(flags, lambda gpus: self.share(gpus) < 0.5)
+
+    def where(self, flags: Bools, test: Callable[[Ints], Bools]) -> Bools:
+        """Those flagged GPUs, all of them judged, that pass a test: few as a rule, and looked at by themselves."""
+        gpus = np.flatnonzero(flags)
+        if not len(gpus):
+            return flags
+        result = np.zeros(len(flags), bool)
+        result[gpus] = test(gpus)
+        return result
 
     def reports(self, bits: int) -> Bools:
         """GPUs that report one of these clock event reasons."""
@@ -109,31 +135,31 @@ class Look:
             of_node: of what GPUs report themselves: two of a small group may do so at once, and all on one node of
                 at least LONE_OF_NODES.
         """
-        flags = flags & self.judged
-        if not flags.any():
-            return flags
-        size = np.maximum(self.size[self.groups], 1)
-        most = np.where(size >= 2 * LONE_REPORTED, LONE_REPORTED, 1) if of_node else 1
-        few = self.share(flags) <= np.maximum(LONE_SHARE, np.minimum(most / size, 0.26 if of_node else 1.0))
-        return flags & (few | self.one_node(flags)) if of_node else flags & few
 
-    def one_node(self, flags: Bools, of_nodes: int = LONE_OF_NODES) -> Bools:
-        """Of groups on so many nodes, those whose flagged GPUs all sit on one."""
-        nodes = self.window.index.gpu_node
-        result = np.zeros(len(flags), bool)
-        for group in np.flatnonzero(np.bincount(self.groups[flags & self.judged])).tolist():
-            inside = self.groups == group
-            flagged = nodes[inside & flags]  # in order
-            if flagged[0] == flagged[-1] and 1 + np.count_nonzero(np.diff(nodes[inside])) >= of_nodes:
-                result |= inside
+        def few(gpus: Ints) -> Bools:
+            size = self.size[self.groups[gpus]]
+            most = np.where(size >= 2 * LONE_REPORTED, LONE_REPORTED, 1) if of_node else 1
+            found = self.share(gpus) <= np.maximum(LONE_SHARE, np.minimum(most / size, 0.26 if of_node else 1.0))
+            return found | self.one_node(gpus) if of_node else np.asarray(found)
+
+        return self.where(flags & self.judged, few)
+
+    def one_node(self, gpus: Ints, of_nodes: int = LONE_OF_NODES) -> Bools:
+        """Of these GPUs, in order, those of groups on so many nodes that have all of them on one."""
+        groups, nodes = self.groups[gpus], self.window.index.gpu_node
+        result = np.zeros(len(gpus), bool)
+        for group in set(groups.tolist()):
+            mine = groups == group
+            flagged = nodes[gpus[mine]]
+            if flagged[0] == flagged[-1] and 1 + np.count_nonzero(np.diff(nodes[self.grouping.of(group)])) >= of_nodes:
+                result |= mine
         return result
 
-    def planned_limit(self) -> Bools:
-        """GPUs whose lower power limit most boards of their rack have too, whoever holds those."""
+    def planned_limit(self, usual: UsualLimit) -> Bools:
+        """GPUs whose lower power limit most boards of their rack have too, whoever holds those. `usual`: of the last
+        look, brought up to date."""
         index, limit = self.window.index, column(self.window, "power_limit_w")
-        board = boards(self.window)[index.gpu_node]
-        usual = self.grouping_medians(limit, board.astype(np.int64))
-        low = limit <= LIMIT_RATIO * usual
+        low = limit <= LIMIT_RATIO * usual.of(limit, boards(self.window)[index.gpu_node])
         result = np.zeros(len(limit), bool)
         rack = index.rack[index.gpu_node]
         for r in np.unique(rack[low & self.judged]).tolist():
@@ -142,9 +168,3 @@ class Look:
             if index.racks[r] and many and len(np.unique(index.gpu_node[low & inside])) >= 2:
                 result |= low & inside
         return result
-
-    @staticmethod
-    def grouping_medians(values: Floats, groups: Groups) -> Floats:
-        """Median of each GPU's group, whether it is judged or not."""
-        grouping = Grouping(groups)
-        return grouping.spread(grouping.medians(values[None])[0][0])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.detectors.robust import MAD_TO_SIGMA, Groups, middle
+from drover_collector.buckets import Floats
+from drover_collector.detectors.robust import MAD_TO_SIGMA, Grouping
 from drover_collector.detectors.steady import column
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
@@ -76,7 +77,7 @@ class Slow:
 
     cause: str
     since_ms: int
-    groups: Groups
+    groups: Grouping
     group_size: int
     waiting: float  # share of each step that the peers wait for it
     usual: Mapping[str, float]
@@ -122,15 +123,12 @@ def _finding(
 def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) -> tuple[Evidence, ...]:
     """Each metric of the GPU against its peers."""
     result = []
-    inside = np.flatnonzero(slow.groups == slow.groups[g])  # its group alone: there may be hundreds of stragglers
-    for name in metrics:
-        values = column(window, name)
-        if np.isnan(values[g]):
-            continue
-        known = values[inside]
-        known = known[~np.isnan(known)]
-        metric, value, median = BY_NAME[name], float(values[g]), middle(known)
-        sigma, count = middle(np.abs(known - median)) * MAD_TO_SIGMA, len(known) - 1
+    inside = slow.groups.of(int(slow.groups.groups[g]))  # its group alone: there may be hundreds of stragglers
+    columns = {name: column(window, name) for name in metrics}
+    shown = {name: float(values[g]) for name, values in columns.items() if not np.isnan(values[g])}
+    against = _against(np.array([columns[name][inside] for name in shown]))
+    for (name, value), (median, sigma, known) in zip(shown.items(), against, strict=True):
+        metric, count = BY_NAME[name], known - 1
         text = f"{metric.label}: {describe(metric, value)}; median of {count} peers {describe(metric, median)}"
         result.append(Evidence(text, name, value, median, sigma, count, slow.since_ms, window.newest.end_ms))
     reasons = column(window, "clock_event_reasons")[g]
@@ -139,6 +137,19 @@ def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) ->
         result.append(Evidence(text, "clock_event_reasons", float(reasons), from_ms=slow.since_ms))
     result += [Evidence(USUAL[name].format(value), value=value) for name, value in slow.usual.items()]
     return tuple(result)
+
+
+def _against(table: Floats) -> list[tuple[float, float, int]]:
+    """Of each row the median, spread and number of known values; each has some."""
+    if not len(table):
+        return []
+    ordered, rows = np.sort(table, axis=1), np.arange(len(table))
+    counts = table.shape[1] - np.count_nonzero(np.isnan(ordered), axis=1)
+    low, high = (counts - 1) // 2, counts // 2
+    medians = (ordered[rows, low] + ordered[rows, high]) / 2
+    away = np.sort(np.abs(ordered - medians[:, None]), axis=1)
+    sigmas = (away[rows, low] + away[rows, high]) / 2 * MAD_TO_SIGMA
+    return list(zip(medians.tolist(), sigmas.tolist(), counts.tolist(), strict=True))
 
 
 def usual_of(evidence: Sequence[Evidence]) -> dict[str, float]:

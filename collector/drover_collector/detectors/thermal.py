@@ -15,7 +15,7 @@ import numpy as np
 
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, group_medians
+from drover_collector.detectors.robust import Bools, group_medians, middle
 from drover_collector.detectors.steady import Ints, column, counter_share
 from drover_collector.detectors.texts import listing, place
 from drover_collector.detectors.thermal_cooling import LEAST_ALIKE, RESISTANCE_RATIO, Places, cooling, light_and_hot
@@ -165,7 +165,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
             continue  # hot air, told once for the rack
         inside = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
         rises = over_peers[inside][steady[inside] & ~np.isnan(over_peers[inside])]
-        together = len(rises) > 2 and float(np.median(rises)) >= NODE_RISE
+        together = len(rises) > 2 and middle(rises) >= NODE_RISE
         if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
             continue
@@ -294,7 +294,7 @@ def _racks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     medians, sizes = group_medians(inlets, racks, len(index.racks))
     past = np.where(np.isnan(s.rack_past), medians, s.rack_past)
     known = medians[~np.isnan(medians)]
-    overall = float(np.median(known)) if len(known) >= 3 else float("nan")
+    overall = middle(known) if len(known) >= 3 else float("nan")
     hot = (sizes >= 2) & (medians - past >= RACK_RISE_C) & ~(medians - overall < RACK_OVER_C)
     hot |= (sizes >= 2) & (medians >= RACK_LIMIT_C)
     for rack in np.flatnonzero(hot).tolist():

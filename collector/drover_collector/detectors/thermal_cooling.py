@@ -91,7 +91,7 @@ class Places:
     def usual(self, values: Floats) -> tuple[Floats, Floats]:
         """Median and number of the known values in the same place: float64 [M, G] to the same, twice."""
         median, count = (self.slots.spread(of) for of in self.slots.medians(values))
-        few = count < LEAST_ALIKE
+        few = (count < LEAST_ALIKE) & ~np.isnan(values)  # nobody asks for the others
         if few.any():
             median_of_all, count_of_all = (self.whole.spread(of) for of in self.whole.medians(values))
             median, count = np.where(few, median_of_all, median), np.where(few, count_of_all, count)
