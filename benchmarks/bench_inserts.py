@@ -5,6 +5,11 @@ comes in `--every` seconds, with all GPU and node metrics. CPU is that of the wh
 to read one metric of one node) tell what fewer merges cost. Prints one JSON line.
 
     python benchmarks/bench_inserts.py [--gpus 2000] [--every 0.25] [--base 10] [--seconds 75]
+
+`--synced` is another question: what an insert of one row waits for the disk, into a table of what people decided
+(`schema.SYNCED`), against the same without; in turn, milliseconds.
+
+    python benchmarks/bench_inserts.py --synced
 """
 
 from __future__ import annotations
@@ -21,12 +26,14 @@ import numpy as np
 
 from drover_collector.store import SampleBatch, Store
 from drover_collector.store.records import Ids, storage_dtype
-from drover_collector.store.schema import samples_table
+from drover_collector.store.schema import SYNCED, samples_table
 from drover_proto.catalog import Scope, of_scope
+from drover_proto.events import Audit
 
 GPUS = 8  # of a node
 AFTER_S = 8.0  # for merges that follow
 READS = 15
+TURNS, IN_TURN = 10, 8
 
 
 def batch(scope: Scope, ids: Ids, ts_ms: int) -> SampleBatch:
@@ -76,19 +83,36 @@ def run(store: Store, gpus: int, every_s: float, base: float, seconds: float) ->
     }  # fmt: skip
 
 
+def synced(store: Store) -> dict[str, Any]:
+    took: dict[int, list[float]] = {0: [], 1: []}
+    for turn in range(TURNS):
+        for on, waits in took.items():
+            settings = ", ".join(f"{name} = {on}" for name, _ in SYNCED)
+            store._clients.command(f"ALTER TABLE audit MODIFY SETTING {settings}")
+            for number in range(IN_TURN):
+                began = time.perf_counter()
+                store.write_audit([Audit(f"{turn}-{on}-{number}", number, "jo", "silence", "n1", "spare")])
+                waits.append((time.perf_counter() - began) * 1000)
+    return {
+        name: {"p50": round(statistics.median(waits), 1), "p95": round(float(np.quantile(waits, 0.95)), 1)}
+        for name, waits in (("not_synced_ms", took[0]), ("synced_ms", took[1]))
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2000)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between inserts: up to 1, 1 over a number")
     parser.add_argument("--base", type=float, default=0.0, help="merge_selector_base; 0: the engine's own, 5")
     parser.add_argument("--seconds", type=float, default=75.0)
+    parser.add_argument("--synced", action="store_true", help="what an insert that waits for the disk takes")
     given = parser.parse_args()
     if not 0 < given.every <= 1:
         parser.error("--every: more than 0, up to 1 s")
     with tempfile.TemporaryDirectory(prefix="drover-bench-inserts-") as folder:
         store = Store.open(f"chdb://{Path(folder)}/store")
         try:
-            found = run(store, given.gpus, given.every, given.base, given.seconds)
+            found = synced(store) if given.synced else run(store, given.gpus, given.every, given.base, given.seconds)
         finally:
             store.close()
     print(json.dumps({"benchmark": "inserts", **found}))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from drover_cli.main import main
 from drover_collector.store import Store, StoreError, embedded
+from drover_proto.times import iso
 from testbed.fleets import T0
 
 LOAD = """
@@ -146,20 +148,40 @@ def test_what_root_restores_belongs_to_the_user_of_the_collector(backup: Made, t
         os.chown(home, 0, 0)  # then it is the store that was there whose owner counts
 
 
-@pytest.mark.parametrize("kind", ["flipped", "cut", "missing"])
-def test_a_damaged_backup_leaves_all_as_it_is(backup: Made, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["flipped", "cut", "missing", "checksums"])
+def test_of_a_damaged_backup_all_that_is_whole_comes_back_when_asked_for(
+    backup: Made, tmp_path: Path, kind: str
+) -> None:
+    """Without that it is refused, by the name and time of what is damaged, and all is left as it is."""
     folder = shutil.copytree(backup[0], tmp_path / "b1")
     file = max((folder / "data" / "drover" / "gpu_samples").glob("*/data.bin"), key=lambda f: f.stat().st_size)
+    rows = int((file.parent / "count.txt").read_text())
     data = bytearray(file.read_bytes())
     data[30] ^= 255
     if kind == "missing":
         file.unlink()
+    elif kind == "checksums":
+        list_ = file.with_name("checksums.txt")
+        list_.write_bytes(b"x" * list_.stat().st_size)
     else:
         file.write_bytes(data if kind == "flipped" else data[:40])
-    done = drover("restore", folder, "--url", f"chdb://{tmp_path}/store")
+    url = f"chdb://{tmp_path}/store"
+    done = drover("restore", folder, "--url", url)
     assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+    [line] = done.stderr.splitlines()
+    if kind != "checksums":  # of which the engine says itself what it cannot load
+        assert f"table gpu_samples, rows from {iso(T0)[:13]}" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b1"]
+    salvaged = drover("restore", folder, "--url", url, "--salvage", "--json")
+    assert salvaged.returncode == 0, salvaged.stderr
+    told = json.loads(salvaged.stdout)
+    noted = Counter(json.loads((folder / "drover-backup.json").read_text())["rows"])
+    noted["gpu_samples"] -= rows
+    assert told["rows"] == +noted
+    assert len(told["lost"]) == 1
+    assert f"damaged in the backup, and not restored: {told['lost'][0]}" in salvaged.stderr
+    assert f"table gpu_samples, rows from {iso(T0)[:13]}" in told["lost"][0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b1", "store"]
 
 
 def test_a_store_in_use_is_not_restored_over(backup: Made, store: Store, store_root: Path) -> None:

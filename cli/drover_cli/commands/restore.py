@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("backup", type=Path, metavar="BACKUP", help="folder that `drover backup` made")
     add_store_arguments(parser)
     parser.add_argument("--force", action="store_true", help="move a store that is there aside")
+    parser.add_argument("--salvage", action="store_true", help="of a damaged backup, all that is whole")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -53,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
 
     url = store_of(args).url
     try:
-        copied = restore(url, args.backup, force=args.force, say=lambda line: print(line, file=sys.stderr))
+        copied = restore(
+            url, args.backup, force=args.force, salvage=args.salvage, say=lambda line: print(line, file=sys.stderr)
+        )
     except StoreError as error:
         raise CliError(str(error)) from None
     if args.json:
-        print_json({"url": url, "bytes": copied.bytes, "rows": copied.rows})
-    else:
-        held = ", ".join(f"{table} {rows:,}" for table, rows in sorted(copied.rows.items()) if rows)
-        print(f"{url}: {size_text(copied.bytes)}, every file and row as noted: {held or 'no rows'}")
+        print_json({"url": url, "bytes": copied.bytes, "rows": copied.rows, "lost": list(copied.lost)})
+        return 0
+    held = ", ".join(f"{table} {rows:,}" for table, rows in sorted(copied.rows.items()) if rows) or "no rows"
+    whole = f"all but {len(copied.lost)} damaged parts" if copied.lost else "every file and row as noted"
+    print(f"{url}: {size_text(copied.bytes)}, {whole}: {held}")
     return 0

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from drover_collector.store import embedded, engine, server
+from drover_collector.store import embedded, engine, integrity, server
+from drover_collector.store import salvage as parting
 from drover_collector.store.base import Base
 from drover_collector.store.errors import StoreError
 
@@ -40,6 +41,7 @@ _making = threading.Lock()  # one at a time in this process, which holds the sto
 class Copied:
     bytes: int
     rows: dict[str, int]  # by table, those that a merge will collapse counted too
+    lost: tuple[str, ...] = ()  # parts that a restore left out, in words
 
 
 class Backup(Base):
@@ -129,12 +131,20 @@ def _status(clients: engine.Clients, number: str) -> str:
     raise StoreError(f"the engine refused: {' '.join(str(row['error']).split())[:300]}")
 
 
-def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None) -> Copied:
+def restore(
+    url: str,
+    backup: Path,
+    *,
+    force: bool = False,
+    salvage: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Copied:
     """Make the store of `url` out of a backup, while no collector has it.
 
     Args:
         force: a store that is there is moved aside, beside its folder. Nothing is ever deleted.
-        say: is told where that was moved.
+        salvage: of a backup that is damaged, all that is whole.
+        say: is told where that was moved, and of each part that does not come back.
     Raises:
         StoreError: one line. The store is as it was then.
     """
@@ -150,6 +160,9 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
     if there and not force:
         raise StoreError(f"{path} is not empty; --force moves what is there aside, or give another url")
     _check_room(path.parent, told["bytes"])
+    backup = backup.resolve()
+    unwhole = parting.unwhole(backup)
+    lost = _may_lack(parting.lost(backup, unwhole), salvage)
     new = embedded.restoring(path)
     _remove(new)
     with contextlib.ExitStack() as stack:
@@ -158,20 +171,25 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
         database = parse_qs(parts.query).get("database", [engine.DATABASE])[0]
         clients = engine.connect(f"chdb://{quote(str(new))}?database={database}", 0)
         try:
-            source = (
-                f"RESTORE DATABASE `{told['database']}` AS `{database}` FROM File('{engine.quoted(backup.resolve())}')"
-            )
+            whole = backup
+            if unwhole:
+                whole = parting.without(backup, unwhole, new / "whole")
+            source = f"RESTORE DATABASE `{told['database']}` AS `{database}` FROM File('{engine.quoted(whole)}')"
             clients.command(f"{source} SETTINGS structure_only = 1")
             clients.command("SYSTEM STOP MERGES")  # or what is too old would go before it is counted
-            clients.command(source)
-            copied = _verified(clients, rows)
-            if not told["one_moment"]:
+            clients.command(f"{source} SETTINGS restore_broken_parts_as_detached = {int(salvage)}")
+            lost += _may_lack(_broken(clients, rows), salvage)
+            copied = _verified(clients, rows, lost)
+            _remove(new / "whole")
+            if lost or not told["one_moment"]:
                 clients.command("TRUNCATE TABLE lane_seqs")  # it may know of rows that did not come along
         except BaseException:
             clients.close()
             _remove(new)
             raise
         clients.close()
+        for each in copied.lost:
+            say(f"damaged in the backup, and not restored: {each}")
         try:  # stopped amid this, `path` is missing, and no collector makes an empty store there: see embedded.make
             if there:
                 embedded.give(new, path)
@@ -186,8 +204,39 @@ def restore(url: str, backup: Path, *, force: bool = False, say: Callable[[str],
     return copied
 
 
-def _verified(clients: engine.Clients, rows: dict[str, int]) -> Copied:
-    """Every table is there, with as many rows, and each of its files has the checksum that was noted for it."""
+def _may_lack(lost: list[parting.Lost], salvage: bool) -> list[parting.Lost]:
+    if lost and not salvage:
+        raise StoreError(
+            f"the backup is damaged: {parting.told(lost)}; the store is as it was; --salvage restores all but that"
+        )
+    return lost
+
+
+def _broken(clients: engine.Clients, rows: dict[str, int]) -> list[parting.Lost]:
+    """Parts of which a file has not the checksum that was noted for it: set aside, as a running store does. And those
+    that the engine itself could not load."""
+    counts: dict[tuple[str, str], int] = {}
+    there = {row["name"] for row in clients.rows(f"SELECT name FROM {clients.tables}")}
+    for table in sorted(there & rows.keys()):
+        checks = clients.rows(f"CHECK TABLE `{table}` SETTINGS check_query_single_value_result = 0")
+        for part in [check["part_path"] for check in checks if not check["is_passed"]]:
+            told = clients.rows(f"SELECT rows FROM {clients.parts} WHERE table = '{table}' AND name = '{part}'")
+            counts[table, part] = told[0]["rows"]
+            clients.command(f"ALTER TABLE `{table}` DETACH PART '{part}'")
+    aside = clients.rows("SELECT table, name, path FROM system.detached_parts WHERE database = currentDatabase()")
+    return [
+        parting.Lost(
+            row["table"],
+            row["name"],
+            *integrity.span_of(Path(row["path"]), row["name"]),
+            counts.get((row["table"], row["name"])),
+        )
+        for row in aside
+    ]
+
+
+def _verified(clients: engine.Clients, rows: dict[str, int], lost: list[parting.Lost]) -> Copied:
+    """Every table is there, with as many rows as were noted, less those that are known to be lost."""
     found: Counter[str] = Counter()
     size = 0
     for part in clients.rows(f"SELECT table, rows, bytes_on_disk AS bytes FROM {clients.parts} ORDER BY table"):
@@ -197,14 +246,13 @@ def _verified(clients: engine.Clients, rows: dict[str, int]) -> Copied:
     for table, count in rows.items():
         if table not in tables:
             raise StoreError(f"the backup is damaged: table {table} did not come back; the store is as it was")
-        checks = clients.rows(f"CHECK TABLE `{table}` SETTINGS check_query_single_value_result = 0")
-        bad = [check["part_path"] for check in checks if not check["is_passed"]]
-        if bad or found[table] != count:
+        gone = [each.rows for each in lost if each.table == table]
+        least = count - sum(each or 0 for each in gone)
+        if found[table] != least if None not in gone else found[table] > least:
             raise StoreError(
-                f"the backup is damaged: table {table} has {found[table]} of {count} rows"
-                f"{f', part {bad[0]} is broken' if bad else ''}; the store is as it was"
+                f"the backup is damaged: table {table} has {found[table]} of {least} rows; the store is as it was"
             )
-    return Copied(size, dict(found))
+    return Copied(size, dict(found), tuple(each.sentence for each in lost))
 
 
 def _manifest(backup: Path) -> dict[str, Any]:

@@ -279,9 +279,13 @@ def _boot() -> str:
 
 
 def _damage(table: str, name: str, path: Path) -> Damage:
+    return Damage(table, path, *span_of(path, name), _written_ms(path))
+
+
+def span_of(path: Path, name: str) -> tuple[int | None, int | None]:
+    """First and last moment of the rows of a part with this name, whose files are there; None: not known."""
     part = _NAME.search(name.rpartition("broken-on-start_")[2])
-    low, high = _span(path, part[0].split("_")[0] if part is not None else "")
-    return Damage(table, path, low, high, _written_ms(path))
+    return _span(path, part[0].split("_")[0] if part is not None else "")
 
 
 def _span(path: Path, partition: str) -> tuple[int | None, int | None]:
