@@ -8,7 +8,7 @@ each part on standard error as it ends, and prints one JSON line, of the parts t
   viewer alone; the console has served a page before, and the browser is running. Once more while the collector takes
   nothing in (`first_paint_idle`): collector, console and browser share one machine here.
 - alone: a Chromium, then a viewer, nobody else: how often each has the page run again, and what the collector is asked
-  for it. A viewer that asked less than nine tenths of that would be no measure: the benchmark ends there.
+  for it. A viewer that asked less would be no measure: the benchmark ends there.
 - consoles: 1, 4 and 10 of them, one a Chromium, the others viewers, by health and by a metric. refresh: from asking for
   the picture to its pixels. bytes of 5 s: all that the Chromium's page gets between two pictures, websocket and HTTP
   together. Collector CPU: of its process, the `told` thread left out, less than without any console.
@@ -56,7 +56,8 @@ READY_S = 900.0
 OPEN_MS = 120_000.0
 TOLD = "told"
 PICTURE_S = 5.0  # between two pictures of a page (drover_dashboard/fleet_canvas.py)
-ALIKE = 0.9
+ALIKE = 0.9  # of a viewer's reruns to a Chromium's
+CALLS_ALIKE = 0.7  # of what the collector is asked: an answer serves for 1 s, which who asks each second may just miss
 GOALS = {"first_paint_ms": 2000, "refresh_ms": 200, "refresh_bytes": 120_000, "collector_cores": 0.3}
 
 
@@ -148,6 +149,7 @@ def watch(session: Session, viewers: Viewers, cpu: Callable[[], Cpu], seconds: f
         "reruns_per_s": round(session.reruns / passed_s, 2),
         "viewers_reruns_per_s": spread([v.reruns.total() / passed_s for v in others]),
         "viewers_missed": sum(v.missed for v in others),
+        "viewers_refused": sum(v.refused for v in others),
         "cores": cores,
     }
 
@@ -256,7 +258,8 @@ def measure(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> N
         viewer = alone(None, viewers, calls, given.seconds)
         note("alone", {"chromium": chromium, "viewer": viewer})
         asked = [sum(told["calls_per_s"].values()) for told in (viewer, chromium)]
-        if viewer["reruns_per_s"] < ALIKE * chromium["reruns_per_s"] or asked[0] < ALIKE * asked[1]:
+        if viewer["reruns_per_s"] < ALIKE * chromium["reruns_per_s"] or asked[0] < CALLS_ALIKE * asked[1]:
+            viewers.close()
             raise SystemExit("a viewer asks less than a browser: it is no measure of what consoles cost")
         for colour, link in (("health", url), ("power_w", f"{url}/?color=power_w")):
             viewers.set(0, link)
@@ -296,7 +299,7 @@ def main() -> None:
     load = [os.getloadavg()[0]]
     found: dict[str, Any] = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="drover-bench-console-") as name:
+        with tempfile.TemporaryDirectory(prefix="drover-bench-console-", ignore_cleanup_errors=True) as name:
             measure(Path(name), given, found)
     finally:
         load.append(os.getloadavg()[0])

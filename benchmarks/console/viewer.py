@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from streamlit.proto.BackMsg_pb2 import BackMsg
@@ -23,6 +24,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
 PICTURE_S = 5.0  # drover_dashboard/fleet_canvas.py
+AGAIN_S = 1.0  # assets/fleet.js: what is back must be seen to be back
 OPENED_S = 120.0
 FINISHED_EARLY = ForwardMsg.FINISHED_EARLY_FOR_RERUN
 
@@ -34,6 +36,7 @@ class Viewer:
     socket_bytes: int = 0
     http_bytes: int = 0
     messages: int = 0
+    refused: int = 0  # pictures that the console could not give
     missed: int = 0  # references to what is not kept: the server thinks that a browser has it
     drawn: asyncio.Event = field(default_factory=asyncio.Event)  # a first run has ended, and a picture is there
     _kept: dict[str, tuple[int, str]] = field(default_factory=dict)  # hash -> run and fragment it came with
@@ -46,19 +49,19 @@ class Viewer:
         """Until it is cancelled."""
         where = urlsplit(self.url)
         origin = f"{where.scheme}://{where.netloc}"
-        polling = asyncio.create_task(self._poll(where.netloc, where.query))
         try:
-            async with connect(
-                f"ws://{where.netloc}/_stcore/stream",
-                subprotocols=[Subprotocol("streamlit")],
-                origin=Origin(origin),
-                max_size=None,
-            ) as socket:
+            async with (
+                asyncio.TaskGroup() as both,
+                connect(
+                    f"ws://{where.netloc}/_stcore/stream", subprotocols=[Subprotocol("streamlit")],
+                    origin=Origin(origin), max_size=None,
+                ) as socket,
+            ):  # fmt: skip
+                both.create_task(self._poll(where.netloc, where.query))
                 await self._ask(socket, "")
                 async for raw in socket:
                     self._take(socket, raw)
         finally:
-            polling.cancel()
             for _, task in self._timers.values():
                 task.cancel()
 
@@ -124,19 +127,28 @@ class Viewer:
         given = {key: values[0] for key, values in parse_qs(query).items()}
         link = http.client.HTTPConnection(netloc, timeout=OPENED_S)
         group, color = urlencode({"group": given.get("group", "rack")}), given.get("color", "health")
-        await asyncio.to_thread(self._get, link, f"/drover/layout?{group}")
+        paths, arranged = (f"/drover/layout?{group}", f"/drover/picture?{urlencode({'color_by': color})}"), False
         while True:
-            await asyncio.to_thread(self._get, link, f"/drover/picture?{urlencode({'color_by': color})}")
-            self.drawn.set()
-            await asyncio.sleep(PICTURE_S)
+            arranged = arranged or await asyncio.to_thread(self._get, link, paths[0])
+            given_one = arranged and await asyncio.to_thread(self._get, link, paths[1])
+            if given_one:
+                self.drawn.set()
+            else:
+                self.refused += 1
+            await asyncio.sleep(PICTURE_S if given_one else AGAIN_S)
 
-    def _get(self, link: http.client.HTTPConnection, path: str) -> None:
-        link.request("GET", path, headers={"Accept-Encoding": "gzip", "Cache-Control": "no-cache"})
-        reply = link.getresponse()
+    def _get(self, link: http.client.HTTPConnection, path: str) -> bool:
+        asked = partial(link.request, "GET", path, headers={"Accept-Encoding": "gzip", "Cache-Control": "no-cache"})
+        try:
+            asked()
+            reply = link.getresponse()
+        except (http.client.RemoteDisconnected, ConnectionError):  # as idle for too long; a browser asks again as well
+            link.close()
+            asked()
+            reply = link.getresponse()
         body = reply.read()
-        if reply.status != 200:
-            raise RuntimeError(f"{path}: {reply.status}: {body[:200]!r}")
         self.http_bytes += len(body)
+        return reply.status == 200
 
 
 class Viewers:
@@ -172,7 +184,7 @@ class Viewers:
                 task.result()
                 raise RuntimeError("the console closed a page")
             viewer.reruns.clear()
-            viewer.socket_bytes = viewer.http_bytes = viewer.messages = viewer.missed = 0
+            viewer.socket_bytes = viewer.http_bytes = viewer.messages = viewer.missed = viewer.refused = 0
 
     def close(self) -> None:
         self.set(0, "")
