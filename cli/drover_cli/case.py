@@ -130,15 +130,18 @@ class _Chunk:
             return
         low, high = np.searchsorted(samples.ts_ms, [start * length, (start + count) * length])
         self._low, self._high, cells = int(low), int(high), count * entities
+        if low == high:
+            return
         self._ts_ms = ts_ms = samples.ts_ms[low:high]
         self._cell = cell = ((ts_ms // length - start) * entities + samples.entity[low:high]).astype(np.int32)
         each = np.bincount(cell, minlength=cells)
         # A row per bucket, as at 10 s: it is the bucket's value. The others' cells are given any row, and NaN later.
         row_of = np.full(cells, self._low)
         row_of[cell] = np.arange(self._low, self._high)
-        self._rows_alone, self._others = samples.rows(row_of), np.flatnonzero(each != 1)
+        self._rows_alone, self._others = samples.places(row_of), np.flatnonzero(each != 1)
         if (each > 1).any():
             self._many = many = np.flatnonzero(each[cell] > 1)
+            self._rows_many = samples.places(self._low + many)
             pairs = np.unique(np.stack([cell[many].astype(np.int64), ts_ms[many]]), axis=1)[0]
             each = np.where(each == 1, 1, np.bincount(pairs, minlength=cells))
         self.rows = each.astype(np.int32).reshape(self._shape)
@@ -164,7 +167,7 @@ class _Chunk:
             return np.full(self._shape, np.nan)
         made = self._samples.values(metric, self._rows_alone, self._refused, self._others)
         if len(many):
-            values = self._samples.values(metric, self._samples.rows(self._low + many), self._refused)
+            values = self._samples.values(metric, self._rows_many, self._refused)
             of_many = aggregate(name, self._cell[many], self._ts_ms[many], values, cells)
             made[self._others] = of_many[self._others]
         return made.reshape(self._shape)

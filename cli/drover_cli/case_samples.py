@@ -29,6 +29,14 @@ class _Part:
     possible: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """So many rows: row group, which of them lie there, and as what rows of the group."""
+
+    count: int
+    parts: list[tuple[int, slice | npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+
+
 @dataclass(slots=True)
 class Samples:
     """Rows of one Parquet file, in order of time. `entity` indexes the fleet's GPUs, nodes, ports or workloads."""
@@ -48,36 +56,35 @@ class Samples:
         Raises:
             CaseError: the file cannot be read there.
         """
-        return self.values(metric, slice(low, high) if self._rows is None else self._rows[low:high], refused)
+        return self.values(metric, self.places(np.arange(low, high)), refused)
 
-    def rows(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Rows of the file, for `values`, of those that are so many-th in time."""
-        return at if self._rows is None else self._rows[at]
+    def places(self, at: npt.NDArray[np.int64]) -> Places:
+        """Where the file has the rows that are so many-th in time, for `values`."""
+        rows, found = at if self._rows is None else self._rows[at], []
+        group_of = np.searchsorted(self._starts, rows, "right") - 1
+        for group in np.unique(group_of).tolist():
+            mine = np.flatnonzero(group_of == group)
+            first, end = int(mine[0]), int(mine[-1]) + 1
+            which = slice(first, end) if end - first == len(mine) else mine
+            found.append((group, which, rows[which] - self._starts[group]))
+        return Places(len(rows), found)
 
     def values(
-        self,
-        metric: Metric,
-        rows: npt.NDArray[np.int64] | slice,
-        refused: Counter[str],
-        absent: npt.NDArray[np.int64] | None = None,
+        self, metric: Metric, places: Places, refused: Counter[str], absent: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.float64]:
-        """float64 of these rows of the file, else as `column`. `absent`: places among them that have none: NaN."""
-        at = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        if not len(at):
-            return np.zeros(0)
-        first, last = (int(np.searchsorted(self._starts, row, "right")) - 1 for row in (at.min(), at.max()))
+        """float64 of rows, else as `column`. `absent`: those among them that are none: NaN."""
+        values, possible = np.empty(places.count), True
         held = self._parts.setdefault(metric.name, {})
-        for group in [group for group in held if group < first]:
+        for group in [group for group in held if places.parts and group < places.parts[0][0]]:
             del held[group]  # time goes on: of a long case a few row groups are in memory
-        for group in range(first, last + 1):
+        for group, which, rows in places.parts:
             if group not in held:
                 held[group] = self._read(metric, group)
-        parts = [held[group] for group in range(first, last + 1)]
-        whole = parts[0].values if first == last else np.concatenate([part.values for part in parts])
-        values: npt.NDArray[np.float64] = np.take(whole, at - self._starts[first])
+            values[which] = np.take(held[group].values, rows)
+            possible &= held[group].possible
         if absent is not None:
             values[absent] = np.nan
-        if all(part.possible for part in parts):
+        if possible:
             return values  # as a rule
         with np.errstate(invalid="ignore"):
             wrong = (values < metric.low) | (values > metric.high)
@@ -180,9 +187,9 @@ def _entities(
     places = {name: code for code, name in enumerate(names)}
     part_places = {name: code for code, name in enumerate(part_names)}
     table = np.full((len(names) + 1, len(part_names) + 1), -1, np.int32)  # the last of each: not named
-    for at, (name, part) in enumerate(ports_of(index) if scope is Scope.LINK else workloads):
-        if name in places and part in part_places:
-            table[places[name], part_places[part]] = at
+    for at, (name, port) in enumerate(ports_of(index) if scope is Scope.LINK else workloads):
+        if name in places and port in part_places:
+            table[places[name], part_places[port]] = at
     return table[nodes, parts]
 
 

@@ -62,6 +62,23 @@ def test_late_and_repeated_rows_land_once_where_they_belong(tmp_path: Path) -> N
     assert any("out of time order" in note for note in case.notes)
 
 
+def test_row_groups_make_no_difference(tmp_path: Path) -> None:
+    """Late rows, row groups of three rows, and hosts of which nothing is heard for the last hour."""
+    given = [(10_000 * k, "n1", g, k + 0.5 * g) for k in range(430) for g in range(2) if (k + g) % 7]
+    late = sorted(given, key=lambda row: row[0] + 200_000 * (row[3] % 5 == 0))
+    path = write(tmp_path / "c", rows(*late))
+    table = pq.read_table(path / "gpu.parquet")
+    pq.write_table(table, path / "gpu.parquet", row_group_size=3)
+    hosts = {"ts": table.column("ts")[20:0:-1], "node": ["n1"] * 20, "cpu_util_ratio": [0.5] * 20}
+    pq.write_table(pa.table(hosts), path / "node.parquet", row_group_size=3)
+    case = read_case(path)
+    known = {(t, g): v for t, _, g, v in given}
+    assert power(case) == [[*(known.get((10_000 * k, g)) for g in range(2)), None, None] for k in range(430)]
+    told = [bucket.node["cpu_util_ratio"] for bucket in case.buckets()]
+    assert np.nansum(told) == pytest.approx(0.5 * len(set(hosts["ts"].to_pylist())))
+    assert np.isnan(told[-100:]).all()
+
+
 def test_slow_case_has_longer_buckets(tmp_path: Path) -> None:
     given = rows(*((i * 30_000, "n1", 0, 100.0 + i) for i in range(5)))
     case = read_case(write(tmp_path / "c", given))
