@@ -106,9 +106,15 @@ class Samples:
 
 
 def read_samples(
-    path: Path, scope: Scope, index: FleetIndex, notes: list[str], workloads: Sequence[tuple[str, str]] = ()
+    path: Path,
+    scope: Scope,
+    index: FleetIndex,
+    notes: list[str],
+    workloads: Sequence[tuple[str, str]] = (),
+    part: str = "",
 ) -> Samples | None:
     """One Parquet file; `workloads`: (node, name) of those to take, by whose place here the samples number them.
+    `part`: the column of that name, if it is another than that of the scope.
 
     Raises:
         CaseError: it cannot be used; the message names the file and the mend.
@@ -116,7 +122,7 @@ def read_samples(
     if not path.exists():
         notes.append(f"{path.name} is missing: nothing that needs it was judged")
         return None
-    needed = ["ts", "node", *KEYS.get(scope, [])]
+    needed = ["ts", "node", *([part] if part else KEYS.get(scope, []))]
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
@@ -127,7 +133,7 @@ def read_samples(
     if keys is None:
         raise CaseError(f"{path}: column {missing[0]!r} is missing; it needs {', '.join(needed)} and catalog columns")
     ts_ms = _times(path, keys.column("ts"))
-    entity = _entities(keys, scope, index, workloads)
+    entity = _entities(keys, scope, index, workloads, part)
     known = entity >= 0
     if not known.all():
         notes.append(_strangers(path, keys, scope, known))
@@ -170,20 +176,20 @@ def _strangers(path: Path, keys: pa.Table, scope: Scope, known: npt.NDArray[np.b
 
 
 def _entities(
-    keys: pa.Table, scope: Scope, index: FleetIndex, workloads: Sequence[tuple[str, str]]
+    keys: pa.Table, scope: Scope, index: FleetIndex, workloads: Sequence[tuple[str, str]], part: str
 ) -> npt.NDArray[np.int32]:
     """What each row describes, -1 for what the fleet does not list."""
     nodes, names = _coded(keys.column("node"))
     number = np.array([*(index.node_number.get(name, -1) for name in names), -1], np.int32)
     if scope is Scope.NODE:
         return number[nodes]
-    if scope is Scope.GPU:
+    if scope is Scope.GPU and not part:
         node = number[nodes]
         slots = keys.column("gpu").cast(pa.int64()).fill_null(-1).to_numpy()
         counts = np.diff(index.first_gpu)
         known = (node >= 0) & (slots >= 0) & (slots < counts[node])
         return np.where(known, index.first_gpu[node] + slots, -1).astype(np.int32)
-    parts, part_names = _coded(keys.column(KEYS[scope][0]))
+    parts, part_names = _coded(keys.column(part or KEYS[scope][0]))
     places = {name: code for code, name in enumerate(names)}
     part_places = {name: code for code, name in enumerate(part_names)}
     table = np.full((len(names) + 1, len(part_names) + 1), -1, np.int32)  # the last of each: not named
