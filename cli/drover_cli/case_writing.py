@@ -18,6 +18,8 @@ from drover_proto.catalog import Metric, Scope, of_scope
 # columns beside ts and node that say what a row describes
 KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"], Scope.WORKLOAD: ["workload"]}
 
+INSTANCE = "instance"  # likewise of MIG instances, which are of the scope of GPUs: "SLOT/NAME"
+
 
 # What a case's Parquet columns are: whole numbers where the catalog's step is 1, else floats.
 def arrow_type(metric: Metric) -> pa.DataType:
@@ -25,11 +27,12 @@ def arrow_type(metric: Metric) -> pa.DataType:
 
 
 class ParquetWriter:
-    """One of a case's Parquet files, written block by block."""
+    """One of a case's Parquet files, written block by block. `part`: what names its things, if not as in KEYS."""
 
-    def __init__(self, path: Path, scope: Scope) -> None:
+    def __init__(self, path: Path, scope: Scope, part: str = "") -> None:
         self._metrics = of_scope(scope)
-        extra = [(key, pa.uint8() if key == "gpu" else pa.string()) for key in KEYS.get(scope, [])]
+        keys = [part] if part else KEYS.get(scope, [])
+        extra = [(key, pa.uint8() if key == "gpu" else pa.string()) for key in keys]
         self._schema = pa.schema(
             [("ts", pa.timestamp("ms", "UTC")), ("node", pa.string()), *extra]
             + [(m.name, arrow_type(m)) for m in self._metrics]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from drover_cli.case import Case, CaseError, read_jsonl
 from drover_cli.case_samples import Samples, read_samples
+from drover_cli.case_writing import INSTANCE
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Absence, Holding
@@ -23,24 +24,29 @@ from drover_proto.times import from_iso
 ROWS = 200_000  # of one insert
 EVENTS = 20_000
 INVENTORIES = 1_000  # of some 10 kB each
-Key = tuple[str, int | None, str]  # node, slot, link or workload
+Key = tuple[str, int | None, str, str]  # node, slot, link or workload, MIG instance
 
 
 @dataclass(frozen=True, slots=True)
-class Workloads:
-    """Rows of workloads, which nothing judges: of a store alone."""
+class Unjudged:
+    """Rows of workloads or of MIG instances, which nothing judges: of a store alone."""
 
-    names: list[tuple[str, str]] = field(default_factory=list)  # (node, workload), by the number that samples have
+    names: list[tuple[str, str]] = field(default_factory=list)  # (node, workload or SLOT/NAME), as samples number them
     samples: Samples | None = None
 
 
 def load(
-    store: Store, case: Case, absences: Sequence[Absence], workloads: Workloads, say: Callable[[int], None]
+    store: Store,
+    case: Case,
+    absences: Sequence[Absence],
+    workloads: Unjudged,
+    say: Callable[[int], None],
+    instances: Unjudged | None = None,
 ) -> dict[str, int]:
     """Write a case into an open store.
 
     Args:
-        say: is told the rows of samples that are written.
+        say: is told the rows of samples that are written. instances: of GPUs, by MIG.
     Returns:
         How much of each kind there was.
     Raises:
@@ -48,11 +54,18 @@ def load(
     """
     done: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    files = (case.gpu, case.node, case.link, workloads.samples)
-    for scope, samples in zip((Scope.GPU, Scope.NODE, Scope.LINK, Scope.WORKLOAD), files, strict=True):
+    parts = instances or Unjudged()
+    files = (
+        (Scope.GPU, case.gpu, None),
+        (Scope.GPU, parts.samples, [_instance(node, name) for node, name in parts.names]),
+        (Scope.NODE, case.node, None),
+        (Scope.LINK, case.link, None),
+        (Scope.WORKLOAD, workloads.samples, [(node, None, name, "") for node, name in workloads.names]),
+    )
+    for scope, samples, places in files:
         if samples is None or not len(samples.ts_ms):
             continue
-        ids = _entities(store, case, scope, samples, workloads)
+        ids = _entities(store, scope, samples, _places(case, scope) if places is None else places)
         for batch in _batches(scope, samples, ids, refused):
             store.write_samples(batch)
             store.mark_late(batch, time.time_ns() // 1_000_000)
@@ -125,25 +138,37 @@ def read_absences(case: Case) -> list[Absence]:
     return found
 
 
-def read_workloads(case: Case) -> Workloads:
+def read_workloads(case: Case) -> Unjudged:
     """Workloads of a case; none without the file.
 
     Raises:
         CaseError: it cannot be used.
     """
-    path = case.path / "workload.parquet"
+    return _unjudged(case, "workload.parquet", Scope.WORKLOAD, "workload", lambda _node, _name: True)
+
+
+def read_instances(case: Case) -> Unjudged:
+    """MIG instances likewise, of GPUs that the fleet lists."""
+
+    def known(node: str, name: str) -> bool:
+        slot, _, instance = name.partition("/")
+        return slot.isdecimal() and bool(instance) and case.index.gpu(node, int(slot)) is not None
+
+    return _unjudged(case, "mig.parquet", Scope.GPU, INSTANCE, known)
+
+
+def _unjudged(case: Case, file: str, scope: Scope, part: str, known: Callable[[str, str], bool]) -> Unjudged:
+    path = case.path / file
     if not path.exists():
-        return Workloads()
+        return Unjudged()
     try:
-        table = pq.ParquetFile(path).read(columns=["node", "workload"])
+        table = pq.ParquetFile(path).read(columns=["node", part])
     except (OSError, pa.ArrowInvalid) as error:
         raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
-    pairs = table.group_by(table.column_names).aggregate([]).to_pylist()
-    known = case.index.node_number
-    names = sorted(
-        (str(row["node"]), str(row["workload"])) for row in pairs if all(row.values()) and row["node"] in known
-    )
-    return Workloads(names, read_samples(path, Scope.WORKLOAD, case.index, case.notes, names))
+    rows = table.group_by(table.column_names).aggregate([]).to_pylist()
+    pairs = [(str(row["node"]), str(row[part])) for row in rows if all(row.values())]
+    names = sorted((node, name) for node, name in pairs if node in case.index.node_number and known(node, name))
+    return Unjudged(names, read_samples(path, scope, case.index, case.notes, names, part))
 
 
 def _batches(
@@ -155,24 +180,29 @@ def _batches(
         yield SampleBatch.of_values(scope, ids[samples.entity[low:high]], samples.ts_ms[low:high], values)
 
 
-def _entities(store: Store, case: Case, scope: Scope, samples: Samples, workloads: Workloads) -> npt.NDArray[np.uint64]:
-    """uint64 by the number that samples have: the entity that the store knows at that place, else a new one."""
-    index = case.index
-    places: list[Key]
+def _places(case: Case, scope: Scope) -> list[Key]:
+    """In the order of the numbers that samples have."""
+    nodes = case.index.nodes
     if scope is Scope.GPU:
-        places = [(node.name, slot, "") for node in index.nodes for slot in range(node.gpus)]
-    elif scope is Scope.NODE:
-        places = [(node.name, None, "") for node in index.nodes]
-    elif scope is Scope.WORKLOAD:
-        places = [(node, None, name) for node, name in workloads.names]
-    else:
-        places = [(node.name, None, link.link) for node in index.nodes for link in node.links]
+        return [(node.name, slot, "", "") for node in nodes for slot in range(node.gpus)]
+    if scope is Scope.NODE:
+        return [(node.name, None, "", "") for node in nodes]
+    return [(node.name, None, link.link, "") for node in nodes for link in node.links]
+
+
+def _instance(node: str, name: str) -> Key:
+    slot, _, instance = name.partition("/")
+    return node, int(slot), "", instance
+
+
+def _entities(store: Store, scope: Scope, samples: Samples, places: Sequence[Key]) -> npt.NDArray[np.uint64]:
+    """uint64 by the number that samples have: the entity that the store knows at that place, else a new one."""
     used = np.unique(samples.entity)
     known = {
-        (row.node, row.gpu, row.link): row
+        (row.node, row.gpu, row.link, row.mig): row
         for node in sorted({places[number][0] for number in used})
         for row in store.entities_of(node)
-        if row.scope is scope and not row.mig
+        if row.scope is scope
     }
     span = int(samples.ts_ms[0]), int(samples.ts_ms[-1])
     ids = np.zeros(len(places), np.uint64)
@@ -182,9 +212,11 @@ def _entities(store: Store, case: Case, scope: Scope, samples: Samples, workload
         row = known.get(place)
         if row is None:
             # As agents name nodes, ports and workloads; for a GPU, whose serial a case does not tell, its place.
-            key = "/".join(str(word) for word in place if word not in (None, ""))
-            node, slot, link = place
-            row = EntityRow(entity_id(scope, key), scope, key, node, slot, link=link, first_ms=span[0])
+            node, slot, link, mig = place
+            whole = known.get((node, slot, link, ""))
+            key = whole.key if whole else "/".join(str(word) for word in place[:3] if word not in (None, ""))
+            named = entity_id(scope, f"{key}/{mig}" if mig else key)
+            row = EntityRow(named, scope, key, node, slot, link=link, mig=mig, first_ms=span[0])
         ids[number] = row.entity_id
         rows.append(replace(row, first_ms=min(row.first_ms, span[0]), last_ms=max(row.last_ms, span[1])))
     store.write_entities(rows)

@@ -42,6 +42,8 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
     for scope in Scope:
         yield from _tables(f"{scope}.parquet", store.export(scope, from_ms, to_ms))
+    if request.instances:
+        yield from _tables("mig.parquet", store.export_instances(from_ms, to_ms))
     yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, told_ms)))
     absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))

@@ -1235,21 +1235,25 @@ class ExportRequest(_message.Message):
     FROM_MS_FIELD_NUMBER: _builtins.int
     TO_MS_FIELD_NUMBER: _builtins.int
     INVENTORY_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
     from_ms: _builtins.int
     to_ms: _builtins.int
     """0: now"""
     inventory: _builtins.bool
     """inventory.jsonl too, which the first clients do not take"""
+    instances: _builtins.bool
+    """mig.parquet likewise"""
     def __init__(
         self,
         *,
         from_ms: _builtins.int = ...,
         to_ms: _builtins.int = ...,
         inventory: _builtins.bool = ...,
+        instances: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "inventory", b"inventory", "to_ms", b"to_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "instances", b"instances", "inventory", b"inventory", "to_ms", b"to_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,11 +19,11 @@ import pytest
 
 from drover_cli import client
 from drover_cli.case import CaseError, read_case
-from drover_cli.case_writing import ParquetWriter
-from drover_cli.importing import Workloads, holdings_of, load, read_absences, read_workloads
+from drover_cli.case_writing import INSTANCE, ParquetWriter
+from drover_cli.importing import Unjudged, holdings_of, load, read_absences, read_instances, read_workloads
 from drover_cli.main import main
 from drover_collector.api_export import absence_row, jobs_of
-from drover_collector.store import Store, StoreError
+from drover_collector.store import EntityRow, SampleBatch, Store, StoreError, entity_id
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.fleet import FleetSpec, JobSpec
@@ -118,6 +118,43 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
     assert rows_of(store, folder) == first
 
 
+def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store: Store, store_root: Path) -> None:
+    """Those of one GPU by the key of the serial that the store knows; a replay judges the whole GPUs only."""
+    case = shutil.copytree(folder, tmp_path / "case")
+    node = json.loads((case / "fleet.json").read_text())["nodes"][0]["name"]
+    ts = int(pq.read_table(case / "node.parquet")["ts"][0].as_py().timestamp() * 1000) + 1000 * np.arange(3)
+    gpu = EntityRow(entity_id(Scope.GPU, "s1"), Scope.GPU, "s1", node, 1, serial="s1", first_ms=int(ts[0]))
+    part = replace(gpu, entity_id=entity_id(Scope.GPU, "s1/1g.10gb-0"), mig="1g.10gb-0")
+    store.write_entities([gpu, part])
+    for row, watts in ((gpu, 300.0), (part, 40.0)):
+        ids = np.full(3, row.entity_id, np.uint64)
+        store.write_samples(SampleBatch.of_values(Scope.GPU, ids, ts, {"power_w": watts + np.arange(3)}))
+
+    def told(of: Store) -> list[tuple[str, str, float]]:
+        tables = of.export_instances(0, 1 << 42)
+        return [(row["node"], row["instance"], row["power_w"]) for table in tables for row in table.to_pylist()]
+
+    want = [(node, "1/1g.10gb-0", 40.0 + n) for n in range(3)]
+    assert told(store) == want
+    assert [row["power_w"] for table in store.export(Scope.GPU, 0, 1 << 42) for row in table.to_pylist()] == [
+        300,
+        301,
+        302,
+    ]
+    writer = ParquetWriter(case / "mig.parquet", Scope.GPU, INSTANCE)
+    for table in store.export_instances(0, 1 << 42):
+        writer.write_table(table)
+    writer.close()
+    read = read_case(case)
+    other = Store.open(f"chdb://{store_root}?database=other_mig", retention_days=3650)
+    for into in (store, other, other):
+        load(into, read, [], Unjudged(), lambda _: None, read_instances(read))
+        assert told(into) == want
+        assert len([row for row in into.entities_of(node) if row.mig]) == 1
+    other._clients.command("DROP DATABASE other_mig")
+    other.close()
+
+
 def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: Path, store: Store) -> None:
     """As of a collector whose fleet.toml lists none, which stores them all the same."""
     case = shutil.copytree(folder, tmp_path / "case")
@@ -128,7 +165,7 @@ def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: 
     held = pq.read_table(case / "link.parquet").num_rows
     assert held > 0
     assert any("port" in note for note in read_case(case).notes)
-    load(store, read_case(case, for_store=True), [], Workloads(), lambda _: None)
+    load(store, read_case(case, for_store=True), [], Unjudged(), lambda _: None)
     assert sum(len(table) for table in store.export(Scope.LINK, 0, 1 << 42)) == held
 
 
@@ -160,7 +197,7 @@ def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> Non
     case = read_case(folder)
     now_ms = time.time_ns() // 1_000_000
     case.events = [replace(event, ts_ms=now_ms, received_ms=None) for event in case.events]
-    load(store, case, [], Workloads(), lambda _: None)
+    load(store, case, [], Unjudged(), lambda _: None)
     assert len(store.events(0, now_ms + 1, limit=1000)) == len(case.events) > 0
     assert store.unjudged_events(now_ms, 1000) == []
 

@@ -24,7 +24,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FILES = frozenset(
     {
         "fleet.json", "gpu.parquet", "node.parquet", "link.parquet", "workload.parquet", "events.jsonl",
-        "absences.jsonl", "inventory.jsonl", "probes.jsonl", "incidents.jsonl",
+        "mig.parquet", "absences.jsonl", "inventory.jsonl", "probes.jsonl", "incidents.jsonl",
     }
 )  # fmt: skip
 EXPORT_DEADLINE_S = 3600.0
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     now = round(time.time() * 1000)
     until = moment(args.until, now) if args.until else now
-    request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=until, inventory=True)
+    request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=until, inventory=True, instances=True)
     if request.from_ms >= request.to_ms:
         raise CliError(f"--since {args.since} is not before --until {args.until or 'now'}: nothing lies between them")
     sizes: dict[str, int] = {}
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[tuple[str, int]]:
     import pyarrow as pa
 
-    from drover_cli.case_writing import ParquetWriter
+    from drover_cli.case_writing import INSTANCE, ParquetWriter
     from drover_proto.catalog import Scope
 
     writers: dict[str, ParquetWriter] = {}
@@ -87,7 +87,9 @@ def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[tuple[s
                 raise CliError(f"the collector sent a file named {chunk.file!r}, which no case has; nothing was kept")
             if chunk.file.endswith(".parquet"):
                 if chunk.file not in writers:
-                    writers[chunk.file] = ParquetWriter(folder / chunk.file, Scope(chunk.file.removesuffix(".parquet")))
+                    name = chunk.file.removesuffix(".parquet")
+                    scope, part = (Scope.GPU, INSTANCE) if name == "mig" else (Scope(name), "")
+                    writers[chunk.file] = ParquetWriter(folder / chunk.file, scope, part)
                 if chunk.data:
                     with pa.ipc.open_stream(io.BytesIO(chunk.data)) as stream:
                         writers[chunk.file].write_table(stream.read_all())

@@ -26,17 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with needs("collector"):
         from drover_cli.case import read_case
-        from drover_cli.importing import load, read_absences, read_workloads
+        from drover_cli.importing import load, read_absences, read_instances, read_workloads
         from drover_collector.config import store_password
         from drover_collector.store import Store, StoreError, shown
         from drover_proto.settings import SettingsError
 
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, and is told once
     case = read_case(args.case, for_store=True)
-    absences, workloads = read_absences(case), read_workloads(case)  # first: they may be unusable
+    absences, workloads, instances = read_absences(case), read_workloads(case), read_instances(case)  # may be unusable
     config = store_of(args)
     url = shown(config.url)
-    files = (case.gpu, case.node, case.link, workloads.samples)
+    files = (case.gpu, instances.samples, case.node, case.link, workloads.samples)
     progress = Progress("import", sum(len(samples.ts_ms) for samples in files if samples is not None))
     # Else an old case would be deleted on its way into a store of its own, whose collector sets its own limits when it
     # starts. Those of a server run meanwhile, and would not.
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             visitor=True,
         )
         try:
-            done = load(store, case, absences, workloads, progress.update)
+            done = load(store, case, absences, workloads, progress.update, instances)
         finally:
             store.close()
     except (SettingsError, StoreError) as error:

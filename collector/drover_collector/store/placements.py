@@ -155,23 +155,24 @@ class Placements:
                     found.append(Stay(row.entity_id, number, from_ms, to_ms))
         return found
 
-    def names(self, scope: Scope, ids: Ids, ts_ms: Millis) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def names(
+        self, scope: Scope, ids: Ids, ts_ms: Millis, *, instances: bool = False
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """(node, slot or link) of each row at its time; node "" for an entity that is not known or a part of a GPU.
 
         Args:
-            ids: uint64 [R]; ts_ms: int64 [R].
+            ids: uint64 [R]; ts_ms: int64 [R]. instances: MIG instances and no others, as "SLOT/NAME".
         Returns:
             str [R]; int16 [R] for GPUs, else str [R].
         """
         with self._lock:
-            rows = [row for row in self._places.values() if row.scope is scope and not row.mig]
+            rows = [row for row in self._places.values() if row.scope is scope and bool(row.mig) is instances]
         rows.sort(key=lambda row: (row.entity_id, row.first_ms))
         count = len(rows)
         nodes = np.array([row.node for row in rows] + [""])
-        kind = np.int16 if scope is Scope.GPU else np.str_
-        places = np.array(
-            [row.gpu if scope is Scope.GPU else row.link for row in rows] + [0 if scope is Scope.GPU else ""], kind
-        )
+        slots = scope is Scope.GPU and not instances
+        told = [f"{row.gpu}/{row.mig}" if instances else row.gpu if slots else row.link for row in rows]
+        places = np.array([*told, 0 if slots else ""], np.int16 if slots else np.str_)
         known, first = np.unique(np.array([row.entity_id for row in rows], np.uint64), return_index=True)
         if not count:
             return nodes[np.zeros(len(ids), np.intp)], places[np.zeros(len(ids), np.intp)]
