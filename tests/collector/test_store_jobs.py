@@ -29,6 +29,15 @@ def test_jobs_that_ended_are_those_that_no_gpu_holds_any_more(store: Store) -> N
     assert store.job_members("it's no job") == []
 
 
+def test_a_name_like_sql_is_a_name_in_a_question_with_a_deadline(store: Store) -> None:
+    names = ["a SETTINGS b", "it's \\' SETTINGS max_threads = 1"]
+    store.write_holdings([Holding("n0", gpu, name, T0) for gpu, name in enumerate(names)])
+    with store.limited(60):
+        assert store.jobs_since(names, T0 + MINUTE) == dict.fromkeys(names, T0)
+        assert store.latest_values("n0", T0) == {}  # and one with settings of its own
+        assert store.values_at(small_index(), Scope.GPU, T0, 10_000, ["power_w"]) == {}
+
+
 def test_a_workload_tells_its_newest_values(store: Store) -> None:
     keys = ["n0/pretrain", "n1/llm"]
     store.write_entities(

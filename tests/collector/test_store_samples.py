@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from drover_collector import buckets
+from drover_collector.fleet_index import FleetIndex
 from drover_collector.store import SampleBatch, Store, StoreError
 from drover_proto.catalog import BY_NAME, Scope, of_scope
 from drover_proto.events import Holding
+from drover_proto.fleet import FleetSpec, NodeSpec
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, link_row, node_row, random_values, samples
 
 
@@ -124,6 +126,13 @@ def test_old_values_are_unknown_not_current(store: Store) -> None:
     assert np.isnan(latest[0])
     assert latest[1] == 310.0
     assert store.latest_values("n0", T0 + 200_000) == {}
+
+
+def test_gpus_that_the_fleet_does_not_list_are_no_error(store: Store) -> None:
+    store.write_entities([gpu_row(0, 0)])
+    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    hosts = FleetIndex(FleetSpec((NodeSpec("n0", "r", "l", "p", "host", 0, ()),)))
+    assert store.latest_gpu(hosts, "power_w", T0 + 1000).tolist() == []
 
 
 def test_last_seen_counts_anything_on_the_node(store: Store, store_url: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -31,6 +32,7 @@ from drover_collector.store.whole import Whole
 
 log = logging.getLogger(__name__)
 
+_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL)  # in a statement, as `base.word` writes it
 CLIENTS = 4  # queries that run at once; each holds a client of its own
 MENDS = 20  # damaged parts that one question gets past
 WRITERS = 2  # inserts that run at once: clients of their own, so that slow questions never hold up what comes in
@@ -156,7 +158,8 @@ class Clients:
         if left_s <= 0:
             raise StoreError("this took too long; ask for less, or try again")
         # In the text: as a setting of the call, the embedded engine's client asks four statements more.
-        return f"{sql}{',' if ' SETTINGS ' in sql else ' SETTINGS'} max_execution_time = {max(0.1, left_s):.1f}"
+        given = " SETTINGS " in _TEXT.sub("''", sql)  # not in the name of a job
+        return f"{sql}{',' if given else ' SETTINGS'} max_execution_time = {max(0.1, left_s):.1f}"
 
     def apart(self) -> Clients:
         """Clients of the same database that nothing else keeps waiting, and that give up soon."""

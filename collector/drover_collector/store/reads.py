@@ -101,7 +101,8 @@ class Reads(Rollups):
         # Most have a value of the last seconds; only the others are worth a longer look.
         since_ms = max(now_ms - within_ms, now_ms - NEWEST_MS)
         self._newest(places, metric, (since_ms, now_ms + 1), None, result, newest)
-        lacking = places.ids[(places.target >= 0) & np.isnan(result[places.target])]
+        there = np.flatnonzero(places.target >= 0)  # a fleet may list none of those that were ever seen
+        lacking = places.ids[there[np.isnan(result[places.target[there]])]]
         if len(lacking) and since_ms > now_ms - within_ms:
             self._newest(places, metric, (now_ms - within_ms, since_ms), lacking, result, newest)
         absent = self._clients.rows(
