@@ -17,6 +17,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cache
+
+import numpy as np
 
 from drover_collector import health
 from drover_collector.actions.base import LEFT
@@ -131,7 +134,7 @@ class Decider:
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
         if wanted:
-            census = self.census(fold, (i for i, _ in judged))
+            census = cache(lambda: self.census(fold, [i for i, _ in judged]))  # seldom asked for
             for incident, verdict in wanted:
                 if only is not None and incident.id not in only:
                     continue
@@ -167,7 +170,7 @@ class Decider:
             self.standing.pop((found.incident_id, found.node), None)
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
             verdict = Verdict(found.wanted, found.rule, least_mode(found.mode, self.ceiling))
-            census = self.census(fold, incidents.values())
+            census = cache(lambda: self.census(fold, incidents.values()))
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
 
@@ -255,7 +258,7 @@ class Decider:
         ]
 
     def _decide(
-        self, incident: Incident, verdict: Verdict, census: Census, job_nodes: JobNodes, now_ms: int
+        self, incident: Incident, verdict: Verdict, census: Callable[[], Census], job_nodes: JobNodes, now_ms: int
     ) -> list[Decision]:
         node, policy = incident.node or "", self.policy
         key = (incident.id, node)
@@ -293,7 +296,7 @@ class Decider:
         if same and last is not None and outcome == "held" == last.outcome and _alike(text, last.reason):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
-            census.take(node)
+            census().take(node)
         made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms))
         return made
 
@@ -317,7 +320,7 @@ class Decider:
         return verdict.mode
 
     def _held(
-        self, incident: Incident, verdict: Verdict, census: Census, job_nodes: JobNodes, now_ms: int
+        self, incident: Incident, verdict: Verdict, asked: Callable[[], Census], job_nodes: JobNodes, now_ms: int
     ) -> str | None:
         """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not."""
         node = incident.node or ""
@@ -325,6 +328,7 @@ class Decider:
             return self.maintenance[node]
         if verdict.wanted not in DISRUPTIVE:
             return None
+        census = asked()
         if node in census.out:
             if verdict.mode == "observe" or node in census.really:
                 return None
@@ -344,7 +348,7 @@ class Decider:
         """
         dead = {node for i in incidents if i.cause in DEAD and i.closed_ms is None for node, _ in i.members}
         away = {node for node in dead | self.away if node in self.index.node_number}
-        codes = Counter(fold.node.tolist())
+        codes = np.bincount(fold.node, minlength=len(health.HEALTHS)).tolist()
         healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
         theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
         known = self.index.node_count - codes[unknown] + theirs[unknown]

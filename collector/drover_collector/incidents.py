@@ -11,7 +11,7 @@ closes      when every detector has said that it is over, or has been quiet for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
@@ -94,13 +94,16 @@ class IncidentBook:
                 unseen_ms = max(0, now_ms - self._ticked_ms - seen_ms)
                 record.holds = {name: min(now_ms, last_ms + unseen_ms) for name, last_ms in record.holds.items()}
         self._ticked_ms = now_ms if closing else self._ticked_ms
+        gone = self._gone() if closing else set()
         for record in self.open():
             if not closing and before.get(record.incident.id) is record.incident:
                 continue  # a call for events: what they say nothing of waits for the bucket
             self._count(record, now_ms)
             self._set_action(record, now_ms, new=record.incident.id not in before)
             if closing:
-                self._close_if_quiet(record, now_ms)
+                self._close_if_quiet(record, gone, now_ms)
+                if record.incident.closed_ms is not None and record.incident.cause in NODE_GONE:
+                    gone = self._gone()
         for id_, record in self.records.items():
             old, new = before.get(id_), record.incident
             if not closing and old is new:
@@ -299,9 +302,9 @@ class IncidentBook:
             note = Note(finding.ts_ms, f"{finding.detector}: over")
             record.incident = replace(incident, timeline=noted(incident, note))
 
-    def _close_if_quiet(self, record: Record, now_ms: int) -> None:
+    def _close_if_quiet(self, record: Record, gone: Set[str], now_ms: int) -> None:
         incident = record.incident
-        if any(self._covered(node) for node, _ in incident.members[:1]) and incident.cause not in NODE_GONE:
+        if incident.members and incident.members[0][0] in gone and incident.cause not in NODE_GONE:
             return  # its node says nothing now: silence is no recovery
         for detector, last_ms in list(record.holds.items()):
             quiet_ms = self._quiet_ms.get(detector)
@@ -311,13 +314,10 @@ class IncidentBook:
             note = Note(now_ms, "closed: the condition has ended")
             record.incident = replace(incident, closed_ms=now_ms, timeline=noted(incident, note))
 
-    def _covered(self, node: str) -> bool:
-        return any(
-            r.incident.closed_ms is None
-            and r.incident.cause in NODE_GONE
-            and any(member == node for member, _ in r.incident.members)
-            for r in self._near.of_nodes([node])
-        )
+    def _gone(self) -> set[str]:
+        """Nodes that open incidents say are gone."""
+        gone = (r.incident for r in self.open() if r.incident.cause in NODE_GONE)
+        return {node for incident in gone for node, _ in incident.members}
 
     def _set_action(self, record: Record, now_ms: int, new: bool) -> None:
         incident = record.incident

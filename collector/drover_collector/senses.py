@@ -55,7 +55,7 @@ class Senses:
         self.buckets = Buckets(WINDOW_BUCKETS)
         self._node_heard_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)
         self._gpu_heard_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
-        self._newest_end_ms = 0
+        self._newest_end_ms = self._newest_length_ms = 0
 
     def afresh(self) -> Senses:
         """Those of a fleet of which nothing was heard yet."""
@@ -71,7 +71,7 @@ class Senses:
         self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
-        self._newest_end_ms = bucket.end_ms
+        self._newest_end_ms, self._newest_length_ms = bucket.end_ms, bucket.length_ms
 
     def detect(self, window: Window, now_ms: int) -> list[Finding]:
         found: list[Finding] = []
@@ -94,8 +94,7 @@ class Senses:
         node, slot = member
         n, g = self.index.node_number.get(node), None if slot is None else self.index.gpu(node, slot)
         at = 0 if n is None else int(self._node_heard_ms[n] if g is None else self._gpu_heard_ms[g])
-        newest = self.buckets.all()[-1:]
-        return newest[0].length_ms if newest and at >= newest[0].end_ms else 0
+        return self._newest_length_ms if at >= self._newest_end_ms else 0
 
     def heard_lately(self) -> tuple[Bools, Bools]:
         """bool [N] and [G]."""

@@ -81,7 +81,10 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     s.looked_ms = now_ms
     if s.left:
         _take_over(window.index, s)
-    found = [d for attribute in _attributes(told) for d in _deviations(window.index, told, attribute, s.told, now_ms)]
+    groups: dict[str, Ints] = {}
+    found = [
+        d for attribute in _attributes(told) for d in _deviations(window.index, told, attribute, s.told, now_ms, groups)
+    ]
     s.told = frozenset((d.attribute.key, d.n if d.g is None else d.g, d.value) for d in found)
     subjects: dict[tuple[int, int | None], list[Deviation]] = {}
     for deviation in _of_whole_nodes(window.index, found):
@@ -124,15 +127,22 @@ def _groups(index: FleetIndex, told: Inventory, attribute: Attribute) -> Ints:
 
 
 def _deviations(
-    index: FleetIndex, told: Inventory, attribute: Attribute, before: Set[tuple[str, int, str]], now_ms: int
+    index: FleetIndex,
+    told: Inventory,
+    attribute: Attribute,
+    before: Set[tuple[str, int, str]],
+    now_ms: int,
+    known_groups: dict[str, Ints],
 ) -> Iterator[Deviation]:
+    """`known_groups`: of this look, by what they depend on."""
     column = (told.gpu if attribute.scope == "gpu" else told.node)[attribute.key]
     known = column.codes != UNKNOWN
     values = np.unique(column.codes[known])
     if len(values) < 2:  # all alike, the usual case
         return
     node = index.gpu_node if attribute.scope == "gpu" else np.arange(index.node_count, dtype=np.int32)
-    groups = _groups(index, told, attribute)
+    by = attribute.key if attribute.key in told.nic_boards else f"{attribute.scope} {attribute.by_board}"
+    groups = known_groups[by] if by in known_groups else known_groups.setdefault(by, _groups(index, told, attribute))
     standing: dict[str, list[int]] = {}
     for key, number, value in before:
         if key == attribute.key:
