@@ -3,8 +3,11 @@ fleet), behind `door.py` and `frontend.py`."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import importlib
 import json
+import pkgutil
 from pathlib import Path
 
 import streamlit as st
@@ -35,6 +38,17 @@ def build() -> st.App:
     script = Path(__file__).parent / "script" / "console.py"
     pages = ["/", *(f"/{page.stem}" for page in (script.parents[1] / "pages").glob("*.py") if page != view.FLEET)]
     return st.App(script, routes=routes, middleware=[Middleware(Door), Middleware(Frontend, pages=pages)])
+
+
+def warm() -> None:
+    """Import what the first page would wait for (pandas, through which Streamlit looks at all that components get), and
+    have the garbage collector look no more at what stays for good: 100,000 objects, 40 ms for each look."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)], "drover_dashboard."):
+        if module.name != "drover_dashboard.main":
+            importlib.import_module(module.name)
+    importlib.import_module("pandas")
+    gc.collect()
+    gc.freeze()
 
 
 def asset(request: Request) -> Response:
