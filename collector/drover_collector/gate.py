@@ -68,6 +68,7 @@ LOGGED = 1000  # refused peers that are named in the log, each once
 SHOWN = 3
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
 Handler = Any  # grpc.RpcMethodHandler: its types know only the synchronous server
 
 
@@ -148,6 +149,10 @@ class Gate(grpc.aio.ServerInterceptor):
         if held is None or held[0] is not handler:  # made once: thousands of streams share it
             held = self._behind[method] = handler, self._guarded(method, handler)
         return held[1]
+
+    def guarded(self, method: str, behaviour: Behaviour) -> Behaviour:
+        """What serves a method of the agents' server, behind the gate."""
+        return self._answering(method, behaviour) if self._secure else behaviour
 
     def refusal(self, peer: Peer | None, allowed: frozenset[Role]) -> tuple[str, str] | None:
         """(reason, text) why this peer may not have what `allowed` may, or None when it may."""
@@ -250,11 +255,8 @@ class Gate(grpc.aio.ServerInterceptor):
         _CALL.set(call)
         return call
 
-    def _guarded(self, method: str, handler: Handler) -> Handler:
-        """`handler` behind the gate, of the same kind."""
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-
-        async def answer(request: Any, context: Context) -> Any:
+    def _answering(self, method: str, inner: Behaviour) -> Behaviour:
+        async def answer(request: Any, context: Any) -> Any:
             call = await self._admit(method, context)
             try:
                 return await inner(request, context)
@@ -263,6 +265,13 @@ class Gate(grpc.aio.ServerInterceptor):
                 raise
             finally:
                 self._open.discard(call)
+
+        return answer
+
+    def _guarded(self, method: str, handler: Handler) -> Handler:
+        """`handler` behind the gate, of the same kind."""
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        answer = self._answering(method, inner)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             call = await self._admit(method, context)

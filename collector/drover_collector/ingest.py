@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from drover_collector.agent_server import Behaviour
 from drover_collector.dictionary import Refusal
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller, when_ended
@@ -40,7 +41,7 @@ BACKOFF_S = 1.0  # an agent that must wait for longer is told so
 
 
 class Ingest:
-    """The Telemetry service. `register` it with a server; `close` it after the server's stop.
+    """The Telemetry service. Give its `methods` to a server; `close` it after the server's stop.
 
     Args:
         on_events: is told of events that are stored, from the event loop; returns at once.
@@ -81,13 +82,9 @@ class Ingest:
         self._gapped: dict[Session, None] = {}  # those of which something was left with the agent
         self._carer: asyncio.Task[None] | None = None
 
-    def register(self, server: grpc.aio.Server) -> None:
-        """Serve agents there. Messages come as bytes, so that one that cannot be parsed does not end its stream."""
-        handler: grpc.RpcMethodHandler[bytes, pb.CollectorMessage] = grpc.stream_stream_rpc_method_handler(
-            self._stream, request_deserializer=None, response_serializer=pb.CollectorMessage.SerializeToString
-        )
-        service = pb.DESCRIPTOR.services_by_name["Telemetry"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Stream": handler}),))
+    def methods(self) -> dict[str, Behaviour]:
+        """For the agents' server. Messages come as bytes, so that one that cannot be parsed does not end its stream."""
+        return {f"/{pb.DESCRIPTOR.services_by_name['Telemetry'].full_name}/Stream": self._stream}
 
     def stream(self, node: str) -> Session | None:
         """The stream that speaks for a node, once it is welcomed; for what a collector has to ask of it."""

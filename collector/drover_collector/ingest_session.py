@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from drover_collector.agent_server import CallEndedError
 from drover_collector.dictionary import Dictionary, Refusal
 from drover_collector.ingest_limits import Account
 from drover_collector.records import Taken
@@ -140,10 +141,10 @@ class Session:
         self._writing = self._writing or asyncio.Lock()
         try:
             async with asyncio.timeout(SEND_S), self._writing:
-                await self.context.write(message)
+                await self.context.write(message.SerializeToString())
         except TimeoutError:
             self.stop(EndError(grpc.StatusCode.ABORTED, f"the agent did not take an answer for {SEND_S:g} s"))
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        except CallEndedError as error:
             log.debug("%s: not told: %s", self.node, error)
 
 

@@ -25,6 +25,8 @@ import grpc
 from drover_collector import blindness, memory, open_files
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.making import actuators, by_pool
+from drover_collector.agent_server import AgentServer
+from drover_collector.agent_server.call import MESSAGE_BYTES
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import (
@@ -66,26 +68,13 @@ STORE_WAIT_S = 5.0  # a predecessor that is being stopped needs a moment to let 
 GRACE_S = 3.0  # for calls under way at a stop
 STOP_S = 60.0  # for a whole stop; a store that hangs must not hold it up for ever
 SWITCH_S = 0.001  # else a message waits 5 ms for each thread that computes: Python's lock is taken over that seldom
-MESSAGE_BYTES = 17 << 20  # a little over what agents send at most; a batch of 30 s of a 16-GPU node is below 1 MB
-SERVER_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the agents
+SERVER_OPTIONS = (  # of the Fleet API
+    ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the calls
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     # A peer that lost its power never says so; and one that pings while we have nothing to say is no nuisance.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-)
-# Many thousand streams that each say little (docs/scale.md has what these were measured to give).
-AGENT_OPTIONS = (
-    *SERVER_OPTIONS,
-    ("grpc.http2.bdp_probe", 0),  # else a ping with each message: a quarter of the CPU of a small one
-    ("grpc.tsi.max_frame_size", 4096),  # of our short answers; their buffer is there for each stream
-    ("grpc.enable_channelz", 0),
-    ("grpc.max_channel_trace_event_memory_per_node", 0),
-    # All agents come at once after a restart. Beyond the defaults, 1,000 and 3,000, they would be turned away.
-    ("grpc.server.max_pending_requests", 50_000),
-    ("grpc.server.max_pending_requests_hard_limit", 100_000),
-    ("grpc.server_max_unrequested_time_in_server", 240),  # seconds; agents wait as long for their Welcome
 )
 
 
@@ -279,13 +268,13 @@ async def _serve(
     facts = Facts(pipeline, ingest.stats, config, gate, tls)
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
-    agents = grpc.aio.server(options=AGENT_OPTIONS, interceptors=(gate,))
+    methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
+    agents = AgentServer(methods, open_files.agents_that_fit())
     people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
-    ingest.register(agents)
     add_FleetServicer_to_server(api, people)
     async with contextlib.AsyncExitStack() as stack:
         addresses = [
-            f"agents on {listen(agents, 'ingest.listen', config.ingest.listen, tls)}",
+            f"agents on {listen_for_agents(agents, 'ingest.listen', config.ingest.listen, tls)}",
             f"Fleet API on {listen(people, 'api.listen', config.api.listen, tls)}",
         ]
         if config.metrics.listen:
@@ -338,11 +327,25 @@ def listen(server: grpc.aio.Server, name: str, address: str, tls: ServerTls | No
     except RuntimeError:
         port = 0
     if not port:
-        raise AddressError(
-            f"{name}: cannot listen on {address}; it is taken (by another collector?) or not an address of this"
-            f" machine: stop what holds it, or set {name} to another"
-        )
+        raise _no_address(name, address)
     return f"{address.rpartition(':')[0]}:{port}"
+
+
+def listen_for_agents(server: AgentServer, name: str, address: str, tls: ServerTls | None) -> str:
+    """The same for agents."""
+    host, port = split_address(address)
+    try:
+        port = server.listen(host, port, None if tls is None else tls.contexts(name))
+    except OSError:
+        raise _no_address(name, address) from None
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _no_address(name: str, address: str) -> AddressError:
+    return AddressError(
+        f"{name}: cannot listen on {address}; it is taken (by another collector?) or not an address of this"
+        f" machine: stop what holds it, or set {name} to another"
+    )
 
 
 def metrics_server(config: CollectorConfig, facts: Facts, tls: ServerTls | None) -> MetricsServer:

@@ -10,7 +10,7 @@ import logging
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -22,9 +22,11 @@ from drover_proto.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
+_AGENTS = ("h2",)  # what their server speaks
+
 
 class ServerTls:
-    """ca, cert and key of the settings. Used from gRPC's threads, the metrics page's and the API's.
+    """ca, cert and key of the settings. Used from the event loop, gRPC's threads, the metrics page's and the API's.
 
     `connections` counts TLS handshakes begun, by listener: those that no stream or call follows have failed.
     """
@@ -42,7 +44,7 @@ class ServerTls:
         self._stamp = x509.stamp(*self._paths)
         try:
             self._files = x509.read(*self._paths)
-            self._context = self._new_context()
+            self._context, self._agents_context = self._new_context(), self._new_context(_AGENTS)
         except x509.CertificateError as error:
             raise SettingsError(str(error)) from None
         self._version = 1
@@ -73,6 +75,17 @@ class ServerTls:
         fetcher = cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
         return grpc.dynamic_ssl_server_credentials(first, fetcher, require_client_authentication=True)
 
+    def contexts(self, listener: str) -> Callable[[], ssl.SSLContext]:
+        """For the agents' server, which calls it at each handshake."""
+
+        def context() -> ssl.SSLContext:
+            self.connections[listener] += 1
+            self._look()
+            with self._lock:
+                return self._agents_context
+
+        return context
+
     def context(self) -> ssl.SSLContext:
         """For one connection of the metrics page."""
         self._look()
@@ -96,7 +109,7 @@ class ServerTls:
                 return
             try:
                 files = x509.read(*self._paths)
-                context = self._new_context()
+                context, agents_context = self._new_context(), self._new_context(_AGENTS)
             except x509.CertificateError as error:
                 if self.trouble != str(error):
                     log.error("%s; the files as they were before stay in force", error)
@@ -104,7 +117,7 @@ class ServerTls:
                 return  # looked at again next time: the stamp is still the old one
             self._stamp, self.trouble = stamp, ""
             if files != self._files:
-                self._files, self._context = files, context
+                self._files, self._context, self._agents_context = files, context, agents_context
                 self._version += 1
                 log.info(
                     "certificate with serial %X is in force, until %s", files.own.serial, x509.day(files.own.ends_s)
@@ -114,11 +127,15 @@ class ServerTls:
         files = self._files
         return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], root_certificates=files.ca)
 
-    def _new_context(self) -> ssl.SSLContext:
+    def _new_context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
         ca, cert, key = self._paths
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
+            context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+            context.num_tickets = 0  # gRPC's clients resume nothing
         try:
             context.load_cert_chain(cert, key)
             context.load_verify_locations(ca)

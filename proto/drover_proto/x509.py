@@ -174,7 +174,9 @@ def explain(text: str, own_troubles: list[str], ca: Path | str, cert: Path | str
         text = f"the other side's certificate is not for this address: issue it with --host ({_first_line(text)})"
     elif "wrong_version_number" in lowered or "wrong version number" in lowered:
         text = "the other side speaks no TLS: leave the certificates out, or set them there too"
-    elif any(word in lowered for word in ("handshake failed", "socket closed", "connection reset", "alert")):
+    elif any(
+        word in lowered for word in ("handshake failed", "unwrap failed", "socket closed", "connection reset", "alert")
+    ):
         advice = "its log or metrics may say why" if own_troubles else f"is {cert} of the authority that it trusts?"
         text = f"TLS did not come about ({_first_line(text)}); {advice}"
     else:

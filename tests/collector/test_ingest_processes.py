@@ -14,8 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
+from drover_collector.agent_server import AgentServer
 from drover_collector.ingest import Ingest
 from drover_collector.store import Store
+from drover_collector.tls import ServerTls
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
 from testbed.fleets import T0, batch, block, hello, index_of
@@ -24,8 +26,8 @@ from testbed.loop import in_loop
 SERVE = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
-import grpc
 from testbed.fleets import T0, index_of
+from drover_collector.agent_server import AgentServer
 from drover_collector.ingest import Ingest, Limits
 from drover_collector.store import Store
 
@@ -33,11 +35,10 @@ async def main():
     store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
     now = lambda: T0 + 3_600_000
     ingest = Ingest(store, index_of(), lambda events: None, limits=Limits(flush_s=0.01), now_ms=now)
-    server = grpc.aio.server()
-    ingest.register(server)
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    server = AgentServer(ingest.methods())
+    print(server.listen("127.0.0.1", 0, None), flush=True)
     await server.start()
-    await server.wait_for_termination()
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -157,10 +158,9 @@ async def test_a_certificate_speaks_for_its_node_only(
 ) -> None:
     read = lambda file: (certificates / file).read_bytes()  # noqa: E731  # short, and used once below
     ingest = Ingest(store, index_of(), lambda events: None, now_ms=lambda: T0)
-    server = grpc.aio.server()
-    ingest.register(server)
-    credentials = grpc.ssl_server_credentials([(read("collector.key"), read("collector.pem"))], read("ca.pem"), True)
-    port = server.add_secure_port("localhost:0", credentials)
+    server = AgentServer(ingest.methods())
+    tls = ServerTls(*(certificates / file for file in ("ca.pem", "collector.pem", "collector.key")))
+    port = server.listen("localhost", 0, tls.contexts("ingest.listen"))
     await server.start()
     own = grpc.ssl_channel_credentials(read("ca.pem"), read(f"{name}.key"), read(f"{name}.pem"))
     async with grpc.aio.secure_channel(f"localhost:{port}", own) as channel:

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from drover_collector.agent_server import AgentServer
 from drover_collector.gate import OPERATORS, ROLES, Gate, may_force
 from drover_collector.identity import Denied, Role
 from drover_collector.tls import ServerTls
@@ -45,18 +46,31 @@ class Server:
 
     async def __aenter__(self) -> Server:
         self.server = grpc.aio.server(interceptors=(self.gate,))
+        self.agents = AgentServer({STREAM: self.gate.guarded(STREAM, self._stream)})
+        self.agents_port = self.agents.listen("localhost", 0, self.tls.contexts("ingest.listen"))
+        await self.agents.start()
         by_service: dict[str, dict[str, Any]] = {}
         for path, method in methods().items():
+            if path == STREAM:
+                continue
             _, service, name = path.split("/")
             by_service.setdefault(service, {})[name] = self._handler(method)
         for service, handlers in by_service.items():
             self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        self.port = self.server.add_secure_port("localhost:0", self.tls.credentials("ingest.listen"))
+        self.port = self.server.add_secure_port("localhost:0", self.tls.credentials("api.listen"))
         await self.server.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.server.stop(0)
+        await self.agents.stop(0)
+
+    async def _stream(self, _: Any, context: Any) -> None:
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                await context.write(message)
+        finally:
+            self.ended.set()
 
     def _handler(self, method: Any) -> Any:
         async def unary(request: bytes, context: Any) -> bytes:
@@ -67,24 +81,16 @@ class Server:
             yield request
             await asyncio.Event().wait()
 
-        async def stream(_: Any, context: Any) -> None:
-            try:
-                while (message := await context.read()) is not grpc.aio.EOF:
-                    await context.write(message)
-            finally:
-                self.ended.set()
-
-        kind = method.client_streaming, method.server_streaming
-        if kind == (True, True):
-            return grpc.stream_stream_rpc_method_handler(stream)
-        if kind == (False, True):
+        if method.server_streaming:
             return grpc.unary_stream_rpc_method_handler(generate)
         return grpc.unary_unary_rpc_method_handler(unary)
 
-    def channel(self, files: Files | None, credentials: grpc.ChannelCredentials | None = None) -> Any:
+    def channel(
+        self, files: Files | None, credentials: grpc.ChannelCredentials | None = None, path: str = STATUS
+    ) -> Any:
         options = (("grpc.use_local_subchannel_pool", 1),)
         chosen = credentials or (files.credentials if files else None)
-        target = f"localhost:{self.port}"
+        target = f"localhost:{self.agents_port if path == STREAM else self.port}"
         return (
             grpc.aio.secure_channel(target, chosen, options) if chosen else grpc.aio.insecure_channel(target, options)
         )
@@ -92,7 +98,7 @@ class Server:
     async def ask(self, path: str, files: Files | None, credentials: grpc.ChannelCredentials | None = None) -> str:
         """ "" when a call is answered, else `CODE: details`."""
         method = methods()[path]
-        async with self.channel(files, credentials) as channel:
+        async with self.channel(files, credentials, path) as channel:
             try:
                 if method.client_streaming:
                     call = channel.stream_stream(path)()
@@ -110,19 +116,21 @@ class Server:
                 return f"{error.code().name}: {error.details()}"
 
     async def certificate(self) -> int:
-        """Serial number of what a new connection is shown."""
+        """Serial number of what a new connection is shown, by both servers."""
 
-        def look() -> int:
+        def look(port: int) -> int:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             context.set_alpn_protocols(["h2"])
             with (
-                socket.create_connection(("localhost", self.port), WAIT_S) as plain,
+                socket.create_connection(("localhost", port), WAIT_S) as plain,
                 context.wrap_socket(plain) as secure,
             ):
                 return x509.parse(secure.getpeercert(True) or b"").serial
 
-        return await asyncio.to_thread(look)
+        found = {await asyncio.to_thread(look, port) for port in (self.port, self.agents_port)}
+        assert len(found) == 1
+        return found.pop()
 
 
 @pytest.fixture(scope="module")
@@ -208,48 +216,53 @@ def test_a_method_without_roles_is_refused(fleet: Fleet, collector: Files) -> No
 # ---- what each wrong peer gets
 
 
-def test_what_each_wrong_peer_gets(fleet: Fleet, collector: Files, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "role", "listener"), [(STATUS, "viewer", "api.listen"), (STREAM, "agent", "ingest.listen")]
+)
+def test_what_each_wrong_peer_gets(
+    fleet: Fleet, collector: Files, tmp_path: Path, path: str, role: str, listener: str
+) -> None:
     async def scenario() -> None:
         other = Fleet(tmp_path / "other", "other-ca")
-        good = fleet.issue("viewer", "console")
+        good = fleet.issue(role, "console")
         ca = fleet.ca.read_bytes()
         async with Server(collector) as server:
 
             async def explained(files: Files | None, credentials: grpc.ChannelCredentials | None = None) -> str:
-                answer = await server.ask(STATUS, files, credentials)
+                answer = await server.ask(path, files, credentials)
                 return x509.explain(answer, [], "ca.pem", "cert.pem")
 
             assert await explained(good) == ""
             # In the handshake: gRPC tells the collector nothing of it, but it counts.
-            before = server.tls.connections["ingest.listen"]
+            before = server.tls.connections[listener]
             assert "is cert.pem of the authority" in await explained(None, grpc.ssl_channel_credentials(ca))
-            stranger = other.issue("viewer", "console")
+            stranger = other.issue(role, "console")
             mixed = grpc.ssl_channel_credentials(ca, stranger.key.read_bytes(), stranger.cert.read_bytes())
             assert "is cert.pem of the authority" in await explained(None, mixed)
-            ended = fleet.issue("viewer", "console", ends_in=timedelta(days=-1))
+            ended = fleet.issue(role, "console", ends_in=timedelta(days=-1))
             assert "is cert.pem of the authority" in await explained(ended)
-            assert (await server.ask(STATUS, None)).startswith("UNAVAILABLE")
-            assert server.tls.connections["ingest.listen"] >= before + 4
-            assert server.gate.calls["drover.fleet.v1.Fleet"] == 1
+            assert (await server.ask(path, None)).startswith("UNAVAILABLE")
+            assert server.tls.connections[listener] >= before + 4
+            assert server.gate.calls[path.split("/")[1]] == 1
             # After it: by the gate, with words for both sides.
             for uris, says in (
                 ([], "has no URI name"),
                 (["drover://viewer/a", "drover://operator/a"], "has 2 URI names"),
                 (["drover://root/a"], "'drover://root/a' is not drover://agent/NODE"),
             ):
-                assert says in await server.ask(STATUS, fleet.odd(uris))
+                assert says in await server.ask(path, fleet.odd(uris))
             assert server.gate.refused["no identity"] == 3
             # The client looks too.
             assert "is of another authority than ca.pem" in await explained(stranger)
         async with Server(fleet.issue("collector", "c1", ends_in=timedelta(days=-1))) as server:
-            answer = x509.explain(await server.ask(STATUS, good), [], "ca.pem", "cert.pem")
+            answer = x509.explain(await server.ask(path, good), [], "ca.pem", "cert.pem")
             assert "the other side's certificate, or its authority's, has ended" in answer
         # An agent's key, stolen, plays no collector.
         async with Server(fleet.issue("agent", "n0")) as server:
-            assert (await server.ask(STATUS, good)).startswith("UNAVAILABLE")
+            assert (await server.ask(path, good)).startswith("UNAVAILABLE")
         # Nor does a collector's key read.
         async with Server(collector) as server:
-            assert await server.ask(STATUS, collector) != ""
+            assert await server.ask(path, collector) != ""
 
     asyncio.run(scenario())
 
@@ -270,7 +283,8 @@ def test_tls_1_2_is_taken(fleet: Fleet, collector: Files) -> None:
 
     async def scenario() -> None:
         async with Server(collector) as server:
-            assert await asyncio.to_thread(handshake, server.port, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+            for port in (server.port, server.agents_port):
+                assert await asyncio.to_thread(handshake, port, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
 
     asyncio.run(scenario())
 
@@ -280,7 +294,7 @@ def test_tls_1_2_is_taken(fleet: Fleet, collector: Files) -> None:
 
 @contextlib.asynccontextmanager
 async def open_stream(server: Server, files: Files) -> AsyncIterator[Any]:
-    async with server.channel(files) as channel:
+    async with server.channel(files, path=STREAM) as channel:
         call = channel.stream_stream(STREAM)()
         await echo(call)
         yield call

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
+from drover_collector.agent_server import AgentServer
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.ingest import Ingest, Limits
-from drover_collector.main import AGENT_OPTIONS
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import Event, ProbeResult
@@ -39,9 +39,8 @@ class Collector:
             self.store, self.index, self.events.extend, on_probes=self._probed, limits=self.limits,
             now_ms=lambda: self.now_ms,
         )  # fmt: skip
-        self.server = grpc.aio.server(options=AGENT_OPTIONS)
-        self.ingest.register(self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server = AgentServer(self.ingest.methods())
+        self.port = self.server.listen("127.0.0.1", 0, None)
         await self.server.start()
         return self
 

@@ -1,0 +1,183 @@
+"""A call as its service sees it: what it uses of `grpc.aio.ServicerContext`, with the same meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from drover_collector.agent_server import headers, messages
+from drover_collector.agent_server.connection import HALF
+from drover_collector.agent_server.outgoing import Stream
+
+if TYPE_CHECKING:
+    from drover_collector.agent_server.link import Link
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 17 << 20  # a little over what agents send at most; a batch of 30 s of a 16-GPU node is below 1 MB
+STOPPED = "the collector stops"
+
+
+class CallEndedError(Exception):
+    """There is nobody who could be told."""
+
+
+class AbortError(Exception):
+    """The call has been ended by `abort`."""
+
+
+class Call:
+    """One stream being served, in a task of its own. Used in the event loop."""
+
+    __slots__ = ("_link", "_reader", "_stream", "_writers", "task")
+
+    def __init__(self, link: Link, stream: Stream) -> None:
+        self._link, self._stream = link, stream
+        self._reader: asyncio.Future[None] | None = None
+        self._writers: list[asyncio.Future[None]] = []
+        self.task: asyncio.Task[None] | None = None
+
+    # ---- for the service
+
+    async def read(self) -> Any:
+        """The next message, bytes; `grpc.aio.EOF` after the last.
+
+        Raises:
+            AbortError: it is none, or too long; the peer is told.
+        """
+        while True:
+            try:
+                message = self._next()
+            except messages.MessageError as error:
+                await self.abort(error.code, str(error))
+            if message is not None:
+                return message
+            self._stream.wanted = True
+            if self._stream.buffer:
+                self._credit()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader, self._stream.wanted = None, False
+
+    def _next(self) -> Any:
+        stream = self._stream
+        found = messages.cut(stream.buffer, MESSAGE_BYTES)
+        if found is None:
+            if not stream.ended:
+                return None
+            if stream.buffer:
+                raise messages.MessageError(grpc.StatusCode.INTERNAL, "the last message is not all there")
+            return grpc.aio.EOF
+        if stream.window_in < HALF:
+            self._credit()
+        compressed, message = found
+        if not compressed:
+            return message
+        if not headers.COMPRESSED[stream.request.encoding]:
+            raise messages.MessageError(grpc.StatusCode.INTERNAL, "a message is compressed, and nothing says how")
+        return messages.inflate(message, MESSAGE_BYTES)
+
+    def _credit(self) -> None:
+        self._link.connection.credit(self._stream)
+        if self._link.connection.outgoing:
+            self._link.flush()
+
+    async def write(self, message: bytes) -> None:
+        """Returns when the peer's windows and the socket have taken it.
+
+        Raises:
+            CallEndedError: the peer has left, or the call has ended.
+        """
+        stream, link = self._stream, self._link
+        if stream.closed:
+            raise CallEndedError("the stream has ended")
+        link.connection.write(stream, messages.wrap(message))
+        link.flush()
+        while stream.pending or link.connection.outgoing:
+            waiter = asyncio.get_running_loop().create_future()
+            self._writers.append(waiter)
+            link.writing[self] = None
+            try:
+                await waiter
+            finally:
+                self._writers.remove(waiter)
+                if not self._writers:
+                    link.writing.pop(self, None)
+        if stream.gone:
+            raise CallEndedError("the peer has left")
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        """End the call.
+
+        Raises:
+            AbortError: always.
+        """
+        self._end(code, details)
+        raise AbortError(details)
+
+    def peer(self) -> str:
+        return self._link.peer
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """What gRPC gives; empty without TLS."""
+        return self._link.auth_context()
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return self._stream.request.metadata
+
+    # ---- for the server
+
+    def _end(self, code: grpc.StatusCode, details: str) -> None:
+        done = code is grpc.StatusCode.OK
+        self._link.connection.end(self._stream, headers.end(code, details), at_once=not done)
+        self._link.flush()
+
+    def changed(self) -> None:
+        """Something came for the stream, or left, or its connection is gone."""
+        if self._stream.gone:
+            if self.task is not None:
+                self.task.cancel()
+            return
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if self._writers:
+            self.drained()
+
+    def drained(self) -> None:
+        """What was to be sent may have been."""
+        if not (self._stream.pending or self._link.connection.outgoing):
+            for waiter in self._writers:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def serve(self, behaviour: Behaviour | None) -> None:
+        """Answer it."""
+        request = self._stream.request
+        try:
+            if request.method != "POST" or not request.content_type.startswith("application/grpc"):
+                status = 405 if request.method != "POST" else 415
+                self._link.connection.refuse(self._stream, headers.refuse(status))
+                self._link.flush()
+            elif behaviour is None:
+                self._end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            elif request.encoding not in headers.COMPRESSED:
+                self._end(grpc.StatusCode.UNIMPLEMENTED, f"messages in {request.encoding[:40]!r} cannot be read")
+            else:
+                await behaviour(None, self)
+                self._end(grpc.StatusCode.OK, "")
+        except AbortError:
+            return  # told
+        except asyncio.CancelledError:  # by `changed`, or by the server's stop
+            self._end(grpc.StatusCode.UNAVAILABLE, STOPPED)
+        except Exception as error:  # a defect of ours costs one call
+            log.exception("a call of %s failed", self.peer())
+            self._end(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
+
+
+Behaviour = Callable[[Any, Call], Awaitable[None]]

@@ -1,0 +1,92 @@
+"""Which of many connections have something, in portions: an epoll of our own within the event loop's.
+
+asyncio's own readers would cost a handle, a key and a callback for each connection and each message, and it would look
+after all that are ready before anything else has its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from collections.abc import Callable
+
+from drover_collector.agent_server.link import Link, LinkLostError
+
+log = logging.getLogger(__name__)
+
+PAUSE_S, PAUSE_PER_LINK_S = 0.02, 20e-6  # between two looks: as much as it takes to find several connections ready
+LEAST_PAUSE_S = 0.001  # a shorter one costs more than it saves
+
+
+class Poller:
+    """
+    Args:
+        most: how many links have their turn before other work of the event loop has.
+        serve: what is done with one that is ready, and its events; may raise LinkLostError.
+        lost: is told of one that is gone.
+        pausing: after a look, leave some time for others to become ready: a look costs as much as a message.
+    """
+
+    def __init__(
+        self, most: int, serve: Callable[[Link, int], None], lost: Callable[[Link, str], None], *, pausing: bool
+    ) -> None:
+        self._most, self._serve, self._lost, self._pausing = most, serve, lost, pausing
+        self._epoll = select.epoll()
+        self._loop = asyncio.get_running_loop()
+        self._waits = False  # the event loop tells when there is something
+        self._closed = False
+        self.links: dict[int, Link] = {}  # oldest first
+        self._wait()
+
+    def add(self, link: Link) -> None:
+        link.wants = select.EPOLLIN
+        self.links[link.fd] = link
+        self._epoll.register(link.fd, link.wants)
+
+    def watch(self, link: Link, events: int) -> None:
+        if self.links.get(link.fd) is link:
+            self._epoll.modify(link.fd, events)
+
+    def remove(self, link: Link) -> None:
+        if self.links.get(link.fd) is link:
+            del self.links[link.fd]
+            self._epoll.unregister(link.fd)
+
+    def close(self) -> None:
+        self._closed = True
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _wait(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._loop.add_reader(self._epoll.fileno(), self._look)
+
+    def _again(self, found: int) -> None:
+        """When to look next."""
+        pause_s = min(PAUSE_S, PAUSE_PER_LINK_S * len(self.links)) if self._pausing and found < self._most else 0.0
+        if not found or (found < self._most and pause_s < LEAST_PAUSE_S):
+            self._wait()
+            return
+        if self._waits:
+            self._waits = False
+            self._loop.remove_reader(self._epoll.fileno())
+        self._loop.call_later(pause_s, self._look)
+
+    def _look(self) -> None:
+        if self._closed:
+            return
+        ready = self._epoll.poll(0, self._most)
+        self._again(len(ready))
+        for fd, events in ready:
+            link = self.links.get(fd)
+            if link is None:
+                continue  # gone since
+            try:
+                self._serve(link, events)
+            except LinkLostError as error:
+                self._lost(link, str(error))
+            except Exception:  # a defect of ours costs one connection
+                log.exception("the connection of %s failed", link.peer)
+                self._lost(link, "a defect")

@@ -1,0 +1,250 @@
+"""A server for thousands of agents, each with one long stream: gRPC over HTTP/2 with as little as that needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+
+from drover_collector.agent_server.call import Behaviour, Call
+from drover_collector.agent_server.link import Link, LinkLostError
+from drover_collector.agent_server.outgoing import Stream
+from drover_collector.agent_server.poller import Poller
+
+log = logging.getLogger(__name__)
+
+READ_MOST = 64  # connections that are read before other work has its turn
+SHAKE_MOST = 4  # handshakes likewise: about a millisecond each
+ACCEPT_MOST = 32
+BACKLOG = 65_535  # the kernel has a bound of its own
+FULL_S = 1.0  # no more files can be opened: before the next try
+CLOSE_S = 5.0  # for calls to end that were cancelled
+CARE_S = 5.0  # between looks at all connections; the rest is counted in looks, so that a pause of ours is no silence
+HANDSHAKE_LOOKS = 24  # for TLS, and then for a first stream
+IDLE_LOOKS = 120  # of a connection whose streams have ended
+QUIET_LOOKS = 12  # a peer that lost its power never says so: it is asked,
+ANSWER_LOOKS = 4  # and has so long to answer
+
+
+class _Served:
+    """Owns streams whose calls have ended, though their last words may still wait for the peer."""
+
+    def changed(self) -> None: ...
+
+
+_SERVED = _Served()
+
+
+class AgentServer:
+    """Used in one event loop: `listen`, `start`, then `stop`.
+
+    Args:
+        methods: path -> what serves it, a coroutine that is given a `Call` as its second argument.
+        most: connections at once, when that is bounded; who comes then takes the place of the oldest handshake.
+    """
+
+    def __init__(self, methods: Mapping[str, Behaviour], most: int | None = None) -> None:
+        self._methods, self._most = methods, most
+        self._listening: list[socket.socket] = []
+        self._contexts: Callable[[], ssl.SSLContext] | None = None
+        self._shaking: Poller | None = None  # connections whose handshake is not through
+        self._open: Poller | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._carer: asyncio.Task[None] | None = None
+        self._told_full = False
+
+    def listen(self, host: str, port: int, contexts: Callable[[], ssl.SSLContext] | None) -> int:
+        """Take the address; connections wait until `start`.
+
+        Args:
+            host: a name or an address; one that stands for all addresses stands for those of IPv4 and IPv6.
+            contexts: gives the context of a connection that begins its handshake; None: no TLS.
+        Returns:
+            The port, which 0 has become.
+        Raises:
+            OSError: it cannot be listened on.
+        """
+        self._contexts = contexts
+        failed: OSError | None = None
+        for family, address in _addresses(host, port):
+            both = family == socket.AF_INET6 and address == "::"
+            try:
+                sock = socket.create_server((address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+            except OSError as error:  # such as localhost, where one of two families is off
+                failed = error
+                continue
+            sock.setblocking(False)
+            self._listening.append(sock)
+            port = int(sock.getsockname()[1])
+        if failed is not None and (failed.errno == errno.EADDRINUSE or not self._listening):
+            self._stop_listening()
+            raise failed
+        return port
+
+    async def start(self) -> None:
+        self._open = Poller(READ_MOST, Link.ready, self.lost, pausing=True)
+        self._shaking = Poller(SHAKE_MOST, self._shake, self.lost, pausing=False)
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.add_reader(sock.fileno(), self._accept, sock)
+        self._carer = loop.create_task(self._care())
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Take nobody new; end what has not ended by itself after so many seconds."""
+        if self._open is None or self._shaking is None:
+            self._stop_listening()
+            return
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.remove_reader(sock.fileno())
+        self._stop_listening()
+        for link in list(self._shaking.links.values()):
+            self.lost(link, "the collector stops")
+        for link in list(self._open.links.values()):
+            link.connection.leave()
+            link.flush()
+        if self._calls and grace_s:
+            await asyncio.wait(self._calls, timeout=grace_s)
+        for task in self._calls:
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=CLOSE_S)
+        if self._carer is not None:
+            self._carer.cancel()
+        for link in list(self._open.links.values()):
+            self.lost(link, "the collector stops")
+        self._open.close()
+        self._shaking.close()
+        self._open = self._shaking = None
+
+    # ---- for links
+
+    def begin(self, link: Link, stream: Stream) -> Call:
+        call = Call(link, stream)
+        behaviour = self._methods.get(stream.request.path)
+        call.task = asyncio.get_running_loop().create_task(call.serve(behaviour))
+        self._calls.add(call.task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._calls.discard(task)
+            call.task, stream.owner = None, _SERVED  # no ring is left, which only a garbage collection would find
+            link.connection.busy -= 1
+            if link.connection.leaving:
+                link.flush()
+
+        call.task.add_done_callback(done)
+        return call
+
+    def lost(self, link: Link, why: str) -> None:
+        if not link.closed:
+            for poller in (self._shaking, self._open):
+                if poller is not None:
+                    poller.remove(link)
+            link.close()
+            log.debug("%s: %s", link.peer, why)
+
+    def watch(self, link: Link, events: int) -> None:
+        for poller in (self._shaking, self._open):
+            if poller is not None:
+                poller.watch(link, events)
+
+    # ---- connections
+
+    def _accept(self, sock: socket.socket) -> None:
+        assert self._open is not None and self._shaking is not None
+        for _ in range(ACCEPT_MOST):
+            try:
+                own, address = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                self._full(sock, str(error))
+                return
+            if self._most is not None and len(self._open.links) + len(self._shaking.links) >= self._most:
+                if not self._shaking.links:
+                    own.close()
+                    continue
+                self.lost(next(iter(self._shaking.links.values())), "others need its place")
+            own.setblocking(False)
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = Link(own, address, self)
+            if self._contexts is None:
+                self._welcome(link)
+            else:
+                self._shaking.add(link)
+
+    def _full(self, sock: socket.socket, why: str) -> None:
+        """No files, or no memory: agents wait in the kernel's queue."""
+        if not self._told_full:
+            log.error("no more agents can connect: %s", why)
+            self._told_full = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sock.fileno())
+
+        def go_on() -> None:
+            if sock in self._listening:
+                loop.add_reader(sock.fileno(), self._accept, sock)
+
+        loop.call_later(FULL_S, go_on)
+
+    def _shake(self, link: Link, _: int) -> None:
+        assert self._shaking is not None and self._contexts is not None
+        if link.shake_hands(None if link.shaking else self._contexts()):
+            self._shaking.remove(link)
+            self._welcome(link)
+
+    def _welcome(self, link: Link) -> None:
+        assert self._open is not None
+        self._open.add(link)
+        link.idle = 0
+        link.flush()
+
+    async def _care(self) -> None:
+        while True:
+            await asyncio.sleep(CARE_S)
+            assert self._open is not None and self._shaking is not None
+            self._told_full = False
+            for poller, look in ((self._shaking, _look_at_handshake), (self._open, _look_at)):
+                for link in list(poller.links.values()):
+                    try:
+                        look(link)
+                    except LinkLostError as error:
+                        self.lost(link, str(error))
+
+    def _stop_listening(self) -> None:
+        for sock in self._listening:
+            with contextlib.suppress(OSError):
+                sock.close()
+        self._listening.clear()
+
+
+def _look_at_handshake(link: Link) -> None:
+    link.idle += 1
+    if link.idle > HANDSHAKE_LOOKS:
+        raise LinkLostError("its handshake takes too long")
+
+
+def _look_at(link: Link) -> None:
+    connection = link.connection
+    connection.relax()
+    link.idle = 0 if connection.busy else link.idle + 1
+    link.quiet += 1
+    if link.quiet > QUIET_LOOKS + ANSWER_LOOKS:
+        raise LinkLostError("says nothing, and does not answer")
+    if link.quiet == QUIET_LOOKS:
+        connection.ping()
+    if link.idle > (IDLE_LOOKS if connection.begun else HANDSHAKE_LOOKS):
+        connection.leave()
+    if connection.outgoing:
+        link.send()
+
+
+def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    if host in ("0.0.0.0", "::"):  # noqa: S104  # what the settings say
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  # the same
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
