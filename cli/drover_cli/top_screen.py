@@ -82,7 +82,7 @@ def _head(facts: Facts, width: int) -> list[Text]:
             health.append(f" {state} {count:,}   ")
     parts = [
         f"jobs hurt {status.jobs_hurt}",
-        f"lost {status.gpu_hours_lost + status.gpu_hours_waited:,.1f} GPU-h in 24 h",
+        f"lost {status.gpu_hours_lost:,.1f}, waited {status.gpu_hours_waited:,.1f} GPU-h in 24 h",
     ]
     parts.append(f"MFU {status.mfu_ratio:.0%}" if status.HasField("mfu_ratio") else "MFU not reported")
     if status.HasField("gpus_idle"):

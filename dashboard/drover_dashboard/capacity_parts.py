@@ -24,7 +24,7 @@ PIECES = (
 )
 COSTS = (
     Kind("lost", "lost to the fault itself"),
-    Kind("waited", "lost by peers that waited for it"),
+    Kind("waited", "peers waited for it"),
 )
 IDLE, SERVICE = str(IncidentKind.IDLE), "service"
 SHOWN_LEAFS = 24
@@ -77,7 +77,7 @@ def tiles(reply: pb.Capacity) -> None:
             fmt.number(free) if reply.judged_ms else "not known",
             f"whole nodes: {fmt.number(whole)}" if reply.judged_ms else "nothing judged lately",
         ),
-        ("GPU-hours lost to faults", fmt.hours(lost + waited), f"{fmt.hours(waited)} by waiting peers"),
+        ("GPU-hours faults took", fmt.hours(lost + waited), f"lost {fmt.hours(lost)}, waited {fmt.hours(waited)}"),
         ("What that cost", money(reply, cost), "[cost] of the settings" if cost is None else "faults and waiting"),
     )
     view.tiles("capacity", shown)

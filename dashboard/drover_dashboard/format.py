@@ -182,6 +182,11 @@ def event(kind: str, code: str) -> str:
     return words if kind == "lifecycle" and words else f"{kind} {words}".strip()
 
 
+def rule(name: str) -> str:
+    """Of a policy; `detector` is what stands there where none matched."""
+    return "no rule matched: as its detector asks" if name == "detector" else name
+
+
 def cause(word: str) -> str:
     """A cause's code as words: `power_cap` -> `power cap`."""
     return word.replace("_", " ")

@@ -130,7 +130,9 @@ def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
     newest = max(decisions, key=lambda decision: decision.ts_ms)
     outcome = fmt.OUTCOMES.get(newest.outcome, newest.outcome)
     said = f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}."
-    return f"{said} Rule {newest.rule}: {who.told(newest.reason.removeprefix(f'{newest.mode} mode: '))}"
+    rule = fmt.rule(newest.rule)
+    said += f" Rule {rule}: " if rule == newest.rule else f" {fmt.capital(rule)}: "
+    return said + who.told(newest.reason.removeprefix(f"{newest.mode} mode: "))
 
 
 def _proof(item: Evidence, who: view.Viewer) -> str:

@@ -40,6 +40,10 @@ DRAIN = Action("a1", "d1", "7ue5", "n1", Act.DRAIN, "slurm", ActionState.DONE, T
 
 
 class Fleet(FleetServicer):
+    def ListRisk(self, request: pb.RiskRequest, context: grpc.ServicerContext) -> pb.RiskList:
+        rows = [pb.RiskRow(node="n7", chance=0.4, reasons=["2 failures in 30 days"])] if request.limit > 1 else []
+        return pb.RiskList(nodes=[*rows, pb.RiskRow(node="n1", chance=0.023)], total=9, days=7)
+
     def GetFabric(self, request: pb.FabricRequest, context: grpc.ServicerContext) -> pb.Fabric:
         if request.leaf and request.leaf != "leaf02":
             context.abort(grpc.StatusCode.NOT_FOUND, "no such leaf")
@@ -179,11 +183,20 @@ def test_the_rack_that_an_incident_names_is_first_and_the_unknown_one_last(say: 
     assert "r5" not in one
 
 
+def test_a_node_of_which_nothing_is_known_stands_in_no_ranking(say: Say) -> None:
+    code, out, _ = say("risk")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("n")] == ["n7"]
+    assert "of the other 8 nodes nothing is known" in out
+    out = say("risk", "--limit", "1")[1]
+    assert out == "of 9 nodes nothing is known that sets one apart: 2.3% each within 7 days\n"
+
+
 def test_what_faults_cost(say: Say) -> None:
     code, out, _ = say("capacity")
     assert code == 0
     assert out.startswith("faults took 250.0 GPU-hours, at least 600 EUR, from 2026-11-15T04:00:00Z to")
-    assert "of 1 more incidents it cannot be told" in out
+    assert "of 1 more incident it cannot be told" in out
     assert "what is not held is unknown" in out
 
 

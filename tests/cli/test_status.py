@@ -69,6 +69,13 @@ def test_tables_tell_spans_in_units_that_are_not_zero(said: Any) -> None:
     assert told["gpu_samples"].endswith("5.0 kB, 10 rows over 6 min")
 
 
+def test_small_tables_do_not_scroll_the_rest_away(said: Any) -> None:
+    tables = [pb.TableSize(name=f"t{k}", rows=1, bytes=1000 * (9 - k)) for k in range(8)]
+    told = said(tables=tables)
+    assert [name for name in told if name.startswith("t")] == ["t0", "t1", "t2", "t3", "t4"]
+    assert told["3"].endswith("9.0 kB; --json has each")
+
+
 @pytest.mark.parametrize(
     ("role", "says", "detection"),
     [

@@ -57,7 +57,7 @@ def test_without_a_price_costs_are_hours(shared: FleetClient, chosen, currency: 
     chosen.currency = currency
     app = opened("capacity")
     shown = {metric.label: str(metric.value) for metric in app.metric}
-    assert shown["GPU-hours lost to faults"] == "4.0", "what is out of service is counted apart"
+    assert shown["GPU-hours faults took"] == "4.0", "what is out of service is counted apart"
     assert shown["What that cost"] == cost
     assert shown["Free"] == shown["Held and idle"] == "not known"
     assert "Nothing was judged in the last minute" in texts(app)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         f" {lost:,.1f} lost, {waited:,.1f} waited"
     )
     if reply.untold:
-        print(f"of {reply.untold} more incidents it cannot be told")
+        print(f"of {reply.untold} more incident{'' if reply.untold == 1 else 's'} it cannot be told")
     if reply.lost:
         print_table(
             ["WHAT", "INCIDENTS", "LOST", "WAITED", "COST", "DEAREST"],

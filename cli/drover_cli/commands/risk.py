@@ -33,14 +33,21 @@ def run(args: argparse.Namespace) -> int:
     if not reply.nodes:
         print("no ranking yet: it comes with the first buckets, and a standby collector has none")
         return 0
+    known = [row for row in reply.nodes if row.reasons]
+    if not known:
+        each = f"{reply.nodes[0].chance:.1%} each"
+        print(f"of {reply.total} nodes nothing is known that sets one apart: {each} within {reply.days} days")
+        return 0
     print_table(
         ["NODE", f"WITHIN {reply.days} DAYS", "NOW", "WHY"],
         [
-            [row.node, f"{row.chance:.0%}", "in trouble" if row.in_trouble else "-", "; ".join(row.reasons) or "-"]
-            for row in reply.nodes
+            [row.node, f"{row.chance:.0%}", "in trouble" if row.in_trouble else "-", "; ".join(row.reasons)]
+            for row in known
         ],
     )
-    if reply.total > len(reply.nodes):
-        print(f"{len(reply.nodes)} of {reply.total} shown; --limit shows more")
+    if len(known) < len(reply.nodes):
+        print(f"of the other {reply.total - len(known)} nodes nothing is known")
+    elif reply.total > len(known):
+        print(f"{len(known)} of {reply.total} shown; --limit shows more")
     print("A ranking, not a prophecy: most failures come without a forerunner (docs/detectors.md, risk)")
     return 0

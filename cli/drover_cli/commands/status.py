@@ -13,6 +13,7 @@ from drover_cli.output import ago, duration, plain, print_json, size_text
 from drover_proto import fleet_pb2 as pb
 
 ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
+SHOWN_TABLES = 5  # the largest; all of them would scroll what matters off the screen
 ROLES = {
     "active": "active: detects and tells",
     "standby": "standby: takes in and answers; another collector detects",
@@ -54,9 +55,12 @@ def run(args: argparse.Namespace) -> int:
     }
     for name, text in lines.items():
         print(f"{name:<15} {text}")
-    for table in status.tables:
+    for table in status.tables[:SHOWN_TABLES]:
         over = f" over {duration((table.newest_ms - table.oldest_ms) / 1000)}" if table.oldest_ms else ""
         print(f"  {table.name:<20} {size_text(table.bytes):>10}, {table.rows:,} rows{over}")
+    rest = status.tables[SHOWN_TABLES:]
+    if rest:
+        print(f"  {len(rest)} smaller tables {size_text(sum(table.bytes for table in rest)):>13}; --json has each")
     for node in status.unknown_nodes:
         print(f"unknown node    {plain(node)} reports but is not in fleet.toml: add it there or stop its agent")
     for trouble in status.troubles:

@@ -112,7 +112,7 @@ def _decisions(
         Row(
             (
                 Cell(who.clock(d.ts_ms), kind="faint", sub=d.outcome.replace("_", " ") if with_outcome else ""),
-                Cell(f"{_wish(d.wanted)} {d.node}" if d.node else "go on with a mass event", sub=_rule(d.rule)),
+                Cell(f"{_wish(d.wanted)} {d.node}" if d.node else "go on with a mass event", sub=fmt.rule(d.rule)),
                 _why(about.get(d.incident_id, ""), d.reason, who),
             ),
             id=d.incident_id,
@@ -127,10 +127,6 @@ def _decisions(
 def _wish(wanted: Wanted) -> str:
     """What is to be done to the node whose name follows."""
     return {Wanted.NONE: "resume", Wanted.ADVISE: "advise against"}.get(wanted, str(wanted))
-
-
-def _rule(name: str) -> str:
-    return "no rule matched: as its detector asks" if name == "detector" else name
 
 
 def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
@@ -158,7 +154,7 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
         Row(
             (
                 Cell(who.clock(found[0].ts_ms), kind="faint"),
-                Cell(f"{_wish(wanted)} {_some([d.node for d in found])}", sub=_rule(rule)),
+                Cell(f"{_wish(wanted)} {_some([d.node for d in found])}", sub=fmt.rule(rule)),
                 Cell(who.told(reason)),
             ),
             id=found[0].incident_id,
