@@ -85,7 +85,7 @@ def verdict(reply: pb.Fabric, who: view.Viewer) -> tuple[str, str]:
     return "summary", f"{worst.name}: {who.told(worst.verdict)}{others}"
 
 
-def port_rows(ports: Iterable[pb.PortRow], who: view.Viewer | None = None) -> list[Row]:
+def port_rows(ports: Iterable[pb.PortRow], who: view.Viewer) -> list[Row]:
     rows = []
     for port in ports:
         serves = f"serves GPU {port.gpu}" if port.HasField("gpu") else "serves the node"
@@ -93,7 +93,7 @@ def port_rows(ports: Iterable[pb.PortRow], who: view.Viewer | None = None) -> li
         if port.HasField("saturation"):
             mark = Mark(_share(port.saturation), "warn") if port.saturation >= BUSY else None
             busy = Cell("" if mark else _share(port.saturation), mark=mark)
-        told = who.told(port.trouble) if who else port.trouble
+        told = who.told(port.trouble)
         rows.append(
             Row(
                 (

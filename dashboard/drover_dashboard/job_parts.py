@@ -242,8 +242,8 @@ def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str 
     )
 
 
-def show_ports(key: str, detail: pb.JobDetail) -> str | None:
-    lines = fabric_parts.port_rows(detail.ports)
+def show_ports(key: str, detail: pb.JobDetail, who: view.Viewer) -> str | None:
+    lines = fabric_parts.port_rows(detail.ports, who)
     empty = next((text for text in detail.absent if text.startswith("Network")), "No port serves its GPUs.")
     height = 320 if len(lines) > 6 else None
     return table(key, fabric_parts.PORT_COLUMNS, lines, empty=empty, link_column=0, height=height)

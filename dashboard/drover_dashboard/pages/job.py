@@ -98,7 +98,7 @@ def now(name: str) -> None:
         if clicked:
             st.switch_page(view.INCIDENTS, query_params={"id": clicked})
     with right:
-        view.go(job_parts.show_ports("job_ports", detail), view.FABRIC)
+        view.go(job_parts.show_ports("job_ports", detail, who), view.FABRIC)
 
 
 def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
@@ -109,7 +109,7 @@ def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
         else who.since(job.since_ms)
     )
     boards = f" of {', '.join(job.skus)}" if job.skus else ""
-    name = fmt.capital(fmt.job(job.job))
+    name = job.job if fmt.job(job.job) == job.job else f"Job {job.job}"
     return f"{name}: {fmt.several(job.gpus, 'GPU')}{boards} on {fmt.several(job.nodes, 'node')}, {span}"
 
 
