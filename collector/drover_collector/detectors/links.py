@@ -62,10 +62,14 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         ports = ports_of(window.index)
         none, nobody = np.zeros(len(ports), np.int64), np.zeros(len(ports), bool)
         of_node = np.array([port.node for port in ports], np.int64)
+        of_leaf: dict[str, list[int]] = {}
+        for k, port in enumerate(ports):
+            of_leaf.setdefault(port.leaf, []).append(k)
         left = s.left
         s = State(
-            nobody.copy(), none, none, nobody, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports, of_node
-        )
+            nobody.copy(), none, none, nobody, np.full(len(ports), np.nan), {}, s.gpu, window.index, ports, of_node,
+            {leaf: np.array(mine, np.int64) for leaf, mine in of_leaf.items()},
+        )  # fmt: skip
         _take_over(s, window.index, left)
     if s.ports and any(len(column) == len(s.ports) for column in window.newest.link.values()):
         found += _ports(window, s.ports, s, now_ms)
@@ -149,8 +153,8 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     heard = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
     down = (s.down_ms > 0) & (heard[s.of_node] | ~np.isnan(up))
     leafs = list(_leafs(window, ports, s, down, now_ms))
-    lit = {ports[k].leaf for k in np.flatnonzero(s.was_up).tolist()} if down.any() else set()
-    dark = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - lit - {""}  # switches of which nothing is seen
+    hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - {""}
+    dark = {leaf for leaf in hit if not s.was_up[s.of_leaf[leaf]].any()}  # switches of which nothing is seen
     of_leafs = {member[0] for finding in leafs for member in finding.members}
     for k in [k for k in s.flaps if down[k] and index.nodes[ports[k].node].name in of_leafs]:
         while s.flaps[k] and s.flaps[k][-1] >= s.down_ms[k]:  # its switch went, not the port
@@ -219,11 +223,8 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
     if down.sum() < 2:
         return
     hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - {""}
-    used: dict[str, list[int]] = {}
-    for k, port in enumerate(ports):
-        if port.leaf in hit and s.seen_up[k]:
-            used.setdefault(port.leaf, []).append(k)
-    for leaf, mine in used.items():
+    used = {leaf: some[s.seen_up[some]].tolist() for leaf, some in s.of_leaf.items() if leaf in hit}
+    for leaf, mine in sorted(((leaf, mine) for leaf, mine in used.items() if mine), key=lambda item: item[1][0]):
         gone = [k for k in mine if down[k]]
         nodes = sorted({window.index.nodes[ports[k].node].name for k in gone})
         most = len(nodes) >= LEAF_NODES and len(gone) >= LEAF_SHARE * len(mine)

@@ -60,6 +60,7 @@ class State:
     index: FleetIndex | None = None  # whose ports these are:
     ports: list[Port] = field(default_factory=list)
     of_node: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # each port's
+    of_leaf: dict[str, Ints] = field(default_factory=dict)  # leaf -> its ports, in order
     shared: dict[str, set[int]] = field(default_factory=dict)  # leaf -> when most of its ports flapped together
     left: Sequence[Incident] = ()  # open at the start: their ports were up once, and have flapped
 
