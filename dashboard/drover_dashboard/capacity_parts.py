@@ -146,7 +146,7 @@ def lost(reply: pb.Capacity, days: float) -> None:
         (Column("The dearest incident of each cause"), Column("Hours", "right")),
         [
             Row(
-                (Cell(f"{row.kind}: {fmt.cause(row.cause)}"), Cell(fmt.hours(row.lost + row.waited))),
+                (Cell(fmt.kind_and_cause(row.kind, row.cause)), Cell(fmt.hours(row.lost + row.waited))),
                 id=row.worst,
                 href=view.href(view.INCIDENTS, id=row.worst, state="all"),
             )

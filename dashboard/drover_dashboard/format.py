@@ -73,8 +73,8 @@ def zone_name(where: tzinfo, now_ms: int) -> str:
 
 
 def in_words(text: str) -> str:
-    """A sentence of the collector without its codes: `for memory/xid_64` is `for xid 64 (memory)`."""
-    return KIND_CAUSE.sub(lambda found: f"{cause(found[2])} ({found[1]})", text)
+    """A sentence of the collector without its codes: `for memory/xid_64` is `for XID 64 (memory)`."""
+    return KIND_CAUSE.sub(lambda found: kind_and_cause(found[1], found[2]), text)
 
 
 def local_times(text: str, where: tzinfo, now_ms: int) -> str:
@@ -188,8 +188,13 @@ def rule(name: str) -> str:
 
 
 def cause(word: str) -> str:
-    """A cause's code as words: `power_cap` -> `power cap`."""
-    return word.replace("_", " ")
+    """A cause's code as words: `power_cap` -> `power cap`, `xid_79` -> `XID 79`."""
+    return re.sub(r"^xid\b", "XID", word.replace("_", " "))
+
+
+def kind_and_cause(kind: str, word: str) -> str:
+    """`cooling (thermal)`, `XID 64 (memory)`; of an incident that is its XID `XID 79`."""
+    return cause(word) if kind == IncidentKind.XID else f"{cause(word)} ({kind})"
 
 
 def action(wanted: Wanted) -> str:

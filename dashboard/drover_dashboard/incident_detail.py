@@ -110,7 +110,7 @@ def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> l
     reporters = ", ".join(incident.detectors) or "an unnamed detector"
     found = [
         ("Where", Cell(fmt.where(incident, view.racks()))),
-        ("Cause", Cell(f"{fmt.cause(incident.cause)} ({incident.kind}), {incident.confidence * 100:.0f} % sure")),
+        ("Cause", Cell(f"{fmt.kind_and_cause(incident.kind, incident.cause)}, {incident.confidence * 100:.0f} % sure")),
         ("Reported", Cell(f"{who.clock(incident.opened_ms)} by {reporters}")),
         ("Health now", view.health_cell(detail.health or "unknown")),
         ("GPU-hours", Cell(f"lost: {lost}; peers waited: {waited}")),
