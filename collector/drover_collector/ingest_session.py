@@ -138,10 +138,13 @@ class Session:
 
     async def send(self, message: pb.CollectorMessage) -> None:
         """A stream that has ended meanwhile gets nothing; its agent will ask again."""
+        said = message.SerializeToString()
+        if (self._writing is None or not self._writing.locked()) and self.context.write_at_once(said):
+            return
         self._writing = self._writing or asyncio.Lock()
         try:
             async with asyncio.timeout(SEND_S), self._writing:
-                await self.context.write(message.SerializeToString())
+                await self.context.write(said)
         except TimeoutError:
             self.stop(EndError(grpc.StatusCode.ABORTED, f"the agent did not take an answer for {SEND_S:g} s"))
         except CallEndedError as error:

@@ -244,6 +244,22 @@ async def test_who_reads_nothing_holds_nobody_up_and_little_memory() -> None:
         await said(bystander)
 
 
+@in_loop
+async def test_what_is_said_at_once_is_said_whole_or_not_at_all() -> None:
+    async with serving(echo := Echo()) as (_, port), Raw(port, GREETING, opened(), data(messages.wrap(b"x"))) as raw:
+        await raw.until(frames.DATA)
+        begun = len(raw.heard)
+        assert not echo.context.write_at_once(bytes(70_000))  # more than the window
+        assert echo.context.write_at_once(b"short")
+        async with asyncio.timeout(WAIT_S):
+            while len(raw.heard) == begun:
+                raw.heard += await asyncio.get_running_loop().sock_recv(raw.socket, 1000)
+        assert split(raw.heard[begun:]) == [(frames.DATA, 0, 1, messages.wrap(b"short"))]
+        await raw.send(frames.reset(1, frames.Code.NO_ERROR))
+        await echo.until_ended()
+        assert not echo.context.write_at_once(b"late")
+
+
 # ---- time
 
 

@@ -56,6 +56,9 @@ async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.M
     written = asyncio.Event()
 
     class Mute:
+        def write_at_once(self, _message: bytes) -> bool:
+            return False
+
         async def write(self, _message: object) -> None:
             written.set()
             await asyncio.Event().wait()

@@ -88,6 +88,16 @@ class Call:
         if self._link.connection.outgoing:
             self._link.flush()
 
+    def write_at_once(self, message: bytes) -> bool:
+        """Say it, where nothing stands in its way; False: nothing was said, `write` will."""
+        stream, connection = self._stream, self._link.connection
+        data = messages.wrap(message)
+        if stream.closed or connection.outgoing or not connection.lets_out(stream, len(data)):
+            return False
+        connection.write(stream, data)
+        self._link.flush()
+        return True
+
     async def write(self, message: bytes) -> None:
         """Returns when the peer's windows and the socket have taken it.
 

@@ -58,6 +58,10 @@ class Outgoing:
         self._window_out = self._initial_out = frames.WINDOW
         self._waiting_out: dict[Stream, None] = {}
 
+    def lets_out(self, stream: Stream, size: int) -> bool:
+        """Whether so many bytes would be sent without waiting for the peer."""
+        return not stream.pending and size <= min(stream.window_out, self._window_out, HELD_BYTES)
+
     def write(self, stream: Stream, data: bytes) -> None:
         """Say it on this stream, as soon as the windows allow."""
         if stream.closed or stream.trailers is not None:
