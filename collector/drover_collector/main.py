@@ -269,7 +269,7 @@ async def _serve(
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
-    agents = AgentServer(methods, open_files.agents_that_fit())
+    agents = AgentServer(methods, open_files.connections())
     people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
     add_FleetServicer_to_server(api, people)
     async with contextlib.AsyncExitStack() as stack:

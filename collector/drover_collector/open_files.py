@@ -26,6 +26,12 @@ def agents_that_fit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else max(0, soft - OTHERS)
 
 
+def connections() -> int | None:
+    """How many the agents' server may have at once, so that the store can still open its files; None: any number."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else max(soft - OTHERS, soft // 2)
+
+
 def troubles(nodes: int) -> list[str]:
     """Whether the agents of a fleet of so many nodes fit, as a sentence when they don't."""
     fit = agents_that_fit()

@@ -38,6 +38,12 @@ def test_without_a_limit_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_files.troubles(10**6) == []
 
 
+def test_connections_leave_files_to_the_store_and_some_are_always_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((65_536, 63_536), (4096, 2096), (1024, 512), (resource.RLIM_INFINITY, None)):
+        limit(monkeypatch, soft)
+        assert open_files.connections() == most
+
+
 FREED = """
 import sys, threading
 if sys.argv[1] == "settled":

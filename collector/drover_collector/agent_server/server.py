@@ -166,11 +166,13 @@ class AgentServer:
                 return
             if self._most is not None and len(self._open.links) + len(self._shaking.links) >= self._most:
                 if not self._shaking.links:
+                    self._tell_full(f"{self._most} connections are open")
                     own.close()
                     continue
                 self.lost(next(iter(self._shaking.links.values())), "others need its place")
             own.setblocking(False)
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # one that has left again is found to be lost
+                own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = Link(own, address, self)
             if self._contexts is None:
                 self._welcome(link)
@@ -179,9 +181,7 @@ class AgentServer:
 
     def _full(self, sock: socket.socket, why: str) -> None:
         """No files, or no memory: agents wait in the kernel's queue."""
-        if not self._told_full:
-            log.error("no more agents can connect: %s", why)
-            self._told_full = True
+        self._tell_full(why)
         loop = asyncio.get_running_loop()
         loop.remove_reader(sock.fileno())
 
@@ -190,6 +190,11 @@ class AgentServer:
                 loop.add_reader(sock.fileno(), self._accept, sock)
 
         loop.call_later(FULL_S, go_on)
+
+    def _tell_full(self, why: str) -> None:
+        if not self._told_full:
+            log.error("no more agents can connect: %s", why)
+            self._told_full = True
 
     def _shake(self, link: Link, _: int) -> None:
         assert self._shaking is not None and self._contexts is not None
@@ -214,6 +219,9 @@ class AgentServer:
                         look(link)
                     except LinkLostError as error:
                         self.lost(link, str(error))
+                    except Exception:  # a defect of ours costs one connection
+                        log.exception("looking after %s", link.peer)
+                        self.lost(link, "a defect")
 
     def _stop_listening(self) -> None:
         for sock in self._listening:
