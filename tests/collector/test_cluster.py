@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,6 +98,16 @@ def test_rows_rest_in_replicated_tables_and_samples_are_spread_by_entity(store: 
     known = store._clients.rows("SELECT name FROM system.table_engines")
     used = {f"Replicated{t.engine.partition('(')[0]}" for t in TABLES} | {"Distributed", "KeeperMap"}
     assert used <= {row["name"] for row in known}
+
+
+def test_who_takes_over_waits_for_all_that_it_reads_of_the_one_before() -> None:
+    """Who holds which GPU and what cannot be read rest in tables of their own, and marks of late rows in another."""
+    told: list[str] = []
+    store = SimpleNamespace(_clients=SimpleNamespace(cluster=FORM, command=told.append), retention_days=30)
+    Store.catch_up(store)  # type: ignore[arg-type]  # it needs no more
+    tables = {sql.rpartition(".")[2] for sql in told}
+    assert {"holders", "absent", "rollup_marks", "rollup_state", "inventory", "actions", "events"} <= tables
+    assert not tables & SHARDED
 
 
 def test_what_concerns_columns_is_told_to_both_tables_and_partitions_to_one() -> None:

@@ -25,7 +25,7 @@ from drover_collector.store.series import Series
 from drover_collector.store.server import redacted as shown
 from drover_collector.store.silences import SilencesStored
 from drover_collector.store.sizes import FOREVER_DAYS, Part, TableSize, days_left, sizes_of
-from drover_collector.store.writes import FENCED, Writes
+from drover_collector.store.writes import Writes
 from drover_proto.catalog import Scope
 
 __all__ = [
@@ -157,5 +157,6 @@ class Store(
         """Returns when this server has what the others of its cluster have taken; for one that takes over."""
         form = self._clients.cluster
         if form is not None:
-            for table in sorted(FENCED | {"events", "entities", "absences", "holdings", "probes", "probe_orders"}):
+            whole = {table.name for table in schema.tables(self.retention_days)} - form.sharded
+            for table in sorted(whole - {"drops", "schema_versions"}):  # of which nothing is decided
                 self._clients.command(f"SYSTEM SYNC REPLICA `{form.database}`.{table}")
