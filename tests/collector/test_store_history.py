@@ -84,6 +84,7 @@ def test_noted_positions_of_some(store: Store) -> None:
     store.write_lane_seqs({("n0", "s"): {2: 9}})
     asked = [("n0", "s"), ("n'0\\", "s"), ("n2", "s")]
     assert store.noted_lane_seqs(asked) == {("n0", "s"): {1: 4, 2: 10}, ("n'0\\", "s"): {2: 3}}
+    assert store.noted_lane_seqs([]) == {}
 
 
 def test_absences_open_and_closed(store: Store) -> None:

@@ -287,6 +287,8 @@ class History(Base):
     def noted_lane_seqs(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
         """Likewise of these (node, spool id), as they were noted last: an agent may come from another collector."""
         which = ", ".join(f"({word(node)}, {word(spool)})" for node, spool in keys)
+        if not which:
+            return {}
         found = self._clients.rows(
             "SELECT node, spool, lane, max(seq) AS last FROM lane_seqs"
             f" WHERE (node, spool) IN ({which}) GROUP BY node, spool, lane"
