@@ -48,9 +48,8 @@ MEASURED = {
     ),
     "memory at 100,000 GPUs": Figure(1.7, "GiB", "bench_ingest.py", "scale.md", "1.7 GiB at most and 1.5 GiB"),
     "memory of a stream": Figure(
-        109, "KiB", "bench_ingest.py", "scale.md", "109 KiB and stays there; not compressed it took 174 KiB"
+        84, "KiB", "bench_ingest.py", "scale.md", "84 KiB a stream against 154, detection's windows included"
     ),
-    "what the collector keeps of it": Figure(10, "KiB", "bench_ingest.py", "scale.md", "keeps about 10 KiB more"),
     "disk of a GPU": Figure(1.2, "MB a day", "bench_bytes.py", "storage.md", "about 1.2 MB per GPU and day"),
     "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
     "wire of a node": Figure(0.68, "kB/s", "bench_agent.py", "sources.md", "0.68 kB a second"),
@@ -79,8 +78,7 @@ def cores(gpus: int) -> float:
 def memory_gib(gpus: int) -> float:
     """That at 20,000 GPUs for all below, that at 100,000 above; and of each node's stream."""
     base = value("memory at 20,000 GPUs") / 1024 if gpus <= 20_000 else value("memory at 100,000 GPUs")
-    stream_kib = value("memory of a stream") + value("what the collector keeps of it")
-    return base + gpus / GPUS_A_NODE * stream_kib / 2**20
+    return base + gpus / GPUS_A_NODE * value("memory of a stream") / 2**20
 
 
 def disk_gb(gpus: int) -> float:
