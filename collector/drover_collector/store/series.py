@@ -205,8 +205,11 @@ def _spread(at: npt.NDArray[np.int64], value: npt.NDArray[np.float64], lines: Se
     at, value = at[order], value[order]
     begins = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
     counts = np.diff(np.append(begins, len(at)))
-    ranked = np.full((len(begins), int(counts.max())), np.inf)
-    ranked[np.repeat(np.arange(len(begins)), counts), np.arange(len(at)) - np.repeat(begins, counts)] = value
+    if counts.min() == counts.max():  # all told each time, as most do
+        ranked = value.reshape(len(begins), -1)
+    else:
+        ranked = np.full((len(begins), int(counts.max())), np.inf)
+        ranked[np.repeat(np.arange(len(begins)), counts), np.arange(len(at)) - np.repeat(begins, counts)] = value
     ranked.sort(axis=1)
     steps = np.arange(len(begins))
     for share, line in zip((0.1, 0.5, 0.9), lines, strict=True):
