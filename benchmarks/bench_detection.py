@@ -323,7 +323,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=512, help="of each fleet")
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples")
-    parser.add_argument("--first-seed", type=int, default=0, help="for trying out: 1000 and more")
+    # 0 to 23 were scored before, and what was missed there has been read: no longer held out as well as these.
+    parser.add_argument("--first-seed", type=int, default=24, help="for trying out: 1000 and more")
     parser.add_argument(
         "--log", type=Path, help="fleets that are done, a line each: a run may be ended and gone on with"
     )
