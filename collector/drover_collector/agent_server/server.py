@@ -193,7 +193,7 @@ class AgentServer:
 
     def _tell_full(self, why: str) -> None:
         if not self._told_full:
-            log.error("no more agents can connect: %s", why)
+            log.error("no more agents can connect: %s; raise the limit of open files (LimitNOFILE in the unit)", why)
             self._told_full = True
 
     def _shake(self, link: Link, _: int) -> None:
