@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from drover_collector.agent_server import AgentServer, CallEndedError, frames, messages, server
-from drover_collector.agent_server.call import MESSAGE_BYTES, STOPPED
+from drover_collector.agent_server import call as agent_call
+from drover_collector.agent_server.call import MESSAGE_BYTES, STOPPED, Behaviour
 from drover_collector.agent_server.link import Link, LinkLostError, peer_name
 from drover_collector.agent_server.outgoing import HELD_BYTES
 from drover_collector.tls import ServerTls
@@ -56,7 +57,9 @@ class Echo:
 
 
 @contextlib.asynccontextmanager
-async def serving(echo: Echo, tls: ServerTls | None = None, **kwargs: Any) -> AsyncIterator[tuple[AgentServer, int]]:
+async def serving(
+    echo: Behaviour, tls: ServerTls | None = None, **kwargs: Any
+) -> AsyncIterator[tuple[AgentServer, int]]:
     served = AgentServer({"/echo": echo}, **kwargs)
     port = served.listen("127.0.0.1", 0, None if tls is None else tls.contexts("ingest.listen"))
     await served.start()
@@ -149,6 +152,25 @@ async def test_a_message_that_is_too_long_ends_its_stream_alone() -> None:
                 assert "larger than max" in await call.details()
         await said(bystander)
         assert echo.heard == [1, 1]
+
+
+@in_loop
+async def test_who_is_refused_before_a_word_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused at once, most clients of grpc.aio know only of an internal error."""
+
+    async def refuse(_: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+
+    async with serving(refuse) as (_, port):
+        for _ in range(20):
+            async with calling(port) as call:
+                await call.write(b"x")
+                with pytest.raises(grpc.aio.AioRpcError, match="not you"):
+                    await call.read()
+        monkeypatch.setattr(agent_call, "HEAR_S", 0.02)
+        async with Raw(port, GREETING, opened()) as raw:  # says nothing more
+            await raw.until(frames.RST_STREAM)
+            assert b"not you" in raw.heard
 
 
 @in_loop

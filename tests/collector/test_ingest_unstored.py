@@ -39,7 +39,8 @@ class Disk:
 
     def _guarded(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
-            self.free.wait(20)
+            if not self.free.wait(20):
+                raise StoreError("hangs")
             if self.full and (not args or args[0]):
                 raise StoreError("no space left on device")
             return write(*args)
@@ -195,7 +196,7 @@ async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_
                 await agent.send(record=event(number, gpu=number))
                 await until(lambda number=number: len(webhook.ids) == number, "the webhook is told")
                 await until(lambda number=number: len(pipeline.incidents) == number, "the incident is shown")
-            assert pipeline.waiting_outcomes == 2
+            assert pipeline.waiting_outcomes >= 2  # a tick's beside them
             assert any("keeps what detection found waiting" in text for text in pipeline.troubles())
             assert store.incidents("open") == []
             disk.free.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import grpc
 
 from drover_collector.agent_server import headers, messages
 from drover_collector.agent_server.connection import HALF
+from drover_collector.agent_server.frames import WINDOW
 from drover_collector.agent_server.outgoing import Stream
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 17 << 20  # a little over what agents send at most; a batch of 30 s of a 16-GPU node is below 1 MB
 STOPPED = "the collector stops"
+HEAR_S = 2.0  # a refusal waits so long for a first message
 
 
 class CallEndedError(Exception):
@@ -59,11 +62,10 @@ class Call:
             self._stream.wanted = True
             if self._stream.buffer:
                 self._credit()
-            self._reader = asyncio.get_running_loop().create_future()
             try:
-                await self._reader
+                await self._news()
             finally:
-                self._reader, self._stream.wanted = None, False
+                self._stream.wanted = False
 
     def _next(self) -> Any:
         stream = self._stream
@@ -123,13 +125,31 @@ class Call:
             raise CallEndedError("the peer has left")
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
-        """End the call.
+        """End the call, once its peer has said something.
+
+        A client whose first message meets the end of its stream tells its user of an error of its own instead of this
+        one (grpc.aio: `Internal error from Core`).
 
         Raises:
             AbortError: always.
         """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_S):
+                await self._something()
         self._end(code, details)
         raise AbortError(details)
+
+    async def _something(self) -> None:
+        stream = self._stream
+        while stream.window_in == WINDOW and not (stream.ended or stream.closed):  # nothing has come
+            await self._news()
+
+    async def _news(self) -> None:
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
     def peer(self) -> str:
         return self._link.peer
@@ -175,9 +195,9 @@ class Call:
                 self._link.connection.refuse(self._stream, headers.refuse(status))
                 self._link.flush()
             elif behaviour is None:
-                self._end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+                await self.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
             elif request.encoding not in headers.COMPRESSED:
-                self._end(grpc.StatusCode.UNIMPLEMENTED, f"messages in {request.encoding[:40]!r} cannot be read")
+                await self.abort(grpc.StatusCode.UNIMPLEMENTED, f"messages in {request.encoding[:40]!r} cannot be read")
             else:
                 await behaviour(None, self)
                 self._end(grpc.StatusCode.OK, "")
