@@ -1,8 +1,8 @@
 """A collector under steady load for a long time: memory, parts and merges of the store, latencies; flat or not.
 
-Streams of 250 GPUs, a message of 5 s each, mutual TLS, detectors on; meanwhile a console asks for the picture of the
-fleet and an hour of a node. Writes a picture (docs/images/soak.svg for the long form) and prints one JSON line with
-slopes after the warm-up.
+Streams of 250 GPUs (--per-stream 8: an agent each), a message of 5 s each, mutual TLS, detectors on; meanwhile a
+console asks for the picture of the fleet and an hour of a node. Writes a picture (docs/images/soak.svg for the long
+form) and prints one JSON line with slopes after the warm-up.
 
     python benchmarks/bench_soak.py --minutes 30 --gpus 20000 --picture docs/images/soak.svg
 """
@@ -30,7 +30,6 @@ from load.picture import Chart, Line, svg
 from drover_proto import fleet_pb2 as pb
 
 MIB = 2**20
-GPUS_PER_STREAM = 250
 LOOK_S = 5.0
 CALL_S = 30.0
 HOUR_MS = 3_600_000
@@ -165,11 +164,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--gpus", type=int, default=20_000)
+    parser.add_argument("--per-stream", type=int, default=250, metavar="GPUS")
     parser.add_argument("--warm-up", type=float, help="minutes that do not count (default: a fifth, at most 5)")
     parser.add_argument("--picture", type=Path, help="where to write the picture (default: nowhere)")
     args = parser.parse_args(argv)
     warm_s = 60 * (args.warm_up if args.warm_up is not None else min(5.0, args.minutes / 5))
-    plan = Plan(shape_of(args.gpus, GPUS_PER_STREAM), 1, 3.0, 5.0, 5, args.minutes * 60)
+    plan = Plan(shape_of(args.gpus, args.per_stream), 1, 3.0, 5.0, 5, args.minutes * 60)
     folder = Path(tempfile.mkdtemp(prefix="drover-bench-"))
     try:
         with running(folder, plan.shape) as collector:
