@@ -36,7 +36,6 @@ ERRORS = (
 COUNTED = (*ERRORS, "link_downed", "tx_discards")
 OF_PORTS = frozenset({"port_down", "port_flaps", "port_errors", "nic", "switch"})  # causes of incidents about ports
 NO_LEAF = "no leaf"
-DOWN_FOR = "has been down for"  # so a port's incident speaks of now (detectors/links_texts.py)
 NO_LINKS = (
     'No port is known: fleet.toml names none. Give each node its links, as in links = [{link = "mlx5_0", gpu = 0,'
     ' leaf = "leaf01"}]; `drover-agent once` on a node lists the names of its ports.'
@@ -75,7 +74,8 @@ class Ports:
     """All ports of the fleet file, arrays [L]; NaN where not known.
 
     Attributes:
-        state: up, down, unused or unknown. rx, tx: B/s. saturation: 0..1 of the rate, the busier direction.
+        state: up, down, unused or unknown. rx, tx: B/s. saturation: 0..1 of the rate, the busier direction. All three
+            are absent of a port that is down: the last minute's are of before.
         errors, downs, discards: counted since `since_ms` (0: nothing is).
         incident: port -> the worst open one about it. trouble: port -> what is wrong with it, a sentence.
     """
@@ -113,9 +113,10 @@ class Ports:
         return found
 
 
-def _incident_says(found: Incident, state: str) -> str:
+def _incident_says(found: Incident, port: str, state: str) -> str:
     """Its sentence, of a port that is up again with the time it is of: it would contradict what stands beside it."""
-    if state != "up" or DOWN_FOR not in found.summary:
+    was_down = any(e.metric == "link_up" and e.value == 0 and e.text.startswith(f"port {port} ") for e in found.evidence)
+    if state != "up" or not was_down:
         return found.summary
     seen_ms = max((e.to_ms for e in found.evidence if e.to_ms), default=found.updated_ms)
     return f"Up again; at {iso(seen_ms)}: {found.summary}"
@@ -138,6 +139,7 @@ def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
     since_ms, grown = counted(facts, buckets, Scope.LINK, COUNTED, size)
     with np.errstate(invalid="ignore", divide="ignore"):
         saturation = np.where(rate > 0, np.fmax(rx, tx) * BITS / (rate * 1e9), np.nan)
+    rx, tx, saturation = (np.where(up == 0, np.nan, values) for values in (rx, tx, saturation))
     state = np.where(
         np.isnan(up), "unknown", np.where(up > 0, "up", np.where(np.nan_to_num(carried) > 0, "down", "unused"))
     )
@@ -148,7 +150,7 @@ def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
         for k in np.flatnonzero(np.nan_to_num(downs) > 0).tolist()
     }
     trouble |= {k: f"Port {layout.ports[k].name} is down." for k in np.flatnonzero(state == "down").tolist()}
-    trouble |= {k: _incident_says(found, str(state[k])) for k, found in incident.items()}
+    trouble |= {k: _incident_says(found, layout.ports[k].name, str(state[k])) for k, found in incident.items()}
     return Ports(
         layout, state, rate, rx, tx, saturation, total(grown, ERRORS, size), downs, grown.get("tx_discards", nothing),
         since_ms, incident, trouble, buckets[-1].end_ms if buckets else 0,

@@ -157,6 +157,6 @@ def _absent(reply: pb.JobDetail, over: bool) -> list[str]:
         found.append(NO_STEPS)
     if not reply.ports_total:
         found.append("Network: fleet.toml names no port that serves its GPUs.")
-    elif not reply.HasField("saturation_max"):
+    elif not reply.HasField("saturation_max") and any(port.state != "down" for port in reply.ports):
         found.append("Network: its ports do not report their rate and traffic.")
     return found

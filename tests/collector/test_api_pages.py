@@ -323,20 +323,35 @@ def test_leafs_and_racks_are_made_once_for_all_open_pages(facts: Facts, monkeypa
     assert api_thermals.get_thermals(facts, pb.ThermalsRequest()) == heat
 
 
+def test_a_port_that_is_down_has_no_traffic(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    *before, newest = facts.pipeline.engine.buckets
+    up, at = newest.link["link_up"].copy(), api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0])).ports[-1]
+    assert (at.state, at.HasField("saturation")) == ("up", True)
+    up[[port.name for port in api_fabric.layout_of(facts.index).ports if port.node == 0].index(at.link)] = 0.0
+    down = replace(newest, link={**newest.link, "link_up": up})
+    monkeypatch.setattr(type(facts.pipeline.engine), "buckets", property(lambda _: (*before, down)))
+    facts._kept.clear()
+    (port,) = [row for row in api_fabric.get_fabric(facts, pb.FabricRequest(node="r01n01")).ports if row.link == at.link]
+    assert port.state == "down"
+    assert not any(port.HasField(name) for name in ("saturation", "tx_bytes_per_s", "rx_bytes_per_s"))
+
+
 @pytest.mark.parametrize(
-    ("state", "summary", "said"),
+    ("state", "fact", "said"),
     [
-        ("down", "Port mlx5_3 has been down for 40 s (node n1).", "Port mlx5_3 has been down for 40 s (node n1)."),
-        ("up", "Port mlx5_3 went down 4 times in 9 min.", "Port mlx5_3 went down 4 times in 9 min."),
+        ("down", Evidence("port mlx5_3 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000), ""),
+        ("up", Evidence("port mlx5_3 went down 4 times in 9 min", "link_downed", 4.0, 0.0, to_ms=7000), ""),
+        ("up", Evidence("port mlx5_4 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000), ""),
         (
-            "up", "Port mlx5_3 has been down for 40 s (node n1).",
-            "Up again; at 1970-01-01T00:00:07.000Z: Port mlx5_3 has been down for 40 s (node n1).",
+            "up", Evidence("port mlx5_3 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000),
+            "Up again; at 1970-01-01T00:00:07.000Z: ",
         ),
     ],
+    ids=["down", "flapped", "another port's", "up again"],
 )  # fmt: skip
-def test_a_port_that_is_up_again_is_not_said_to_be_down(state: str, summary: str, said: str) -> None:
+def test_a_port_that_is_up_again_is_not_said_to_be_down(state: str, fact: Evidence, said: str) -> None:
     incident = Incident(
         "i", IncidentKind.LINK, "port_flaps", "node", "n1", None, (("n1", None),), 5000, 4000, None, Severity.WARNING,
-        0.9, Wanted.ADVISE, summary, "", (Evidence("a fact", from_ms=4000, to_ms=7000),), updated_ms=9000,
+        0.9, Wanted.ADVISE, "What the headline says.", "", (fact,), updated_ms=9000,
     )  # fmt: skip
-    assert api_fabric._incident_says(incident, state) == said
+    assert api_fabric._incident_says(incident, "mlx5_3", state) == f"{said}What the headline says."
