@@ -115,8 +115,8 @@ class Ports:
 
 def _incident_says(found: Incident, port: str, state: str) -> str:
     """Its sentence, of a port that is up again with the time it is of: it would contradict what stands beside it."""
-    was_down = any(e.metric == "link_up" and e.value == 0 and e.text.startswith(f"port {port} ") for e in found.evidence)
-    if state != "up" or not was_down:
+    own = [e for e in found.evidence if e.text.startswith(f"port {port} ")]
+    if state != "up" or not any(e.metric == "link_up" and e.value == 0 for e in own):
         return found.summary
     seen_ms = max((e.to_ms for e in found.evidence if e.to_ms), default=found.updated_ms)
     return f"Up again; at {iso(seen_ms)}: {found.summary}"

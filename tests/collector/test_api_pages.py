@@ -327,11 +327,12 @@ def test_a_port_that_is_down_has_no_traffic(facts: Facts, monkeypatch: pytest.Mo
     *before, newest = facts.pipeline.engine.buckets
     up, at = newest.link["link_up"].copy(), api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0])).ports[-1]
     assert (at.state, at.HasField("saturation")) == ("up", True)
-    up[[port.name for port in api_fabric.layout_of(facts.index).ports if port.node == 0].index(at.link)] = 0.0
+    ports = api_fabric.layout_of(facts.index).ports
+    up[[(facts.index.nodes[port.node].name, port.name) for port in ports].index((at.node, at.link))] = 0.0
     down = replace(newest, link={**newest.link, "link_up": up})
     monkeypatch.setattr(type(facts.pipeline.engine), "buckets", property(lambda _: (*before, down)))
     facts._kept.clear()
-    (port,) = [row for row in api_fabric.get_fabric(facts, pb.FabricRequest(node="r01n01")).ports if row.link == at.link]
+    (port,) = [p for p in api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0])).ports if p.link == at.link]
     assert port.state == "down"
     assert not any(port.HasField(name) for name in ("saturation", "tx_bytes_per_s", "rx_bytes_per_s"))
 
