@@ -17,6 +17,7 @@ import pytest
 from drover_collector.agent_server import AgentServer, CallEndedError, frames, messages, server
 from drover_collector.agent_server import call as agent_call
 from drover_collector.agent_server.call import MESSAGE_BYTES, STOPPED, Behaviour
+from drover_collector.agent_server.connection import STREAMS
 from drover_collector.agent_server.link import Link, LinkLostError, peer_name
 from drover_collector.agent_server.outgoing import HELD_BYTES
 from drover_collector.tls import ServerTls
@@ -174,7 +175,25 @@ async def test_who_is_refused_before_a_word_is_told_why(monkeypatch: pytest.Monk
 
 
 @in_loop
-async def test_who_speaks_something_else_is_told() -> None:
+async def test_a_refusal_amid_a_stream_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all that came has been taken, so that the peer's window is as at the beginning."""
+    monkeypatch.setattr(agent_call, "HEAR_S", 100 * WAIT_S)
+    size = frames.WINDOW // 2 + 10
+
+    async def refuse(_: Any, context: Any) -> None:
+        assert len(await context.read()) == size - 5
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+
+    message = messages.wrap(bytes(size - 5))
+    parts = [data(message[at : at + 16_384]) for at in range(0, size, 16_384)]
+    async with serving(refuse) as (_, port), Raw(port, GREETING, opened(), *parts) as raw:
+        await raw.until(frames.RST_STREAM)
+        assert b"not you" in raw.heard
+
+
+@in_loop
+async def test_who_speaks_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_call, "HEAR_S", 0.02)
     async with serving(Echo()) as (_, port):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -238,6 +257,32 @@ async def test_a_peer_that_leaves_ends_its_calls() -> None:
         assert echo.heard == [1, 1, 1, 7]
         with pytest.raises(CallEndedError):
             await echo.context.write(b"late")
+
+
+@in_loop
+async def test_what_waits_to_be_said_ends_with_its_connection() -> None:
+    """Also in a task other than the call's own."""
+    saying: list[asyncio.Task[None]] = []
+
+    async def say(_: Any, context: Any) -> None:
+        saying.append(asyncio.create_task(context.write(bytes(2 * frames.WINDOW))))
+        await context.read()
+
+    async with serving(say) as (_, port), Raw(port, GREETING, opened()) as raw:
+        await raw.until(frames.DATA)
+        raw.socket.close()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(CallEndedError):
+                await saying[0]
+
+
+@in_loop
+async def test_streams_that_end_as_they_begin_take_no_places() -> None:
+    begun = b"".join(opened(n) + frames.reset(n, frames.Code.NO_ERROR) for n in range(1, 2 * STREAMS + 3, 2))
+    last = 2 * STREAMS + 3
+    async with serving(Echo()) as (_, port), Raw(port, GREETING, begun, opened(last)) as raw:
+        await raw.send(data(messages.wrap(b"x"), last))
+        assert await raw.until(frames.DATA) == messages.wrap(b"x")
 
 
 @in_loop
@@ -355,6 +400,23 @@ async def test_handshakes_that_stand_still_make_room_for_others(tmp_path: Path) 
         reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
         assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
         writer.close()
+
+
+@in_loop
+async def test_who_resets_before_its_handshake_is_worth_no_line(tmp_path: Path) -> None:
+    """As scanners and health checks do: Python closes the socket then, and epoll forgets it before we do."""
+    tls = ServerTls(*Fleet(tmp_path / "ca").issue("collector", "c1").paths)
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+    async with serving(Echo(), tls) as (_, port):
+        for sent in (b"", b"\x16\x03\x01"):
+            with socket.create_connection(("127.0.0.1", port)) as hasty:
+                hasty.send(sent)
+                hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        async with Raw(port, b"GET / HTTP/1.0\r\n\r\n") as last:
+            await last.until_closed()
+    assert tls.connections["ingest.listen"] == 3
+    assert complaints == []
 
 
 # ---- a stop

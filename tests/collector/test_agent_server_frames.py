@@ -203,6 +203,8 @@ def test_floods_end_the_connection_within_bounds(case: str) -> None:
 def test_who_is_busy_gets_no_more_streams() -> None:
     connection = greeted(*(opened(number) for number in range(1, 2 * STREAMS, 2)))
     assert connection.busy == len(connection.streams) == STREAMS
+    for stream in connection.streams.values():
+        stream.owner = "somebody"
     connection.receive(b"".join(frames.reset(number, Code.NO_ERROR) for number in range(1, 2 * STREAMS, 2)))
     connection.outgoing.clear()
     assert connection.receive(opened(2 * STREAMS + 1)) == []  # those that were reset are still being served

@@ -36,10 +36,11 @@ class AbortError(Exception):
 class Call:
     """One stream being served, in a task of its own. Used in the event loop."""
 
-    __slots__ = ("_link", "_reader", "_stream", "_writers", "task")
+    __slots__ = ("_heard", "_link", "_reader", "_stream", "_writers", "task")
 
     def __init__(self, link: Link, stream: Stream) -> None:
         self._link, self._stream = link, stream
+        self._heard = False  # a message has been read
         self._reader: asyncio.Future[None] | None = None
         self._writers: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
@@ -58,6 +59,7 @@ class Call:
             except messages.MessageError as error:
                 await self.abort(error.code, str(error))
             if message is not None:
+                self._heard = True
                 return message
             self._stream.wanted = True
             if self._stream.buffer:
@@ -111,7 +113,7 @@ class Call:
             raise CallEndedError("the stream has ended")
         link.connection.write(stream, messages.wrap(message))
         link.flush()
-        while stream.pending or link.connection.outgoing:
+        while not stream.gone and (stream.pending or link.connection.outgoing):
             waiter = asyncio.get_running_loop().create_future()
             self._writers.append(waiter)
             link.writing[self] = None
@@ -141,7 +143,7 @@ class Call:
 
     async def _something(self) -> None:
         stream = self._stream
-        while stream.window_in == WINDOW and not (stream.ended or stream.closed):  # nothing has come
+        while not (self._heard or stream.window_in < WINDOW or stream.ended or stream.closed):
             await self._news()
 
     async def _news(self) -> None:
@@ -170,18 +172,16 @@ class Call:
 
     def changed(self) -> None:
         """Something came for the stream, or left, or its connection is gone."""
-        if self._stream.gone:
-            if self.task is not None:
-                self.task.cancel()
-            return
-        if self._reader is not None and not self._reader.done():
+        if self._stream.gone and self.task is not None:
+            self.task.cancel()
+        elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
         if self._writers:
             self.drained()
 
     def drained(self) -> None:
         """What was to be sent may have been."""
-        if not (self._stream.pending or self._link.connection.outgoing):
+        if self._stream.gone or not (self._stream.pending or self._link.connection.outgoing):
             for waiter in self._writers:
                 if not waiter.done():
                     waiter.set_result(None)

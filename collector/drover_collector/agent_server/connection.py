@@ -231,6 +231,8 @@ class Connection(Outgoing):
         stream = self.streams.pop(number, None)
         if stream is not None:
             self._drop(stream)
+            if stream.owner is None:  # nobody will serve it
+                self.busy -= 1
         return stream
 
     def _settings(self, number: int, flags: int, body: bytes) -> None:

@@ -7,6 +7,7 @@ after all that are ready before anything else has its turn.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import select
 from collections.abc import Callable
@@ -41,8 +42,8 @@ class Poller:
 
     def add(self, link: Link) -> None:
         link.wants = select.EPOLLIN
-        self.links[link.fd] = link
         self._epoll.register(link.fd, link.wants)
+        self.links[link.fd] = link
 
     def watch(self, link: Link, events: int) -> None:
         if self.links.get(link.fd) is link:
@@ -51,7 +52,8 @@ class Poller:
     def remove(self, link: Link) -> None:
         if self.links.get(link.fd) is link:
             del self.links[link.fd]
-            self._epoll.unregister(link.fd)
+            with contextlib.suppress(OSError):  # TLS that could not begin has closed the socket, which took it out
+                self._epoll.unregister(link.fd)
 
     def close(self) -> None:
         self._closed = True
