@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from drover_agent.call_end import CallEnd
 from drover_agent.clock import Clock
 from drover_agent.clock_offset import ClockOffset
 from drover_agent.config import AgentConfig
@@ -63,6 +64,10 @@ class StreamEndedError(Exception):
     """The stream cannot go on; the message says why."""
 
 
+class CallEndedError(Exception):
+    """Nothing more will come; the call knows why."""
+
+
 class BusyError(StreamEndedError):
     """The collector asks to come back later, in `wait_s`."""
 
@@ -75,8 +80,9 @@ class RenewedError(Exception):
     """The certificate was renewed, and all that was sent is acknowledged: the next stream uses it."""
 
 
-# InvalidStateError: the call ended while it was written to. ValueError: certificates that cannot be parsed.
-FAILURES = (StreamEndedError, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, OSError, ValueError)
+# InvalidStateError: the call ended while it was written to.
+CALL_FAILURES = (CallEndedError, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+FAILURES = (StreamEndedError, *CALL_FAILURES, OSError, ValueError)  # ValueError: certificates that cannot be parsed
 
 
 class Owner(Protocol):
@@ -165,10 +171,7 @@ class Uplink:
 
     def _tell_trouble(self, address: str, error: Exception) -> None:
         """Log what went wrong, once until it changes."""
-        if isinstance(error, grpc.RpcError) and isinstance(error, grpc.aio.AioRpcError):
-            why = f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
-        else:
-            why = str(error)
+        why = str(error)
         if not isinstance(error, CertificateError):  # which explains itself
             why = self._tls.explain(why)
         text = f"{address}: {why}"
@@ -190,6 +193,7 @@ class Uplink:
             # To a quarter of its size, for some 35 us of CPU a second. A message that stays below 6 kB spares the
             # collector 64 KiB of read buffer a stream, as much as a stream costs otherwise.
             call = rpc.TelemetryStub(channel).Stream(metadata=WAITS, compression=grpc.Compression.Gzip)
+            end = CallEnd(call)
             try:
                 welcome = await self._greet(call, address, limit_s)
                 held = _held(welcome.held)
@@ -204,6 +208,8 @@ class Uplink:
                 self._trouble.clear()
                 log.info("connected to collector %s at %s", welcome.collector or "?", address)
                 await self._exchange(call)
+            except CALL_FAILURES as error:
+                raise StreamEndedError(await end.why()) from error
             finally:
                 call.cancel()
 
@@ -216,7 +222,7 @@ class Uplink:
         while True:
             answer = await _limited(call.read(), "no Welcome came", limit_s)
             if not isinstance(answer, pb.CollectorMessage):  # grpc's marker for the end of the stream
-                raise StreamEndedError(await _why(call))
+                raise CallEndedError
             if answer.WhichOneof("kind") != "backoff":
                 break
             wait_s = min(answer.backoff.wait_ms / 1000, LONGEST_BACKOFF_S)
@@ -314,7 +320,7 @@ class Uplink:
         while True:
             message = await call.read()
             if not isinstance(message, pb.CollectorMessage):
-                raise StreamEndedError(await _why(call))
+                raise CallEndedError
             kind = message.WhichOneof("kind")
             if kind == "ack":
                 self._progress += 1
@@ -378,8 +384,3 @@ async def _limited(waiting: Any, otherwise: str, limit_s: float) -> Any:
             return await waiting
     except TimeoutError:
         raise StreamEndedError(f"{otherwise} for {limit_s:g} s") from None
-
-
-async def _why(call: Any) -> str:
-    code = await call.code()
-    return f"{code.name.lower().replace('_', ' ')}: {await call.details() or 'the collector ended the stream'}"
