@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,27 @@ async def test_who_reads_nothing_holds_nobody_up_and_little_memory() -> None:
                     assert len(stream.buffer) + len(stream.pending) < 2 * frames.WINDOW
             sending.cancel()
         await said(bystander)
+
+
+@in_loop
+async def test_who_says_much_at_once_lets_others_have_their_turn() -> None:
+    turn = 0
+    read_in: Counter[int] = Counter()
+    done = asyncio.Event()
+
+    async def count(_: Any, context: Any) -> None:
+        while await context.read() is not grpc.aio.EOF:
+            read_in[turn] += 1
+        done.set()
+
+    said = messages.wrap(b"") * 3000
+    async with serving(count) as (_, port), Raw(port, GREETING, opened(), data(said, flags=frames.END_STREAM)):
+        async with asyncio.timeout(WAIT_S):
+            while not done.is_set():
+                turn += 1
+                await asyncio.sleep(0)
+    assert read_in.total() == 3000
+    assert max(read_in.values()) <= agent_call.IN_A_ROW
 
 
 @in_loop

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 17 << 20  # a little over what agents send at most; a batch of 30 s of a 16-GPU node is below 1 MB
 STOPPED = "the collector stops"
+IN_A_ROW = 16  # messages that one call reads before others have their turn: a window has room for 13,000 empty ones
 HEAR_S = 2.0  # a refusal waits so long for a first message
 
 
@@ -36,11 +37,11 @@ class AbortError(Exception):
 class Call:
     """One stream being served, in a task of its own. Used in the event loop."""
 
-    __slots__ = ("_heard", "_link", "_reader", "_stream", "_writers", "task")
+    __slots__ = ("_heard", "_in_a_row", "_link", "_reader", "_stream", "_writers", "task")
 
     def __init__(self, link: Link, stream: Stream) -> None:
         self._link, self._stream = link, stream
-        self._heard = False  # a message has been read
+        self._heard, self._in_a_row = False, 0  # a message has been read; how many since it waited for one
         self._reader: asyncio.Future[None] | None = None
         self._writers: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
@@ -53,6 +54,9 @@ class Call:
         Raises:
             AbortError: it is none, or too long; the peer is told.
         """
+        if self._in_a_row >= IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
         while True:
             try:
                 message = self._next()
@@ -60,6 +64,7 @@ class Call:
                 await self.abort(error.code, str(error))
             if message is not None:
                 self._heard = True
+                self._in_a_row += 1
                 return message
             self._stream.wanted = True
             if self._stream.buffer:
@@ -147,6 +152,7 @@ class Call:
             await self._news()
 
     async def _news(self) -> None:
+        self._in_a_row = 0
         self._reader = asyncio.get_running_loop().create_future()
         try:
             await self._reader
