@@ -394,13 +394,20 @@ async def test_a_connection_without_a_call_is_not_kept_for_ever() -> None:
         assert goodbye(theirs.recv(1000)) == frames.Code.NO_ERROR
 
 
+@pytest.mark.parametrize("bound", ["connections", "handshakes"])
 @in_loop
-async def test_handshakes_that_stand_still_make_room_for_others(tmp_path: Path) -> None:
+async def test_handshakes_that_stand_still_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
     fleet = Fleet(tmp_path / "ca")
     tls = ServerTls(*fleet.issue("collector", "c1").paths)
     agent = fleet.issue("agent", "n0")
     echo = Echo()
-    async with serving(echo, tls, most=5) as (served, port), contextlib.AsyncExitStack() as stack:
+    monkeypatch.setattr(server, "SHAKING_MOST", 5 if bound == "handshakes" else 100)
+    async with (
+        serving(echo, tls, most=5 if bound == "connections" else 100) as (served, port),
+        contextlib.AsyncExitStack() as stack,
+    ):
         silent = [await stack.enter_async_context(Raw(port)) for _ in range(5)]
         silent[1].socket.send(b"\x16\x03\x01\x02\x00\x01\x00")  # has begun
         options = (("grpc.use_local_subchannel_pool", 1),)

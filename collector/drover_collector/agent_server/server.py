@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 READ_MOST = 64  # connections that are read before other work has its turn
 SHAKE_MOST = 4  # handshakes likewise: about a millisecond each
+SHAKING_MOST = 16_384  # handshakes under way, each of up to 46 KiB once it has begun; then the oldest makes room
 ACCEPT_MOST = 32
 BACKLOG = 65_535  # the kernel has a bound of its own
 FULL_S = 1.0  # no more files can be opened: before the next try
@@ -164,12 +165,15 @@ class AgentServer:
             except OSError as error:
                 self._full(sock, str(error))
                 return
-            if self._most is not None and len(self._open.links) + len(self._shaking.links) >= self._most:
-                if not self._shaking.links:
-                    self._tell_full(f"{self._most} connections are open")
-                    own.close()
-                    continue
-                self.lost(next(iter(self._shaking.links.values())), "others need its place")
+            shaking, full = self._shaking.links, False
+            if self._most is not None:
+                full = len(self._open.links) + len(shaking) >= self._most
+            if full and not shaking:
+                self._tell_full(f"{self._most} connections are open")
+                own.close()
+                continue
+            if full or len(shaking) >= SHAKING_MOST:
+                self.lost(next(iter(shaking.values())), "others need its place")
             own.setblocking(False)
             with contextlib.suppress(OSError):  # one that has left again is found to be lost
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
