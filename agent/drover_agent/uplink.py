@@ -172,7 +172,8 @@ class Uplink:
     def _tell_trouble(self, address: str, error: Exception) -> None:
         """Log what went wrong, once until it changes."""
         why = str(error)
-        if not isinstance(error, CertificateError):  # which explains itself
+        # A certificate's error explains itself, and a stream that was welcomed has no trouble with TLS.
+        if not isinstance(error, CertificateError) and self.connected_to != address:
             why = self._tls.explain(why)
         text = f"{address}: {why}"
         if text != self._trouble.get(address):

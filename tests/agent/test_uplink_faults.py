@@ -94,6 +94,41 @@ def test_the_same_trouble_of_two_collectors_is_logged_once_each(
     assert len(caplog.messages) == 2
 
 
+def test_a_connection_that_is_cut_is_no_matter_of_certificates(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unlike one that ends before a Welcome, perhaps for want of them."""
+
+    async def scenario() -> None:
+        server = TelemetryServer()
+        host, _, port = (await server.start()).rpartition(":")
+        open_: list[asyncio.StreamWriter] = []
+
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(65_536):
+                    writer.write(data)
+
+        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            inner_reader, inner = await asyncio.open_connection(host, int(port))
+            open_.extend((writer, inner))
+            await asyncio.gather(pass_on(reader, inner), pass_on(inner_reader, writer))
+
+        between = await asyncio.start_server(meet, "127.0.0.1", 0)
+        address = f"127.0.0.1:{between.sockets[0].getsockname()[1]}"
+        async with uplink(settings(tmp_path, address), PausesNoted()):
+            await until(lambda: server.events, "the stream is open")
+            for writer in open_:
+                writer.close()
+            await until(lambda: caplog.messages, "its end is told")
+        between.close()
+
+    with caplog.at_level(logging.WARNING, "drover_agent.uplink"):
+        play(scenario())
+    assert "unavailable: " in caplog.messages[0]
+    assert "certificates" not in caplog.messages[0]
+
+
 def test_a_clock_that_is_set_back_does_not_silence_reports(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = PausesNoted()
