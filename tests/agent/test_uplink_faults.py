@@ -103,16 +103,19 @@ def test_a_connection_that_is_cut_is_no_matter_of_certificates(
         server = TelemetryServer()
         host, _, port = (await server.start()).rpartition(":")
         open_: list[asyncio.StreamWriter] = []
+        passing: list[asyncio.Task[None]] = []
 
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(65_536):
                     writer.write(data)
+            writer.close()
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             inner_reader, inner = await asyncio.open_connection(host, int(port))
             open_.extend((writer, inner))
-            await asyncio.gather(pass_on(reader, inner), pass_on(inner_reader, writer))
+            ways = [asyncio.create_task(pass_on(*way)) for way in ((reader, inner), (inner_reader, writer))]
+            passing.extend(ways)
 
         between = await asyncio.start_server(meet, "127.0.0.1", 0)
         address = f"127.0.0.1:{between.sockets[0].getsockname()[1]}"
@@ -122,6 +125,7 @@ def test_a_connection_that_is_cut_is_no_matter_of_certificates(
                 writer.close()
             await until(lambda: caplog.messages, "its end is told")
         between.close()
+        await asyncio.gather(*passing)
 
     with caplog.at_level(logging.WARNING, "drover_agent.uplink"):
         play(scenario())
