@@ -87,11 +87,6 @@ class Link:
             raise LinkLostError("TLS without HTTP/2")
         return True
 
-    @property
-    def shaking(self) -> bool:
-        """Whether a handshake has begun."""
-        return isinstance(self._sock, ssl.SSLSocket)
-
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """As `grpc.ServicerContext` has it."""
         if not isinstance(self._sock, ssl.SSLSocket):

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 READ_MOST = 64  # connections that are read before other work has its turn
 SHAKE_MOST = 4  # handshakes likewise: about a millisecond each
-SHAKING_MOST = 16_384  # handshakes under way, each of up to 46 KiB once it has begun; then the oldest makes room
+SHAKING_MOST = 4_096  # handshakes under way, each of up to 46 KiB; then the oldest makes room
 ACCEPT_MOST = 32
 BACKLOG = 65_535  # the kernel has a bound of its own
 FULL_S = 1.0  # no more files can be opened: before the next try
@@ -52,7 +52,10 @@ class AgentServer:
         self._methods, self._most = methods, most
         self._listening: list[socket.socket] = []
         self._contexts: Callable[[], ssl.SSLContext] | None = None
-        self._shaking: Poller | None = None  # connections whose handshake is not through
+        # Connections that have said nothing yet, whose handshake has begun, and that are through with it. Handshakes
+        # go on beside beginnings, or thousands that come at once would all begin before the first is through.
+        self._new: Poller | None = None
+        self._shaking: Poller | None = None
         self._open: Poller | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._carer: asyncio.Task[None] | None = None
@@ -88,6 +91,7 @@ class AgentServer:
 
     async def start(self) -> None:
         self._open = Poller(READ_MOST, Link.ready, self.lost, pausing=True)
+        self._new = Poller(SHAKE_MOST, self._begin_handshake, self.lost, pausing=False)
         self._shaking = Poller(SHAKE_MOST, self._shake, self.lost, pausing=False)
         loop = asyncio.get_running_loop()
         for sock in self._listening:
@@ -96,14 +100,14 @@ class AgentServer:
 
     async def stop(self, grace_s: float | None) -> None:
         """Take nobody new; end what has not ended by itself after so many seconds."""
-        if self._open is None or self._shaking is None:
+        if self._open is None or self._shaking is None or self._new is None:
             self._stop_listening()
             return
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.remove_reader(sock.fileno())
         self._stop_listening()
-        for link in list(self._shaking.links.values()):
+        for link in [*self._new.links.values(), *self._shaking.links.values()]:
             self.lost(link, "the collector stops")
         for link in list(self._open.links.values()):
             link.connection.leave()
@@ -118,9 +122,9 @@ class AgentServer:
             self._carer.cancel()
         for link in list(self._open.links.values()):
             self.lost(link, "the collector stops")
-        self._open.close()
-        self._shaking.close()
-        self._open = self._shaking = None
+        for poller in (self._new, self._shaking, self._open):
+            poller.close()
+        self._new = self._shaking = self._open = None
 
     # ---- for links
 
@@ -142,21 +146,21 @@ class AgentServer:
 
     def lost(self, link: Link, why: str) -> None:
         if not link.closed:
-            for poller in (self._shaking, self._open):
+            for poller in (self._new, self._shaking, self._open):
                 if poller is not None:
                     poller.remove(link)
             link.close()
             log.debug("%s: %s", link.peer, why)
 
     def watch(self, link: Link, events: int) -> None:
-        for poller in (self._shaking, self._open):
+        for poller in (self._new, self._shaking, self._open):
             if poller is not None:
                 poller.watch(link, events)
 
     # ---- connections
 
     def _accept(self, sock: socket.socket) -> None:
-        assert self._open is not None and self._shaking is not None
+        assert self._open is not None and self._shaking is not None and self._new is not None
         for _ in range(ACCEPT_MOST):
             try:
                 own, address = sock.accept()
@@ -165,15 +169,13 @@ class AgentServer:
             except OSError as error:
                 self._full(sock, str(error))
                 return
-            shaking, full = self._shaking.links, False
-            if self._most is not None:
-                full = len(self._open.links) + len(shaking) >= self._most
-            if full and not shaking:
-                self._tell_full(f"{self._most} connections are open")
-                own.close()
-                continue
-            if full or len(shaking) >= SHAKING_MOST:
-                self.lost(next(iter(shaking.values())), "others need its place")
+            new, shaking = self._new.links, self._shaking.links
+            if self._most is not None and len(self._open.links) + len(shaking) + len(new) >= self._most:
+                if not (new or shaking):
+                    self._tell_full(f"{self._most} connections are open")
+                    own.close()
+                    continue
+                self.lost(next(iter((new or shaking).values())), "others need its place")
             own.setblocking(False)
             with contextlib.suppress(OSError):  # one that has left again is found to be lost
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -181,7 +183,7 @@ class AgentServer:
             if self._contexts is None:
                 self._welcome(link)
             else:
-                self._shaking.add(link)
+                self._new.add(link)
 
     def _full(self, sock: socket.socket, why: str) -> None:
         """No files, or no memory: agents wait in the kernel's queue."""
@@ -200,9 +202,17 @@ class AgentServer:
             log.error("no more agents can connect: %s; raise the limit of open files (LimitNOFILE in the unit)", why)
             self._told_full = True
 
-    def _shake(self, link: Link, _: int) -> None:
-        assert self._shaking is not None and self._contexts is not None
-        if link.shake_hands(None if link.shaking else self._contexts()):
+    def _begin_handshake(self, link: Link, _: int) -> None:
+        assert self._new is not None and self._shaking is not None and self._contexts is not None
+        if len(self._shaking.links) >= SHAKING_MOST:
+            self.lost(next(iter(self._shaking.links.values())), "others need its place")
+        self._new.remove(link)
+        self._shaking.add(link)
+        self._shake(link, 0, self._contexts())
+
+    def _shake(self, link: Link, _: int, context: ssl.SSLContext | None = None) -> None:
+        assert self._shaking is not None
+        if link.shake_hands(context):
             self._shaking.remove(link)
             self._welcome(link)
 
@@ -215,9 +225,10 @@ class AgentServer:
     async def _care(self) -> None:
         while True:
             await asyncio.sleep(CARE_S)
-            assert self._open is not None and self._shaking is not None
+            assert self._open is not None and self._shaking is not None and self._new is not None
             self._told_full = False
-            for poller, look in ((self._shaking, _look_at_handshake), (self._open, _look_at)):
+            looks = (self._new, _look_at_handshake), (self._shaking, _look_at_handshake), (self._open, _look_at)
+            for poller, look in looks:
                 for link in list(poller.links.values()):
                     try:
                         look(link)
