@@ -11,13 +11,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from drover_collector.agent_server import Behaviour
-from drover_collector.dictionary import Refusal
+from drover_collector.dictionary import Dictionary, Refusal
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller, when_ended
 from drover_collector.identity import Identity
@@ -37,6 +38,7 @@ __all__ = ["Ingest", "IngestStats", "Limits"]
 log = logging.getLogger(__name__)
 
 OVERHEAD = 512  # bytes of memory that a message takes beside its own
+TELEMETRY = (pb.LIVE, pb.BACKFILL)
 BACKOFF_S = 1.0  # an agent that must wait for longer is told so
 
 
@@ -109,6 +111,7 @@ class Ingest:
         try:
             self._begin(session)
             more = await self._open(session, await context.read())
+            context.at_once = partial(self._take_at_once, session)
             while more:
                 more = await self._take(session, await context.read())  # no name for it: it would stay until the next
             await self._last_words(session)
@@ -121,6 +124,7 @@ class Ingest:
         except EndError as error:
             await session.abort(error)
         finally:
+            context.at_once = None
             del self._sessions[session]
             self._named(session)
             self._gapped.pop(session, None)
@@ -195,7 +199,7 @@ class Ingest:
                 await self._hellos.take(session, message.hello, size)
                 self._named(session)
             case "batch":
-                rows = min(sum([block.rows for block in message.batch.blocks]), size)
+                rows = _rows(message.batch, size)
                 await self._batch(session, message.batch, size)
             case "record":
                 events = 1
@@ -210,6 +214,26 @@ class Ingest:
         wait_s = session.account.take_message(size, rows, events)
         if wait_s:
             await self._slow_down(session, min(wait_s, self._limits.pause_s))
+        return True
+
+    def _take_at_once(self, session: Session, raw: bytes) -> bool:
+        """A batch that nothing stands in the way of, without waking the stream's task; False: nothing was taken in."""
+        size, room = len(raw), self._writers.room
+        if session.dictionary is None or size > self._limits.batch_bytes:
+            return False
+        try:
+            message = pb.AgentMessage.FromString(raw)
+        except DecodeError:
+            return False
+        batch = message.batch
+        if batch.lane not in TELEMETRY or batch.lane in session.gapped:  # also what is no batch
+            return False
+        if room.filling or not room.fits(session.account) or not session.account.take_at_once(size, _rows(batch, size)):
+            return False
+        session.heard_s = time.monotonic()
+        self.stats.last_seen[session.node] = self._now_ms()
+        self._put(session, session.dictionary, batch, size)
+        self._writers.acks.piggyback_at_once(session)
         return True
 
     async def _slow_down(self, session: Session, wait_s: float) -> None:
@@ -256,21 +280,23 @@ class Ingest:
     async def _batch(self, session: Session, batch: pb.Batch, size: int) -> None:
         if not await self._may_wait(session, batch.lane, self._writers.room):
             return
-        refusal: Refusal | None = None
-        taken = None
-        if batch.lane not in (pb.LIVE, pb.BACKFILL):
+        if batch.lane not in TELEMETRY:
             refusal = Refusal("bad lane", f"a batch on lane {batch.lane}; LIVE and BACKFILL are right")
         elif session.dictionary is None:
             refusal = session.no_dictionary
-        elif size > self._limits.batch_bytes:
-            refusal = Refusal("oversize", f"a batch of {size} bytes; up to {self._limits.batch_bytes} are right")
+        elif size <= self._limits.batch_bytes:
+            self._put(session, session.dictionary, batch, size)
+            return
         else:
-            taken = session.dictionary, batch
-            size, session.hello_bytes = size + session.hello_bytes, 0  # what waits holds its dictionary too
-        if refusal is not None:
-            self._refuse(session, batch.lane, batch.seq, refusal)
-        size = OVERHEAD + (size if taken else 0)
-        self._writers.put(Waiting(session, session.key, batch.lane, batch.seq, size, batch=taken))
+            refusal = Refusal("oversize", f"a batch of {size} bytes; up to {self._limits.batch_bytes} are right")
+        self._refuse(session, batch.lane, batch.seq, refusal)
+        self._writers.put(Waiting(session, session.key, batch.lane, batch.seq, OVERHEAD))
+
+    def _put(self, session: Session, dictionary: Dictionary, batch: pb.Batch, size: int) -> None:
+        size, session.hello_bytes = size + session.hello_bytes, 0  # what waits holds its dictionary too
+        self._writers.put(
+            Waiting(session, session.key, batch.lane, batch.seq, OVERHEAD + size, batch=(dictionary, batch))
+        )
 
     async def _record(self, session: Session, record: pb.Record, size: int) -> None:
         taken: Taken | Refusal = session.no_dictionary
@@ -339,3 +365,8 @@ class Ingest:
     def _count(self, node: str, refusal: Refusal) -> None:
         self.stats.refused(node, refusal.code, refusal.text)
         self._teller.warn((node, refusal.code), "%s: refused: %s", node, refusal.text[:500])
+
+
+def _rows(batch: pb.Batch, size: int) -> int:
+    """As many as a message of so many bytes can have, at most."""
+    return min(sum([block.rows for block in batch.blocks]), size)

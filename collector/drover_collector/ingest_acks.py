@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from drover_collector.ingest_session import Session
 from drover_collector.ingest_stats import IngestStats
 
-ACKS_PER_S = 600  # over all streams; an agent gives up after a minute without
-LONGEST_S = 20.0
+FEW, SOME_S = 50, 4.0  # more streams than a few: between two Acks of one
+ACKS_PER_S, LONGEST_S = 600, 20.0  # over all streams; an agent gives up after a minute without
 SOON = 0.7  # of the pause: an Ack goes with the work for a message that has just come
 MESSAGES = 8  # durable ones of a stream for which an Ack does not wait
 
@@ -40,9 +40,14 @@ class Acks:
 
     async def piggyback(self, session: Session) -> None:
         """While its task is awake anyway: the Ack that would be due soon."""
-        if session.unacked and not session.sending and self._rested_s(session) >= SOON * self.pause_s:
+        if self._soon(session):
             self._later.pop(session, None)
             await self.acknowledge(session)
+
+    def piggyback_at_once(self, session: Session) -> None:
+        """The same from outside of its task."""
+        if self._soon(session):
+            self._send(session)
 
     async def acknowledge(self, session: Session) -> None:
         self._stats.acks += 1
@@ -59,7 +64,11 @@ class Acks:
     @property
     def pause_s(self) -> float:
         """Between two Acks of a stream: the longer, the more streams there are."""
-        return min(LONGEST_S, self._stats.connected / ACKS_PER_S)
+        streams = self._stats.connected
+        return min(LONGEST_S, max(streams / ACKS_PER_S, SOME_S if streams > FEW else 0.0))
+
+    def _soon(self, session: Session) -> bool:
+        return session.unacked > 0 and not session.sending and self._rested_s(session) >= SOON * self.pause_s
 
     def _rested_s(self, session: Session) -> float:
         return time.monotonic() - session.acked_s
@@ -72,6 +81,9 @@ class Acks:
             self._later[session] = None
             return
         self._later.pop(session, None)
+        if session.acknowledge_at_once(self._held((session.node, session.spool)), self._now_ms()):
+            self._stats.acks += 1
+            return
         session.sending = True
         task = asyncio.create_task(self.acknowledge(session))
         self._sending.add(task)

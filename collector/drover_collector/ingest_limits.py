@@ -109,10 +109,19 @@ class Bucket:
         Returns:
             How long to wait until the credit is paid back, seconds.
         """
-        now = time.monotonic()
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate) - count
-        self._at = now
-        return max(0.0, -self._level / self._rate)
+        left = self.left(time.monotonic()) - count
+        self._level = left
+        return max(0.0, -left / self._rate)
+
+    def left(self, now_s: float) -> float:
+        """How many there are at this time (monotonic)."""
+        self._level = min(self._burst, self._level + (now_s - self._at) * self._rate)
+        self._at = now_s
+        return self._level
+
+    def spend(self, count: float) -> None:
+        """Some that are there."""
+        self._level -= count
 
     def may(self, count: float) -> bool:
         """Take some if they are there."""
@@ -150,6 +159,16 @@ class Account:
         if events:
             wait_s = max(wait_s, self.events.take(events))
         return wait_s
+
+    def take_at_once(self, size: int, rows: int) -> bool:
+        """A message of telemetry, if the agent need not wait for its next one; else nothing is taken."""
+        now_s = time.monotonic()
+        if self.messages.left(now_s) < 1 or self.bytes.left(now_s) < size or self.rows.left(now_s) < rows:
+            return False
+        self.messages.spend(1)
+        self.bytes.spend(size)
+        self.rows.spend(rows)
+        return True
 
     def may_have(self, ids: Ids) -> bool:
         """Whether it may have these entities; each that its last Hello did not have is counted."""

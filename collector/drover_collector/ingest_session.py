@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,12 +98,21 @@ class Session:
             self.unacked += done
         self._tell_settled()
 
+    def acknowledge_at_once(self, held: Mapping[int, int], now_ms: int) -> bool:
+        """As `acknowledge`, where nothing stands in its way; False: nothing was told."""
+        if not self._said_at_once(ack(held, now_ms, self._refusals)):
+            return False
+        self._refusals.clear()
+        self.unacked, self.acked_s = 0, time.monotonic()
+        self._tell_settled()
+        return True
+
     async def acknowledge(self, held: Mapping[int, int], now_ms: int) -> None:
         """Tell how far all is durable, and what was refused; the newest Ack stands for those before it."""
         refused, self._refusals = self._refusals, []
         self.unacked, self.acked_s, self.sending = 0, time.monotonic(), True
         try:
-            await self.send(pb.CollectorMessage(ack=pb.Ack(held=lane_seqs(held), ts_ms=now_ms, rejected=refused)))
+            await self._send(ack(held, now_ms, refused))
         finally:
             self.sending = False
             self._tell_settled()
@@ -138,8 +147,13 @@ class Session:
 
     async def send(self, message: pb.CollectorMessage) -> None:
         """A stream that has ended meanwhile gets nothing; its agent will ask again."""
-        said = message.SerializeToString()
-        if (self._writing is None or not self._writing.locked()) and self.context.write_at_once(said):
+        await self._send(message.SerializeToString())
+
+    def _said_at_once(self, said: bytes) -> bool:
+        return (self._writing is None or not self._writing.locked()) and bool(self.context.write_at_once(said))
+
+    async def _send(self, said: bytes) -> None:
+        if self._said_at_once(said):
             return
         self._writing = self._writing or asyncio.Lock()
         try:
@@ -177,3 +191,16 @@ class Waiting:
 
 def lane_seqs(held: Mapping[int, int]) -> list[pb.LaneSeq]:
     return [pb.LaneSeq(lane=lane, seq=held.get(lane, 0)) for lane in LANES]
+
+
+_ACK = pb.CollectorMessage(ack=pb.Ack(held=lane_seqs({})))  # one for all: to make one costs more than to write it
+_SEQS = {place.lane: place for place in _ACK.ack.held}
+
+
+def ack(held: Mapping[int, int], now_ms: int, refused: Sequence[pb.Rejection]) -> bytes:
+    for lane, place in _SEQS.items():
+        place.seq = held.get(lane, 0)
+    del _ACK.ack.rejected[:]
+    _ACK.ack.rejected.extend(refused)
+    _ACK.ack.ts_ms = now_ms
+    return _ACK.SerializeToString()

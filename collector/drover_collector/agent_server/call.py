@@ -35,14 +35,20 @@ class AbortError(Exception):
 
 
 class Call:
-    """One stream being served, in a task of its own. Used in the event loop."""
+    """One stream being served, in a task of its own. Used in the event loop.
 
-    __slots__ = ("_heard", "_in_a_row", "_link", "_reader", "_stream", "_writers", "task")
+    Attributes:
+        at_once: is given a message that comes while the task waits in `read`, and says whether it has taken it; only
+            what it leaves wakes the task, which costs as much as most messages do. Whoever sets it takes it away.
+    """
+
+    __slots__ = ("_heard", "_in_a_row", "_link", "_reader", "_stream", "_writers", "at_once", "task")
 
     def __init__(self, link: Link, stream: Stream) -> None:
         self._link, self._stream = link, stream
         self._heard, self._in_a_row = False, 0  # a message has been read; how many since it waited for one
-        self._reader: asyncio.Future[None] | None = None
+        self._reader: asyncio.Future[Any] | None = None
+        self.at_once: Callable[[bytes], bool] | None = None
         self._writers: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -57,22 +63,38 @@ class Call:
         if self._in_a_row >= IN_A_ROW:
             self._in_a_row = 0
             await asyncio.sleep(0)
-        while True:
-            try:
-                message = self._next()
-            except messages.MessageError as error:
-                await self.abort(error.code, str(error))
-            if message is not None:
-                self._heard = True
-                self._in_a_row += 1
-                return message
-            self._stream.wanted = True
-            if self._stream.buffer:
-                self._credit()
-            try:
-                await self._news()
-            finally:
-                self._stream.wanted = False
+        try:
+            message = self._next()
+            if message is None:
+                self._want()
+                try:
+                    message = await self._news()
+                finally:
+                    self._stream.wanted = False
+        except messages.MessageError as error:
+            await self.abort(error.code, str(error))
+        self._heard = True
+        self._in_a_row += 1
+        return message
+
+    def _want(self) -> None:
+        self._stream.wanted = True
+        if self._stream.buffer:
+            self._credit()
+
+    def _hand_over(self, reader: asyncio.Future[Any]) -> None:
+        """What has come, to whoever takes it at once, else to who reads."""
+        take, taken = self.at_once, 0
+        self._stream.wanted = False
+        try:
+            while not reader.done() and (message := self._next()) is not None:
+                if take is None or message is grpc.aio.EOF or taken >= IN_A_ROW or not take(message):
+                    reader.set_result(message)
+                taken += 1
+        except Exception as error:  # noqa: BLE001  # raised by read(): it costs this call alone
+            reader.set_exception(error)
+        if not reader.done():
+            self._want()
 
     def _next(self) -> Any:
         stream = self._stream
@@ -151,11 +173,11 @@ class Call:
         while not (self._heard or stream.window_in < WINDOW or stream.ended or stream.closed):
             await self._news()
 
-    async def _news(self) -> None:
+    async def _news(self) -> Any:
         self._in_a_row = 0
         self._reader = asyncio.get_running_loop().create_future()
         try:
-            await self._reader
+            return await self._reader
         finally:
             self._reader = None
 
@@ -181,7 +203,10 @@ class Call:
         if self._stream.gone and self.task is not None:
             self.task.cancel()
         elif self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+            if self._stream.wanted:
+                self._hand_over(self._reader)
+            else:
+                self._reader.set_result(None)
         if self._writers:
             self.drained()
 

@@ -16,7 +16,7 @@ from drover_collector.agent_server.link import Link, LinkLostError
 
 log = logging.getLogger(__name__)
 
-PAUSE_S, PAUSE_PER_LINK_S = 0.02, 20e-6  # between two looks: as much as it takes to find several connections ready
+PAUSE_S, PAUSE_PER_LINK_S = 0.05, 200e-6  # between two looks: as much as it takes to find several connections ready
 LEAST_PAUSE_S = 0.001  # a shorter one costs more than it saves
 
 
