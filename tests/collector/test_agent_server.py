@@ -434,6 +434,33 @@ async def test_handshakes_that_stand_still_make_room_for_others(
 
 
 @in_loop
+async def test_handshakes_of_many_at_once_are_finished_beside_new_ones(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "ca")
+    tls = ServerTls(*fleet.issue("collector", "c1").paths)
+    agent = fleet.issue("agent", "n0")
+    context = ssl.create_default_context(cafile=agent.ca)
+    context.load_cert_chain(agent.cert, agent.key)
+    context.set_alpn_protocols(["h2"])
+    most, count = 0, 60
+    async with serving(Echo(), tls) as (served, port):
+        shaking = served._shaking
+        assert shaking is not None
+        add = shaking.add
+
+        def counted(link: Link) -> None:
+            nonlocal most
+            add(link)
+            most = max(most, len(shaking.links))
+
+        shaking.add = counted  # type: ignore[method-assign]  # to look at each beginning
+        opening = (asyncio.open_connection("localhost", port, ssl=context) for _ in range(count))
+        async with asyncio.timeout(WAIT_S):
+            for _, writer in await asyncio.gather(*opening):
+                writer.close()
+    assert 0 < most <= count // 2
+
+
+@in_loop
 async def test_who_resets_before_its_handshake_is_worth_no_line(tmp_path: Path) -> None:
     """As scanners and health checks do: Python closes the socket then, and epoll forgets it before we do."""
     tls = ServerTls(*Fleet(tmp_path / "ca").issue("collector", "c1").paths)
