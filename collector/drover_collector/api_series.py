@@ -105,5 +105,5 @@ def _add(
     values: npt.NDArray[np.float32],
 ) -> None:
     reply.series.add(
-        node=node, gpu=gpu, link=link or "", metric=metric, role=role, values=values.astype("<f4").tobytes()
+        node=node, gpu=gpu, link=link or "", metric=metric, role=role, values=values.astype("<f4", copy=False).tobytes()
     )

@@ -9,7 +9,7 @@ from drover_collector import buckets
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.store import SampleBatch, Store, StoreError
 from drover_proto.catalog import BY_NAME, Scope, of_scope
-from drover_proto.events import Holding
+from drover_proto.events import Absence, Holding
 from drover_proto.fleet import FleetSpec, NodeSpec
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, link_row, node_row, random_values, samples
 
@@ -126,6 +126,17 @@ def test_old_values_are_unknown_not_current(store: Store) -> None:
     assert np.isnan(latest[0])
     assert latest[1] == 310.0
     assert store.latest_values("n0", T0 + 200_000) == {}
+
+
+def test_a_value_is_unknown_as_soon_as_it_is_told_absent(store: Store) -> None:
+    """Asked before, between and after: what is kept of the absences is asked for again when more is written."""
+    store.write_entities(everything())
+    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    found = [store.latest_gpu(index_of(), "power_w", T0 + 1000)[0]]
+    for to_ms in (None, T0 + 900):
+        store.write_absences([Absence("n0", 0, "power_w", "unsupported", T0 + 500, to_ms)])
+        found.append(store.latest_gpu(index_of(), "power_w", T0 + 1000)[0])
+    assert found == pytest.approx([300.0, np.nan, 300.0], nan_ok=True)
 
 
 def test_gpus_that_the_fleet_does_not_list_are_no_error(store: Store) -> None:

@@ -32,6 +32,7 @@ class Base:
         self._last_ns = 0
         self.integrity: Integrity | None = None  # None: a server, which looks after itself
         self._stopping = threading.Event()  # no backup goes on
+        self.absences_written = 0  # how often, by this process
         self.resend = False  # what was taken last is damaged: agents are asked for all that they still have
         # Called before each write of the active collector's; raises StoreError when this one is not active. Its answer
         # stands beside the write in a server's log.

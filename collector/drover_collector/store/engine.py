@@ -58,6 +58,7 @@ EMBEDDED = {
     "background_schedule_pool_size": 2,
     "background_schedule_pool_initial_size": 2,
     "max_thread_pool_free_size": 16,  # idle ones; each keeps memory of its own
+    "memory_worker_period_ms": 1000,  # looks at the process' memory; twenty times a second is 2 ms of CPU each second
 }
 
 SETTINGS = {

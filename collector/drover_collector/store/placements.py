@@ -144,15 +144,22 @@ class Placements:
         """Which entities were at each target, and when; whole GPUs only."""
         found: list[Stay] = []
         with self._lock:
+            places = {node: self._rows_at(node, scope) for node, _, _ in targets}
             for number, (node, gpu, link) in enumerate(targets):
-                for row in self._of_node.get(node, {}).values():
-                    if row.scope is not scope or row.mig or row.gpu != gpu or row.link != (link or ""):
-                        continue
+                for row in places[node].get((gpu, link or ""), ()):
                     history = self._of_entity[row.entity_id]
-                    at = history.index(row)
+                    at = history.index(row) if len(history) > 1 else 0
                     from_ms = 0 if at == 0 else row.first_ms
                     to_ms = FOREVER if at == len(history) - 1 else history[at + 1].first_ms
                     found.append(Stay(row.entity_id, number, from_ms, to_ms))
+        return found
+
+    def _rows_at(self, node: str, scope: Scope) -> dict[tuple[int | None, str], list[EntityRow]]:
+        """(gpu, link) -> what of a scope was ever there, whole."""
+        found: dict[tuple[int | None, str], list[EntityRow]] = {}
+        for row in self._of_node.get(node, {}).values():
+            if row.scope is scope and not row.mig:
+                found.setdefault((row.gpu, row.link), []).append(row)
         return found
 
     def names(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +25,13 @@ from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import BY_NAME, Scope, of_scope
 
 NEWEST_MS = 8_000  # batches of 5 s, and a while on the way
+ABSENT_S, ABSENT_MAX = 30.0, 1_000  # where a metric is absent is known for so long, if so few
 ValueKey = tuple[Scope, int | None, str | None]  # scope, gpu, link
 
 
 class Reads(Rollups):
+    _absent: Mapping[str, tuple[int, float, Sequence[Mapping[str, Any]]]] = MappingProxyType({})  # see _absent_now
+
     def bucket(self, index: FleetIndex, start_ms: int, length_ms: int = BUCKET_MS) -> Bucket:
         """One value per entity and metric of [start_ms, start_ms + length_ms), as `buckets.aggregate` makes it."""
         span = (start_ms, start_ms + length_ms)
@@ -105,16 +111,27 @@ class Reads(Rollups):
         lacking = places.ids[there[np.isnan(result[places.target[there]])]]
         if len(lacking) and since_ms > now_ms - within_ms:
             self._newest(places, metric, (now_ms - within_ms, since_ms), lacking, result, newest)
-        absent = self._clients.rows(
-            "SELECT node, gpu, toUnixTimestamp64Milli(`from`) AS from_ms FROM absent FINAL"
-            " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String}",
-            {"metric": metric},
-        )
-        for row in absent:
+        for row in self._absent_now(metric):
             gpu = index.gpu(row["node"], row["gpu"])
             if gpu is not None and newest[gpu] <= row["from_ms"]:
                 result[gpu] = np.nan
         return result
+
+    def _absent_now(self, metric: str) -> Sequence[Mapping[str, Any]]:
+        """node, gpu and from_ms of where a metric is absent. A few are kept until more is written: by this process
+        alone, where the store is embedded."""
+        written, now_s = self.absences_written, time.monotonic()
+        kept = self._absent.get(metric)
+        if kept is not None and kept[0] == written and now_s < kept[1] + ABSENT_S:
+            return kept[2]
+        found = self._clients.rows(
+            "SELECT node, gpu, toUnixTimestamp64Milli(`from`) AS from_ms FROM absent FINAL"
+            " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String}",
+            {"metric": metric},
+        )
+        if self._clients.embedded and len(found) <= ABSENT_MAX:
+            self._absent = {**self._absent, metric: (written, now_s, found)}
+        return found
 
     def _newest(
         self, places: Map, metric: str, span: Span, lacking: Ids | None, result: Floats, newest: Millis
@@ -125,7 +142,7 @@ class Reads(Rollups):
         table = self._clients.arrow(
             f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
             f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
-            f" WHERE {during(*span)}{which} GROUP BY entity_id{LEAN}"
+            f" PREWHERE {during(*span)}{which} GROUP BY entity_id{LEAN}"
         )
         rows, target = places.find(numbers(table, "entity_id"))
         if lacking is not None:

@@ -106,7 +106,7 @@ class Rows(Base):
         rows_each = max(1, sum(high - low for low, high in spans) // every_ms * (len(names) + 5) // WIDTH)
         named = ids is not None and entities is None and len(ids) <= IDS_MAX
         for which in self._pieces(scope, rows_each, ids, entities):
-            table = self._clients.arrow(f"SELECT {columns} FROM {name} WHERE {which} AND ({when}){LEAN}")
+            table = self._clients.arrow(f"SELECT {columns} FROM {name} PREWHERE {which} AND ({when}){LEAN}")
             if table.num_rows:
                 piece = what(table, names, length_ms)
                 yield piece if ids is None or named else piece.where(np.isin(piece.ids, ids))

@@ -72,23 +72,31 @@ class Series(Rollups):
             first, points = _grid(from_ms, to_ms, step)
             found = self._stepped(scope, stays, metrics, from_ms, to_ms, step)
         ids, starts, columns = found
-        result: dict[SeriesKey, Floats32] = {
-            (*target, metric): np.full(points, np.nan, np.float32) for target in targets for metric in metrics
-        }
+        grid = np.full((len(metrics), len(targets), points), np.nan, np.float32)
         places = (starts - first) // step
         wanted = np.array([stay.entity_id for stay in stays], np.uint64)
-        lows, highs = (np.searchsorted(ids, wanted, side).tolist() for side in ("left", "right"))
-        for stay, low, high in sorted(zip(stays, lows, highs, strict=True), key=_since):
-            if stay.from_ms > from_ms or stay.to_ms < to_ms:  # else it was there all the time, as most
+        lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
+        whole = all(stay.from_ms <= from_ms and stay.to_ms >= to_ms for stay in stays)
+        if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
+            counts = highs - lows
+            rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+            line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
+            for metric, lines in zip(metrics, grid, strict=True):
+                lines[line, at] = columns[metric][rows]
+        else:
+            for stay, low, high in sorted(zip(stays, lows.tolist(), highs.tolist(), strict=True), key=_since):
                 mine = starts[low:high]
-                low, high = (
+                part = slice(
                     low + int(np.searchsorted(mine, stay.from_ms - step, "right")),
                     low + int(np.searchsorted(mine, stay.to_ms)),
                 )
-            at = places[low:high]
-            for metric in metrics:
-                column, line = columns[metric][low:high], result[(*targets[stay.target], metric)]
-                line[at] = np.where(np.isnan(column), line[at], column)
+                at = places[part]
+                for metric, lines in zip(metrics, grid[:, stay.target], strict=True):
+                    column = columns[metric][part]
+                    lines[at] = np.where(np.isnan(column), lines[at], column)
+        result: dict[SeriesKey, Floats32] = {
+            (*target, metric): grid[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
+        }
         return step, first + step * np.arange(points, dtype=np.int64), result
 
     def peers_series(

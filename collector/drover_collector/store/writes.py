@@ -117,6 +117,7 @@ class Writes(Base):
         self._insert("absences", absences, columns)
         newest = columns | {"version": lambda a: max(0, 2 * a.from_ms) + (a.to_ms is not None)}
         self._insert("absent", absences, newest)
+        self.absences_written += 1
 
     def write_holdings(self, holdings: Sequence[Holding]) -> None:
         columns: dict[str, Callable[[Holding], Any]] = {
