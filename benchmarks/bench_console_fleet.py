@@ -4,9 +4,11 @@ A real collector, store and detectors (`console/told_fleet.py` says what stands 
 Debian's Chromium. Each viewer is a browser context of its own, or `console/viewer.py`: a page without a browser. Tells
 each part on standard error as it ends, and prints one JSON line, of the parts that ended also when it is stopped:
 
-- first paint: from the navigation to the picture's pixels, cache empty (`cold`) and on the next visit (`warm`), one
-  viewer alone; the console has served a page before, and the browser is running. Once more while the collector takes
-  nothing in (`first_paint_idle`): collector, console and browser share one machine here.
+- first paint: from the navigation to the pixels of the whole picture, cache empty (`cold`) and on the next visit
+  (`warm`), one viewer alone; the console has served a page before, and the browser is running. `stands`: until the
+  page's own picture has taken the place of the one drawn before Streamlit's scripts ran, as without such a one the
+  first would. Once more while the collector takes nothing in (`first_paint_idle`): collector, console and browser share
+  one machine here.
 - alone: a Chromium, then a viewer, nobody else: how often each has the page run again, and what the collector is asked
   for it. A viewer that asked less would be no measure: the benchmark ends there.
 - consoles: 1, 4 and 10 of them, one a Chromium, the others viewers, by health and by a metric. refresh: from asking for
@@ -188,21 +190,24 @@ class Calls:
 
 
 def paints(browser: Any, url: str, count: int) -> dict[str, Any]:
-    cold, warm, layout, first = [], [], [], []
+    cold, warm, stood, again_stood, layout, first = [], [], [], [], [], []
     for number in range(count + 1):
         session = Session.of(browser)
-        took_ms = session.open(url, OPEN_MS)
+        took_ms, stood_ms = session.open(url, OPEN_MS)
         session.page.wait_for_timeout(500)
         sent, got = session.all_bytes + session.socket_bytes, list(session.layout_bytes)
-        again_ms = session.open(url, OPEN_MS)
+        again_ms, again_stood_ms = session.open(url, OPEN_MS)
         session.context.close()
         if number:  # the first of all warms the console's own process
             cold.append(took_ms)
             warm.append(again_ms)
+            stood.append(stood_ms)
+            again_stood.append(again_stood_ms)
             first.append(float(sent))
             layout += [float(size) for size in got]
     return {
-        "cold_ms": spread(cold), "warm_ms": spread(warm), "bytes": spread(first), "layout_bytes": spread(layout),
+        "cold_ms": spread(cold), "warm_ms": spread(warm), "cold_stands_ms": spread(stood),
+        "warm_stands_ms": spread(again_stood), "bytes": spread(first), "layout_bytes": spread(layout),
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from testbed.browsing import SCREEN, chromium
 from testbed.console import MEMORY, OPERATOR, RED, STRAGGLER, console
 from testbed.waiting import wait_until
 
-PICTURE = "window.__drover_fleet && window.__drover_fleet.cells().length"
+PICTURE = "window.__drover_fleet && !window.__drover_fleet.early && window.__drover_fleet.cells().length"
 WAIT_MS = 60_000
 GOAL_S = 3.0  # of every page
 AFTER_START = "after start"

@@ -157,7 +157,7 @@ def in_browser(browser: Any, fleet: Live, name: str, shots: Path | None) -> dict
     page = context.new_page()
     page.set_default_timeout(LIMIT_MS)
     page.goto(fleet.url)
-    page.wait_for_function("window.__drover_fleet !== undefined")
+    page.wait_for_function("window.__drover_fleet && !window.__drover_fleet.early")
     page.get_by_text("Open incidents").first.wait_for()
     walk = Walk(page)
     found = attempt(lambda: walk.told(TASKS[name][1](walk)))

@@ -13,9 +13,10 @@ POLLING_MS = 100  # by a timer: a browser gives no frames to a page that another
 
 # In the page before its own scripts: when a picture was asked for, and when the frame with it had been painted.
 # `__drover_fleet` is set at the end of each drawing (assets/fleet.js); two animation frames later it is on the screen.
+# `first`: of the first drawing; `stands`: of the first by Streamlit's component, which takes over from it.
 PROBE = """
 (() => {
-  const seen = window.__watched = { refreshes: [], first: null };
+  const seen = window.__watched = { refreshes: [], first: null, stands: null };
   const fetched = window.fetch;
   let asked = null;
   window.fetch = (...given) => {
@@ -32,6 +33,7 @@ PROBE = """
       asked = null;
       requestAnimationFrame(() => requestAnimationFrame(() => {
         const now = performance.now();
+        if (seen.stands === null && !value.early) seen.stands = now;
         if (seen.first === null) seen.first = now;
         else if (from !== null) seen.refreshes.push(now - from);
       }));
@@ -95,13 +97,15 @@ class Session:
                 "rerun_script"
             )
 
-    def open(self, url: str, limit_ms: float) -> float:
-        """Go there; ms until the first picture was painted, by the page's own clock since the navigation began."""
+    def open(self, url: str, limit_ms: float) -> tuple[float, float]:
+        """Go there; ms until the first picture was painted, and until the page's own had taken its place, by the page's
+        own clock since the navigation began."""
         self.page.bring_to_front()
         self.page.goto(url, wait_until="commit", timeout=limit_ms)
-        painted = "window.__watched && window.__watched.first !== null"
+        painted = "window.__watched && window.__watched.stands !== null"
         self.page.wait_for_function(painted, timeout=limit_ms, polling=POLLING_MS)
-        return float(self.page.evaluate("window.__watched.first"))
+        first, stands = self.page.evaluate("[window.__watched.first, window.__watched.stands]")
+        return float(first), float(stands)
 
     def forget(self) -> None:
         """Count from now on."""

@@ -23,6 +23,7 @@ EXACT_VALUES = (
     16_384  # GPUs up to which the exact values travel too (64 kB); beyond, a hover tells the colour's own step
 )
 REFRESH_S = 5
+PICTURE_PX = 575  # its height with the legend
 LEVEL = 1  # of gzip: to it the cells of a metric are noise, and higher levels save less than 1 %
 
 STATE_UNITS = ("bitmask", "enum")  # codes: a ramp from low to high would say nothing
@@ -39,10 +40,19 @@ def metrics() -> list[Metric]:
     return [m for m in catalog.of_scope(Scope.GPU) if m.unit not in STATE_UNITS]
 
 
-def canvas(color_by: str, group: str, height: int) -> Clicked | None:
-    """Draw the picture, `height` px high; the GPU just clicked, else None."""
-    data = {"color_by": color_by, "group": group, "every_s": REFRESH_S, "height": height, "palette": theme.palette()}
-    shown = component("fleet")(key="fleet_picture", data=data, on_open_change=lambda: None, height=height)
+def _told() -> dict[str, Any]:
+    return {"every_s": REFRESH_S, "height": PICTURE_PX, "palette": theme.palette()}
+
+
+def early() -> dict[str, Any]:
+    """What assets/fleet_early.js draws it with while nothing of Streamlit is there yet."""
+    return {"data": _told(), "rem": theme.STREAMLIT["theme.baseFontSize"], "themes": theme.css()}
+
+
+def canvas(color_by: str, group: str) -> Clicked | None:
+    """Draw the picture; the GPU just clicked, else None."""
+    data = _told() | {"color_by": color_by, "group": group}
+    shown = component("fleet")(key="fleet_picture", data=data, on_open_change=lambda: None, height=PICTURE_PX)
     opened: dict[str, Any] | None = shown.open
     return Clicked(opened["node"], opened["gpu"]) if opened else None
 

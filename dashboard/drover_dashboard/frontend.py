@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import mimetypes
+import re
 import threading
 from collections.abc import Iterable
 from html import escape
@@ -27,9 +28,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from streamlit import file_util
 
-from drover_dashboard import people
+from drover_dashboard import fleet_canvas, people
 from drover_dashboard.components import ASSETS
 from drover_dashboard.door import App, Receive, Scope, Send, signed_in
+from drover_dashboard.theme import STREAMLIT
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,17 @@ LEVEL = 9  # once for each file
 KEPT_BYTES = 32 << 20  # of all files together, packed; a console needs 2
 YEAR_S = 31_536_000  # as Streamlit says itself: the names of its files change with what is in them
 HEAD_END, HEAD_BEGIN = "</head>", '<meta charset="UTF-8" />'
+ENTRY = re.compile(r'<script type="module" crossorigin src="([^"<>]+)"></script>')
+MODULE = re.compile(r'<link rel="modulepreload" crossorigin href="([^"<>]+)">\s*')
+OWN = "./drover/assets/"
 
 # Streamlit's parts and files of ours that a page shows first; a page that is not named here gets those of all.
 PARTS = ("Html", "BidiComponent")
 FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "/": (("Selectbox", "Metric"), ("fleet.js", "fleet_keys.js", "fleet_layout.js", "table.js", "common.js")),
+    "/": (
+        ("Selectbox", "Metric"),
+        ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "common.js", "table.js"),
+    ),
 }
 OURS = ("table.js", "common.js")
 
@@ -117,15 +125,30 @@ class Frontend:
             made = {}
             for path in pages:
                 parts, ours = FIRST.get(path, ((), OURS))
-                links = [*_chunks(manifest, (*PARTS, *parts)), *(f"./drover/assets/{name}" for name in ours)]
+                links = [*_chunks(manifest, (*PARTS, *parts)), *(f"{OWN}{name}" for name in ours)]
                 tags = "".join(f'<link rel="modulepreload" crossorigin href="{escape(link)}">\n    ' for link in links)
                 plain = page.replace(HEAD_END, f"{tags}{HEAD_END}")
-                script = f"{HEAD_BEGIN}\n    <script>\n{(ASSETS / 'early.js').read_text('utf-8')}</script>"
-                made[path] = plain.encode(), (plain.replace(HEAD_BEGIN, script) if path == "/" else plain).encode()
+                made[path] = plain.encode(), (_early(plain) if path == "/" else plain).encode()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("this Streamlit's page is not as expected (%s): it is sent as it is, and opens later", error)
             return {}
         return made
+
+
+def _early(page: str) -> str:
+    """The page with what asks for the picture and draws it, then for Streamlit's scripts, and begins with its first."""
+    scripts, modules = ENTRY.findall(page), MODULE.findall(page)
+    if len(scripts) != 1:
+        raise ValueError(f"it begins with {len(scripts)} scripts")
+    modules.sort(key=lambda name: OWN not in name)
+    given = json.dumps(fleet_canvas.early() | {"entry": scripts[0], "modules": [*modules, *scripts]})
+    script = (ASSETS / "early.js").read_text("utf-8").replace("GIVEN", given.replace("<", "\\u003c"))  # no end of it
+    dark = f"html {{ background: {STREAMLIT['theme.dark.backgroundColor']}; }}"
+    style = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
+    css, html = ((ASSETS / f"fleet.{kind}").read_text("utf-8") for kind in ("css", "html"))
+    body = f'<template id="drover_fleet_early"><style>{css}</style>{html}</template>'
+    head = f"{HEAD_BEGIN}\n    <style>{style}</style>\n    <script>\n{script}</script>\n    {body}"
+    return MODULE.sub("", ENTRY.sub("", page)).replace(HEAD_BEGIN, head)
 
 
 def _chunks(manifest: dict[str, Any], parts: Iterable[str]) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 
 _clear = ForwardMsgQueue.clear
+_receive_bytes = WebSocket.receive_bytes
+GONE = 1006  # RFC 6455: closed without a word
 
 
 def mend() -> None:
     """Apply them all; more than once does no more."""
     ForwardMsgQueue.clear = clear  # type: ignore[method-assign, assignment]  # the mend
+    WebSocket.receive_bytes = receive_bytes  # type: ignore[method-assign, assignment]  # the mend
 
 
 def clear(
@@ -26,3 +30,17 @@ def clear(
         queue._delta_index_map = {}
     else:
         _clear(queue, retain_lifecycle_msgs, fragment_ids_this_run)
+
+
+async def receive_bytes(socket: WebSocket) -> bytes:
+    """A page that went away while something was sent to it has gone, nothing worse.
+
+    Starlette then says so by a RuntimeError, which Streamlit takes for a text frame: it closes what is closed, which
+    fails, and the log has an "Exception in ASGI application" for each browser that leaves at such a moment.
+    """
+    try:
+        return await _receive_bytes(socket)
+    except RuntimeError:
+        if socket.application_state is WebSocketState.DISCONNECTED:
+            raise WebSocketDisconnect(GONE) from None
+        raise

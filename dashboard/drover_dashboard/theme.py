@@ -71,6 +71,16 @@ STREAMLIT: dict[str, Any] = {
 }
 
 
+def css() -> dict[str, dict[str, str]]:
+    """The names by which Streamlit's components know the colours above, for a component that is there before it."""
+    names = {"text": "textColor", "background": "backgroundColor", "border": "borderColor"}
+    return {
+        shade: {f"--st-{word}-color": STREAMLIT[f"theme.{shade}.{key}"] for word, key in names.items()}
+        | {"--st-font": '"Source Sans", sans-serif'}
+        for shade in ("light", "dark")
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Stroke:
     """A GPU's line in the charts, by its slot."""

@@ -115,7 +115,9 @@ def drawn_open(page: Any) -> None:
 def test_the_value_of_a_gpu_in_the_picture(live: Console, browser: Browser) -> None:
     tab = browser.open("?color=gpu_temp_c", OPERATOR)
     page = tab.page
-    page.wait_for_function("window.__drover_fleet && window.__drover_fleet.colorBy === 'gpu_temp_c'")
+    page.wait_for_function(
+        "window.__drover_fleet && !window.__drover_fleet.early && window.__drover_fleet.colorBy === 'gpu_temp_c'"
+    )
     page.get_by_text("Held, idle").wait_for()
     cell = page.evaluate("window.__drover_fleet.cells().find((c) => c.health === 'healthy')")
     page.mouse.move(cell["x"], cell["y"])

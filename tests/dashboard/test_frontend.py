@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import logging
 import re
 from pathlib import Path
@@ -21,6 +22,7 @@ ROOT = Path(file_util.get_static_dir())
 SCRIPT = next(path for path in sorted((ROOT / "static" / "js").glob("index.*.js")) if path.stat().st_size > 100_000)
 FONT = next(iter(sorted((ROOT / "static" / "media").glob("*.woff2"))))
 PAGES = ("/", "/node")
+EARLY = b"given.modules"
 INNER = (299, {}, b"Streamlit's own answer")
 
 
@@ -49,6 +51,12 @@ def ask(app: Frontend, path: str, method: str = "GET", **headers: str) -> tuple[
     asyncio.run(app(scope, receive, send))
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:])
+
+
+def given(page: str) -> Any:
+    """What the head's script is told."""
+    mark = "const given = "
+    return json.JSONDecoder().raw_decode(page, page.index(mark) + len(mark))[0]
 
 
 def path_of(file: Path) -> str:
@@ -98,7 +106,8 @@ def test_what_does_not_fit_is_left_to_streamlit(monkeypatch: pytest.MonkeyPatch)
 def test_a_page_names_files_that_are_there_each_once(app: Frontend, path: str) -> None:
     status, headers, body = ask(app, path)
     assert (status, headers["cache-control"]) == (200, "no-cache")
-    named = re.findall(r'<link rel="modulepreload" crossorigin href="\./([^"]+)">', body.decode())
+    links = frontend.MODULE.findall(body.decode()) or given(body.decode())["modules"]
+    named = [link.removeprefix("./") for link in links]
     assert len(named) == len(set(named))
     ours = [name.removeprefix("drover/assets/") for name in named if name.startswith("drover/")]
     assert ("fleet.js" in ours) == (path == "/")
@@ -107,18 +116,36 @@ def test_a_page_names_files_that_are_there_each_once(app: Frontend, path: str) -
     for part in (*frontend.PARTS, *(("Metric", "Selectbox") if path == "/" else ())):
         assert any(name.startswith(f"static/js/{part}.") for name in named), part
     original = (ROOT / "index.html").read_text()
-    without = re.sub(r"    <script>\n//.*?</script>\n", "", body.decode(), count=1, flags=re.DOTALL)
+    ours_there = r"    <style>.*?</style>\n    <script>\n//.*?</script>\n    <template .*?</template>\n"
+    without = re.sub(ours_there, "", body.decode(), count=1, flags=re.DOTALL)
+    if path == "/":
+        original, entries = frontend.ENTRY.subn("", original)
+        assert entries == 1, "what begins Streamlit is begun by early.js, after the picture"
     assert re.sub(r"\s*<link rel=.modulepreload.[^>]*>", "", without).split() == (
         re.sub(r"\s*<link rel=.modulepreload.[^>]*>", "", original).split()
     ), "nothing else is changed"
     assert ask(app, path, if_none_match=headers["etag"])[0] == 304
 
 
+def test_the_early_picture_has_what_the_component_gets(app: Frontend) -> None:
+    """And Streamlit's own script is begun."""
+    page = ask(app, "/")[2].decode()
+    told = given(page)
+    assert told["entry"] == frontend.ENTRY.findall((ROOT / "index.html").read_text())[0]
+    assert told["modules"][0].endswith("/fleet_early.js"), "it is asked for before all others"
+    assert told["modules"][-1] == told["entry"]
+    kept = page[page.index("<template ") : page.index("</template>")]
+    assert (ASSETS / "fleet.html").read_text() in kept
+    assert "</" not in page[page.index("const given") : page.index("</script>")], "nothing given ends the script"
+    wanted = set(re.findall(r"--st-[a-z-]+", kept))
+    assert set(told["themes"]["dark"]) == set(told["themes"]["light"]) >= wanted
+
+
 def test_the_picture_is_asked_for_early_by_those_who_may_see_it(app: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert b"drover/${path}" in ask(app, "/")[2]
-    assert b"drover/${path}" not in ask(app, "/node")[2]
+    assert EARLY in ask(app, "/")[2]
+    assert EARLY not in ask(app, "/node")[2]
     monkeypatch.setattr(people, "_shared", SignIn(oidc=True))
-    assert b"drover/${path}" not in ask(app, "/")[2], "who has to sign in first would be refused it"
+    assert EARLY not in ask(app, "/")[2], "who has to sign in first would be refused it"
 
 
 def test_another_page_of_streamlit_is_left_as_it_is(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from drover_dashboard.client import FleetClient
 from drover_proto.events import Incident, from_json
 from drover_proto.fleet import dump_toml
 from testbed import console_walks
-from testbed.browsing import COMPONENTS, Tab, lone_tab
+from testbed.browsing import COMPONENTS, PHONE, SCREEN, Tab, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -38,6 +39,22 @@ FAULTS = [
     Fault("link", "ib_flap", FLAPPING, None, 5.0, None, 1.0),
 ]
 FOUND_S = 150.0
+STANDS = "window.__drover_fleet && !window.__drover_fleet.early"
+BEGUN = (
+    "window.__drover_early && performance.getEntriesByType('resource').some((e) => e.name.includes('/assets/fleet.js'))"
+)
+# Of each picture on the page its place, as if no notice stood above it, its size, and the colours of its cells.
+PICTURES = """(() => {
+  const above = document.querySelector(".st-key-above_fleet");
+  const moved = above ? above.offsetHeight - parseFloat(getComputedStyle(above).minHeight) : 0;
+  return [...document.querySelectorAll("*")].filter((e) => e.shadowRoot?.querySelector(".fleet")).map((e) => {
+    const canvas = e.shadowRoot.querySelector("canvas"), box = canvas.getBoundingClientRect();
+    const [brush, cells] = [canvas.getContext("2d"), window.__drover_fleet.cells()];
+    const colour = ({ x, y }) => [...brush.getImageData(x - box.x, y - box.y, 1, 1).data].join();
+    const colours = cells.filter((c) => c.health === "healthy").slice(0, 3).map(colour);
+    return [box.x, box.y - moved, box.width, box.height].map(Math.round).concat(colours);
+  });
+})()"""
 
 
 @dataclass
@@ -110,6 +127,52 @@ def test_from_a_red_gpu_to_its_node_and_its_incident(console: Console, tab: Tab,
     tab.shot(f"incident-{theme}")
 
 
+def held_back(page: Any) -> list[Any]:
+    """Streamlit begins when these are let go."""
+    held: list[Any] = []
+    page.route(re.compile(r"/static/js/index\.[^/]*\.js$"), lambda route: held.append(route))  # it marks what it calls
+    return held
+
+
+def let_go(held: list[Any]) -> None:
+    for route in held:
+        route.continue_()
+    held.clear()
+
+
+def test_the_picture_is_there_before_streamlit_and_is_taken_over(console: Console, tab: Tab, theme: str) -> None:
+    """Where the component will stand, to the pixel, and with what it will show."""
+    page, held = tab.page, held_back(tab.page)
+    page.goto(console.url, wait_until="commit")
+    page.wait_for_function("window.__drover_fleet && window.__drover_fleet.early")
+    early = page.evaluate(PICTURES)
+    tab.shot(f"fleet-early-{theme}")
+    assert held, "Streamlit's own script is asked for, and waited for"
+    let_go(held)
+    page.wait_for_function(STANDS)
+    assert page.evaluate(PICTURES) == early
+    assert len(early) == 1
+
+
+def test_the_early_picture_is_of_use_where_there_is_one(console: Console) -> None:
+    """A click opens a node. On a phone, where the list comes first, and in a frame of somebody else's there is none."""
+    with lone_tab("light") as tab:
+        page, held = tab.page, held_back(tab.page)
+        page.goto(console.url, wait_until="commit")
+        page.wait_for_function("window.__drover_fleet && window.__drover_fleet.early")
+        cell = page.evaluate("window.__drover_fleet.cells()[9]")
+        page.mouse.click(cell["x"], cell["y"])
+        page.wait_for_url(re.compile(rf"/node\?node={cell['node']}&gpu={cell['gpu']}$"), wait_until="commit")
+        for size, address in ((PHONE, console.url), (SCREEN, f"{console.url}/?embed=true")):
+            held.clear()
+            page.set_viewport_size(size)
+            page.goto(address, wait_until="commit")
+            page.wait_for_function(BEGUN)
+            assert page.evaluate(PICTURES) == []
+            let_go(held)
+            page.wait_for_function(STANDS)
+
+
 def test_pages_refresh_in_place(console: Console, tab: Tab) -> None:
     """What is refreshed keeps its elements, so nothing flickers, and the page stays where it was scrolled to."""
     page = tab.page
@@ -130,7 +193,7 @@ def test_pages_refresh_in_place(console: Console, tab: Tab) -> None:
 def test_the_picture_by_a_metric(console: Console, tab: Tab, theme: str) -> None:
     page = tab.page
     page.goto(f"{console.url}/?color=gpu_temp_c")
-    page.wait_for_function("window.__drover_fleet && window.__drover_fleet.colorBy === 'gpu_temp_c'")
+    page.wait_for_function(f"{STANDS} && window.__drover_fleet.colorBy === 'gpu_temp_c'")
     page.get_by_text("°C").first.wait_for()
     page.get_by_text("Held, idle").wait_for()  # the numbers above are there: nothing moves the picture any more
     cell = page.evaluate("window.__drover_fleet.cells().find((c) => c.health === 'healthy')")

@@ -15,7 +15,7 @@ def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
     """On the Fleet page: from a confirmed GPU to its node. `gpus`: of the fleet; `name`: of the screenshots."""
     page, node, gpu = tab.page, wanted.node, wanted.gpu
     page.wait_for_function(
-        "([node, gpu]) => window.__drover_fleet && window.__drover_fleet.cells()"
+        "([node, gpu]) => window.__drover_fleet && !window.__drover_fleet.early && window.__drover_fleet.cells()"
         ".some((c) => c.node === node && c.gpu === gpu && c.health === 'confirmed')",
         arg=[node, gpu],
     )

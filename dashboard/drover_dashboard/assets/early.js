@@ -1,10 +1,21 @@
-// The fleet's picture is asked for before any script of the page is there; fleet.js takes the answers.
+// The fleet's picture is asked for and drawn (fleet_early.js) before Streamlit's scripts, which take a second: they are
+// asked for after it, and begin when it is on the screen, or there will be none, or it takes long. fleet.js takes over.
 (() => {
+  const LONG_MS = 500;
+  const given = GIVEN;
   const asked = new URLSearchParams(location.search);
-  const early = { color: asked.get("color") || "health", group: asked.get("group") || "rack", at: Date.now() };
-  const get = (path, name, value) => fetch(new URL(`drover/${path}?${name}=${encodeURIComponent(value)}`, document.baseURI), { cache: "no-store" });
-  early.frame = get("picture", "color_by", early.color);
+  const early = { color: asked.get("color") || "health", group: asked.get("group") || "rack", at: Date.now(), given };
+  const at = (path) => new URL(path, document.baseURI);
+  const get = (path, name, value) => fetch(at(`drover/${path}?${name}=${encodeURIComponent(value)}`), { cache: "no-store" });
   early.layout = get("layout", "group", early.group);
+  early.frame = get("picture", "color_by", early.color);
   for (const answer of [early.frame, early.layout]) answer.catch(() => undefined);
   window.__drover_early = early;
+  for (const module of given.modules) {
+    document.head.append(Object.assign(document.createElement("link"), { rel: "modulepreload", crossOrigin: "", href: at(module) }));
+  }
+  const shown = import(at(given.modules[0])).then((found) => found.show(early)).catch(() => undefined); // the page tells what is wrong
+  const long = new Promise((next) => { setTimeout(next, LONG_MS); });
+  const parsed = new Promise((next) => { document.addEventListener("DOMContentLoaded", next); });
+  Promise.all([Promise.race([shown, long]), parsed]).then(() => import(at(given.entry)));
 })();

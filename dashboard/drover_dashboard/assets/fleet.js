@@ -15,12 +15,35 @@ export function render({ data, parentElement, setTriggerValue }) {
   if (!picture) {
     picture = mount(parentElement);
     pictures.set(parentElement, picture);
+    if (!data.early) inherit(picture, data);
   }
   const changed = !picture.data || picture.data.color_by !== data.color_by || picture.data.group !== data.group;
   picture.data = data;
   picture.open = (cell) => setTriggerValue("open", { node: cell.node, gpu: cell.gpu });
-  if (changed) poll(picture);
+  if (changed) picture.polled = poll(picture);
   else draw(picture);
+  return picture;
+}
+
+// What was drawn before Streamlit's scripts ran (fleet_early.js) is drawn here again, and goes once that is done.
+function inherit(picture, data) {
+  const early = window.__drover_early;
+  const before = early?.picture;
+  if (!before) return;
+  picture.before = before;
+  picture.end = early.end;
+  const same = before.data.color_by === data.color_by && before.data.group === data.group;
+  if (!before.frame || !same) return;
+  for (const name of ["data", "layout", "frame", "trouble", "at", "arrangedMs", "plan", "cells", "of", "drawn"]) picture[name] = before[name];
+  picture.timer = setTimeout(() => poll(picture), Math.max(0, before.nextMs - Date.now()));
+}
+
+function succeed(picture) {
+  const { before, canvas, end } = picture;
+  picture.before = null;
+  const active = before.root.getRootNode().activeElement === before.canvas;
+  end();
+  if (active) canvas.focus();
 }
 
 export function unmount(parentElement) {
@@ -80,6 +103,7 @@ async function poll(picture) {
     draw(picture);
   }
   const everyS = picture.trouble ? 1 : picture.data.every_s; // what is back must be seen to be back
+  picture.nextMs = Date.now() + everyS * 1000;
   if (!picture.closed) picture.timer = setTimeout(() => poll(picture), everyS * 1000);
 }
 
@@ -124,6 +148,7 @@ function draw(picture) {
   picture.notice.textContent = picture.trouble ? `${frame ? `Old picture, as of ${clock(frame.ts_ms)}. ` : ""}${picture.trouble}` : "";
   picture.notice.hidden = !picture.trouble;
   canvas.classList.toggle("stale", Boolean(picture.trouble));
+  if (picture.before && picture.trouble && !frame) succeed(picture);
   if (!frame || !root.clientWidth) return;
   const theme = themeOf(root);
   const shade = theme.dark ? "dark" : "light";
@@ -142,11 +167,28 @@ function draw(picture) {
   canvas.height = Math.round(height * ratio);
   canvas.style.height = `${height}px`;
   const paint = canvas.getContext("2d");
-  paint.setTransform(ratio, 0, 0, ratio, 0, 0);
-  paint.clearRect(0, 0, width, height);
+  const ramp = rampColors();
+  const { before, drawn } = picture;
+  if (before && drawn && drawn.frame === frame && drawn.shade === shade && drawn.width === canvas.width && drawn.height === canvas.height) {
+    paint.drawImage(before.canvas, 0, 0); // what this one would draw, to the pixel
+    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+  } else {
+    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+    fill(picture, paint, theme, shade, ramp);
+  }
+  picture.drawn = { frame, shade, width: canvas.width, height: canvas.height };
+  legend(picture, theme, shade, ramp);
+  publish(picture);
+  const chosen = picture.at === null ? null : picture.cells[picture.at];
+  if (chosen) ring(paint, plan, chosen, theme);
+  if (picture.before) succeed(picture);
+}
+
+// All cells, their labels and their signs, on an empty canvas.
+function fill(picture, paint, theme, shade, ramp) {
+  const { frame, data, plan } = picture;
   labels(paint, plan, theme);
   const hatch = hatching(paint, theme);
-  const ramp = rampColors();
   const looks = frame.legend.map((name) => data.palette.health[name] || data.palette.health[UNKNOWN]);
   const gap = plan.cellHeight >= 5 ? 1 : 0;
   const marked = [];
@@ -166,10 +208,6 @@ function draw(picture) {
     for (const cell of cells) paint.fillRect(cell.x, cell.y, plan.cellWidth - gap, plan.cellHeight - gap);
   }
   for (const [cell, look] of marked) mark(paint, plan, cell, look, shade, Boolean(frame.metric), gap);
-  legend(picture, theme, shade, ramp);
-  publish(picture);
-  const chosen = picture.at === null ? null : picture.cells[picture.at];
-  if (chosen) ring(paint, plan, chosen, theme);
 }
 
 // Where the keyboard is.
@@ -333,7 +371,7 @@ function valueText(frame, index) {
 function publish(picture) {
   const { frame, plan, canvas } = picture;
   window.__drover_fleet = {
-    tsMs: frame.ts_ms, colorBy: frame.metric || "health", stale: Boolean(picture.trouble),
+    early: Boolean(picture.data.early), tsMs: frame.ts_ms, colorBy: frame.metric || "health", stale: Boolean(picture.trouble),
     cells: () => {
       const box = canvas.getBoundingClientRect();
       return picture.cells.map((cell) => ({

@@ -11,7 +11,6 @@ from drover_dashboard.grouping import GROUPS, USUAL
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health, Severity
 
-PICTURE_PX = 575
 LIST_PX = 615
 SHOWN = 50  # open incidents; more is work for the Incidents page
 HEALTH = "health"
@@ -158,7 +157,7 @@ def picture() -> None:
         )
     view.keep("color", chosen, HEALTH)
     view.keep("group", group, USUAL)
-    clicked = canvas(chosen, group, PICTURE_PX)
+    clicked = canvas(chosen, group)
     if clicked:
         st.switch_page(view.NODE, query_params={"node": clicked.node, "gpu": str(clicked.gpu)})
 
@@ -166,6 +165,7 @@ def picture() -> None:
 # The picture first: it asks for itself while the rest is still being found out. `above_fleet` keeps the room of what
 # stands above it (page.css), so that nothing moves when that comes.
 above = st.container(key="above_fleet")
+above.empty()  # a container with nothing in it keeps no room
 with st.container(key="reversed_fleet"):
     left, right = st.columns([1.35, 1], gap="medium")
 with left:
