@@ -11,7 +11,7 @@ from drover_collector.ingest_stats import IngestStats
 
 FEW, SOME_S = 50, 4.0  # more streams than a few: between two Acks of one
 ACKS_PER_S, LONGEST_S = 600, 20.0  # over all streams; an agent gives up after a minute without
-SOON = 0.7  # of the pause: an Ack goes with the work for a message that has just come
+SOON = 0.9  # of the pause: an Ack goes with the work for a message that has just come
 MESSAGES = 8  # durable ones of a stream for which an Ack does not wait
 
 
