@@ -59,6 +59,7 @@ async def test_who_is_refused_before_a_word_is_told_why(monkeypatch: pytest.Monk
     async def refuse(_: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
 
+    monkeypatch.setattr(agent_call, "HEAR_S", WAIT_S)  # however slow the machine is
     async with serving(refuse) as (_, port):
         for _ in range(20):
             async with calling(port) as call:
