@@ -7,6 +7,7 @@ import argparse
 from drover_cli import client
 from drover_cli.output import plain, print_json
 from drover_proto import fleet_pb2 as pb
+from drover_proto.reports import job_named
 
 ADMIN = "an admin's certificate is needed to do it all the same"
 DEADLINE_S = 30.0  # the collector answers within 8 s, done or not
@@ -56,7 +57,7 @@ def _checked(look: pb.ActPreview, args: argparse.Namespace, act: str) -> int:
     for text in (*against, *look.grounds):
         print(f"  {plain(text)}")
     for job in look.jobs:
-        print(f"  job {plain(job.job)} holds {job.gpus_here} of its {job.gpus} GPUs there")
+        print(f"  {plain(job_named(job.job))} holds {job.gpus_here} of its {job.gpus} GPUs there")
     if look.maintenance:
         print(f"  Drover itself does nothing there: {plain(look.maintenance)}")
     return int(bool(against) or unsafe)

@@ -52,7 +52,7 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
         moments.append((Moment(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id))
         moments += [(moment, incident.id) for moment in life(detail)]
     moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in told}]
-    moments += [(_health(node, change), change.incident_id) for change in _told_once(detail_of_node.health)]
+    moments += _health(node, _told_once(detail_of_node.health))
     asked = pb.AuditRequest(since_ms=from_ms, subject=node, limit=LISTED)
     lines = stub.ListAudit(asked, timeout=client.DEADLINE_S).audit_json
     moments += [(_audit(from_json(Audit, text)), "") for text in lines]
@@ -74,9 +74,18 @@ def _told_once(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:
     return [c for c in changes if not c.HasField("gpu") or c.health in own or (c.ts_ms, c.health) not in of_node]
 
 
-def _health(node: str, change: pb.HealthMoment) -> Moment:
-    place = f"{node} GPU {change.gpu}" if change.HasField("gpu") else node
-    return Moment(change.ts_ms, "health", f"{place} {change.health}{f': {change.reason}' if change.reason else ''}")
+def _health(node: str, changes: Iterable[pb.HealthMoment]) -> list[tuple[Moment, str]]:
+    """A line for all that became the same at the same time: the node and its GPUs."""
+    found: dict[tuple[int, str, str, str], list[pb.HealthMoment]] = {}
+    for c in changes:
+        found.setdefault((c.ts_ms, c.health, c.reason, c.incident_id), []).append(c)
+    told = []
+    for (ts_ms, health, reason, incident), mine in found.items():
+        gpus = sorted(c.gpu for c in mine if c.HasField("gpu"))
+        of_gpus = f" GPU{'s' * (len(gpus) > 1)} {', '.join(map(str, gpus))}" if gpus else ""
+        place = f"{node}{' and' if gpus and len(gpus) < len(mine) else ''}{of_gpus}"
+        told.append((Moment(ts_ms, "health", f"{place} {health}{f': {reason}' if reason else ''}"), incident))
+    return told
 
 
 def _audit(line: Audit) -> Moment:
@@ -109,7 +118,8 @@ def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
 
 def _open_then(incidents: Iterable[Incident]) -> list[str]:
     ids = [incident.id for incident in incidents]
-    return [f"drover explain {ids[0]} tells all of the newest of its {len(ids)} incidents of that time"] if ids else []
+    which = "its incident" if len(ids) == 1 else f"the newest of its {len(ids)} incidents"
+    return [f"drover explain {ids[0]} tells all of {which} of that time"] if ids else []
 
 
 def _json(story: Story) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
 import sys
 import time
@@ -72,8 +74,20 @@ def cut(text: str, columns: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Text from the fleet with control characters replaced: a kernel line must not steer the operator's terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    """Text from the fleet with control characters replaced: a kernel line must not steer the operator's terminal.
+
+    Degrees are `°C` where the output can show that, else `C`.
+    """
+    told = "".join(c if c.isprintable() else " " for c in text)
+    return told.replace("degC", "°C") if _shows_degrees(sys.stdout.encoding) else re.sub("degC|°C", "C", told)
+
+
+@functools.lru_cache(2)
+def _shows_degrees(encoding: str | None) -> bool:
+    try:
+        return bool("°".encode(encoding or "utf-8"))
+    except UnicodeEncodeError:
+        return False
 
 
 def when(ts_ms: int) -> str:

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from drover_proto import catalog
 from drover_proto.catalog import Metric
 from drover_proto.events import Incident, IncidentKind, Member, Wanted
+from drover_proto.reports import job_named
 from drover_proto.times import from_iso
 
 ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
@@ -171,7 +172,7 @@ def where(incident: Incident, racks: dict[str, str]) -> str:
 
 def job(name: str) -> str:
     """`job 812`; a name that says so itself stands alone: `job-1001`."""
-    return name if name.lower().startswith("job") else f"job {name}"
+    return job_named(name)
 
 
 def event(kind: str, code: str) -> str:

@@ -13,6 +13,11 @@ from drover_proto.events import AGAIN, CAME_BACK, Event, Incident
 from drover_proto.times import iso
 
 
+def job_named(name: str) -> str:
+    """`job 812`; a name that says so itself stands alone: `job-1001`."""
+    return name if name.lower().startswith("job") else f"job {name}"
+
+
 def incident_report(incident: Incident) -> dict[str, Any]:
     """The report of one incident; evidence entries leave out what they do not have."""
     return {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 
 import pytest
 
 from drover_cli import arguments
 from drover_cli.main import main
-from drover_cli.output import size_text, table_lines
+from drover_cli.output import plain, size_text, table_lines
 
 HEADERS = ["ID", "WHERE", "SUMMARY"]
 LONG = "XID 79 on GPU 0 of node r03n06: The GPU no longer answers on PCIe (fallen off the bus); only a reboot helps."
@@ -19,6 +20,12 @@ def test_without_a_terminal_every_line_is_whole() -> None:
     lines = table_lines(HEADERS, ROWS)
     assert lines[2].endswith(LONG)
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize(("encoding", "told"), [("utf-8", "87 °C, 0.1 °C/W"), ("ascii", "87 C, 0.1 C/W")])
+def test_degrees_are_shown_as_the_output_can(encoding: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert plain("87 degC, 0.1 °C/W") == told
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 100, 120, 200])

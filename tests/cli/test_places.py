@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from drover_cli import node_story
 from drover_cli.days import day, named
 from drover_cli.errors import CliError
 from drover_cli.main import main
@@ -218,7 +219,7 @@ def test_why_a_node_was_drained_last_tuesday(say: Say) -> None:
     assert "nothing was noted of it then" in say("explain", "n1", "--day", "today")[1]
     told = json.loads(say("explain", "n1", "--day", "2026-11-17", "--json")[1])
     assert [moment["text"] for moment in told["life"] if moment["source"] == "health"] == [
-        "n1 confirmed: it fell off", "n1 GPU 3 confirmed: it fell off", "n1 draining: it fell off",
+        "n1 and GPU 3 confirmed: it fell off", "n1 draining: it fell off",
     ]  # fmt: skip
     assert [m["source"] for m in told["life"] if m["source"] != "health"] == ["incident", "action"]
 
@@ -248,3 +249,10 @@ def test_a_node_that_stands_nowhere_has_no_place(
 ) -> None:
     tell(Story(pb.NodeRow(name="n1", rack=rack, leaf=leaf), (), (), ()), T0, T0 + DAY_MS, False)
     assert capsys.readouterr().out.splitlines()[1].startswith(head)
+
+
+def test_gpus_that_become_the_same_at_the_same_time_are_one_line() -> None:
+    seen = [pb.HealthMoment(ts_ms=1000, gpu=gpu, health="healthy") for gpu in range(3)]
+    seen += [pb.HealthMoment(ts_ms=2000, gpu=1, health="suspect", reason="slow", incident_id="i")]
+    lines = [(moment.text, incident) for moment, incident in node_story._health("n1", seen)]
+    assert lines == [("n1 GPUs 0, 1, 2 healthy", ""), ("n1 GPU 1 suspect: slow", "i")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted
-from drover_proto.reports import incident_report
+from drover_proto.reports import incident_report, job_named
 
 INCIDENT = Incident(
     id="i1",
@@ -46,3 +46,7 @@ def test_evidence_leaves_out_what_it_does_not_have() -> None:
         {"text": "clock low", "metric": "sm_clock_mhz", "value": 1000.0, "expected": 1400.0,
          "from": "2023-11-14T22:13:10.000Z"}
     ]  # fmt: skip
+
+
+def test_a_job_is_called_so_once() -> None:
+    assert [job_named(name) for name in ("812", "job-1001", "Job7")] == ["job 812", "job-1001", "Job7"]

@@ -17,7 +17,7 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
 from drover_proto.life import life
-from drover_proto.reports import incident_report
+from drover_proto.reports import incident_report, job_named
 from drover_proto.runbooks import page_of
 
 HELP = "why: of an incident its evidence, life and log lines; of a node what was found, decided and done"
@@ -79,7 +79,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     print(f"  since {when(incident.since_ms)}, reported {when(incident.opened_ms)}{closed}")
     print(
         f"  confidence {incident.confidence:.0%}, wants {incident.action}"
-        + (f", job {plain(incident.job)}" if incident.job else "")
+        + (f", {plain(job_named(incident.job))}" if incident.job else "")
     )
     if detail.silenced:
         print(f"  {plain(detail.silenced)}")
@@ -119,10 +119,14 @@ def _section(title: str, lines: list[str]) -> None:
 
 
 def _evidence(evidence: Evidence) -> str:
+    """Its sentence, and the figures that do not stand in it."""
     metric = BY_NAME.get(evidence.metric or "")
     if metric is None or evidence.value is None:
         return plain(evidence.text)
-    text = f"{plain(evidence.text)} [{metric.label} {describe(metric, evidence.value)}"
+    value, expected = describe(metric, evidence.value), None
     if evidence.expected is not None:
-        text += f", expected {describe(metric, evidence.expected)}"
-    return text + (f", {evidence.peers} peers]" if evidence.peers else "]")
+        expected = describe(metric, evidence.expected)
+    if value in evidence.text and (expected is None or expected in evidence.text):
+        return plain(evidence.text)
+    text = f"{evidence.text} [{metric.label} {value}" + (f", expected {expected}" if expected is not None else "")
+    return plain(text + (f", {evidence.peers} peers]" if evidence.peers else "]"))

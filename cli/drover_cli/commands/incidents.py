@@ -10,7 +10,7 @@ from drover_cli.arguments import count
 from drover_cli.output import duration, print_json, print_table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, Severity, from_json
-from drover_proto.reports import incident_report
+from drover_proto.reports import incident_report, job_named
 
 HELP = "incidents, the worst open ones first"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def where(incident: Incident) -> str:
     """`r01n03 GPU 5`, `r01n03`, `rack, 8 nodes`, `job 812`."""
     if incident.scope == "job" and incident.job:
-        return f"job {incident.job}"
+        return job_named(incident.job)
     if incident.scope in ("rack", "leaf", "job", "fleet"):
         return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
     return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"

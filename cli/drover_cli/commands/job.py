@@ -16,7 +16,7 @@ from drover_cli.output import duration, plain, print_json, print_table, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Incident, from_json
-from drover_proto.reports import incident_report
+from drover_proto.reports import incident_report, job_named
 
 HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
 SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first
@@ -92,7 +92,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         print_json({**told(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
         return 0
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
-    print(f"job {plain(row.job)}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
+    print(f"{plain(job_named(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
     print(f"  {plain(row.hurt) or 'no open incident names it'}")
     print(
         f"  waits for its slowest {_optional(row, 'waiting_share', '{:.0%}')} of the time;"
@@ -137,4 +137,4 @@ def _floats(packed: bytes) -> list[float]:
 
 
 def _value(metric: str, value: float) -> str:
-    return describe(BY_NAME[metric], value) if math.isfinite(value) else "absent"
+    return plain(describe(BY_NAME[metric], value)) if math.isfinite(value) else "absent"

@@ -14,6 +14,7 @@ from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
+from drover_proto.reports import job_named
 
 NAME = "straggler"
 
@@ -108,7 +109,7 @@ def _finding(
         if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
             metric = BY_NAME[name]
             told = (
-                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of job {job} "
+                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_named(str(job))} "
                 f"have {describe(metric, item.expected)}"
             )
             break

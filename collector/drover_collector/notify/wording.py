@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from drover_proto.fleet import NodeSpec
+from drover_proto.reports import job_named
 from drover_proto.times import from_iso
 
 Places = Mapping[str, NodeSpec]
@@ -250,7 +251,7 @@ def _where(scope: str, data: Mapping[str, Any], rack: str, nodes: int) -> str:
         node = str(data["node"])
         return _name(node, data.get("gpu")) if data.get("gpu") is not None else f"node {node}"
     if scope == "job" and data.get("job"):
-        return f"job {data['job']}"
+        return job_named(str(data["job"]))
     if scope == "rack" and rack:
         return f"rack {rack}"
     return f"{count} of one {scope}" if scope in ("rack", "leaf", "job") else count
