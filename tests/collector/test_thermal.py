@@ -44,6 +44,19 @@ def test_a_bad_heat_sink_is_told_with_its_resistance() -> None:
     assert "degC/W" in told[0].summary
 
 
+def test_the_headline_stays_where_one_reason_of_two_goes() -> None:
+    def change(number: int, gpu: Columns, _node: Columns) -> None:
+        if number >= 4:
+            heat(gpu, slice(21, 22), 1.6 if number < 10 else 1.0)
+            gpu["thermal_margin_c"][21] = -5.0
+
+    told = run(change, 16)
+    first = next(f.ts_ms for f in told if "cools badly" in f.summary)
+    later = [f for f in told if f.ts_ms >= first]
+    assert {f.confidence for f in later} == {0.95, 0.8}, "cooling and heat, then heat alone"
+    assert all("n02 cools badly: core" in f.summary for f in later)
+
+
 def test_under_a_light_load_one_gpu_is_told_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:
     def light(which: slice, over_c: float) -> Callable[[int, Columns, Columns], None]:
         def change(number: int, gpu: Columns, _node: Columns) -> None:

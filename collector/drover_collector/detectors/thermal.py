@@ -56,6 +56,8 @@ class State:
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     streak_bad: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
+    # GPU that cools badly -> (how much, last flagged): its headline stays where its load is too unsteady to see it.
+    told: dict[int, tuple[str, int]] = field(default_factory=dict)
     inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
     inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
@@ -153,6 +155,8 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     flagged = (s.streak_bad >= PERSIST) | (s.streak_slow >= PERSIST)
     for g in [g for g in s.since_ms if not flagged[g]]:
         del s.since_ms[g]
+    for g in [g for g, (_, last_ms) in s.told.items() if window.newest.end_ms - last_ms > QUIET_MS]:
+        del s.told[g]  # its incident is over
     known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
     facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
     for n in np.unique(index.gpu_node[flagged]).tolist():
@@ -238,12 +242,23 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
     return tuple(result)
 
 
+def _cools(s: State, g: int, poor: bool, facts: _Facts, evidence: Sequence[Evidence], end_ms: int) -> str:
+    """How badly a GPU cools: as it does now, else as was told last of the same incident; "" where that was never."""
+    text, _ = s.told.get(g, ("", 0))
+    if poor and evidence and (not text or not np.isnan(facts.resistance[g])):
+        text = evidence[0].text
+    if text:
+        s.told[g] = text, end_ms
+    return text
+
+
 def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, now_ms: int) -> Finding:
     node, gpu = window.index.member(g)
     evidence = _evidence(window, g, s.since_ms[g], facts)
     slow = s.streak_slow[g] >= PERSIST
     critical = bool(facts.margin[g] <= MARGIN_CRITICAL_C)
-    what = f"cools badly: {evidence[0].text}" if poor and evidence else "runs into its temperature limit"
+    cools = _cools(s, g, poor, facts, evidence, window.newest.end_ms)
+    what = f"cools badly: {cools}" if cools else "runs into its temperature limit"
     if poor and slow:
         what += f"; heat holds its clocks down for {_known(facts.held[g]):.0%} of the time"
     sure = poor and slow
