@@ -46,7 +46,7 @@ BEGUN = (
 # Of each picture on the page its place, as if no notice stood above it, its size, and the colours of its cells.
 PICTURES = """(() => {
   const above = document.querySelector(".st-key-above_fleet");
-  const moved = above ? above.offsetHeight - parseFloat(getComputedStyle(above).minHeight) : 0;
+  const moved = above ? above.getBoundingClientRect().height - parseFloat(getComputedStyle(above).minHeight) : 0;
   return [...document.querySelectorAll("*")].filter((e) => e.shadowRoot?.querySelector(".fleet")).map((e) => {
     const canvas = e.shadowRoot.querySelector("canvas"), box = canvas.getBoundingClientRect();
     const [brush, cells] = [canvas.getContext("2d"), window.__drover_fleet.cells()];
