@@ -4,9 +4,11 @@ It lies in a folder of its own: Streamlit takes a `pages/` beside its script for
 
 from __future__ import annotations
 
+import logging
+
 import streamlit as st
 
-from drover_dashboard import signin, view
+from drover_dashboard import signin, upgraded, view
 from drover_dashboard.components import ASSETS
 
 ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
@@ -17,7 +19,7 @@ who = signin.person()
 if who is None:
     signin.ask()
     st.stop()
-st.navigation(
+page = st.navigation(
     [
         st.Page(view.FLEET, title="Fleet", default=True),
         st.Page(view.INCIDENTS, title="Incidents"),
@@ -32,5 +34,13 @@ st.navigation(
         st.Page(view.SYSTEM, title="System"),
     ],
     position="top",
-).run()
+)
+if upgraded.replaced():
+    view.notice("upgraded", "trouble", upgraded.TEXT)
+    try:
+        page.run()
+    except Exception:  # a new page on old modules may fail in any way; the notice says what to do
+        logging.getLogger(__name__).exception("a page failed after the console's files were replaced")
+else:
+    page.run()
 signin.foot(who)
