@@ -22,6 +22,7 @@ from drover_collector.ingest_session import Session, Waiting
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_storing import Refuse, Storing
 from drover_collector.store import Store, StoreError
+from drover_collector.store.marks import SLACK_MS
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import Event, ProbeResult
 
@@ -151,16 +152,15 @@ class Writers:
 
         Little waits longer, but is stored before the next bucket is read: what came a second before that is in it.
         """
-        limits, part_s = self._limits, self._limits.flush_s / PARTS
         for part in range(1, PARTS * LITTLE_TIMES + 1):
             before = self._bytes
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(part_s):
+                async with asyncio.timeout(self._limits.flush_s / PARTS):
                     await self._full.wait()
             if self._full.is_set() or (self._bytes == before and self._stats.connected < FEW):
                 return
             reads_in_s = (self._store.lag_ms - self._now_ms()) % BUCKET_MS / 1000  # the detectors, the next bucket
-            if enough(part, self._bytes, reads_in_s, limits):
+            if enough(part, self._bytes, reads_in_s, self._store.shared, self._limits):
                 return
 
     def _next_insert(self) -> list[Waiting]:
@@ -237,9 +237,10 @@ class Writers:
             self.storing.well(POSITIONS)
 
 
-def enough(part: int, size: int, reads_in_s: float, limits: Limits) -> bool:
-    """Whether what waits is stored now, after so many parts of `flush_s`. One that were stored later than this could
-    miss the next read of a bucket, as the one that comes after it would not."""
+def enough(part: int, size: int, reads_in_s: float, shared: bool, limits: Limits) -> bool:
+    """Whether what waits is stored now, after so many parts of `flush_s`: much, or what a longer wait would keep from
+    the next read of a bucket. Of a `shared` store what comes just before a read counts as missed by it."""
     if part < PARTS:
         return False
-    return size >= LITTLE_BYTES or reads_in_s < limits.flush_s * (1 + 1 / PARTS)
+    ahead_s = limits.flush_s * (1 + 1 / PARTS) + (SLACK_MS / 1000 if shared else 0)
+    return size >= LITTLE_BYTES or reads_in_s < ahead_s

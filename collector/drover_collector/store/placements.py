@@ -144,7 +144,7 @@ class Placements:
         """Which entities were at each target, and when; whole GPUs only."""
         found: list[Stay] = []
         with self._lock:
-            places = {node: self._rows_at(node, scope) for node, _, _ in targets}
+            places = {node: self._rows_at(node, scope) for node in dict.fromkeys(node for node, _, _ in targets)}
             for number, (node, gpu, link) in enumerate(targets):
                 for row in places[node].get((gpu, link or ""), ()):
                     history = self._of_entity[row.entity_id]
