@@ -159,7 +159,9 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
             of = "the fleet" if group == "fleet" else f"{group} {name}"
             away = len(census.away - census.out)
             others = (
-                f"; {away} nodes of the fleet are dead or out by others" if away and node not in census.away else ""
+                f"; {away} {'nodes of the fleet are' if away > 1 else 'node of the fleet is'} dead or out by others"
+                if away and node not in census.away
+                else ""
             )
             return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be{others})"
     unwell = census.known - census.healthy
