@@ -12,8 +12,8 @@ GONE = 1006  # RFC 6455: closed without a word
 
 def mend() -> None:
     """Apply them all; more than once does no more."""
-    ForwardMsgQueue.clear = clear  # type: ignore[method-assign, assignment]  # the mend
-    WebSocket.receive_bytes = receive_bytes  # type: ignore[method-assign, assignment]  # the mend
+    ForwardMsgQueue.clear = clear  # type: ignore[method-assign, assignment]  # a method is replaced, on purpose
+    WebSocket.receive_bytes = receive_bytes  # type: ignore[method-assign, assignment]  # a method is replaced, on purpose
 
 
 def clear(
