@@ -54,7 +54,7 @@ from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.probing import Probing
 from drover_collector.role import Leadership, holder
-from drover_collector.store import Store, StoreError, check_url
+from drover_collector.store import KEEP_FREE_BYTES, Look, Store, StoreError, look
 from drover_collector.tls import ServerTls, server_tls
 from drover_proto import logs, x509
 from drover_proto.events import Severity
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, help_ in (
         ("run", "run until SIGTERM or Ctrl-C"),
-        ("check", "validate settings, fleet and policy; opens nothing"),
+        ("check", "validate settings, fleet, policy and the store's folder; opens nothing"),
         ("config", "print a commented sample of the settings"),
         ("notify-test", "send a test message to receivers, and say whether they took it"),
     ):
@@ -146,15 +146,38 @@ def _check_places(path: Path | None, config: CollectorConfig, spec: FleetSpec) -
 def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:
     """
     Raises:
-        SettingsError: certificates or receivers that cannot be used. StoreError: a store.url that is none.
+        SettingsError: certificates, receivers or room that cannot be used. StoreError: a store.url that is none, or
+            whose folder cannot be one.
     """
     told = ", ".join(f"{n.name} ({n.kind})" for n in notifiers(config.notify, config.webhooks, spec)) or "nobody"
-    check_url(config.store.url, config.store.cluster)
+    met = look(config.store.url, config.store.cluster)
+    check_disk(config.store, None if met is None else met.disk)
     tls = server_tls(config.tls)
     until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
-    about = f"{len(spec.nodes)} nodes, {spec.gpu_count} GPUs, {policy.name}{until}; tells {told}"
-    print(f"{path or 'defaults'}: good; {about}")
+    nodes, gpus = (
+        f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in ((len(spec.nodes), "node"), (spec.gpu_count, "GPU"))
+    )
+    print(f"{path or 'defaults'}: good; {nodes}, {gpus}, {policy.name}{until}; tells {told}")
+    for remark in _remarks(met):
+        print(f"but {remark}")
     return 2 if tls is not None and tls.own.ended(time.time()) else 0
+
+
+def _several(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _remarks(met: Look | None) -> list[str]:
+    """What of the store is no fault of the settings, and would still keep a collector from running or storing now."""
+    if met is None:
+        return ["whether the ClickHouse server of store.url answers shows at the start"]
+    remarks = []
+    if met.holder:
+        remarks.append(f"the store is open in process {met.holder}: another collector starts when that has stopped")
+    if met.disk[0] < KEEP_FREE_BYTES:
+        free, least = met.disk[0] >> 20, KEEP_FREE_BYTES >> 20
+        remarks.append(f"only {free} MB are free on the store's disk, and below {least} nothing is stored: make room")
+    return remarks
 
 
 def _unstored(url: str) -> Path | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -136,6 +140,56 @@ def test_more_to_keep_free_than_the_disk_has(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "store.keep_free_bytes: 1000000000000000000 is more than the store's disk has" in done.stderr
+
+
+def test_check_tells_what_run_would_say_of_the_stores_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    for url, says in (
+        (f"chdb://{tmp_path}/fleet.toml", "fleet.toml is no folder"),
+        (f"chdb://{tmp_path}/fleet.toml/store", "fleet.toml is no folder"),
+    ):
+        write(tmp_path)
+        path.write_text(path.read_text().replace(f"chdb://{tmp_path}/store", url))
+        assert main(["check", "--config", str(path)]) == 2
+        assert f"{says}; give a folder that this user may write, in store.url" in said(capsys)
+    write(tmp_path)
+    (tmp_path / "store.restoring").mkdir()
+    assert main(["check", "--config", str(path)]) == 2
+    assert "a restore of it is under way or was stopped" in said(capsys)
+    (tmp_path / "store.restoring").rmdir()
+    path.write_text(path.read_text().replace("[store]", "[store]\nkeep_free_bytes = 1000000000000000000"))
+    assert main(["check", "--config", str(path)]) == 2
+    assert "is more than the store's disk has" in said(capsys)
+    write(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root, as which tests may run, may write anywhere
+    assert main(["check", "--config", str(path)]) == 2
+    assert f"{tmp_path}/store: this user may not write in {tmp_path}; give a folder" in said(capsys)
+    assert not (tmp_path / "store").exists(), "nothing was made"
+
+
+def test_check_beside_a_running_collector_says_who_has_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path)
+    (tmp_path / "store").mkdir()
+    with (tmp_path / "store" / "drover.lock").open("w+") as lock:
+        lock.write("4242")
+        lock.flush()
+        assert main(["check", "--config", str(path)]) == 0
+        assert "but" not in capsys.readouterr().out, "left by one that has ended"
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["check", "--config", str(path)]) == 0, "settings are tried before a restart"
+        assert "but the store is open in process 4242" in capsys.readouterr().out
+
+
+def test_check_says_that_the_stores_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 20, total=1 << 40))
+    assert main(["check", "--config", str(write(tmp_path))]) == 0
+    assert "but only 3 MB are free on the store's disk" in capsys.readouterr().out
 
 
 def test_missing_files_are_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

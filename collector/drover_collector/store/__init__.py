@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from drover_collector.store import definitions, engine, migrations, schema
+from drover_collector.store import definitions, embedded, engine, migrations, schema
 from drover_collector.store.audit import Audits
 from drover_collector.store.backup import Backup, restore
 from drover_collector.store.cluster import KEY
+from drover_collector.store.embedded import Look
 from drover_collector.store.engine import KEEP_FREE_BYTES
 from drover_collector.store.errors import StoreError
 from drover_collector.store.export import Export
@@ -36,6 +37,7 @@ __all__ = [
     "FileLease",
     "JobSpan",
     "Lease",
+    "Look",
     "OpenOrder",
     "OutboxRow",
     "Part",
@@ -46,22 +48,24 @@ __all__ = [
     "TableSize",
     "Totals",
     "WorkloadRow",
-    "check_url",
     "days_left",
     "entity_id",
     "keep_free",
+    "look",
     "restore",
     "shown",
     "sizes_of",
 ]
 
 
-def check_url(url: str, cluster: str = "") -> None:
-    """
+def look(url: str, cluster: str = "") -> Look | None:
+    """What opening it would meet, as far as that shows without opening; None: a server, which is not asked.
+
     Raises:
-        StoreError: a url that is none, or that does not go with a cluster. One line; no store is looked for.
+        StoreError: a url that is none or does not go with a cluster, a folder that cannot be a store. One line.
     """
-    engine.address(url, cluster=cluster)
+    at = engine.address(url, cluster=cluster)
+    return embedded.look(at[0]) if isinstance(at, tuple) else None
 
 
 class Store(

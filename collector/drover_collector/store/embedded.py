@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from xml.sax.saxutils import escape
 
 from drover_collector.store.errors import StoreError
+
+LOCK = "drover.lock"
+_WRITABLE = "give a folder that this user may write, in store.url"
 
 
 class _Lock:
@@ -57,6 +62,51 @@ def release(path: Path, database: str) -> None:
             del _held[path]
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What opening a store would meet: the process that has it open, or "", and free and total bytes of its disk."""
+
+    holder: str
+    disk: tuple[int, int]
+
+
+def look(path: Path) -> Look:
+    """Makes nothing, and holds nothing.
+
+    Raises:
+        StoreError: a folder that this user cannot open as a store, as `make` and `lock_file` say it.
+    """
+    _half_restored(path)
+    there = next(each for each in (path, *path.parents) if each.exists())
+    lock = path / LOCK
+    if not there.is_dir():
+        raise StoreError(f"{path}: {there} is no folder; {_WRITABLE}")
+    if not os.access(there, os.W_OK | os.X_OK) or (lock.exists() and not os.access(lock, os.R_OK | os.W_OK)):
+        raise StoreError(f"{path}: this user may not write in {there}; {_WRITABLE}")
+    usage = shutil.disk_usage(there)
+    return Look(_holder(lock), (usage.free, usage.total))
+
+
+def _holder(lock: Path) -> str:
+    try:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # for a moment: who starts waits longer
+            except OSError:
+                return file.read().strip() or "unknown"
+    except FileNotFoundError:
+        pass
+    return ""
+
+
+def _half_restored(path: Path) -> None:
+    half = restoring(path)
+    if half.exists() and not (path.exists() and any(path.iterdir())):
+        raise StoreError(
+            f"{path}: a restore of it is under way or was stopped; let it end or run it again, or remove {half}"
+        )
+
+
 def make(path: Path) -> None:
     """The folder; of one that root makes the owner is that of the folder above, as which the collector may run.
 
@@ -64,11 +114,7 @@ def make(path: Path) -> None:
         OSError
         StoreError: what should be there is being restored.
     """
-    half = restoring(path)
-    if half.exists() and not (path.exists() and any(path.iterdir())):
-        raise StoreError(
-            f"{path}: a restore of it is under way or was stopped; let it end or run it again, or remove {half}"
-        )
+    _half_restored(path)
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -104,11 +150,11 @@ def _own(path: Path, owner: os.stat_result) -> None:
 
 
 def lock_file(path: Path, wait_s: float) -> IO[str]:
-    name = path / "drover.lock"
+    name = path / LOCK
     try:
         file = name.open("a+")
     except OSError as error:
-        raise StoreError(f"{name}: {error.strerror}; give a folder that this user may write, in store.url") from None
+        raise StoreError(f"{name}: {error.strerror}; {_WRITABLE}") from None
     deadline = time.monotonic() + wait_s
     while True:
         try:
