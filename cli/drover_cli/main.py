@@ -7,11 +7,12 @@ Exit codes: 0 done; 1 done, and the answer is no (the demo missed a fault); 2 ba
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 
-from drover_cli.commands import commands
+from drover_cli.commands import NAMES, commands
 from drover_cli.errors import CliError
 
 
@@ -26,8 +27,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
+        _known(given)
+        args = build_parser().parse_args(given)
         return int(args.run(args))
     except CliError as error:
         print(f"drover: {error}", file=sys.stderr)
@@ -38,6 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has left: not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _known(given: Sequence[str]) -> None:
+    """
+    Raises:
+        CliError: no command, or one that there is not; argparse would print all their names as one line.
+    """
+    if not given:
+        raise CliError("give a command: `drover --help` lists them; `drover status` says how the fleet is")
+    if given[0] not in NAMES and not given[0].startswith("-"):
+        near = difflib.get_close_matches(given[0], NAMES, 1)
+        meant = f"did you mean `drover {near[0]}`?" if near else "`drover --help` lists all"
+        raise CliError(f"no command {given[0]!r}; {meant}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import grpc
 
 from drover_cli import client
 from drover_cli.days import named
-from drover_cli.output import plain, print_json, when
+from drover_cli.output import plain, print_json, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Audit, Incident, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
@@ -100,15 +100,15 @@ def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
         return 0
     place = ", ".join(f"{name} {value}" for name, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
     head = f"{plain(place)}; " if place else ""
-    print(f"{plain(row.name)}: {row.health or 'unknown'}{f', {plain(row.reason)}' if row.reason else ''}")
-    print(f"  {head}jobs: {plain(', '.join(row.jobs)) or 'none'}; heard {when(row.last_seen_ms)}")
+    say(f"{row.name}: {row.health or 'unknown'}{f', {row.reason}' if row.reason else ''}", 2)
+    say(f"  {head}jobs: {', '.join(row.jobs) or 'none'}; heard {when(row.last_seen_ms)}", 2)
     for duty in story.duties:
         stage = "in service" if duty.stage == "healthy" else f"out of service, {duty.stage}"
-        print(f"  {stage} since {when(duty.ts_ms)}: {plain(duty.reason)}")
+        say(f"  {stage} since {when(duty.ts_ms)}: {duty.reason}", 2)
     span = named(from_ms) if to_ms - from_ms == DAY_MS else f"{when(from_ms)} to {when(to_ms)}"
     print(f"\n{span}")
     for moment, _ in story.moments:
-        print(f"  {when(moment.ts_ms)}  {moment.source:<8}  {plain(moment.text)}")
+        say(f"  {when(moment.ts_ms)}  {moment.source:<8}  {moment.text}", 6)
     if not story.moments:
         print("  nothing was noted of it then; --day or --since says which time is looked at")
     for line in _open_then(story.incidents):
@@ -119,7 +119,7 @@ def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
 def _open_then(incidents: Iterable[Incident]) -> list[str]:
     ids = [incident.id for incident in incidents]
     which = "its incident" if len(ids) == 1 else f"the newest of its {len(ids)} incidents"
-    return [f"drover explain {ids[0]} tells all of {which} of that time"] if ids else []
+    return [f"all about {which} then: drover explain {ids[0]}"] if ids else []
 
 
 def _json(story: Story) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,19 +21,37 @@ def print_json(value: Any) -> None:
 
 
 ELLIPSIS = "…"
+_FRACTION = re.compile(r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z")
 LEAST_BESIDE = 60  # columns; a sentence that would get fewer stands below its line
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: frozenset[int] = frozenset()) -> None:
     """A plain table on stdout; columns in `right` are right-aligned. Control characters are made harmless.
 
-    On a terminal it keeps to the width: a last column that does not fit is cut, or stands below its line where hardly
-    anything of it would be left. Elsewhere (a pipe, a file) every line is whole.
+    On a terminal it keeps to the width: a last column that does not fit is wrapped, or stands below its line where
+    hardly anything of it would be left, after other columns that have no room. Elsewhere (a pipe, a file) a row is a
+    line.
     """
-    if sys.stdout.isatty():
-        print("\n".join(table_lines(headers, rows, right, shutil.get_terminal_size().columns)))
-    else:
-        print("\n".join(table_lines(headers, rows, right)))
+    print("\n".join(table_lines(headers, rows, right, _columns())))
+
+
+def _columns() -> int | None:
+    """Of the terminal; None: stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def say(text: str, hang: int = 0) -> None:
+    """A line, control characters made harmless; on a terminal wrapped between words, `hang` columns in."""
+    columns = _columns()
+    print("\n".join([plain(text)] if columns is None else _wrapped(plain(text), columns, hang)))
+
+
+def _wrapped(text: str, columns: int, hang: int = 0) -> list[str]:
+    inner = text.lstrip(" ")
+    first = " " * (len(text) - len(inner))
+    return textwrap.wrap(
+        inner, columns, initial_indent=first, subsequent_indent=" " * hang, break_on_hyphens=False
+    ) or [""]  # fmt: skip
 
 
 def table_lines(
@@ -41,31 +60,37 @@ def table_lines(
     right: frozenset[int] = frozenset(),
     columns: int | None = None,
 ) -> list[str]:
-    """The lines of a table, cut to `columns` where that is given."""
+    """The lines of a table, none longer than `columns` where that is given."""
     cells = [[plain(str(cell)) for cell in row] for row in rows]
     widths = [max([len(h), *(len(row[i]) for row in cells)]) for i, h in enumerate(headers)]
 
     def line(row: Sequence[str]) -> str:
-        parts = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        parts = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=False))]
         return "  ".join(parts).rstrip()
 
-    def drawn() -> list[str]:
-        return [line(list(headers)), "  ".join("-" * w for w in widths), *(line(row) for row in cells)]
+    def until(column: int) -> int:
+        """Columns that those before it take, and the gap."""
+        return sum(widths[:column]) + 2 * column
 
-    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    if columns is None or before + widths[-1] <= columns:
-        return drawn()
-    if columns - before >= LEAST_BESIDE:
-        widths[-1] = columns - before
+    last = len(headers) - 1
+    if columns is None or until(last) + widths[last] <= columns:
+        return [line(headers), line(["-" * w for w in widths]), *map(line, cells)]
+    beside = columns - until(last)
+    if beside >= LEAST_BESIDE:
+        widths[last] = beside
+        lines = [line(headers), line(["-" * w for w in widths])]
         for row in cells:
-            row[-1] = cut(row[-1], widths[-1])
-        return drawn()
-    told = [row.pop() for row in cells]
-    headers = headers[:-1]
-    widths.pop()
-    lines = [cut(text, columns) for text in drawn()]
-    below = [[f"  {cut(text, columns - 2)}"] if text not in ("", "-") else [] for text in told]
-    return lines[:2] + [text for at, first in enumerate(lines[2:]) for text in (first, *below[at])]
+            first, *more = _wrapped(row[last], beside)
+            lines += [line([*row[:last], first]), *(" " * until(last) + text for text in more)]
+        return lines
+    kept = next(n for n in range(last, 0, -1) if n == 1 or until(n) - 2 <= columns)
+    lines = [cut(line(headers[:kept]), columns), cut(line(["-" * w for w in widths[:kept]]), columns)]
+    for row in cells:
+        lines.append(cut(line(row[:kept]), columns))
+        named = [*(f"{h.lower()} " for h in headers[kept:last]), ""]
+        told = [name + text for name, text in zip(named, row[kept:], strict=True) if text not in ("", "-")]
+        lines += _wrapped("  " + "; ".join(told), columns, 2) if told else []
+    return lines
 
 
 def cut(text: str, columns: int) -> str:
@@ -76,9 +101,9 @@ def cut(text: str, columns: int) -> str:
 def plain(text: str) -> str:
     """Text from the fleet with control characters replaced: a kernel line must not steer the operator's terminal.
 
-    Degrees are `°C` where the output can show that, else `C`.
+    Degrees are `°C` where the output can show that, else `C`; times have no fractions of a second.
     """
-    told = "".join(c if c.isprintable() else " " for c in text)
+    told = _FRACTION.sub(r"\1Z", "".join(c if c.isprintable() else " " for c in text))
     return told.replace("degC", "°C") if _shows_degrees(sys.stdout.encoding) else re.sub("degC|°C", "C", told)
 
 

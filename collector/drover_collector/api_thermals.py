@@ -73,7 +73,9 @@ def get_thermals(facts: Facts, request: pb.ThermalsRequest) -> pb.Thermals:
     if request.rack:
         wanted = "" if request.rack == NO_RACK else request.rack
         if wanted not in standing:
-            raise not_found(f"no rack {request.rack!r} in the fleet file; the Thermals page lists them")
+            raise not_found(
+                f"no rack {request.rack!r} in the fleet file; `drover thermals` and the Thermals page list them"
+            )
         reply.nodes.extend(_node(facts, n, heat, of_node) for n in standing[wanted])
     hot = _hot(facts, heat, incidents)
     reply.hot_total = len(hot)

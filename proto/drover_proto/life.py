@@ -47,10 +47,17 @@ def life(detail: pb.IncidentDetail) -> list[Moment]:
 def _decisions(decisions: Iterable[Decision]) -> list[Moment]:
     return [
         Moment(
-            d.ts_ms, "policy", _with(f"{d.wanted} {d.node}: {d.outcome.replace('_', ' ')}", f"{d.reason} [{d.rule}]")
+            d.ts_ms,
+            "policy",
+            _with(f"{_asked(d)}: {d.outcome.replace('_', ' ')}", f"{d.reason} [{d.rule}]"),
         )
         for d in decisions
     ]
+
+
+def _asked(decision: Decision) -> str:
+    """Of a mass event no node is named: a person is asked whether Drover goes on."""
+    return f"{decision.wanted} {decision.node}" if decision.node else "go on with a mass event"
 
 
 def _with(said: str, more: str) -> str:

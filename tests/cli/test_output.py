@@ -9,7 +9,7 @@ import pytest
 
 from drover_cli import arguments
 from drover_cli.main import main
-from drover_cli.output import plain, size_text, table_lines
+from drover_cli.output import plain, say, size_text, table_lines
 
 HEADERS = ["ID", "WHERE", "SUMMARY"]
 LONG = "XID 79 on GPU 0 of node r03n06: The GPU no longer answers on PCIe (fallen off the bus); only a reboot helps."
@@ -35,18 +35,50 @@ def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
     assert all(row[0][: columns - 1] in "".join(lines) for row in ROWS)
 
 
-def test_a_wide_terminal_cuts_the_sentence_beside_its_line() -> None:
+def test_a_wide_terminal_wraps_the_sentence_beside_its_line() -> None:
     lines = table_lines(HEADERS, ROWS, columns=110)
     assert lines[2].startswith("0a8a04aa2140c293  r03n06 GPU 0  XID 79 on GPU 0")
-    assert lines[2].endswith("…")
+    assert lines[3].startswith(" " * 32)
+    assert " ".join(" ".join(lines[2:4]).split()).endswith(LONG), "all of it"
 
 
 def test_a_narrow_terminal_has_the_sentence_below_its_line_and_none_for_an_empty_one() -> None:
     lines = table_lines(HEADERS, ROWS, columns=80)
     assert lines[0] == "ID                WHERE"
     assert lines[3].startswith("  XID 79 on GPU 0 of node r03n06: The GPU no longer answers")
-    assert lines[4] == "154cf210a9377f60  r04n03"
-    assert len(lines) == 5
+    assert " ".join(" ".join(lines[3:5]).split()) == LONG, "all of it"
+    assert lines[5] == "154cf210a9377f60  r04n03"
+    assert len(lines) == 6
+
+
+def test_what_has_no_room_stands_below_with_its_name() -> None:
+    headers = ["ID", "KIND", "WHERE", "FOR", "WANTS", "SUMMARY"]
+    rows = [
+        ["9d3f75fc1058c3a9", "memory", "r02n03 GPU 2", "3 min", "drain", LONG],
+        ["x", "link", "r1", "9 s", "-", "-"],
+    ]
+    lines = table_lines(headers, rows, columns=42)
+    assert lines[0] == "ID                KIND    WHERE"
+    assert lines[3].startswith("  for 3 min; wants drain; XID 79 on GPU 0")
+    assert lines[-1] == "  for 9 s"
+
+
+def test_a_sentence_is_wrapped_between_words_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    say(f"  do: {LONG}", 6)
+    assert capsys.readouterr().out == f"  do: {LONG}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    say("  do: Drain the node at once, job-5001 too, and reset it.", 6)
+    assert capsys.readouterr().out.splitlines() == [
+        "  do: Drain the node at once, job-5001",
+        "      too, and reset it.",
+    ]
+
+
+def test_times_in_sentences_have_no_fractions() -> None:
+    assert plain("Out since 2026-11-22T23:32:09.807Z, by kim") == "Out since 2026-11-22T23:32:09Z, by kim"
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (12_400_000, "12.4 MB"), (3.1e9, "3.1 GB")])
@@ -87,6 +119,9 @@ def test_nothing_listens_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["replay", "CASE", "--policy", "bogus"], "policy 'bogus': no such preset or file; give nvidia, strict,"),
         (["export", "CASE", "--since", "1m", "--until", "2m"], "--since 1m is not before --until 2m"),
         (["simulate", "--out", "CASE", "--hours", "0"], "--hours must be more than 0"),
+        (["incident"], "no command 'incident'; did you mean `drover incidents`?"),
+        (["frobnicate"], "no command 'frobnicate'; `drover --help` lists all"),
+        ([], "give a command: `drover --help` lists them"),
     ],
 )
 def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:

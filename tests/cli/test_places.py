@@ -138,7 +138,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def say(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
-    for command in ("explain", "capacity", "fabric"):  # not time.time itself: gRPC's deadlines are made of it
+    for command in ("explain", "capacity"):  # not time.time itself: gRPC's deadlines are made of it
         monkeypatch.setattr(f"drover_cli.commands.{command}.time", SimpleNamespace(time=lambda: T0 / 1000))
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -170,7 +170,7 @@ def test_ports_of_a_leaf_or_of_a_node(say: Say, place: str) -> None:
 
 def test_no_such_place_is_2(say: Say) -> None:
     code, _, err = say("fabric", "nowhere")
-    assert (code, err) == (2, "drover: no such node\n")
+    assert (code, err) == (2, "drover: no leaf and no node 'nowhere'; `drover fabric` and `drover nodes` list them\n")
 
 
 def test_the_rack_that_an_incident_names_is_first_and_the_unknown_one_last(say: Say) -> None:
@@ -197,7 +197,7 @@ def test_what_faults_cost(say: Say) -> None:
     code, out, _ = say("capacity")
     assert code == 0
     assert out.startswith("faults took 250.0 GPU-hours, at least 600 EUR, from 2026-11-15T04:00:00Z to")
-    assert "of 1 more incident it cannot be told" in out
+    assert "what 1 more incident took is not known" in out
     assert "what is not held is unknown" in out
 
 
@@ -226,7 +226,8 @@ def test_why_a_node_was_drained_last_tuesday(say: Say) -> None:
 
 def test_neither_incident_nor_node_is_2(say: Say) -> None:
     code, _, err = say("explain", "n9")
-    assert (code, err) == (2, "drover: 'n9' is no incident id\n")
+    lists = "`drover incidents --state all` and `drover nodes` list them"
+    assert (code, err) == (2, f"drover: no incident and no node 'n9'; {lists}\n")
 
 
 def test_days_as_people_name_them() -> None:

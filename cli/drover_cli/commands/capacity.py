@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.commands.export import moment
-from drover_cli.output import plain, print_json, print_table, when
+from drover_cli.output import plain, print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 
 HELP = "what faults cost, by cause; of each pool what is held, idle, free and out of service"
@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
         print_json(found | {"from_ms": reply.from_ms, "to_ms": reply.to_ms, "judged_ms": reply.judged_ms})
         return 0
     lost, waited = sum(row.lost for row in reply.lost), sum(row.waited for row in reply.lost)
-    print(
+    say(
         f"faults took {lost + waited:,.1f} GPU-hours{_money(reply)} from {when(reply.from_ms)} to {when(reply.to_ms)}:"
         f" {lost:,.1f} lost, {waited:,.1f} waited"
     )
     if reply.untold:
-        print(f"of {reply.untold} more incident{'' if reply.untold == 1 else 's'} it cannot be told")
+        print(f"what {reply.untold} more incident{'' if reply.untold == 1 else 's'} took is not known")
     if reply.lost:
         print_table(
             ["WHAT", "INCIDENTS", "LOST", "WAITED", "COST", "DEAREST"],
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     for holder in reply.idle:
         print(f"idle: {holder.idle} of {holder.gpus} GPUs of {plain(holder.job)} since {when(holder.since_ms)}")
     if not reply.judged_ms:
-        print("nothing was judged in the last minute: what is not held is unknown, and so is what lies idle")
+        say("nothing was judged in the last minute: what is not held is unknown, and so is what lies idle")
     return 0
 
 

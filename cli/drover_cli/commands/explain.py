@@ -12,7 +12,8 @@ from drover_cli import client, node_story
 from drover_cli.commands.export import moment
 from drover_cli.commands.incidents import where
 from drover_cli.days import day
-from drover_cli.output import plain, print_json, when
+from drover_cli.errors import CliError
+from drover_cli.output import plain, print_json, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
@@ -44,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
             try:
                 story = node_story.of_node(stub, args.id, from_ms, to_ms)
             except grpc.RpcError as other:
-                raise (error if node_story.is_unknown(other) else other) from None
+                if not node_story.is_unknown(other):
+                    raise
+                lists = "`drover incidents --state all` and `drover nodes` list them"
+                raise CliError(f"no incident and no node {args.id!r}; {lists}") from None
             return node_story.told(story, from_ms, to_ms, args.json)
     return _incident(detail, args)
 
@@ -72,8 +76,8 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         )
         return 0
     print(f"{incident.id}: {incident.severity} {incident.kind}, {incident.cause}, {plain(where(incident))}")
-    print(f"  {plain(incident.summary)}")
-    print(f"  do: {plain(incident.advice)}")
+    say(f"  {incident.summary}", 2)
+    say(f"  do: {incident.advice}", 6)
     print(f"  run book: drover runbook {incident.kind}")
     closed = f", closed {when(incident.closed_ms)}" if incident.closed_ms else ", still open"
     print(f"  since {when(incident.since_ms)}, reported {when(incident.opened_ms)}{closed}")
@@ -82,7 +86,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         + (f", {plain(job_named(incident.job))}" if incident.job else "")
     )
     if detail.silenced:
-        print(f"  {plain(detail.silenced)}")
+        say(f"  {detail.silenced}", 2)
     _section("evidence", [_evidence(e) for e in incident.evidence])
     _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in life(detail)])
     waiting = _waiting([from_json(Decision, text) for text in detail.decisions_json])
@@ -115,7 +119,7 @@ def _section(title: str, lines: list[str]) -> None:
     if lines:
         print(f"\n{title}")
         for line in lines:
-            print(f"  {line}")
+            say(f"  {line}", 6)
 
 
 def _evidence(evidence: Evidence) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import grpc
@@ -11,8 +10,9 @@ from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.arguments import count
+from drover_cli.errors import CliError
 from drover_cli.node_story import is_unknown
-from drover_cli.output import ago, plain, print_json, print_table
+from drover_cli.output import print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
         if reply.leafs_total > len(leafs):
             print(f"{len(leafs)} of {reply.leafs_total} leafs shown; --limit shows more")
     if reply.counted_from_ms:
-        print(f"errors and downs counted since {ago(reply.counted_from_ms, round(time.time() * 1000))}")
+        print(f"errors and downs are of the time since {when(reply.counted_from_ms)}")
     for line in reply.absent:
-        print(f"not known: {plain(line)}")
+        say(f"not known: {line}", 2)
     return 0
 
 
@@ -88,12 +88,17 @@ def _asked(stub: FleetStub, place: str, limit: int) -> pb.Fabric:
     except grpc.RpcError as error:
         if not is_unknown(error):
             raise
-    return stub.GetFabric(pb.FabricRequest(node=place), timeout=client.DEADLINE_S)
+    try:
+        return stub.GetFabric(pb.FabricRequest(node=place), timeout=client.DEADLINE_S)
+    except grpc.RpcError as error:
+        if not is_unknown(error):
+            raise
+        raise CliError(f"no leaf and no node {place!r}; `drover fabric` and `drover nodes` list them") from None
 
 
 def _say(leafs: list[pb.LeafRow]) -> None:
     for row in leafs:
-        print(f"{plain(row.name)}: {plain(row.verdict) or 'no trouble'}")
+        say(f"{row.name}: {row.verdict or 'no trouble'}", 2)
 
 
 def _is(row: pb.LeafRow) -> str:

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import duration, plain, print_json, print_table, when
+from drover_cli.output import duration, plain, print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Incident, from_json
@@ -93,11 +93,12 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         return 0
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_named(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
-    print(f"  {plain(row.hurt) or 'no open incident names it'}")
-    print(
-        f"  waits for its slowest {_optional(row, 'waiting_share', '{:.0%}')} of the time;"
+    say(f"  {row.hurt or 'no open incident names it'}", 2)
+    say(
+        f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"
         f" GPU-hours waited {_optional(row, 'gpu_hours_waited', '{:,.1f}')}, lost"
-        f" {_optional(row, 'gpu_hours_lost', '{:,.1f}')} (7 days)"
+        f" {_optional(row, 'gpu_hours_lost', '{:,.1f}')} (7 days)",
+        2,
     )
     for work in detail.workloads:
         step, mfu = _optional(work, "step_time_s", "{:.2f} s"), _optional(work, "mfu_ratio", "{:.0%}")
@@ -107,7 +108,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     for incident in incidents:
         state = "closed" if incident.closed_ms else "open"
         lasted = duration(((incident.closed_ms or now_ms) - incident.since_ms) / 1000)
-        print(f"  {incident.id} {incident.severity}, {state}, {lasted}: {plain(incident.summary)}")
+        say(f"  {incident.id} {incident.severity}, {state}, {lasted}: {incident.summary}", 4)
     shown = [name for name in METRICS if name in values]
     order = sorted(range(len(places)), key=lambda at: not detail.gpus[at].incident)[:SHOWN]
     if order:
@@ -123,9 +124,9 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         )  # fmt: skip
         medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
         usual = ", ".join(f"{BY_NAME[name].label} {_value(name, medians[name])}" for name in shown if name in medians)
-        print(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
+        say(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
     for text in detail.absent:
-        print(f"not known: {plain(text)}")
+        say(f"not known: {text}", 2)
     return 0
 
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             print_json({**found, "last_seen_ms": row.last_seen_ms})
         return 0
     if not reply.nodes:
-        print("no such node; `drover nodes` without a filter lists all")
+        print("no node fits; `drover nodes` without a filter lists all")
         return 0
     now = round(time.time() * 1000)
     print_table(

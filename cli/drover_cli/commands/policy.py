@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
-from drover_cli.output import plain, print_json, print_table, when
+from drover_cli.output import plain, print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _if_enforced(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"said": said, "decisions": [dataclasses.asdict(decision) for decision in about]})
         return 0
-    print(said)
+    say(said)
     if about:
         show(about)
     return 0

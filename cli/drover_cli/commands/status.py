@@ -9,10 +9,11 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
-from drover_cli.output import ago, duration, plain, print_json, size_text
+from drover_cli.output import ago, duration, plain, print_json, say, size_text
 from drover_proto import fleet_pb2 as pb
 
 ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
+INDENT = 16
 SHOWN_TABLES = 5  # the largest; all of them would scroll what matters off the screen
 ROLES = {
     "active": "active: detects and tells",
@@ -37,12 +38,13 @@ def run(args: argparse.Namespace) -> int:
     health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
     incidents = ", ".join(f"{n} {name}" for name, n in status.open_incidents_by_severity.items() if n) or "none"
     mode = "observe (decides and tells, touches nothing)" if status.mode == "observe" else status.mode
+    waiting = f"{status.pending} decision{'s' * (status.pending != 1)}"
     lines = {
         "fleet": plain(status.fleet or "unnamed"),
         "nodes": f"{status.nodes_reporting} of {status.nodes_expected} reporting",
         "GPUs": f"{status.gpus_expected}: {health}",
         "open incidents": incidents,
-        **({"wait for you": f"{status.pending} decisions: drover decisions"} if status.pending else {}),
+        **({"wait for you": f"{waiting}: drover decisions"} if status.pending else {}),
         "lost": f"{status.gpu_hours_lost:.1f} GPU-hours to faults, {status.gpu_hours_waited:.1f} waited (24 h)",
         "newest sample": ago(status.newest_sample_ms, now),
         "last detection": _detection(status, now),
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         "role": ROLES.get(status.role, plain(status.role) or "not told"),
     }
     for name, text in lines.items():
-        print(f"{name:<15} {text}")
+        say(f"{name:<15} {text}", INDENT)
     for table in status.tables[:SHOWN_TABLES]:
         over = f" over {duration((table.newest_ms - table.oldest_ms) / 1000)}" if table.oldest_ms else ""
         print(f"  {table.name:<20} {size_text(table.bytes):>10}, {table.rows:,} rows{over}")
@@ -62,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
     if rest:
         print(f"  {len(rest)} smaller tables {size_text(sum(table.bytes for table in rest)):>13}; --json has each")
     for node in status.unknown_nodes:
-        print(f"unknown node    {plain(node)} reports but is not in fleet.toml: add it there or stop its agent")
+        say(f"unknown node    {node} reports but is not in fleet.toml: add it there or stop its agent", INDENT)
     for trouble in status.troubles:
-        print(f"trouble         {plain(trouble)}")
+        say(f"trouble         {trouble}", INDENT)
     return 0
 
 

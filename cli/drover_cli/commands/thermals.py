@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import plain, print_json, print_table
+from drover_cli.output import print_json, print_table, say
 from drover_proto import fleet_pb2 as pb
 
 HELP = "racks, the hottest first, and the GPUs that heat holds down; of a rack its nodes"
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for rack in racks:
         if rack.summary and (not args.rack or rack.name == args.rack):
-            print(f"{plain(rack.name)}: {plain(rack.summary)}")
+            say(f"{rack.name}: {rack.summary}", 2)
     _racks(shown)
     if len(shown) < len(racks) and not args.rack:
         print(f"{len(shown)} of {len(racks)} racks shown; --limit shows more")
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if hot:
         _gpus(hot)
     for line in reply.absent:
-        print(f"not known: {plain(line)}")
+        say(f"not known: {line}", 2)
     return 0
 
 
