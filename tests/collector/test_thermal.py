@@ -8,14 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault
+from drover_agent.simulation.faults import Fault, demo_faults
+from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
 from drover_collector.detectors import thermal
 from drover_collector.detectors.example import play, small_fleet
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Finding, Severity, Wanted
 from drover_proto.fleet import FleetSpec
-from testbed.simulated_buckets import Recording, record
+from testbed.simulated_buckets import START_MS, Recording, record
 
 Columns = dict[str, np.ndarray]
 
@@ -205,6 +206,37 @@ def test_where_no_inlet_is_read_a_room_that_warms_is_no_gpus_own_rise(fails: boo
 @pytest.mark.parametrize(("ratio", "told"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"])
 def test_a_node_whose_gpus_are_all_warmer_needs_no_gpu_that_is_by_far(ratio: float, told: set[object]) -> None:
     assert {(f.cause, f.node, f.gpu) for f in run(lambda _number, gpu, _node: heat(gpu, slice(16, 24), ratio))} == told
+
+
+def test_peers_that_cool_in_a_pause_make_no_fan_of_a_bad_heat_sink() -> None:
+    """A job that holds most peers stops for seconds: their power hardly shows it, and their cores are cooler after."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        heat(gpu, slice(21, 22), 1.6)
+        for after, ratio in enumerate((0.85, 0.87, 0.89, 0.92, 0.96)):
+            if number == 10 + after:
+                heat(gpu, slice(24, 96), ratio)
+
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in run(change, 20, nodes=12)} == {("gpu", "n02", 5, "cooling")}
+
+
+def test_a_bad_gpu_whose_neighbours_stay_warm_too_is_its_nodes_fans() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        heat(gpu, slice(16, 24), 1.16)
+        heat(gpu, slice(21, 22), 1.6)
+
+    told = run(change, 20, nodes=12)
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in told[-3:]} == {("node", "n02", None, "fan")}
+
+
+def test_the_demos_cooling_fault_keeps_its_cause_while_others_write_checkpoints() -> None:
+    """Minute 41 of `drover demo`, where a job of 16 nodes of 32 pauses: told as a second incident, of fans, once."""
+    spec = build_fleet(32, 7)
+    fault = next(f for f in demo_faults(spec, 7) if f.kind == "thermal")
+    fleet = SimulatedFleet(spec, 7, [fault], START_MS)
+    fleet.step(2400)
+    told = _detect(record(7, 2, nodes=32, made=fleet))
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {("gpu", fault.node, fault.gpu, "cooling")}
 
 
 def test_boards_that_the_fleet_file_does_not_name_are_not_held_against_others() -> None:

@@ -46,6 +46,9 @@ NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get 
 # inlet that is off by 2 degC, or not read in a rack whose nodes differ so much, adds some 6 % at 35 degC over it.
 NODE_RATIO = 1.20
 NODE_GPUS = 4  # judged there
+# For so long: when the job that holds most peers stops for some seconds, their cores cool at a power that hardly shows
+# it, and all others seem 10 to 30 % warmer until they are warm again (time constants of 15 to 60 s).
+NODE_RISE_MS = 60_000
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class State:
     learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     streak_bad: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    streak_warm: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # half of the GPUs over NODE_RISE, [N]
     since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
     # GPU that cools badly -> (how much, last flagged): its headline stays where its load is too unsteady to see it.
     told: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -93,6 +97,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)
         s.streak_bad = np.zeros(index.gpu_count, np.int64)
+        s.streak_warm = np.zeros(index.node_count, np.int64)
         s.inlet = np.full(index.node_count, np.nan)
         s.inlet_ms = np.zeros(index.node_count, np.int64)
         s.rack_past = np.full(len(index.racks), np.nan)
@@ -140,7 +145,9 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
         (over_peers >= RESISTANCE_RATIO)
         | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
     )
-    bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, np.where(steady, over_peers, np.nan))
+    rises = np.where(steady, over_peers, np.nan)
+    bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
+    s.streak_warm = _warm_for(index, rises, s.streak_warm)
     learn = settled & ~bad & (s.streak_bad == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
@@ -159,6 +166,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
         del s.told[g]  # its incident is over
     known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
     facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
+    lasting = max(PERSIST, NODE_RISE_MS // window.newest.length_ms)
     for n in np.unique(index.gpu_node[flagged]).tolist():
         gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
@@ -167,9 +175,9 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
             s.since_ms.setdefault(g, window.buckets[-min(run, len(window.buckets))].start_ms)
         if int(index.rack[n]) in hot_racks and not poor:
             continue  # hot air, told once for the rack
-        inside = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
-        rises = over_peers[inside][steady[inside] & ~np.isnan(over_peers[inside])]
-        together = len(rises) > 2 and middle(rises) >= NODE_RISE
+        of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
+        known = of_node[~np.isnan(of_node)]
+        together = len(known) > 2 and middle(known) >= NODE_RISE and s.streak_warm[n] >= lasting
         if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
             continue
@@ -196,6 +204,14 @@ def _hot_nodes(index: FleetIndex, over_peers: Floats) -> Bools:
     known, hot = ~np.isnan(over_peers), over_peers >= NODE_RATIO
     judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, hot))
     return np.asarray(((judged >= NODE_GPUS) & (2 * many > judged))[index.gpu_node] & (over_peers >= NODE_RISE))
+
+
+def _warm_for(index: FleetIndex, rises: Floats, before: Ints) -> Ints:
+    """Buckets in a row in which half of a node's GPUs are warmer than their peers by NODE_RISE, [N]; those in which
+    too few were judged count neither way."""
+    known, warm = ~np.isnan(rises), rises >= NODE_RISE
+    judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, warm))
+    return np.where(judged > 2, np.where(2 * many >= judged, before + 1, 0), before)
 
 
 @dataclass(frozen=True, slots=True)
