@@ -193,8 +193,8 @@ class Breaker:
         return incident
 
     def _summary(self, cause: str, about: str, count: int) -> str:
-        what = f"fell silent: {about}" if cause == GAP else f"are to leave service for {about}"
-        return f"{count} of {self.index.node_count} nodes {what}, all at once: nothing more is taken out."
+        what = "fell silent" if cause == GAP else f"are to leave service for {about}"
+        return f"{count} of {self.index.node_count} nodes {what}, all at once: Drover takes no more of them out."
 
     def _flush(self, now_ms: int) -> list[Incident]:
         changed = []

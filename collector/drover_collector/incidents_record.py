@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field, replace
 
 from drover_collector.incidents_rules import leads as leads_over
@@ -26,6 +27,7 @@ MAX_NOTES = 60
 PART_OF = "part of incident "
 CLEARED = "cleared by a probe"
 BEFORE = " Before that: "  # between what made an incident worse and its root cause
+_SHARE = re.compile(r"[+-]?\d[\d.,]*\s?%")
 AWAY_MS = 300_000  # what a detector has not said for so long, and says again, is news
 
 
@@ -154,10 +156,13 @@ def noted(incident: Incident, note: Note) -> tuple[Note, ...]:
 
 
 def _merged(old: tuple[Evidence, ...], new: tuple[Evidence, ...], leads: bool) -> tuple[Evidence, ...]:
-    """Newer values of the same metric replace older ones; other facts are added, the headline's first."""
+    """Newer values of the same metric, or shares in the same words, replace older ones; other facts are added, the
+    headline's first."""
     metrics = {item.metric for item in new if item.metric is not None}
-    texts = {item.text for item in new}
-    kept = tuple(e for e in old if e.text not in texts and (e.metric is None or e.metric not in metrics))
+    texts = {_SHARE.sub("%", item.text) for item in new}
+    kept = tuple(
+        e for e in old if _SHARE.sub("%", e.text) not in texts and (e.metric is None or e.metric not in metrics)
+    )
     return (new + kept if leads else kept + new)[:MAX_EVIDENCE]
 
 

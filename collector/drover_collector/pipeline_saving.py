@@ -135,7 +135,7 @@ class Saving:
     def _tell_unstored(self, result: _Result) -> None:
         if not result.refused:
             self._ticks.troubles["store"] = (
-                "The store keeps what detection found waiting; it is shown and told all the same, and stored later."
+                "The store is slow: what detection finds waits to be stored. It is shown and told all the same."
             )
         try:
             self._outbox.enqueue_unstored(result.outcome.incidents)

@@ -197,7 +197,7 @@ async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_
                 await until(lambda number=number: len(webhook.ids) == number, "the webhook is told")
                 await until(lambda number=number: len(pipeline.incidents) == number, "the incident is shown")
             assert pipeline.waiting_outcomes >= 2  # a tick's beside them
-            assert any("keeps what detection found waiting" in text for text in pipeline.troubles())
+            assert any("what detection finds waits to be stored" in text for text in pipeline.troubles())
             assert store.incidents("open") == []
             disk.free.set()
             await agent.until_held(EVENTS, 2)

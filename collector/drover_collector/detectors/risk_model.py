@@ -137,7 +137,8 @@ def _reasons(mine: Sequence[Trouble], signs: Iterable[str], now_ms: int) -> Iter
     if mine:
         times = "a trouble" if len(mine) == 1 else f"{len(mine)} troubles"
         days = -(-(now_ms - mine[-1].start_ms) // DAY_MS)
-        yield f"{times} within {max(1, days)} days, the newest {mine[0].what} {_ago(now_ms - mine[0].start_ms)} ago"
+        within = "a day" if days <= 1 else f"{days} days"
+        yield f"{times} within {within}, the newest {mine[0].what} {_ago(now_ms - mine[0].start_ms)} ago"
         kinds: dict[str, int] = {}
         for trouble in mine:
             kinds[trouble.what] = kinds.get(trouble.what, 0) + 1
