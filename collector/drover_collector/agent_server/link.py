@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import select
 import socket
 import ssl
@@ -17,13 +18,17 @@ from urllib.parse import quote
 
 from drover_collector.agent_server.call import Call
 from drover_collector.agent_server.connection import Connection
+from drover_collector.agent_server.endless import Watch
 from drover_collector.agent_server.outgoing import Stream
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 65_536
 READS = 8  # of one connection in its turn; TLS gives up to 16 KiB at a time
 LONG_BYTES = 8_192  # after so much there is more; after less, to look costs as much as a message
 SEND_BYTES = 16_384
 _SHARED = memoryview(bytearray(READ_BYTES))  # for all: who reads into it takes its bytes out at once
+_UNWATCHED = Watch()
 AGAIN = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
 
@@ -51,10 +56,11 @@ class Link:
         quiet, idle: for how many looks of the server nothing has come, and there was no call.
     """
 
-    __slots__ = ("_owner", "_sock", "closed", "connection", "fd", "idle", "peer", "quiet", "wants", "writing")
+    __slots__ = ("_owner", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer", "quiet", "wants",
+                 "writing")  # fmt: skip
 
-    def __init__(self, sock: socket.socket, address: Any, owner: Links) -> None:
-        self._sock, self._owner = sock, owner
+    def __init__(self, sock: socket.socket, address: Any, owner: Links, watch: Watch = _UNWATCHED) -> None:
+        self._sock, self._owner, self._watch_reads = sock, owner, watch
         self.fd, self.peer = sock.fileno(), peer_name(sock.family, address)
         self.connection = Connection()
         self.writing: dict[Call, None] = {}
@@ -113,13 +119,17 @@ class Link:
 
     def _receive(self) -> None:
         self.quiet = 0
+        watch = self._watch_reads
         for _ in range(READS):
             try:
+                watch.reading = (self,)
                 size = self._sock.recv_into(_SHARED)
             except AGAIN:
                 return
             except (OSError, ValueError) as error:
                 raise LinkLostError(str(error)) from None
+            finally:
+                watch.reading = None
             if not size:
                 raise LinkLostError("closed by the peer")
             for stream in self.connection.receive(bytes(_SHARED[:size])):
@@ -167,6 +177,11 @@ class Link:
         if wants != self.wants:
             self.wants = wants
             self._owner.watch(self, wants)
+
+    def cut(self) -> None:
+        log.warning("%s: its connection is ended: key updates of TLS without end; see what it is", self.peer)
+        with contextlib.suppress(OSError):  # not SSLSocket's own, which would have the next read see no TLS
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Its calls are cancelled."""

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping
 
 from drover_collector.agent_server.call import Behaviour, Call
+from drover_collector.agent_server.endless import QUEUE_BYTES, Watch
 from drover_collector.agent_server.link import Link, LinkLostError
 from drover_collector.agent_server.outgoing import Stream
 from drover_collector.agent_server.poller import Poller
@@ -59,6 +60,7 @@ class AgentServer:
         self._open: Poller | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._carer: asyncio.Task[None] | None = None
+        self._reads = Watch()
         self._told_full = False
 
     def listen(self, host: str, port: int, contexts: Callable[[], ssl.SSLContext] | None) -> int:
@@ -82,6 +84,7 @@ class AgentServer:
                 failed = error
                 continue
             sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE_BYTES)  # of each that is accepted
             self._listening.append(sock)
             port = int(sock.getsockname()[1])
         if failed is not None and (failed.errno == errno.EADDRINUSE or not self._listening):
@@ -93,6 +96,8 @@ class AgentServer:
         self._open = Poller(READ_MOST, Link.ready, self.lost, pausing=True)
         self._new = Poller(SHAKE_MOST, self._begin_handshake, self.lost, pausing=False)
         self._shaking = Poller(SHAKE_MOST, self._shake, self.lost, pausing=False)
+        if self._contexts is not None:
+            self._reads.start()
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.add_reader(sock.fileno(), self._accept, sock)
@@ -124,6 +129,7 @@ class AgentServer:
             self.lost(link, "the collector stops")
         for poller in (self._new, self._shaking, self._open):
             poller.close()
+        self._reads.stop()
         self._new = self._shaking = self._open = None
 
     # ---- for links
@@ -179,7 +185,7 @@ class AgentServer:
             own.setblocking(False)
             with contextlib.suppress(OSError):  # one that has left again is found to be lost
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = Link(own, address, self)
+            link = Link(own, address, self, self._reads)
             if self._contexts is None:
                 self._welcome(link)
             else:
