@@ -111,8 +111,8 @@ class Records:
         acknowledged = False
         try:
             todo = list(new.values())
-            if old:
-                todo += await self._storing.until_stored(RECORDS, self._unlike_held, old, lambda _: None)
+            for _, unlike in await self._storing.each(RECORDS, self._unlike_held, old):
+                todo += unlike
             for part, _ in await self._storing.each(RECORDS, self._write, todo, self.judge_early):
                 self._hand_on(part)
             for waiting in work:

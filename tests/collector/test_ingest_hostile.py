@@ -201,6 +201,29 @@ async def test_a_schema_told_anew_under_the_same_number(store: Store) -> None:
         assert found.gpu["gpu_temp_c"][:2].tolist() == [50.0, 51.0]
 
 
+@in_loop
+async def test_a_resent_event_that_fails_us_takes_no_other_with_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at together with all that came: that was let go, and acknowledged by what came after it."""
+    asked = store.events
+
+    def events(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
+        await agent.send(record=event(1))
+        await agent.until_held(EVENTS, 1)
+        monkeypatch.setattr(store, "events", events)
+        await agent.send(records=pb.Records(records=[event(1), event(2, gpu=1)]))
+        await until(lambda: collector.ingest.stats.defects > 0)
+        await agent.send(record=event(3, gpu=2))
+        await agent.until_held(EVENTS, 3)
+        assert agent.rejected == {(EVENTS, 1): "this collector failed on it (RuntimeError); its log says how"}
+    monkeypatch.setattr(store, "events", asked)
+    assert {e.id for e in store.events(0, T0 * 2)} == {"n0/s1/1", "n0/s1/2", "n0/s1/3"}
+
+
 @pytest.mark.parametrize("where", ["positions.advance", "_note_decoded", "_note_seqs", "records._hand_on"])
 @in_loop
 async def test_a_defect_of_ours_ends_no_writer_and_is_told(
