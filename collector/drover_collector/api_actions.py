@@ -106,7 +106,7 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool, forces: bool = 
         if duty is None or duty.stage not in IDLE:
             reply.guard = f"jobs may run on {request.node}: drain it first"
     else:
-        reply.guard = facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)) or ""
+        reply.guard = facts.pipeline.of_engine(partial(_held, request.node)) or ""
     if act is Act.RESUME and duty is not None and is_out(duty):
         safe, told = api_return.grounds(facts, request.node, duty)
         reply.grounds.extend(told)
@@ -158,20 +158,28 @@ def _resume(desk: ActionDesk, request: pb.ActRequest, why: str, by: str) -> pb.A
 
 def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
     duty = desk.duties.get(request.node)
-    if not request.force:
-        if act in (Act.RESET, Act.REBOOT):
-            if duty is None or duty.stage not in IDLE:
-                raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
-        elif why_not := facts.pipeline.of_engine(partial(_held, request.node, desk.leaving)):
+    if act in (Act.RESET, Act.REBOOT):
+        if not request.force and (duty is None or duty.stage not in IDLE):
+            raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
+        return _told(desk.wait(desk.drain(request.node, act, why, by), WAIT_S))
+    # Counted before the guard is asked and until it waits among the others: of two that are asked for at once each
+    # would find room for one, as would what Drover decides meanwhile.
+    desk.asked[request.node] = None
+    try:
+        if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
             raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
-    return _told(desk.wait(desk.drain(request.node, act, why, by), WAIT_S))
+        made = desk.drain(request.node, act, why, by)
+    finally:
+        desk.asked.pop(request.node, None)
+    return _told(desk.wait(made, WAIT_S))
 
 
-def _held(node: str, leaving: set[str], engine: Engine) -> str | None:
-    """Why the caps of the guard would not let the node go; its pace and breaker are for what Drover does by itself."""
+def _held(node: str, engine: Engine) -> str | None:
+    """Why the caps of the guard would not let the node go; its pace and breaker are for what Drover does by itself.
+    A scheduler that is away takes all that wait when it is back: they count."""
     census = engine.census()
-    for other in leaving - {node}:  # a scheduler that is away takes all that wait when it is back
-        census.take(other)
+    if node not in census.really:
+        census.give_back(node)
     return hold(node, engine.jobs_on(node), census, engine.policy.guard)
 
 

@@ -30,6 +30,7 @@ from drover_collector.guard_breaker import Breaker
 from drover_collector.guard_pace import Pace
 from drover_collector.policy import Policy, Verdict, least_mode
 from drover_proto.events import WANTED_ORDER, Action, ActionState, Approval, Decision, Duty, Health, Incident, Wanted
+from drover_proto.times import iso
 
 JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs that an incident's node works for
 Key = tuple[str, str]  # (incident id, node)
@@ -53,6 +54,7 @@ class Decider:
         failed: (incident, node) -> the failed action of its standing decision to act: it is not out by that.
         duties: node -> how far it is that is or was out of service.
         away: nodes that their scheduler gives no work, whoever closed them.
+        leaving: asked for nodes that somebody takes out, and that are not out yet: their scheduler is slow, or away.
         maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
     """
@@ -65,6 +67,7 @@ class Decider:
         self.failed: dict[Key, Action] = {}
         self.duties: dict[str, Duty] = {}
         self.away: Set[str] = frozenset()
+        self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
         self.breaker = Breaker(index)
         self.pace = Pace()
@@ -92,9 +95,14 @@ class Decider:
         return verdict if mode == verdict.mode else replace(verdict, mode=mode)
 
     def out(self, really: bool = False) -> set[str]:
-        """Nodes that are out of service by decisions and duties, or would be. `really`: without those that would."""
+        """Nodes that are out of service by decisions and duties, or would be, or wait to be taken out.
+
+        Args:
+            really: without those that would be, or wait.
+        """
         outcomes = ("act",) if really else ("act", "would_act")
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
+        gone |= frozenset() if really else self.leaving()
         for key, decision in self.standing.items():
             if decision.wanted in DISRUPTIVE and decision.outcome in outcomes and key not in self.failed:
                 node = key[1]
@@ -169,7 +177,9 @@ class Decider:
             events.append(self.breaker.answer(event.id, now_ms, f"closed: {text}"))
             self.standing.pop((found.incident_id, found.node), None)
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
-            verdict = Verdict(found.wanted, found.rule, least_mode(found.mode, self.ceiling))
+            # Of a question from before a restart the policy may have been lowered since.
+            mode = least_mode(found.mode, self.ceiling, self.policy.most_mode)
+            verdict = Verdict(found.wanted, found.rule, mode)
             census = cache(lambda: self.census(fold, incidents.values()))
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
@@ -292,7 +302,8 @@ class Decider:
         elif mode == "enforce" or approved is not None or verdict.wanted is Wanted.PROBE:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
-            outcome, text = "pending_approval", f"asks to {done}; expires in {policy.approval_expires_s / 60:.0f} min"
+            until = iso(round(now_ms + policy.approval_expires_s * 1000))
+            outcome, text = "pending_approval", f"asks to {done}; expires at {until}"
         if same and last is not None and outcome == "held" == last.outcome and _alike(text, last.reason):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):

@@ -28,7 +28,7 @@ from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pauses import Pauses
 from drover_collector.pipeline_history import RESTORED_MS, Past, history
 from drover_collector.pipeline_saving import Saving
-from drover_collector.policy import Policy
+from drover_collector.policy import Policy, least_mode
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_collector.ticks import Rate, Ticks
@@ -113,6 +113,7 @@ class Judging:
         desk.on_duties.append(self.take_duties)
         desk.on_away.append(self.take_away)
         desk.on_failed.append(self.take_failed)
+        desk.lowered = self._lowered
         self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
 
     def take_events(self, events: Sequence[Event]) -> None:
@@ -268,7 +269,24 @@ class Judging:
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 
     def _engine(self, started_ms: int) -> Engine:
-        return Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
+        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
+        engine.decider.leaving = lambda: frozenset() if self.desk is None else self.desk.going()
+        return engine
+
+    def _lowered(self, action: Action) -> str:
+        """Why what was decided is not to be done any more though its incident is open: the mode was lowered.
+
+        From any thread.
+        """
+        if not action.decision_id:
+            return ""
+        mode = least_mode(self.policy.most_mode, self.ceiling)
+        found = self.engine.decider.standing.get((action.incident_id, action.node))
+        if found is None or found.wanted.value != action.action.value:
+            return f"the policy's mode is {mode} since" if mode == "observe" else ""
+        if found.outcome not in ("act", "approved"):  # the latter for a moment, while an answer is taken in
+            return f"it is not decided so any more: {found.outcome}: {found.reason}"
+        return "" if least_mode(found.mode, mode) == found.mode else f"the policy's mode is {mode} since"
 
     def note_settings(self) -> None:
         """What people have set meanwhile, for events too: with each bucket, or when there is none to be had."""

@@ -290,6 +290,9 @@ class Desk:
     def stop(self) -> None:
         self.acting = False
 
+    def going(self) -> set[str]:
+        return set()
+
     def take(self, decisions: Sequence[Decision], _incidents: object) -> None:
         if self.acting:
             self.taken += [d.id for d in decisions]

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from drover_collector.actions.base import ActError, Actuator
 from drover_collector.actions.commands import Commands
-from drover_collector.actions.duties import mark_of_duty
+from drover_collector.actions.duties import is_out, mark_of_duty
 from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
 from drover_collector.actions.returning import Returning, Validator
 from drover_collector.actions.settings import MODES, ActConfig, TicketConfig
@@ -59,6 +59,8 @@ class ActionDesk(Returning):
         on_away: each is called with the nodes that schedulers give no work, when these have changed; likewise.
         on_failed: each is called with actions that failed, those of before the start too; likewise.
         troubles: what goes wrong, each a sentence.
+        lowered: asked right before an act why it is not wanted any more by who decided it; "": it is.
+        asked: nodes that people ask to have taken out, while the guard is asked and their intents are stored.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class ActionDesk(Returning):
         self.on_away: list[Callable[[Set[str]], None]] = []
         self.on_failed: list[Callable[[Sequence[Action]], None]] = []
         self.troubles: dict[str, str] = {}
+        self.lowered: Callable[[Action], str] = lambda _: ""
+        self.asked: dict[str, None] = {}
         self.nodes = tuple(nodes)
         self._away: dict[str, Set[str]] = {}  # by actuator
         self._lock = threading.RLock()
@@ -195,6 +199,11 @@ class ActionDesk(Returning):
     def leaving(self) -> set[str]:
         """Nodes that are to be taken out, and are not yet: a scheduler may be slow, or away."""
         return {a.node for w in self._workers.values() for a in w.waiting() if a.action in (Act.DRAIN, Act.ISOLATE)}
+
+    def going(self) -> set[str]:
+        """Those, and who has left: who judges is told of a duty a moment after it is set."""
+        waiting = self.asked.keys() | self.leaving  # before the duties: who is not there any more stands in these
+        return waiting | {node for node, duty in self.duties.items() if is_out(duty)}
 
     def under_way(self, node: str) -> list[Action]:
         """What is to be done to a node, and has not ended."""

@@ -152,10 +152,10 @@ class Worker:
         """Carries it out. Raises ActError and its kind, StoreError."""
         desk, action = self._desk, job.action
         desk.store.fence()
-        if self._over(action):
+        if why := self._over(action):
             state = self.actuator.observe_all([action.node]).get(action.node)
             if state is None or state.mark != _mark(action):
-                raise ActError("not done: its incident ended before it could be")
+                raise ActError(f"not done: {why}")
         if self._has_closed(action):
             state = self.actuator.observe_all([action.node]).get(action.node)
             if state is not None and state.service is Service.IN:
@@ -202,13 +202,16 @@ class Worker:
             if back or any(a.action is Act.RESUME for a in others):
                 raise ActError(f"not done: {node} was put back since it was asked for, and jobs may run there")
 
-    def _over(self, action: Action) -> bool:
+    def _over(self, action: Action) -> str:
+        """Why it is not wanted any more; "": it is."""
         if action.action not in WANTED_STILL or not action.incident_id:
-            return False
+            return ""
         incident = self._desk.incidents().get(action.incident_id)
-        if incident is not None:
-            return incident.closed_ms is not None
-        return self._desk.now_ms() - action.ts_ms > self._desk.config.give_up_s * 1000
+        if incident is None:
+            over = self._desk.now_ms() - action.ts_ms > self._desk.config.give_up_s * 1000
+        else:
+            over = incident.closed_ms is not None
+        return "its incident ended before it could be" if over else self._desk.lowered(action)
 
     def _has_closed(self, action: Action) -> bool:
         """Whether it has closed its node before: an isolation that waits for its last pod, or what a stop broke off."""
