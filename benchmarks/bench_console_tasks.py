@@ -54,7 +54,7 @@ def approve(walk: Walk) -> str:
     walk.write(form.get_by_label("Your name"), ME)
     walk.write(form.get_by_label("Why"), "its job has ended")
     walk.click(form.get_by_role("button", name="Approve"))
-    return walk.read(f"Approved by {ME}.")
+    return walk.read(f"Approved by {ME}: ")
 
 
 def node(walk: Walk, name: str) -> None:

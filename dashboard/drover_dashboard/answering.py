@@ -33,7 +33,7 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
         with st.form(f"answer_{decision.id}", border=True):
             wrong = (about or {}).get(decision.incident_id, "")
             asked = f"{wrong}\n" if wrong else "Waits for a person: "
-            view.notice(f"asks_{decision.id}", "remark", f"{asked}{what}{view.viewer().told(decision.reason)}")
+            view.notice(f"asks_{decision.id}", "remark", view.viewer().told(f"{asked}{what}{decision.reason}"))
             fields, below = (st.container(), st.container()) if about is None else _beside()
             with fields:
                 who, why = person_and_why(decision.id, person)
@@ -74,5 +74,7 @@ def _answer(decision: Decision, who: str, why: str, approved: bool) -> None:
     if answer.trouble is not None:
         view.trouble(f"answer_{decision.id}", answer.trouble, 0, view.viewer())
         return
-    st.session_state["answered"] = f"{'Approved' if approved else 'Rejected'} by {' '.join(who.split())}."
+    said = "Approved" if approved else "Rejected"
+    wish = f"{decision.wanted} {decision.node}" if decision.node else "to go on with the mass event"
+    st.session_state["answered"] = f"{said} by {' '.join(who.split())}: {wish}."
     st.rerun()

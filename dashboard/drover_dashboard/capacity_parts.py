@@ -253,10 +253,10 @@ def _remarks(reply: pb.Capacity) -> None:
             text = f"Held and idle: {fmt.hours(row.lost)} GPU-hours in this time, of no fault."
             view.notice("idle_hours", "remark", text)
     if reply.untold:
-        view.notice("untold", "remark", f"What they cost is not known of {fmt.several(reply.untold, 'more incident')}.")
+        view.notice("untold", "remark", f"What {fmt.several(reply.untold, 'more incident')} cost is not known.")
 
 
 def _value(row: pb.ServiceSpeed, name: str, unit: str, digits: int) -> Cell:
     if not row.HasField(name):  # type: ignore[arg-type]  # one of its fields
-        return Cell("not told", kind="absent")
+        return Cell("not reported", kind="absent")
     return Cell(f"{fmt.number(getattr(row, name), digits)} {unit}".strip())

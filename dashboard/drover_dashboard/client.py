@@ -306,11 +306,11 @@ class FleetClient:
         return from_ms
 
     def _slow(self, took_s: float, since_ms: int) -> Trouble:
-        what, advice = f"collector {self.target} answers slowly", "is its machine overloaded, or the way to it?"
+        what, advice = f"Collector {self.target} has answered slowly", "is its machine overloaded, or the way to it?"
         return Trouble(what, f"{took_s:.1f} s", advice, since_ms, slow=True)
 
     def _trouble(self, error: grpc.RpcError, name: tuple[str, str], asked_ms: int, deadline_s: float) -> Trouble:
-        trouble = _told(f"collector {self.target}", error, asked_ms, deadline_s)
+        trouble = _told(f"Collector {self.target}", error, asked_ms, deadline_s)
         code = error.code()
         detail = error.details() or ""
         if code is grpc.StatusCode.UNAVAILABLE and self._tls and self._files and "refused" not in detail.lower():
@@ -335,17 +335,18 @@ class FleetClient:
 def _told(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
     code, detail = error.code(), (error.details() or "").strip()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Trouble(f"{who} does not answer", f"within {deadline_s:g} s", "see its log", asked_ms)
+        advice = "is its machine or its store's disk overloaded? Its log tells: journalctl -u drover-collector"
+        return Trouble(f"{who} has not answered", f"no answer within {deadline_s:g} s", advice, asked_ms)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Trouble(f"{who} does not answer", _short(detail), "is drover-collector running?", asked_ms)
+        return Trouble(f"{who} has not answered", _short(detail), "is drover-collector running?", asked_ms)
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         return Trouble("not found", detail, "choose from the list", asked_ms, not_found=True)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return Trouble(f"{who} refuses this console", detail, "check --ca, --cert and --key", asked_ms)
+        return Trouble(f"{who} has refused this console", detail, "check --ca, --cert and --key", asked_ms)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         older = "it is older than this console"
-        return Trouble(f"{who} does not know this question", older, "run both at one version", asked_ms)
-    return Trouble(f"{who} failed to answer", f"{code.name}: {detail}", "see the collector's log", asked_ms)
+        return Trouble(f"{who} has not known a question of this page", older, "run both at one version", asked_ms)
+    return Trouble(f"{who} has failed to answer", f"{code.name}: {detail}", "see the collector's log", asked_ms)
 
 
 def _short(detail: str) -> str:

@@ -131,9 +131,9 @@ def several(count: int, word: str) -> str:
 
 
 def hours(amount: float | None) -> str:
-    """GPU-hours; an untold cost is a word."""
+    """GPU-hours; an unknown cost is a word."""
     if amount is None or math.isnan(amount):
-        return "not told"
+        return "not known"
     return number(amount, 1 if amount >= 1 or amount == 0 else 2)
 
 

@@ -154,7 +154,7 @@ def verdict(reply: pb.Thermals, who: view.Viewer) -> str:
     if others:
         where = f"poor cooling in {fmt.members([(rack.name, None) for rack in others])}."
         told = any(rack.HasField("inlet_c") for rack in reply.racks)
-        return f"No rack gets hot air; {where}" if told else f"{fmt.capital(where)} Inlets are not known."
+        return f"No incident of hot air; {where}" if told else f"{fmt.capital(where)} Inlets are not known."
     return "No open incident of heat." if any(rack.HasField("gpu_max_c") for rack in reply.racks) else ""
 
 

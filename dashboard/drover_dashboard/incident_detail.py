@@ -154,16 +154,22 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
         with columns[number % 2]:
             _chart(incident, name, who)
     rows = [Row((Cell(_proof(item, who)), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
-    table("evidence", (Column("Evidence", wrap=True), Column("Measured against", align="right")), rows, empty="")
+    table("evidence", (Column("Evidence", wrap=True), Column(align="right")), rows, empty="")
 
 
 def _numbers(item: Evidence) -> str:
+    """The figures that do not stand in its sentence."""
     metric = catalog.BY_NAME.get(item.metric or "")
     if metric is None or item.value is None or metric.unit == "us":
         return ""  # time held down: what was judged is its share of the time, which the sentence tells
-    text = fmt.value(metric, item.value)
+    text, expected = fmt.value(metric, item.value), None
     if item.expected is not None:
-        text += f" vs {fmt.value(metric, item.expected)}"
+        expected = fmt.value(metric, item.expected)
+        text += f", expected {expected}"
+    said = item.text.replace("degC", "°C")
+    if fmt.value(metric, item.value) in said and (expected is None or expected in said):
+        return ""  # the sentence has them
+    text = f"{fmt.label(item.metric)}: {text}"
     if item.peers:
         text += f", {item.peers} peers"
     return text

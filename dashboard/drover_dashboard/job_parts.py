@@ -36,7 +36,9 @@ NO_STEPS = (
     "Step time, tokens per second and MFU: no job reports them. A training loop does with three lines of"
     " drover_agent.steps (docs/workloads.md)."
 )
-NONE = Cell("not told", kind="absent", title="nothing on its nodes reports it")
+NONE = Cell("not reported", kind="absent", title="nothing on its nodes reports it")
+ABSENT = "unknown"  # in large letters
+UNTOLD = "none known"  # of what incidents alone tell
 
 
 def share(value: float) -> str:
@@ -61,7 +63,7 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
         Cell(fmt.number(job.gpus), sub=fmt.several(job.nodes, "node")),
         Cell(who.clock(job.since_ms), sub=_span(job, who)),
         _waits(job),
-        Cell(fmt.hours(job.gpu_hours_waited)) if waited else Cell("none told", kind="faint"),
+        Cell(fmt.hours(job.gpu_hours_waited)) if waited else Cell(UNTOLD, kind="faint"),
     )
     if not with_steps:
         return cells
@@ -96,7 +98,7 @@ def _span(job: pb.JobRow, who: view.Viewer) -> str:
 
 def _waits(job: pb.JobRow) -> Cell:
     if not job.HasField("waiting_share"):
-        return Cell("none told", kind="faint")
+        return Cell(UNTOLD, kind="faint")
     waits = job.waiting_share
     tone = "bad" if waits >= BAD_SHARE else "warn"
     text = share(waits)
@@ -109,25 +111,25 @@ def _waits(job: pb.JobRow) -> Cell:
 def tiles(detail: pb.JobDetail, who: view.Viewer) -> list[tuple[str, str, str]]:
     """(label, value, remark) of the numbers on top."""
     job = detail.row
-    lost = fmt.hours(job.gpu_hours_lost) if job.HasField("gpu_hours_lost") else "not told"
-    network = share(detail.saturation_median) if detail.HasField("saturation_median") else "absent"
+    lost = fmt.hours(job.gpu_hours_lost) if job.HasField("gpu_hours_lost") else "not known"
+    network = share(detail.saturation_median) if detail.HasField("saturation_median") else ABSENT
     loop = next((w for w in detail.workloads if w.HasField("step_time_s")), None)
     by = f"on {fmt.several(loop.nodes, 'node')}" if loop else "no loop reports"
     return [
         ("GPUs", fmt.number(job.gpus), fmt.several(job.nodes, "node")),
         (
             "Waits",
-            share(job.waiting_share) if job.HasField("waiting_share") else "none told",
+            share(job.waiting_share) if job.HasField("waiting_share") else UNTOLD,
             _waits_since(detail, who),
         ),
         (
             "GPU-hours waited",
-            fmt.hours(job.gpu_hours_waited) if job.HasField("gpu_hours_waited") else "none told",
+            fmt.hours(job.gpu_hours_waited) if job.HasField("gpu_hours_waited") else UNTOLD,
             f"7 d; lost {lost}",
         ),
-        ("Step time", seconds(job.step_time_s) if job.HasField("step_time_s") else "absent", by),
-        ("Tokens/s", fmt.number(job.tokens_per_s) if job.HasField("tokens_per_s") else "absent", "whole job"),
-        ("MFU", share(job.mfu_ratio) if job.HasField("mfu_ratio") else "absent", "of the peak"),
+        ("Step time", seconds(job.step_time_s) if job.HasField("step_time_s") else ABSENT, by),
+        ("Tokens/s", fmt.number(job.tokens_per_s) if job.HasField("tokens_per_s") else ABSENT, "whole job"),
+        ("MFU", share(job.mfu_ratio) if job.HasField("mfu_ratio") else ABSENT, "of the peak"),
         (
             "Network in use",
             network,
@@ -160,7 +162,7 @@ def culprit(found: Sequence[Incident], who: view.Viewer) -> str:
         costs.append(f"peers waited {fmt.hours(worst.gpu_hours_waited)} GPU-hours for it")
     if worst.gpu_hours_lost is not None:
         costs.append(f"it lost {fmt.hours(worst.gpu_hours_lost)} itself")
-    cost = ", ".join(costs) or "what it costs is not told"
+    cost = ", ".join(costs) or "what it costs is not known"
     more = f" Other open incidents of the job: {len(named) - 1}." if len(named) > 1 else ""
     return f"{who.told(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}; {cost}.{more}"
 

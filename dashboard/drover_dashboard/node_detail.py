@@ -215,7 +215,7 @@ def _charts(detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span
     if answer.value is None:
         return
     marks = moments([from_json(Event, text) for text in detail.events_json], from_ms, to_ms)
-    thick = ", ".join(f"GPU {slot}" for slot in sorted(strong)) + " thick" if strong else ""
+    thick = ", ".join(f"GPU {slot}" for slot in sorted(strong)) + " thick" if 0 < len(strong) < len(slots) else ""
     columns = st.columns(3, gap="medium")
     for number, name in enumerate(CHARTED):
         lines = charts.lines_of(answer.value, name, strong)

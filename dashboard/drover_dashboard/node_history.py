@@ -12,6 +12,7 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident
 
 SHOWN = 100
+NOT_KNOWN = "What was done to it is not known."
 LIST_PX, FIT = 320, 7
 DID = {
     "drain": "drained", "isolate": "isolated", "resume": "put back", "reset": "reset", "reboot": "rebooted",
@@ -22,12 +23,13 @@ DID = {
 def show(node: str, who: view.Viewer) -> str | None:
     """The newest first; the id of the incident just clicked."""
     done, found = client.fleet().actions(node, SHOWN), client.fleet().incidents("all", node=node, limit=SHOWN)
+    known = done.value is not None and found.value is not None
     lines = rows(done.value, parse(found.value) if found.value else [], who)
     return table(
         "node_history",
         (Column("What happened"), Column(), Column("Why", wrap=True)),
         lines,
-        empty="Nothing was done to it, and no incident of it is over.",
+        empty="Nothing was done to it, and no incident of it is over." if known else NOT_KNOWN,
         link_column=1,
         height=LIST_PX if len(lines) > FIT else None,
     )

@@ -84,7 +84,7 @@ def spread(figure: pb.ProbeFigure, node: str, gpu: int | None) -> dict[str, Any]
 
 def _note(figure: pb.ProbeFigure) -> str:
     of = {v.node for v in figure.values}
-    boards = f"{fmt.number(len(figure.values))} results of {fmt.number(len(of))} nodes"
+    boards = f"{fmt.several(len(figure.values), 'result')} of {fmt.several(len(of), 'node')}"
     return f"{boards} · {figure.sku or 'model not known'}"
 
 

@@ -59,7 +59,7 @@ def tiles(system: pb.System, who: view.Viewer) -> None:
         (
             "Worst clock",
             f"{agents.clock_worst_s:+.3f} s" if agents.HasField("clock_worst_s") else "not told",
-            "off ours",
+            "off the collector's",
         ),
     )
     view.tiles("system", shown)
@@ -136,8 +136,9 @@ def ingest(state: pb.IngestState) -> None:
         ("Refused data", _counts(state.rejected)),
         ("Values that cannot be true", _counts(state.out_of_range)),
         ("Refused calls", _counts(state.calls_refused)),
-        ("Left with agents, asked to wait, read later", Cell(
-            f"{fmt.number(state.left_with_agents)}, {fmt.number(state.backoffs)}, {fmt.number(state.slowed)}",
+        ("Put off", Cell(
+            f"{fmt.number(state.left_with_agents)} left with agents, {fmt.number(state.backoffs)} asked to wait,"
+            f" {fmt.number(state.slowed)} read later",
             title="messages, as the store failed; agents, as too much waited; agents that sent more than their share",
         )),
         ("Writes that the store refused", _warned(state.store_failures)),
@@ -174,7 +175,9 @@ def detection(system: pb.System, who: view.Viewer) -> None:
             sub=f"{fmt.number(state.ticks)} judged, {fmt.number(state.skipped)} left out,"
             f" {fmt.number(state.failures)} failed",
         )),
-        ("Waiting", Cell(f"{fmt.number(state.events_waiting)} events, {fmt.number(state.outcomes_waiting)} results")),
+        ("Waiting", Cell(
+            f"{fmt.several(state.events_waiting, 'event')}, {fmt.several(state.outcomes_waiting, 'result')}"
+        )),
         ("This process", Cell(
             f"{fmt.size(system.resident_bytes)} of memory, {system.cpu_cores:.2f} cores", sub=_life(system, who)
         )),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 TEXT = (
-    "Drover was upgraded or changed under this console, which still runs the old one; what does not fit is left out:"
-    " restart it (systemctl restart drover-dashboard)."
+    "Drover's files were replaced while this console ran: restart it (systemctl restart drover-dashboard). Until then"
+    " it runs the old version, and parts of pages may be missing."
 )
 
 

@@ -72,7 +72,7 @@ def place() -> Any:
 def _tell(key: str, found: Trouble, as_of_ms: int, who: Viewer) -> None:
     line = f"{found.what} since {who.clock(found.since_ms)} ({found.reason}): {found.advice}"
     if found.not_found:
-        line = f"{found.reason}; {found.advice}"
+        line = f"{fmt.capital(found.reason.partition('; `')[0])}: {found.advice}"  # the rest names a command
     stale = bool(as_of_ms) and not found.slow
     if as_of_ms:
         line += f"  Shown is the last answer, of {who.clock(as_of_ms)}."

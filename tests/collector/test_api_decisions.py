@@ -37,6 +37,7 @@ from drover_proto.events import (
     Health,
     from_json,
 )
+from drover_proto.times import iso
 from testbed.deciding import fleet, policy
 
 T0 = 1_800_000_000_000
@@ -156,7 +157,8 @@ def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subj
         return [(line.by, line.what, line.why) for line in lines]
 
     answer = ("anna", "approve", "seen")
-    asks = ("drover", "pending approval: drain n001", "asks to drain n001 for xid/xid_79; expires in 60 min")
+    until = iso(asked.ts_ms + 3_600_000)
+    asks = ("drover", "pending approval: drain n001", f"asks to drain n001 for xid/xid_79; expires at {until}")
     acts = ("drover", "act: drain n001", "approved by anna: seen: drain n001 for xid/xid_79")
     drains = ("drover", "drain n001: done", "xid/xid_79: gone")
     failed = ("anna", "drain n005: failed", "a fan")

@@ -191,7 +191,7 @@ def test_an_operator_approves_a_drain_drains_another_node_and_gives_it_back(live
     tab.shot("incident-approve")
     page.get_by_placeholder(f"as {OPERATOR}").first.fill("replace the board")
     page.get_by_role("button", name="Approve").click()
-    page.get_by_text(f"Approved by {OPERATOR}.").wait_for()
+    page.get_by_text(f"Approved by {OPERATOR}: drain").wait_for()
     wait_until(lambda: live.stage(RED[0]) == "drained", "the node is drained", 30)
 
     node = live.nodes[100]
@@ -264,7 +264,7 @@ def says(what: str, stale: bool) -> Callable[[Tab], str]:
 
 def away(tab: Tab) -> str:
     line = told(tab)
-    return line if re.search("does not answer|answers slowly|does not know this question", line) else ""
+    return line if re.search("has not answered|has answered slowly|has not known a question of this page", line) else ""
 
 
 def unharmed(tabs: dict[str, Tab]) -> None:
@@ -273,7 +273,7 @@ def unharmed(tabs: dict[str, Tab]) -> None:
 
 def test_a_slow_collector_is_said_and_forgotten(live: Console, tabs: dict[str, Tab]) -> None:
     live.way.delay_s = 2.2
-    until(tabs, says("answers slowly", stale=False), SAID_S)
+    until(tabs, says("has answered slowly", stale=False), SAID_S)
     live.way.delay_s = 0.0
     until(tabs, away, BACK_S)
     unharmed(tabs)
@@ -281,7 +281,7 @@ def test_a_slow_collector_is_said_and_forgotten(live: Console, tabs: dict[str, T
 
 def test_a_collector_that_hangs_leaves_the_last_picture(live: Console, tabs: dict[str, Tab]) -> None:
     live.way.delay_s = 20.0
-    until(tabs, says("does not answer", stale=True), SAID_S)
+    until(tabs, says("has not answered", stale=True), SAID_S)
     live.way.delay_s = 0.0
     until(tabs, away, BACK_S)
     unharmed(tabs)
@@ -289,7 +289,7 @@ def test_a_collector_that_hangs_leaves_the_last_picture(live: Console, tabs: dic
 
 def test_a_collector_that_is_killed_and_comes_back(live: Console, tabs: dict[str, Tab]) -> None:
     live.served.kill()
-    until(tabs, says("does not answer", stale=True), SAID_S)
+    until(tabs, says("has not answered", stale=True), SAID_S)
     tabs["system"].shot("system-stale")
     live.served.start()
     until(tabs, away, BACK_S)
@@ -303,7 +303,7 @@ def test_a_collector_one_version_older(live: Console, tabs: dict[str, Tab]) -> N
     """Pages that it cannot answer say so; all others show what it knows."""
     live.way.old = True
     newer = {name: tab for name, tab in tabs.items() if name in NEWER}
-    until(newer, says("does not know this question", stale=True), SAID_S)
+    until(newer, says("has not known a question of this page", stale=True), SAID_S)
     for tab in tabs.values():
         tab.ran.clear()
     until(tabs, missing, SAID_S)

@@ -84,7 +84,7 @@ def test_an_old_frame_says_so_and_no_frame_says_why(served: str, chosen) -> None
     body, trouble = fleet_canvas.frame(fleet, "health")
     assert body is not None
     assert trouble is not None
-    assert "does not answer (connection refused): is drover-collector running?" in read_frame(body)[0]["trouble"]
+    assert "has not answered (connection refused): is drover-collector running?" in read_frame(body)[0]["trouble"]
     assert fleet_canvas.frame(FleetClient(served), "health")[0] is None
     fleet.close()
 

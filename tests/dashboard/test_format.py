@@ -54,7 +54,7 @@ def test_absence_and_unknown_cost_are_words() -> None:
     assert all(fmt.absent(reason) == fmt.ABSENCES[reason] for reason in catalog.Absent)
     assert fmt.absent("") == "not reported"
     assert fmt.absent("never heard") == "never heard"
-    assert fmt.hours(None) == fmt.hours(float("nan")) == "not told"
+    assert fmt.hours(None) == fmt.hours(float("nan")) == "not known"
     assert fmt.hours(0) == "0.0"
     assert fmt.hours(0.05) == "0.05"
 

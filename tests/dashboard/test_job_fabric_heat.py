@@ -126,9 +126,9 @@ def test_without_a_collector_and_of_one_that_is_older_the_page_says_so(
     shared: FleetClient, chosen: Any, page: str
 ) -> None:
     chosen.failure = (grpc.StatusCode.UNIMPLEMENTED, "no such method")
-    assert any("does not know this question" in text.value for text in opened(page).text)
+    assert any("has not known a question of this page" in text.value for text in opened(page).text)
     chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused")
-    assert any("does not answer since" in text.value for text in opened(page).text)
+    assert any("has not answered since" in text.value for text in opened(page).text)
 
 
 def test_the_worst_leaf_is_chosen_and_kept_in_the_address(shared: FleetClient) -> None:
@@ -142,7 +142,7 @@ def test_a_job_says_who_slows_it_since_when_and_at_what_cost() -> None:
     told = job_parts.culprit([cheap, over, incident(summary="GPU 1 of n2 is slow.")], WHO)
     assert told.startswith("GPU 1 of n2 is slow.\nSince 07:59:00 UTC (1 min); peers waited 1.5 GPU-hours for it.")
     assert told.endswith("Other open incidents of the job: 1.")
-    assert "what it costs is not told" in job_parts.culprit([cheap], WHO)
+    assert "what it costs is not known" in job_parts.culprit([cheap], WHO)
     assert job_parts.culprit([over], WHO) == ""
 
 
@@ -169,8 +169,8 @@ def test_what_a_job_does_not_tell_is_absent_and_no_zero() -> None:
     empty = pb.JobDetail(row=pb.JobRow(job="j", gpus=1, nodes=1))
     shown = {label: value for label, value, _ in job_parts.tiles(empty, WHO)}
     assert shown == {
-        "GPUs": "1", "Waits": "none told", "GPU-hours waited": "none told", "Step time": "absent",
-        "Tokens/s": "absent", "MFU": "absent", "Network in use": "absent",
+        "GPUs": "1", "Waits": "none known", "GPU-hours waited": "none known", "Step time": "unknown",
+        "Tokens/s": "unknown", "MFU": "unknown", "Network in use": "unknown",
     }  # fmt: skip
 
 
@@ -259,3 +259,10 @@ def test_words_of_rows_stand_out_from_white(name: str) -> None:
     parts = [int(color[at : at + 2], 16) / 255 for at in (0, 2, 4)]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     assert 1.05 / (np.dot((0.2126, 0.7152, 0.0722), linear) + 0.05) >= 4.5
+
+
+def test_evidence_repeats_no_figure_of_its_sentence() -> None:
+    told = Evidence("power: 371 W; median of 127 peers 479 W", "power_w", 371.0, 479.0, None, 127)
+    assert incident_detail._numbers(told) == ""
+    bare = Evidence("row_remap_failed is 1", "row_remap_failed", 1.0, 0.0)
+    assert incident_detail._numbers(bare) == "Row remap failed: yes, expected no"

@@ -102,7 +102,7 @@ def test_assets_are_served_once_and_nothing_else(console: str) -> None:
 def test_without_a_collector_the_picture_says_why(console: str, path: str) -> None:
     status, body, _ = get(f"{console}/drover/{path}")
     assert status == 503
-    assert "does not answer (connection refused): is drover-collector running?" in json.loads(body)["trouble"]
+    assert "has not answered (connection refused): is drover-collector running?" in json.loads(body)["trouble"]
 
 
 def test_an_unknown_colour_is_refused(console: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
-from drover_dashboard import node_history, view
+import pytest
+
+from drover_dashboard import client, node_history, view
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 
@@ -40,3 +44,15 @@ def test_days_are_named_who_did_it_is_told_and_rows_lead_to_the_incident() -> No
 
 def test_open_incidents_stand_elsewhere_and_no_answer_is_no_history() -> None:
     assert node_history.rows(None, [], WHO) == []
+
+
+def test_what_is_not_known_is_not_told_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = client.Answer(pb.ActionList(), T0), client.Answer(pb.IncidentList(), T0)
+    unknown: client.Answer[Any] = client.Answer(None, 0)
+    said: list[str] = []
+    monkeypatch.setattr(node_history, "table", lambda *_, empty, **__: said.append(empty))
+    for done, found in (nothing, (unknown, nothing[1]), (nothing[0], unknown)):
+        fleet = SimpleNamespace(actions=lambda *_, a=done: a, incidents=lambda *_, b=found, **__: b)
+        monkeypatch.setattr(client, "fleet", lambda f=fleet: f)
+        node_history.show("n1", WHO)
+    assert said == ["Nothing was done to it, and no incident of it is over.", *[node_history.NOT_KNOWN] * 2]

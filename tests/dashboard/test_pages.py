@@ -60,7 +60,7 @@ def test_an_incident_says_what_to_do_and_what_the_policy_would_do(shared: FleetC
 
 @pytest.mark.parametrize(
     ("page", "query", "said"),
-    [("incidents", {"id": "zz"}, "no incident 'zz'"), ("node", {"node": "n9"}, "no node 'n9'")],
+    [("incidents", {"id": "zz"}, "No incident 'zz'"), ("node", {"node": "n9"}, "No node 'n9'")],
 )
 def test_a_link_to_something_gone_says_so(shared: FleetClient, page: str, query: dict[str, str], said: str) -> None:
     assert any(said in text.value for text in opened(page, **query).text)

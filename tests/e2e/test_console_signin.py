@@ -55,7 +55,7 @@ def test_people_sign_in_and_have_their_role(tmp_path: Path) -> None:
                 assert page.request.get(f"{url}/drover/picture").status == 403
                 page.get_by_role("button", name="Sign in").click()
                 page.get_by_text(f"Signed in as {role}").wait_for()
-                page.get_by_text("does not answer since").first.wait_for()  # no collector runs: the page is there
+                page.get_by_text("has not answered since").first.wait_for()  # no collector runs: the page is there
                 assert page.request.get(f"{url}/drover/picture").status == 503
                 page.get_by_role("button", name="Sign out").click()
                 page.get_by_role("button", name="Sign in").wait_for()

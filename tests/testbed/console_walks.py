@@ -91,7 +91,7 @@ def links_of(tab: Tab, url: str, node: str) -> None:
 def hot_rack(tab: Tab, hot: tuple[str, int]) -> None:
     """On the Thermals page: from the rack r02 to the GPU there that is poorly cooled."""
     page, (node, gpu) = tab.page, hot
-    page.get_by_text("No rack gets hot air; poor cooling in r02.").wait_for()
+    page.get_by_text("No incident of hot air; poor cooling in r02.").wait_for()
     tile = page.locator(".tile", has=page.get_by_text("r02", exact=True))
     tile.get_by_text(re.compile("poor")).wait_for()
     tile.press("Enter")

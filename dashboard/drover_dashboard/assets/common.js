@@ -26,6 +26,15 @@ export function element(tag, className, text) {
   return made;
 }
 
+// Text in which no name is broken at its hyphens (job-5001); read or copied it is the same.
+export function worded(made, text) {
+  for (const part of String(text).split(/(\S*\w-\w\S*)/)) {
+    if (part.length > 30 || !/\w-\w/.test(part)) made.append(part);
+    else made.append(Object.assign(element("span", "", part), { style: "white-space: nowrap" }));
+  }
+  return made;
+}
+
 const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
 
 export const rampBar = () => `linear-gradient(90deg, ${RAMP.map((part) => `rgb(${part.join(",")})`).join(",")})`;

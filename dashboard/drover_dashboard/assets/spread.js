@@ -138,7 +138,7 @@ function legend(data, colors) {
     sample.style.background = colors[kind];
     line.append(sample, element("span", "", text));
   }
-  if (data.lines.length) line.append(element("span", "rule"), element("span", "", "centre"), element("span", "rule limit"), element("span", "", "told from here on"));
+  if (data.lines.length) line.append(element("span", "rule"), element("span", "", "centre"), element("span", "rule limit"), element("span", "", "told as worse from here on"));
   line.append(element("span", "", "bar heights: square root of the count"));
   return line;
 }

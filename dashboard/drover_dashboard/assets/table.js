@@ -1,5 +1,5 @@
 // Rows of text, some of which open something. Every text goes in as text, never as HTML: much of it comes from logs.
-import { element, themeOf } from "./common.js";
+import { element, themeOf, worded } from "./common.js";
 
 const tables = new WeakMap();
 
@@ -80,11 +80,12 @@ function stroke(line) {
 function cellOf(cell, column, link) {
   const made = element("td", [column.align, column.wrap ? "wrap" : "", cell.kind].filter(Boolean).join(" "));
   if (cell.title) made.title = cell.title;
-  const main = element(link && link.href ? "a" : "span", cell.badge ? `badge ${cell.badge}` : "main", cell.text);
+  const main = element(link && link.href ? "a" : "span", cell.badge ? `badge ${cell.badge}` : "main");
+  worded(main, cell.text);
   if (link && link.href) main.href = new URL(link.href, document.baseURI);
   if (cell.line) made.append(stroke(cell.line));
   made.append(main);
   if (cell.mark) made.append(element("span", `mark ${cell.mark.tone}`, cell.mark.text));
-  if (cell.sub) made.append(element("div", "sub", cell.sub));
+  if (cell.sub) made.append(worded(element("div", "sub"), cell.sub));
   return made;
 }

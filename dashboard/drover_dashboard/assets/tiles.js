@@ -1,5 +1,5 @@
 // Racks or leafs, one tile each: its name, a figure by colour and number, its nodes as cells, a remark. A click opens it.
-import { element, paint, rampBar, themeOf } from "./common.js";
+import { element, paint, rampBar, themeOf, worded } from "./common.js";
 
 const shownData = new WeakMap();
 
@@ -59,7 +59,7 @@ function made(tile, data, setTriggerValue) {
     }
     box.append(cells);
   }
-  tile.subs.forEach((text) => box.append(element("div", "sub", text)));
+  tile.subs.forEach((text) => box.append(worded(element("div", "sub"), text)));
   return box;
 }
 
@@ -70,6 +70,10 @@ function legend(told) {
     bar.style.background = rampBar();
     line.append(element("span", "", told.low), bar, element("span", "", told.high));
   }
-  for (const [state, text] of told.cells) line.append(element("span", `cell ${state}`, state === "trouble" ? "!" : ""), element("span", "", text));
+  for (const [state, text] of told.cells) {
+    const item = element("span", "item");
+    item.append(element("span", `cell ${state}`, state === "trouble" ? "!" : ""), element("span", "", text));
+    line.append(item);
+  }
   return line;
 }

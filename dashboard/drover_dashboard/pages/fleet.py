@@ -101,7 +101,7 @@ def _tiles(status: pb.Status) -> None:
 
 
 def _mfu(status: pb.Status) -> str:
-    return f"{fmt.number(status.mfu_gpus)} GPUs tell" if status.HasField("mfu_ratio") else "no job tells"
+    return f"of {fmt.several(status.mfu_gpus, 'GPU')}" if status.HasField("mfu_ratio") else "none reported"
 
 
 def _idle_share(status: pb.Status) -> str:

@@ -46,6 +46,7 @@ def listing(state: str, severity: str) -> None:
     found = incident_rows.parse(answer.value)
     if "id" not in st.query_params and found:
         st.query_params["id"] = found[0].id  # the worst one first: one click less at night
+        st.session_state["unasked"] = found[0].id
         st.rerun()
     lines = incident_rows.rows(found, view.racks(), who)
     empty = f"No {'' if state == 'all' else state + ' '}incident of this severity."
@@ -65,7 +66,10 @@ def detail() -> None:
         incident_detail.show(chosen)
 
 
-left, right = st.columns([1, 1.75], gap="medium")
+# On a phone an incident that somebody asked for comes before the list (page.css).
+asked = st.query_params.get("id", "") not in ("", st.session_state.get("unasked"))
+with st.container(key="reversed_asked" if asked else "unasked"):
+    left, right = st.columns([1, 1.75], gap="medium")
 with left:
     listing(*filters())
 with right:

@@ -59,6 +59,8 @@ def history(name: str) -> None:
     detail: pb.NodeDetail | None = client.fleet().node(name).value
     if detail is not None and detail.row.health in OUT and (look := client.fleet().safe(name).value) is not None:
         node_acts.safe(look, view.viewer(), "out")
+    if detail is None:
+        return  # why is said above
     clicked = node_history.show(name, view.viewer())
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked, "state": "all"})
