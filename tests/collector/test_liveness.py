@@ -65,6 +65,15 @@ def test_no_single_node_is_blamed_while_nobody_is_heard_or_right_after() -> None
     assert {f.action for f in told} == {Wanted.NONE}
 
 
+@pytest.mark.parametrize("gap", [1, 2])
+def test_buckets_that_nobody_was_in_time_for_neither_end_a_silence_nor_call_the_fleet_silent(gap: int) -> None:
+    """Rows that come late, a collector that stalled: the node that was silent before it is so after."""
+    told = run(40, lambda number: range(8) if 12 <= number < 12 + gap else [2] if number >= 4 else [])
+    assert {(f.scope, f.node, f.cause) for f in told} == {("node", "n02", "silent")}
+    assert not any(f.cleared for f in told)
+    assert run(20, lambda number: range(8) if 12 <= number < 12 + gap else []) == []
+
+
 def test_who_waits_for_its_turn_to_come_back_is_not_silent_and_who_does_not_come_is() -> None:
     """After the collector was away all agents connect at once, and are let in one after the other."""
 

@@ -134,7 +134,12 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         return new, s
     s.left -= now_told.keys()
     missed = {k: f for k, f in s.told.items() if k not in now_told}
-    kept = {k: replace(f, ts_ms=now_ms) for k, f in missed.items() if _unproven(window, s, k, f)}
+    mass = any(cause == "no_telemetry" for _, cause, _, _ in (*s.told, *now_told))
+    kept = {
+        k: replace(f, ts_ms=now_ms)
+        for k, f in missed.items()
+        if _unproven(window, s, k, f) or (not mass and _waits(window, s, f))
+    }
     over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for k, f in missed.items() if k not in kept]
     s.told, s.left = now_told | kept, s.left & kept.keys()
     return [*found, *kept.values(), *over], s
@@ -158,6 +163,19 @@ def _unproven(window: Window, s: State, key: Key, finding: Finding) -> bool:
             return False
         gpus = slice(g, g + 1)
     return not (s.answered_ms[gpus] >= window.newest.end_ms).any()
+
+
+def _waits(window: Window, s: State, finding: Finding) -> bool:
+    """Whether a silence stands that was told before a moment in which nobody was in time, since it is not over and too
+    early to be told anew: until then it was silent while others reported."""
+    bucket, number = window.newest, window.index.node_number
+    if finding.cause not in ("silent", "never_came") or finding.node in s.planned:
+        return False
+    again_ms = max(NEVER_CAME_MS if finding.cause == "never_came" else 0, _silent_after(bucket))
+    if not s.deaf and bucket.end_ms - s.resumed_ms >= again_ms:
+        return False
+    away = [s.heard_ms[number[name]] < bucket.end_ms for name, _ in finding.members if name in number]
+    return bool(away) and float(np.mean(away)) >= GROUP_STAYS
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -245,11 +263,13 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
         if n is not None and quiet_ms[n] >= limit_ms:
             yield planned(window, name, stopped_ms, now_ms)
     was_mass = any(key[1] == "no_telemetry" for key in s.told)
-    mass = not heard.any() or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
+    # One bucket that nobody was in time for says nothing yet; a fleet that is gone is silent as a node is.
+    deaf = not heard.any() and silent.sum() > MASS_SHARE * expected.sum()
+    mass = deaf or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
     if was_mass and not mass:  # the collector's own trouble ends: who is still away now is judged from now on
         _resume(s, bucket)
         return
-    if not silent.any():
+    if not silent.any() or (not mass and not heard.any()):
         return
     if mass and index.node_count > 1:
         yield mass_silent(window, silent, heard, int(since[silent].min()), now_ms)

@@ -46,8 +46,9 @@ NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get 
 # inlet that is off by 2 degC, or not read in a rack whose nodes differ so much, adds some 6 % at 35 degC over it.
 NODE_RATIO = 1.20
 NODE_GPUS = 4  # judged there
-# For so long: when the job that holds most peers stops for some seconds, their cores cool at a power that hardly shows
-# it, and all others seem 10 to 30 % warmer until they are warm again (time constants of 15 to 60 s).
+# For so long, where a GPU was told alone before: when the job that holds most peers stops for some seconds, their cores
+# cool at a power that hardly shows it, and all others seem 10 to 30 % warmer until they are warm again (time constants
+# of 15 to 60 s).
 NODE_RISE_MS = 60_000
 
 
@@ -166,7 +167,6 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
         del s.told[g]  # its incident is over
     known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
     facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
-    lasting = max(PERSIST, NODE_RISE_MS // window.newest.length_ms)
     for n in np.unique(index.gpu_node[flagged]).tolist():
         gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
@@ -177,6 +177,8 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
             continue  # hot air, told once for the rack
         of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
         known = of_node[~np.isnan(of_node)]
+        alone_ms = NODE_RISE_MS if any(g in s.told for g in gpus) else 0
+        lasting = max(PERSIST, alone_ms // window.newest.length_ms)
         together = len(known) > 2 and middle(known) >= NODE_RISE and s.streak_warm[n] >= lasting
         if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
