@@ -22,13 +22,9 @@ QUIET_MS = 60_000  # agents send every 5 s, 30 s at most
 def numbers() -> None:
     """One line about Drover itself, then the numbers that matter."""
     who = view.viewer()
-    answer = client.fleet().status()
-    view.trouble("status", answer.trouble, answer.as_of_ms, who)
-    status = answer.value
+    status = client.fleet().status().value
     if status is None:
         return
-    with view.place():
-        _asks(status)
     with st.container(horizontal=True, vertical_alignment="center"):  # one line, so that the picture fits below
         view.notice("line", "remark", _line(status, who))
         if status.pending:
@@ -118,8 +114,14 @@ def _idle_of(status: pb.Status) -> str:
 
 @st.fragment(run_every=view.ALERT_S)
 def incidents() -> None:
-    """Open incidents, worst first."""
+    """What is wrong with Drover itself, which must not move the picture when it comes or goes; then open incidents,
+    worst first."""
     who = view.viewer()
+    own = client.fleet().status()
+    view.trouble("status", own.trouble, own.as_of_ms, who)
+    with view.place():
+        if own.value is not None:
+            _asks(own.value)
     answer = client.fleet().incidents("open", limit=SHOWN)
     if answer.value is None:
         view.notice("incidents", "remark", "What is open is not known while the collector does not answer.")
