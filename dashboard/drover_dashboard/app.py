@@ -19,7 +19,8 @@ from starlette.routing import Route
 from drover_dashboard import client, streamlit_mends, view
 from drover_dashboard.components import ASSETS
 from drover_dashboard.door import Door
-from drover_dashboard.fleet_canvas import LEVEL, frame, metrics, packed, trouble_line
+from drover_dashboard.fleet_ahead import Ahead
+from drover_dashboard.fleet_canvas import LEVEL, frame, metrics, packed, ready, trouble_line
 from drover_dashboard.frontend import Frontend
 from drover_dashboard.grouping import GROUPS, USUAL, grouped
 from drover_proto import fleet_pb2 as pb
@@ -94,6 +95,9 @@ def _bytes(request: Request, body: bytes, media_type: str, level: int = LEVEL) -
     return Response(body, media_type=media_type, headers=headers)
 
 
+_ahead = Ahead(lambda color_by, for_s: ready(client.fleet(), color_by, for_s))
+
+
 def picture(request: Request) -> Response:
     """One frame of the picture, coloured by health or a metric of the catalog."""
     color_by = request.query_params.get("color_by", "health")
@@ -102,4 +106,6 @@ def picture(request: Request) -> Response:
     body, trouble = frame(client.fleet(), color_by)
     if body is None:
         return JSONResponse({"trouble": trouble_line(trouble) if trouble else "no picture"}, 503)
+    if trouble is None:
+        _ahead.answered(color_by)
     return _bytes(request, body, "application/octet-stream")

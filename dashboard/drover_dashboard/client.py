@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 FRESH_S = 1.0  # answers this young are shared by all open pages
-VALUES_FRESH_S = 4.0  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
+PICTURE_FRESH_S = 2.0  # by health: one made shortly before it is asked for (fleet_ahead.py) must serve
+VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
 LAYOUT_FRESH_S = 10.0  # a layout changes with a restart of the collector, which a picture's version tells at once
 DEADLINE_S = 4.0
 SLOW_S = 2.0  # numbers kept in memory that take this long: said, as the page is then older than it looks
@@ -154,10 +155,11 @@ class FleetClient:
         fresh_s = FRESH_S if jobs else LAYOUT_FRESH_S
         return self._call(self._fleet().GetLayout, pb.LayoutRequest(jobs=jobs), f"layout {jobs}", fresh_s=fresh_s)
 
-    def picture(self, color_by: str) -> Answer[pb.Picture]:
-        fresh_s = FRESH_S if color_by == "health" else VALUES_FRESH_S
+    def picture(self, color_by: str, for_s: float = 0.0) -> Answer[pb.Picture]:
+        """`for_s`: one that will do so long from now, too."""
+        fresh_s = PICTURE_FRESH_S if color_by == "health" else VALUES_FRESH_S
         request = pb.PictureRequest(color_by=color_by)
-        return self._call(self._fleet().GetPicture, request, f"picture {color_by}", fresh_s=fresh_s)
+        return self._call(self._fleet().GetPicture, request, f"picture {color_by}", fresh_s=fresh_s - for_s)
 
     def nodes(self, limit: int = 0) -> Answer[pb.NodeList]:
         return self._call(self._fleet().ListNodes, pb.ListNodesRequest(limit=limit), f"nodes {limit}")

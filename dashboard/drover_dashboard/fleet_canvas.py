@@ -62,28 +62,30 @@ def trouble_line(trouble: Trouble) -> str:
     return f"{trouble.what} ({trouble.reason}): {trouble.advice}"
 
 
-def frame(client: FleetClient, color_by: str) -> tuple[bytes | None, Trouble | None]:
+def frame(client: FleetClient, color_by: str, for_s: float = 0.0) -> tuple[bytes | None, Trouble | None]:
     """The newest picture as the browser takes it (see assets/fleet.js), or why there is none.
 
-    An answer kept from before the collector fell silent is given with its trouble in the header.
+    An answer kept from before the collector fell silent is given with its trouble in the header. `for_s`: one that
+    will do so long from now, too.
     """
-    health = client.picture("health")
+    health = client.picture("health", for_s)
     picture, trouble = health.value, health.trouble
     header: dict[str, Any] = {}
     parts: list[bytes] = []
     if picture is None:
         return None, trouble
-    gpus = len(picture.cells)
+    gpus, ts_ms = len(picture.cells), picture.ts_ms
     if color_by != "health":
-        colored = client.picture(color_by)
+        colored = client.picture(color_by, for_s)
         trouble = trouble or colored.trouble
         if colored.value is None or len(colored.value.cells) != gpus:
             return None, trouble or Trouble("no picture", "the layout is changing", "wait a moment", health.as_of_ms)
         header, parts = _colored(color_by, colored.value, gpus)
+        ts_ms = min(ts_ms, colored.value.ts_ms)
     header |= {
         "gpus": gpus,
         "layout_version": picture.layout_version,
-        "ts_ms": picture.ts_ms,
+        "ts_ms": ts_ms,
         "legend": list(picture.legend),
         "trouble": trouble_line(trouble) if trouble else None,
     }
@@ -105,6 +107,13 @@ def packed(body: bytes, level: int = LEVEL) -> bytes:
         while len(_packed) > PACKED:
             _packed.popitem(last=False)
     return found
+
+
+def ready(client: FleetClient, color_by: str, for_s: float) -> None:
+    """Have a frame packed before it is asked for."""
+    body, _ = frame(client, color_by, for_s)
+    if body is not None:
+        packed(body)
 
 
 def _colored(color_by: str, picture: Any, gpus: int) -> tuple[dict[str, Any], list[bytes]]:

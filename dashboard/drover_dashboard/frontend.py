@@ -50,7 +50,7 @@ PARTS = ("Html", "BidiComponent")
 FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "/": (
         ("Selectbox", "Metric"),
-        ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "common.js", "table.js"),
+        ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "fleet_pixels.js", "common.js", "table.js"),
     ),
 }
 OURS = ("table.js", "common.js")

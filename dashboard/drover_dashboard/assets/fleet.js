@@ -2,6 +2,7 @@
 import { clock, element, themeOf } from "./common.js";
 import { next } from "./fleet_keys.js";
 import { arrange, place, hit } from "./fleet_layout.js";
+import { fillPixels, fits, pixelMap, pixelOf } from "./fleet_pixels.js";
 
 const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
 const HEALTHY = "healthy";
@@ -34,7 +35,7 @@ function inherit(picture, data) {
   picture.end = early.end;
   const same = before.data.color_by === data.color_by && before.data.group === data.group;
   if (!before.frame || !same) return;
-  for (const name of ["data", "layout", "frame", "trouble", "at", "arrangedMs", "plan", "cells", "of", "drawn"]) picture[name] = before[name];
+  for (const name of ["data", "layout", "frame", "trouble", "at", "arrangedMs", "plan", "cells", "map", "of", "drawn"]) picture[name] = before[name];
   picture.timer = setTimeout(() => poll(picture), Math.max(0, before.nextMs - Date.now()));
 }
 
@@ -156,15 +157,17 @@ function draw(picture) {
   const width = root.clientWidth;
   const room = data.height - 46 - picture.notice.offsetHeight;
   const { of } = picture;
-  if (!of || of.layout !== picture.layout || of.width !== width || of.room !== room) { // 100,000 places: not at each refresh
+  const moved = !of || of.layout !== picture.layout || of.width !== width || of.room !== room || of.ratio !== ratio;
+  if (moved) { // 100,000 places: not at each refresh
     picture.plan = arrange(picture.layout, width, room);
     picture.cells = place(picture.layout, picture.plan);
-    picture.of = { layout: picture.layout, width, room };
+    picture.of = { layout: picture.layout, width, room, ratio };
   }
   const { plan } = picture;
   const height = plan.height;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
+  if (moved) picture.map = fits(plan, ratio) ? pixelMap(picture.cells, plan, ratio, canvas.width, canvas.height) : null;
   canvas.style.height = `${height}px`;
   const paint = canvas.getContext("2d");
   const ramp = rampColors();
@@ -186,22 +189,29 @@ function draw(picture) {
 
 // All cells, their labels and their signs, on an empty canvas.
 function fill(picture, paint, theme, shade, ramp) {
-  const { frame, data, plan } = picture;
-  labels(paint, plan, theme);
+  const { frame, data, plan, map } = picture;
   const hatch = hatching(paint, theme);
   const looks = frame.legend.map((name) => data.palette.health[name] || data.palette.health[UNKNOWN]);
   const gap = plan.cellHeight >= 5 ? 1 : 0;
+  if (map) {
+    const colors = new Uint32Array(256);
+    if (frame.metric) ramp.forEach((color, code) => { if (code) colors[code] = pixelOf(color); });
+    else frame.legend.forEach((name, code) => { if (name !== UNKNOWN) colors[code] = pixelOf(looks[code][shade]); });
+    fillPixels(paint, map, frame.metric ? frame.cells : frame.health, colors, hatch);
+  }
+  labels(paint, plan, theme);
   const marked = [];
   const byFill = new Map(); // a change of colour costs more than a cell: all cells of one colour together
   for (const cell of picture.cells) {
     const code = frame.health[cell.index];
     const name = frame.legend[code] || UNKNOWN;
+    if (name !== HEALTHY && name !== UNKNOWN) marked.push([cell, looks[code]]);
+    if (map) continue;
     const absent = frame.metric ? frame.cells[cell.index] === 0 : name === UNKNOWN;
     const key = absent ? -1 : frame.metric ? frame.cells[cell.index] : code;
     const same = byFill.get(key);
     if (same) same.push(cell);
     else byFill.set(key, [cell]);
-    if (name !== HEALTHY && name !== UNKNOWN) marked.push([cell, looks[code]]);
   }
   for (const [key, cells] of byFill) {
     paint.fillStyle = key === -1 ? hatch : frame.metric ? ramp[key] : looks[key][shade];
