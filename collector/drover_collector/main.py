@@ -287,6 +287,7 @@ async def _serve(
         pipeline.store, pipeline.index, pipeline.take_events, on_unstored=pipeline.take_unstored,
         on_probes=probing.desk.take_results,
     )  # fmt: skip
+    pipeline.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream
     facts = Facts(pipeline, ingest.stats, config, gate, tls)
     facts.probe_desk = probing.desk
