@@ -75,7 +75,7 @@ def _tell(key: str, found: Trouble, as_of_ms: int, who: Viewer) -> None:
         line = f"{fmt.capital(found.reason.partition('; `')[0])}: {found.advice}"  # the rest names a command
     stale = bool(as_of_ms) and not found.slow
     if as_of_ms:
-        line += f"  Shown is the last answer, of {who.clock(as_of_ms)}."
+        line += f"{'' if line.endswith(('?', '.')) else '.'} Shown is the last answer, of {who.clock(as_of_ms)}."
     notice(key, "trouble_stale" if stale else "trouble", line)  # what stands beside it loses its colours: page.css
 
 
