@@ -27,11 +27,15 @@ from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import Event, ProbeResult
 
 DAY_MS = 86_400_000
-PARTS = 20  # of the wait for company: with few streams it ends with one in which nobody came
-FEW = 8  # streams; of more some always come, if not within a part: with 50 ms between them each would go alone
-# So many times as long waits what is less than this, 3 s of 2,000 GPUs: an insert of few rows costs as much as one of
-# thousands, and so do its merges.
-LITTLE_TIMES, LITTLE_BYTES = 3, 8 << 20
+FEW = 8  # streams: their wait for company ends with a 20th of it in which nobody came. Of more, some always come
+PARTS_OF_FEW, PARTS = 20, 4
+# So many times as long waits what is less than this, 10 s of 5,000 GPUs: an insert of few rows costs as much as one of
+# thousands, and so do its merges. Where nobody has looked at newest values for a minute there is one for each read of a
+# bucket, before it by so many times what the last one took.
+LITTLE_BYTES = 8 << 20
+LITTLE_TIMES, UNSEEN_TIMES = 3, 10
+SEEN_S = 60.0
+AHEAD_TIMES = 3
 TELEMETRY, POSITIONS = "telemetry", "lane positions"  # what is written, in logs and troubles
 
 
@@ -82,6 +86,7 @@ class Writers:
         self.freed = asyncio.Event()
         self._telemetry: list[Waiting] = []
         self._bytes = 0  # in that list
+        self._took_s = 0.0  # the newest insert
         self._came = asyncio.Event()
         self._full = asyncio.Event()  # enough for an insert, no need to wait for company
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,12 +137,13 @@ class Writers:
             self._came.clear()
             return self.storing.closing
         await self._company()
-        work = self._next_insert()
+        work, began_s = self._next_insert(), time.monotonic()
         acknowledged = False
         try:
             batches = [waiting for waiting in work if waiting.batch is not None]
             for part, decoded in await self.storing.each(TELEMETRY, self._store_batches, batches):
                 self._note_decoded(part, decoded)
+            self._took_s = time.monotonic() - began_s
             for waiting in work:
                 if waiting.key[0]:
                     self.positions.advance(waiting.key, waiting.lane, waiting.seq)
@@ -152,16 +158,22 @@ class Writers:
 
         Little waits longer, but is stored before the next bucket is read: what came a second before that is in it.
         """
-        for part in range(1, PARTS * LITTLE_TIMES + 1):
-            before = self._bytes
+        began_s = now_s = time.monotonic()
+        reads_in_s = (self._store.lag_ms - self._now_ms()) % BUCKET_MS / 1000  # the detectors, the next bucket
+        while True:
+            before, few = self._bytes, self._stats.connected < FEW
+            seen = self._store.shared or now_s - self._store.asked_s < SEEN_S
+            lasts_s = waits_s(self._bytes, reads_in_s, self._took_s, seen, self._store.shared, self._limits)
+            left_s = began_s + lasts_s - now_s
+            if left_s <= 0:
+                return
+            part_s = self._limits.flush_s / (PARTS_OF_FEW if few else PARTS)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.flush_s / PARTS):
+                async with asyncio.timeout(min(part_s, left_s)):
                     await self._full.wait()
-            if self._full.is_set() or (self._bytes == before and self._stats.connected < FEW):
+            if self._full.is_set() or (few and self._bytes == before):
                 return
-            reads_in_s = (self._store.lag_ms - self._now_ms()) % BUCKET_MS / 1000  # the detectors, the next bucket
-            if enough(part, self._bytes, reads_in_s, self._store.shared, self._limits):
-                return
+            now_s = time.monotonic()
 
     def _next_insert(self) -> list[Waiting]:
         size = count = 0
@@ -237,10 +249,18 @@ class Writers:
             self.storing.well(POSITIONS)
 
 
-def enough(part: int, size: int, reads_in_s: float, shared: bool, limits: Limits) -> bool:
-    """Whether what waits is stored now, after so many parts of `flush_s`: much, or what a longer wait would keep from
-    the next read of a bucket. Of a `shared` store what comes just before a read counts as missed by it."""
-    if part < PARTS:
-        return False
-    ahead_s = limits.flush_s * (1 + 1 / PARTS) + (SLACK_MS / 1000 if shared else 0)
-    return size >= LITTLE_BYTES or reads_in_s < ahead_s
+def waits_s(size: int, reads_in_s: float, took_s: float, seen: bool, shared: bool, limits: Limits) -> float:
+    """How long telemetry waits for company.
+
+    Args:
+        size: bytes that wait. reads_in_s: how long after the wait began the next bucket is read.
+        took_s: what the insert before it took. seen: somebody looks at newest values.
+        shared: what comes just before a read counts as missed by it.
+    """
+    if size >= LITTLE_BYTES:
+        return limits.flush_s
+    ahead_s = limits.flush_s * (1 + 1 / PARTS_OF_FEW) + (SLACK_MS / 1000 if shared else 0)
+    if reads_in_s < limits.flush_s:  # it misses this one
+        reads_in_s += BUCKET_MS / 1000
+    most_s = limits.flush_s * (LITTLE_TIMES if seen else UNSEEN_TIMES)
+    return max(limits.flush_s, min(most_s, reads_in_s - max(ahead_s, AHEAD_TIMES * took_s)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,6 +35,7 @@ class Base:
         self.integrity: Integrity | None = None  # None: a server, which looks after itself
         self._stopping = threading.Event()  # no backup goes on
         self.absences_written = 0  # how often, by this process
+        self.asked_s = -math.inf  # monotonic; when somebody last asked this process for newest values
         self.resend = False  # what was taken last is damaged: agents are asked for all that they still have
         # Called before each write of the active collector's; raises StoreError when this one is not active. Its answer
         # stands beside the write in a server's log.
@@ -41,6 +44,10 @@ class Base:
     def limited(self, seconds: float) -> AbstractContextManager[None]:
         """Within it, questions of this thread end after so long."""
         return self._clients.limited(seconds)
+
+    def note_asked(self) -> None:
+        """Somebody looks: what comes in is stored sooner."""
+        self.asked_s = time.monotonic()
 
     def close(self) -> None:
         """Waits for running statements; what was written is durable anyway."""

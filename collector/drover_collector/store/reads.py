@@ -101,6 +101,7 @@ class Reads(Rollups):
 
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
         """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""
+        self.note_asked()
         result = np.full(index.gpu_count, np.nan)
         newest = np.zeros(index.gpu_count, np.int64)
         places = self._placements.map(index, Scope.GPU, now_ms)
@@ -155,6 +156,7 @@ class Reads(Rollups):
         self, node: str, now_ms: int, within_ms: int = 60_000
     ) -> dict[ValueKey, dict[str, tuple[float, int]]]:
         """(scope, gpu, link) -> metric -> (newest value, its time), none older than `within_ms`. Absent: no entry."""
+        self.note_asked()
         found: dict[ValueKey, dict[str, tuple[float, int]]] = {}
         entities = self.entities_of(node)
         for scope in Scope:

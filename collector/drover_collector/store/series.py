@@ -61,6 +61,7 @@ class Series(Rollups):
             ValueError: a span that is empty, fewer than 2 points, or a metric that this scope does not have.
         """
         _check(scope, metrics, from_ms, to_ms, max_points)
+        self.note_asked()
         stays = self._placements.stays(targets, scope)
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
         to_ms = self._end(scope, (from_ms, to_ms), step)
