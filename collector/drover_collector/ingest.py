@@ -23,6 +23,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller, when_ended
 from drover_collector.identity import Identity
 from drover_collector.ingest_admission import Admission, ComeAgainError
+from drover_collector.ingest_clocks import Clocks
 from drover_collector.ingest_hello import Hellos
 from drover_collector.ingest_limits import Account, Limits, Room, Teller
 from drover_collector.ingest_session import EndError, Session, Waiting
@@ -78,6 +79,7 @@ class Ingest:
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared
         )
         self._admission = Admission(self.stats, self._limits)
+        self._clocks = Clocks(self.stats, now_ms)
         self._sessions: dict[Session, None] = {}
         self._nameless: dict[Session, Identity | None] = {}  # those that have not said who they are, oldest first
         self._nameless_of: Counter[Identity] = Counter()
@@ -128,6 +130,7 @@ class Ingest:
             del self._sessions[session]
             self._named(session)
             self._gapped.pop(session, None)
+            self._clocks.forget(session)
             self.stats.connected = len(self._sessions)
             self._writers.acks.forget(session)
             self._hellos.leave(session)
@@ -197,6 +200,8 @@ class Ingest:
                 pass  # counted; and against its share, below
             case "hello":
                 await self._hellos.take(session, message.hello, size)
+                if message.hello.ts_ms:
+                    self._clocks.note(session)
                 self._named(session)
             case "batch":
                 rows = _rows(message.batch, size)
@@ -226,7 +231,7 @@ class Ingest:
         except DecodeError:
             return False
         batch = message.batch
-        if batch.lane not in TELEMETRY or batch.lane in session.gapped:  # also what is no batch
+        if batch.lane not in TELEMETRY or batch.lane in session.gapped or self._clocks.doubted:  # also what is no batch
             return False
         if room.filling or not room.fits(session.account) or not session.account.take_at_once(size, _rows(batch, size)):
             return False
@@ -253,6 +258,7 @@ class Ingest:
             try:
                 self._writers.tick()
                 self._admission.tick()
+                self._clocks.tick()
                 self._end_late_ones()
             except Exception:  # a defect of ours must not end this task
                 log.exception("looking after the streams")
@@ -262,7 +268,8 @@ class Ingest:
     def _end_late_ones(self) -> None:
         """Streams without a Hello, and those that must send again what was left with them."""
         now = time.monotonic()
-        again = round(self._limits.ends_per_s * self._limits.care_s) if not self._writers.storing.failing else 0
+        waits = self._writers.storing.failing or self._clocks.doubted
+        again = 0 if waits else round(self._limits.ends_per_s * self._limits.care_s)
         for session in list(self._nameless):
             if session.hello_came_ms:
                 continue
@@ -322,7 +329,7 @@ class Ingest:
         its agent, as does all of its lane after it, until the stream ends and another begins.
         """
         writers = self._writers
-        while lane not in session.gapped:
+        while lane not in session.gapped and not (self._clocks.doubted and lane in TELEMETRY):
             if room.filling:
                 await self._hold_back(session, "the collector has more to store than it can")
             if room.fits(session.account):  # others may have come meanwhile: nothing is waited for from here on
@@ -343,7 +350,7 @@ class Ingest:
         session.gapped.add(lane)
         self._gapped[session] = None
         self.stats.dropped += 1
-        await self._hold_back(session, self.stats.trouble or "the store takes nothing")
+        await self._hold_back(session, self.stats.trouble or self._clocks.doubted or "the store takes nothing")
 
     async def _hold_back(self, session: Session, reason: str, wait_ms: int = 0) -> None:
         """Ask an agent to wait, not more often than it does."""

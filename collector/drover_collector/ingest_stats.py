@@ -52,6 +52,7 @@ class IngestStats:
     store_failures: int = 0
     troubles: dict[str, str] = field(default_factory=dict)  # what is not stored now -> why
     writing: dict[str, float] = field(default_factory=dict)  # what is being stored -> since when, monotonic seconds
+    clock_doubt: str = ""  # why this collector's own clock may be wrong, so that no telemetry is taken in
     defects: int = 0  # failures of our own while taking data in
     defect: str = ""  # the newest of them
 
@@ -74,7 +75,7 @@ class IngestStats:
 
     def sentences(self) -> list[str]:
         """What an operator should know of the agents, for Status."""
-        found = []
+        found = [f"{self.clock_doubt}."] if self.clock_doubt else []
         if self.openings_waiting >= MANY:
             found.append(
                 f"{self.openings_waiting:,} agents have connected and wait for their turn; {self.openings_per_s:.0f} a"
