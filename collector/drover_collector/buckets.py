@@ -59,6 +59,8 @@ class Bucket:
         link: likewise over the links of `FleetSpec` nodes in order (may be empty).
         gpu_rows, node_rows: int32 [G], [N]: how many samples fell into the bucket; 0 = silent.
         jobs: int32 [G]: index into `job_names` of the job that held the GPU at the bucket's end, -1 for none.
+        late: nodes without a row whose agents sent something after its end: they are late, not silent. A replay has
+            none: the store holds what came late.
     """
 
     start_ms: int
@@ -70,6 +72,7 @@ class Bucket:
     jobs: Ints
     job_names: tuple[str, ...] = ()
     link: Mapping[str, Floats] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
 
     @property
     def end_ms(self) -> int:

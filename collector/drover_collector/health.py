@@ -25,7 +25,8 @@ from drover_collector.guard import OUT_STAGES
 from drover_proto.events import Duty, Health, Incident, Severity
 
 CONFIRMED_CONFIDENCE = 0.9  # as sure as a fatal XID or a failed remap is
-UNHEARD_CAUSES = frozenset({"silent", "never_came", "no_telemetry", "agent_stopped"})  # know no more than the silence
+# They know no more than the silence.
+UNHEARD_CAUSES = frozenset({"silent", "never_came", "no_telemetry", "agent_stopped", "late"})
 
 Codes = npt.NDArray[np.int8]
 HEALTHS = tuple(Health)

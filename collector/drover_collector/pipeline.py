@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
-from drover_collector.buckets import BUCKET_MS
+import numpy as np
+
+from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.pipeline_judging import Judging
 from drover_collector.store import StoreError
 from drover_proto.times import iso
@@ -25,7 +28,13 @@ LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or w
 
 
 class Pipeline(Judging):
-    """What judges, and its tasks. `start`, then `run` until cancelled, then `stop`."""
+    """What judges, and its tasks. `start`, then `run` until cancelled, then `stop`.
+
+    Attributes:
+        spoke_ms: node -> when its agent's newest message came, of agents that are connected here.
+    """
+
+    spoke_ms: Callable[[], Mapping[str, int]] = dict
 
     async def start(self) -> None:
         """Takes up the history: open incidents, the newest buckets and events, messages not yet delivered.
@@ -155,6 +164,7 @@ class Pipeline(Judging):
         began = time.perf_counter()
         try:
             bucket = await asyncio.to_thread(self.store.closing_bucket, self.index, start_ms)
+            bucket = replace(bucket, late=self._late(bucket))
             self._told = await asyncio.to_thread(self._inventories.news, now_ms)
         except StoreError as error:
             self.ticks.store_failed(error)
@@ -169,6 +179,13 @@ class Pipeline(Judging):
         self.ticks.judge_seconds += time.perf_counter() - read
         self.ticks.seconds = time.perf_counter() - began
         await self._roll(self.store.roll_up)
+
+    def _late(self, bucket: Bucket) -> frozenset[str]:
+        """Nodes without a row in it whose agents have sent something since it was over."""
+        rows = bucket.node_rows + np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
+        spoke, nodes = self.spoke_ms(), self.index.nodes
+        away = (nodes[n].name for n in np.flatnonzero(rows == 0).tolist())
+        return frozenset(name for name in away if spoke.get(name, 0) >= bucket.end_ms)
 
     async def _roll(self, work: Callable[[], object]) -> None:
         """Rollups; what fails is marked, and made later."""

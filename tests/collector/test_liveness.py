@@ -10,6 +10,7 @@ import pytest
 
 from drover_collector.detectors import liveness
 from drover_collector.detectors.example import START_MS, play, small_fleet
+from drover_collector.detectors.window import Buckets
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event, EventKind, Finding, Severity, Wanted
 from drover_proto.fleet import FleetSpec, NodeSpec
@@ -72,6 +73,27 @@ def test_buckets_that_nobody_was_in_time_for_neither_end_a_silence_nor_call_the_
     assert {(f.scope, f.node, f.cause) for f in told} == {("node", "n02", "silent")}
     assert not any(f.cleared for f in told)
     assert run(20, lambda number: range(8) if 12 <= number < 12 + gap else []) == []
+
+
+def test_a_node_whose_rows_come_late_is_told_as_late_and_never_drained() -> None:
+    def run_late(late: Callable[[int], Sequence[int]], count: int, away: Sequence[int]) -> list[Finding]:
+        index, state, told, held = small_fleet(12), None, [], Buckets(6)
+        for window, now_ms in play(index, count, None, lambda number: away if number >= 4 else []):
+            number = (window.newest.start_ms - START_MS) // 10_000
+            names = frozenset(index.nodes[n].name for n in late(number))
+            held.append(dataclasses.replace(window.newest, late=names))
+            findings, state = liveness.detect(dataclasses.replace(window, buckets=held.all()), state, now_ms)
+            told += findings
+        return told
+
+    told = run_late(lambda number: [2] if number >= 4 else [], 60, [2])
+    assert {(f.node, f.cause, f.severity, f.action) for f in told} == {("n02", "late", Severity.WARNING, Wanted.ADVISE)}
+    assert told[0].ts_ms == START_MS + 40_000 + liveness.DRAIN_AFTER_MS + 7_000
+    rack = [4, 5, 6, 7]
+    assert run_late(lambda number: rack if number >= 4 else [], 20, rack) == [], "no rack is silent"
+    dies = run_late(lambda number: [2] if 4 <= number < 30 else [], 70, [2])
+    first = {f.severity: f.ts_ms - START_MS - 7_000 for f in reversed(dies) if f.cause == "silent"}
+    assert first == {Severity.WARNING: 330_000, Severity.CRITICAL: 600_000}, "counted from its last word"
 
 
 def test_who_waits_for_its_turn_to_come_back_is_not_silent_and_who_does_not_come_is() -> None:

@@ -361,6 +361,24 @@ def test_a_node_that_falls_silent_is_found(store: Store, index: FleetIndex) -> N
     asyncio.run(scenario())
 
 
+def test_a_node_whose_agent_sends_too_late_for_its_buckets_is_not_silent(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        write_entities(store, index)
+        write_ticks(store, index, T0, T0 + 40_000)
+        write_ticks(store, index, T0 + 40_000, T0 + 100_000, silent=["n3"])
+        pipeline = pipeline_of(store, index, clock)
+        pipeline.spoke_ms = lambda: {"n3": clock.now_ms - 1000}
+        async with running(pipeline):
+            await advance(pipeline, clock, T0 + 100_000 + LAG_MS)
+            assert pipeline.newest is not None
+            assert pipeline.newest.late == {"n3"}
+            assert pipeline.engine.health_of("n3")[0] is Health.UNKNOWN
+        assert store.incidents("all") == []
+
+    asyncio.run(scenario())
+
+
 def test_after_a_long_stop_what_was_healthy_is_unknown(store: Store, index: FleetIndex) -> None:
     async def scenario() -> None:
         write_entities(store, index)

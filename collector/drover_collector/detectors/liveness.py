@@ -20,6 +20,7 @@ from drover_collector.detectors.liveness_texts import (
     job_of,
     mass_silent,
     no_gpu_answers,
+    node_late,
     node_silent,
     planned,
 )
@@ -57,12 +58,13 @@ Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
 @dataclass(slots=True)
 class State:
-    """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `returned_ms` [N]: when the
-    node was last heard again after a silence. `resumed_ms`: no silence counts from before it (the collector itself was
-    deaf or away)."""
+    """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `spoke_ms` [N]: of the newest
+    for which the node was late. `returned_ms` [N]: when the node was last heard again after a silence. `resumed_ms`: no
+    silence counts from before it (the collector itself was deaf or away)."""
 
     heard_ms: Times
     answered_ms: Times
+    spoke_ms: Times
     returned_ms: Times
     resumed_ms: int
     coming_ms: int  # until then nodes may still be coming back, one after the other
@@ -93,7 +95,7 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
         key = finding.scope, cause, node or _group_of(finding, index), finding.gpu
         s.told[key] = finding
         s.left.add(key)
-        if cause == "silent":
+        if cause in ("silent", "late"):
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.heard_ms[n] = incident.since_ms
@@ -108,10 +110,8 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
 
 
 def _fresh(index: FleetIndex, started_ms: int) -> State:
-    return State(
-        np.zeros(index.node_count, np.int64), np.zeros(index.gpu_count, np.int64), np.zeros(index.node_count, np.int64),
-        started_ms, started_ms + COMING_MS,
-    )  # fmt: skip
+    heard, spoke, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
+    return State(heard, np.zeros(index.gpu_count, np.int64), spoke, returned, started_ms, started_ms + COMING_MS)
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -223,6 +223,7 @@ def _listen(window: Window, s: State) -> Bools:
     s.hosts_tell |= bool(bucket.node)
     s.returned_ms[again] = bucket.start_ms
     s.heard_ms[heard] = bucket.end_ms
+    s.spoke_ms[[index.node_number[name] for name in bucket.late]] = bucket.end_ms
     core = [bucket.gpu[metric] for metric in CORE if metric in bucket.gpu]
     answers = bucket.gpu_rows > 0
     if core:
@@ -274,18 +275,22 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
     if mass and index.node_count > 1:
         yield mass_silent(window, silent, heard, int(since[silent].min()), now_ms)
         return
+    late = silent & (bucket.end_ms - s.spoke_ms < limit_ms)
+    silent = silent & ~late
+    for n in np.flatnonzero(late & (quiet_ms >= DRAIN_AFTER_MS)).tolist():
+        yield node_late(window, n, int(since[n]), int(quiet_ms[n]), now_ms)
     for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
         for code in np.unique(codes[silent]).tolist():
             inside = (codes == code) & expected
             # Once all were silent, the others of a group that comes back node by node are no troubles of their own.
             told = any(k[:2] == (scope, "silent") and k[2] == names[code] for k in s.told)
-            away = not heard[inside].any() or (told and silent[inside].mean() >= GROUP_STAYS)
+            away = not (heard | late)[inside].any() or (told and silent[inside].mean() >= GROUP_STAYS)
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     for n in np.flatnonzero(silent).tolist():
         clock = s.clock_wrong.get(index.nodes[n].name)
-        long = bool(quiet_ms[n] >= DRAIN_AFTER_MS)
+        long = bool(min(quiet_ms[n], bucket.end_ms - s.spoke_ms[n]) >= DRAIN_AFTER_MS)
         yield node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), clock is not None, long, now_ms)
 
 

@@ -78,6 +78,17 @@ def node_silent(
     )  # fmt: skip
 
 
+def node_late(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
+    node = window.index.nodes[n].name
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "late", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,
+        0.5, Wanted.ADVISE,
+        f"Node {node} cannot be watched: its agent sends, but for {duration(quiet_ms)} nothing came in time.",
+        "Look at the load of the collector and at the network to this node: it may be well, and so may its jobs.",
+        (Evidence(f"no telemetry of {node} within its bucket's time", from_ms=since_ms),), job_of(window, node),
+    )  # fmt: skip
+
+
 def no_gpu_answers(window: Window, node: str, never: bool, since_ms: int, count: int, now_ms: int) -> Finding:
     cause = "driver_missing" if never else "driver_lost"
     what = "has given no GPU telemetry yet" if never else f"no longer gives telemetry of any of its {count} GPUs"
