@@ -13,15 +13,25 @@ each part on standard error as it ends, and prints one JSON line, of the parts t
   for it. A viewer that asked less would be no measure: the benchmark ends there.
 - consoles: 1, 4 and 10 of them, one a Chromium, the others viewers, by health and by a metric. refresh: from asking for
   the picture to its pixels. bytes of 5 s: all that the Chromium's page gets between two pictures, websocket and HTTP
-  together. Collector CPU: of its process, the `told` thread left out, less than without any console.
+  together, as they travel (`console/wire.py`); `unpacked`: the websocket's messages themselves.
+- cost: what the most consoles cost the collector's process, its `told` thread left out. In turns (`--turns`, each of
+  `--turn` seconds: whole ticks of 10 s): none, all by health, all by the metric, none ...; a cost is a turn's cores
+  less the mean of the turns without any console before and after it, told of each and as their median. `all`: with what
+  the engine's merge threads took (MERGES); these take up to half a core and come when they come, whether somebody looks
+  or not, as nothing that a console asks writes. `without_merges`: the rest, by which the goal is judged.
+  `spread_of_none`: how far the turns without a console lie apart, what a difference has to exceed to mean anything.
+- threads: cores of the collector's and the console's threads by the name the kernel has, of a turn each. Threads of
+  Python have the process' name; the first one of each process runs its event loop.
 
     python benchmarks/bench_console_fleet.py [--nodes 12500] [--consoles 1 4 10] [--seconds 20] [--paints 3]
+        [--turns 3] [--turn 40]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -43,7 +53,8 @@ import psutil
 from console.told_fleet import FAULTY, SILENT
 from console.viewer import Viewers
 from console.watched import Session
-from load.collector import usage_of
+from console.wire import Websocket
+from load.collector import MERGES, Usage, usage_of
 from load.fleet import Shape
 from playwright.sync_api import sync_playwright
 
@@ -57,6 +68,9 @@ GPUS = 8
 READY_S = 900.0
 OPEN_MS = 120_000.0
 TOLD = "told"
+LEAN = "collector_without_merges"
+GONE_S = 3.0  # after which the console has seen that pages went, or the last of them has settled
+COLOURS = {"health": "", "power_w": "/?color=power_w"}
 PICTURE_S = 5.0  # between two pictures of a page (drover_dashboard/fleet_canvas.py)
 ALIKE = 0.9  # of a viewer's reruns to a Chromium's
 CALLS_ALIKE = 0.7  # of what the collector is asked: an answer serves for 1 s, which who asks each second may just miss
@@ -68,15 +82,19 @@ class Cpu:
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
-        self._before, self._began_s = self._now(), time.monotonic()
+        self._usages = self._read()
+        self._before, self._began_s = self._now(self._usages), time.monotonic()
 
-    def _now(self) -> dict[str, float]:
+    def _read(self) -> dict[str, Usage]:
+        return {name: usage_of(pid) for name, pid in self._pids.items()}
+
+    def _now(self, usages: dict[str, Usage]) -> dict[str, float]:
         found = {}
-        for name, pid in self._pids.items():
-            usage = usage_of(pid)
+        for name, usage in usages.items():
             found[name] = usage.cpu_s - usage.by_thread.get(TOLD, 0.0)
             if TOLD in usage.by_thread:
                 found[TOLD] = usage.by_thread[TOLD]
+                found[LEAN] = found[name] - sum(usage.by_thread.get(part, 0.0) for part in MERGES)
         own = psutil.Process().cpu_times()
         found["viewers"] = own.user + own.system
         found["browser"] = sum(_cpu_s(p) for p in psutil.Process().children(recursive=True) if "chrom" in _name(p))
@@ -85,7 +103,18 @@ class Cpu:
     def cores(self) -> dict[str, float]:
         """Cores of each since it was made."""
         passed_s = time.monotonic() - self._began_s
-        return {name: round((s - self._before.get(name, 0.0)) / passed_s, 3) for name, s in self._now().items()}
+        now = self._now(self._read())
+        return {name: round((s - self._before.get(name, 0.0)) / passed_s, 3) for name, s in now.items()}
+
+    def threads(self) -> dict[str, dict[str, float]]:
+        """Cores of each process by thread, the dearest first, those of a hundredth or more."""
+        passed_s, told = time.monotonic() - self._began_s, {}
+        for name, usage in self._read().items():
+            before = self._usages[name].by_thread
+            cores = {part: (s - before.get(part, 0.0)) / passed_s for part, s in usage.by_thread.items()}
+            dearest = sorted(cores.items(), key=lambda row: -row[1])
+            told[name] = {part: round(value, 3) for part, value in dearest if value >= 0.01}
+        return told
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -132,28 +161,82 @@ def _told(value: float) -> float:
     return round(value, 2) if value < 10 else round(value)
 
 
-def watch(session: Session, viewers: Viewers, cpu: Callable[[], Cpu], seconds: float) -> dict[str, Any]:
+def watch(session: Session, viewers: Viewers, cpu: Callable[[], Cpu], port: int, seconds: float) -> dict[str, Any]:
     """What the open pages get and cost within so long."""
     session.forget()
     viewers.forget()
+    wire = Websocket(port)
+    wire.look()
     counted, began_s = cpu(), time.monotonic()
     while time.monotonic() < began_s + seconds:
         session.page.wait_for_timeout(500)  # the protocol's events come in meanwhile
-    cores, passed_s = counted.cores(), time.monotonic() - began_s
+        wire.look()
+    cores, threads, passed_s = counted.cores(), counted.threads(), time.monotonic() - began_s
     per_5_s = PICTURE_S / passed_s
     others = viewers.open
+    refreshes = session.refreshes()
     return {
-        "refresh_ms": spread(session.refreshes()),
+        "refresh_ms": spread(refreshes),
+        "refreshes_ms": [round(ms) for ms in refreshes],
         "refresh_bytes": spread([float(size) for size in session.picture_bytes]),
-        "bytes_of_5_s": round((session.socket_bytes + session.all_bytes) * per_5_s),
-        "websocket_bytes_of_5_s": round(session.socket_bytes * per_5_s),
-        "viewers_bytes_of_5_s": spread([(v.socket_bytes + v.http_bytes) * per_5_s for v in others]),
+        "bytes_of_5_s": round((wire.received + session.all_bytes) * per_5_s),
+        "websocket_bytes_of_5_s": round(wire.received * per_5_s),
+        "websocket_unpacked_of_5_s": round(session.socket_bytes * per_5_s),
+        "viewers_unpacked_of_5_s": spread([(v.socket_bytes + v.http_bytes) * per_5_s for v in others]),
         "reruns_per_s": round(session.reruns / passed_s, 2),
         "viewers_reruns_per_s": spread([v.reruns.total() / passed_s for v in others]),
         "viewers_missed": sum(v.missed for v in others),
         "viewers_refused": sum(v.refused for v in others),
         "cores": cores,
+        "threads": threads,
     }
+
+
+def in_turns(
+    session: Session, viewers: Viewers, cpu: Callable[[], Cpu], url: str, given: argparse.Namespace,
+    note: Callable[[str, Any], None],
+) -> None:  # fmt: skip
+    """None and the most consoles in turns: the cost, and what the pages of each colour get in all its turns."""
+    count, port = max(given.consoles), int(url.rpartition(":")[2])
+    nobody: list[dict[str, float]] = []
+    watched: dict[str, list[dict[str, Any]]] = {colour: [] for colour in COLOURS}
+
+    def none() -> None:
+        session.page.goto("about:blank")
+        viewers.set(0, url)
+        time.sleep(GONE_S)
+        counted = cpu()
+        time.sleep(given.turn)
+        nobody.append(counted.cores())
+        note(f"none, turn {len(nobody)}", {"cores": nobody[-1], "threads": counted.threads()})
+
+    none()
+    for turn in range(given.turns):
+        for colour, query in COLOURS.items():
+            viewers.set(count - 1, url + query)
+            session.open(url + query, OPEN_MS)
+            session.page.wait_for_timeout(1000 * GONE_S)
+            watched[colour].append(watch(session, viewers, cpu, port, given.turn))
+            note(f"turn {turn + 1} of {colour}", watched[colour][-1])
+        none()
+    for colour, parts in watched.items():
+        bytes_of_5_s = [part["bytes_of_5_s"] for part in parts]
+        refreshes = [float(ms) for part in parts for ms in part["refreshes_ms"]]
+        note(f"{colour}, {count}", {"refresh_ms": spread(refreshes), "bytes_of_5_s": max(bytes_of_5_s)})
+    note("cost", costs(nobody, {colour: [part["cores"] for part in parts] for colour, parts in watched.items()}))
+
+
+def costs(nobody: list[dict[str, float]], watched: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Cores of the collector by `all` and `without_merges`, of each colour's turns less those of the turns beside."""
+    told: dict[str, Any] = {}
+    for name, part in (("all", "collector"), ("without_merges", LEAN)):
+        none = [cores[part] for cores in nobody]
+        told[name] = {"spread_of_none": round(max(none) - min(none), 3), "none": statistics.median(none)}
+        for colour, turns in watched.items():
+            beside = [(before + after) / 2 for before, after in itertools.pairwise(none)]
+            more = [round(cores[part] - base, 3) for cores, base in zip(turns, beside, strict=True)]
+            told[name][colour] = {"median": round(statistics.median(more), 3), "turns": more}
+    return told
 
 
 def alone(session: Session | None, viewers: Viewers, calls: Calls, seconds: float) -> dict[str, Any]:
@@ -246,9 +329,6 @@ def measure(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> N
         opened = sum(status.open_incidents_by_severity.values())
         fleet = {"gpus": status.gpus_expected, "nodes_reporting": status.nodes_reporting, "open_incidents": opened}
         note("fleet", fleet | {"samples_stored": status.samples_stored})
-        nobody = cpu()
-        time.sleep(given.seconds)
-        note("no_console", {"cores": nobody.cores()})
         note("first_paint", paints(browser, url, given.paints))
         os.kill(collector, signal.SIGUSR2)
         note("first_paint_idle", paints(browser, url, given.paints))
@@ -266,12 +346,14 @@ def measure(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> N
         if viewer["reruns_per_s"] < ALIKE * chromium["reruns_per_s"] or asked[0] < CALLS_ALIKE * asked[1]:
             viewers.close()
             raise SystemExit("a viewer asks less than a browser: it is no measure of what consoles cost")
-        for colour, link in (("health", url), ("power_w", f"{url}/?color=power_w")):
+        for colour, query in COLOURS.items():
+            link = url + query
             viewers.set(0, link)
             session.open(link, OPEN_MS)
-            for count in given.consoles:
+            for count in sorted(given.consoles)[:-1]:
                 viewers.set(count - 1, link)
-                note(f"{colour}, {count}", watch(session, viewers, cpu, given.seconds))
+                note(f"{colour}, {count}", watch(session, viewers, cpu, port, given.seconds))
+        in_turns(session, viewers, cpu, url, given, note)
         viewers.close()
         note("problems", session.problems[:5])
         note("console_log", log.read_text("utf-8", "replace").splitlines()[1:6])
@@ -285,11 +367,11 @@ def judged(found: dict[str, Any]) -> dict[str, Any]:
     if "first_paint" in found:
         reached["first_paint_ms"] = found["first_paint"]["cold_ms"]["median"]
     if shown:
-        none = found["no_console"]["cores"]["collector"]
         refreshed = [told["refresh_ms"]["median"] for told in shown if told["refresh_ms"]["count"]]
         reached |= {"refresh_ms": max(refreshed)} if refreshed else {}
         reached["refresh_bytes"] = max(told["bytes_of_5_s"] for told in shown)
-        reached["collector_cores"] = round(max(told["cores"]["collector"] for told in shown) - none, 3)
+    if "cost" in found:
+        reached["collector_cores"] = max(found["cost"]["without_merges"][colour]["median"] for colour in COLOURS)
     return {name: {"is": value, "goal": GOALS[name], "met": value < GOALS[name]} for name, value in reached.items()}
 
 
@@ -297,7 +379,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=12_500, help="of 8 GPUs each")
     parser.add_argument("--consoles", type=int, nargs="+", default=[1, 4, 10], help="open at a time")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each part")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each part but the turns")
+    parser.add_argument("--turns", type=int, default=3, help="of the most consoles, by each colour")
+    parser.add_argument("--turn", type=float, default=40.0, help="seconds of each")
     parser.add_argument("--paints", type=int, default=3, help="first paints, each cold and warm")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on

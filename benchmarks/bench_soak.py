@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from load.collector import Collector, running
+from load.collector import MERGES, Collector, running
 from load.fleet import name, shape_of
 from load.measure import Moment, Plan, Run, drive, slope
 from load.picture import Chart, Line, svg
@@ -36,7 +36,6 @@ HOUR_MS = 3_600_000
 NAN = float("nan")
 PART = re.compile(r"[0-9A-Za-z-]+_\d+_\d+_\d+(_\d+)?")  # PARTITION_FIRST_LAST_LEVEL, as ClickHouse names them
 WRITES = ('drover_write_seconds_sum{what="telemetry"}', 'drover_write_seconds_count{what="telemetry"}')
-MERGES = ("MergeMutate", "MergeTreeBg")  # threads of the engine that merge
 
 
 class Console:

@@ -25,6 +25,7 @@ START_S, STOP_S = 120.0, 90.0
 CALL_S = 60.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+MERGES = ("MergeMutate", "MergeTreeBg")  # threads of the engine that merge
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,7 @@ class Ahead:
             colors, wait_s = self.due()
             for color_by in colors:
                 self.make(color_by)
-            if not colors:
-                with self._changed:
-                    # What was foreseen in between lies REFRESH_S ahead, but for the first.
-                    if wait_s is not None or not self._foreseen:
-                        self._changed.wait(wait_s)
+            with self._changed:
+                # What was foreseen since then comes after what is waited for, unless nothing was.
+                if not colors and (wait_s is not None or not self._foreseen):
+                    self._changed.wait(wait_s)
