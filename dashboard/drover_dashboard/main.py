@@ -41,14 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="drover-dashboard", description="Serve Drover's console to browsers.")
     parser.add_argument(
-        "--collector", default="127.0.0.1:7302", metavar="HOST:PORT", help="its Fleet API (default %(default)s)"
-    )
+        "--collector", type=_address, default="127.0.0.1:7302", metavar="HOST:PORT",
+        help="its Fleet API (default %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--port", type=_port, default=8501, help="port for browsers (default %(default)s)")
     parser.add_argument("--address", default="127.0.0.1", help="address for browsers (default %(default)s)")
     for name, what in (("ca", "the fleet's CA"), ("cert", "this console's certificate"), ("key", "its key")):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{what}, PEM; give all three for mutual TLS")
     add_arguments(parser)
     return parser
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as collector.example:7302")
+    return text
 
 
 def _port(text: str) -> int:

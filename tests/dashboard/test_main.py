@@ -45,6 +45,7 @@ def test_an_occupied_port_is_one_line_and_exit_2() -> None:
         (("--ca", "x.pem"), "mutual TLS needs all of --ca, --cert and --key"),
         (("--ca", "/no/x", "--cert", "/no/y", "--key", "/no/z"), "/no/x: No such file or directory"),
         (("--port", "70000"), "'70000' is not a port"),
+        (("--collector", "somewhere"), "'somewhere' is not HOST:PORT, such as collector.example:7302"),
         (("--address", "no.such.host.invalid"), "cannot listen on no.such.host.invalid:"),
     ],
 )
