@@ -166,8 +166,7 @@ def test_a_server_that_does_not_answer_costs_the_others_no_time(page: Served) ->
     with serving() as hung:
         hung.hang = True
         inference = InferenceSource("n1", [f"slow={hung.url}", f"chat={page.url}"], Ticks())
-        for server in inference.servers:
-            server.page.limit_s = 0.05
+        inference.servers[0].page.limit_s = 0.05  # of the one that hangs alone: the other may be slow on a busy machine
         for _ in range(SIT_OUT + 1):
             reading = inference.read(T)
             assert absences(reading)["n1/slow"] == dict.fromkeys(NAMES, "timeout")

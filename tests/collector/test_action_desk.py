@@ -515,7 +515,8 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: S
         begun.set()
         scene.wait_stage(Health.VALIDATING)
         scene.wait_stage(Health.VALIDATING, "n2")
-    assert order[:3] == ["n1", "n2", "n3"], "the drain of n3 came before the second was asked for"
+    assert sorted(order[:2]) == ["n1", "n2"]
+    assert order[2] == "n3", "the drain of n3 came before the second was asked for"
 
 
 def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:
