@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from drover_agent.simulation.faults import Fault
+import numpy as np
+import pytest
+
+from drover_agent.simulation.faults import Fault, demo_faults
+from drover_collector.detectors.robust import Bools
 from drover_collector.engine import LAG_MS, Engine
 from drover_collector.policy import Policy
 from drover_collector.replay import replay
@@ -18,6 +22,11 @@ FAULTS = [
     Fault("memory", "row_remap_failure", "r02n05", 0, 100.0, None),
 ]
 RECORDING = record(1500, 5, lambda spec: FAULTS, nodes=16)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Recording:
+    return record(1502, 7, lambda spec: demo_faults(spec, 1502), nodes=16)
 
 
 def incidents(recording: Recording) -> dict[str, tuple[str, str, str | None, int | None, int]]:
@@ -50,6 +59,42 @@ def test_gaps_do_not_raise_anything() -> None:
     quiet = record(1501, 6, nodes=8)
     gappy = dataclasses.replace(quiet, buckets=[b for n, b in enumerate(quiet.buckets) if n not in range(9, 20)])
     assert incidents(gappy) == {}
+
+
+def blanked(recording: Recording, late: Bools) -> Recording:
+    """The buckets as a collector has them that gets rows of some nodes too late: `late` [T, N]."""
+    index, buckets = recording.index, []
+    link_node = np.repeat(np.arange(index.node_count), [len(node.links) for node in index.nodes])
+    for bucket, nodes in zip(recording.buckets, late, strict=True):
+        nodes = nodes & (bucket.node_rows > 0)
+        kept = {
+            what: {name: np.where(nodes[of], np.nan, values) for name, values in getattr(bucket, what).items()}
+            for what, of in (("gpu", index.gpu_node), ("node", np.arange(index.node_count)), ("link", link_node))
+        }
+        rows = {"gpu_rows": bucket.gpu_rows * ~nodes[index.gpu_node], "node_rows": bucket.node_rows * ~nodes}
+        names = frozenset(index.nodes[n].name for n in np.flatnonzero(nodes).tolist())
+        buckets.append(dataclasses.replace(bucket, late=names, **kept, **rows))
+    return dataclasses.replace(recording, buckets=buckets)
+
+
+OF_DROVER = {"no_telemetry", "gap_in_telemetry"}  # that it heard too little itself: blames nobody, drains nobody
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_that_come_late_give_no_other_cause_and_no_second_incident(demo: Recording, seed: int) -> None:
+    rng = np.random.default_rng([1502, seed])
+    late = np.zeros((len(demo.buckets), demo.index.node_count), bool)
+    for n in range(demo.index.node_count):  # each node for 1 to 8 buckets at a time, and none for a moment
+        for start in rng.integers(0, len(late), 2).tolist():
+            late[start : start + int(rng.integers(1, 9)), n] = True
+    late[20] = True
+    found, punctual = (
+        sorted(entry[:4] for entry in incidents(told).values() if entry[1] not in OF_DROVER)
+        for told in (blanked(demo, late), demo)
+    )
+    assert set(found) <= set(punctual)
+    assert len(found) == len(set(found))
+    assert len(punctual) == 5
 
 
 def test_half_of_the_columns_still_find_what_they_can_and_the_rest_is_named() -> None:

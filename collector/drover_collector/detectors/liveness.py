@@ -276,6 +276,7 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
         yield mass_silent(window, silent, heard, int(since[silent].min()), now_ms)
         return
     late = silent & (bucket.end_ms - s.spoke_ms < limit_ms)
+    late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # told as what it is
     silent = silent & ~late
     for n in np.flatnonzero(late & (quiet_ms >= DRAIN_AFTER_MS)).tolist():
         yield node_late(window, n, int(since[n]), int(quiet_ms[n]), now_ms)

@@ -46,9 +46,9 @@ NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get 
 # inlet that is off by 2 degC, or not read in a rack whose nodes differ so much, adds some 6 % at 35 degC over it.
 NODE_RATIO = 1.20
 NODE_GPUS = 4  # judged there
-# For so long, where a GPU was told alone before: when the job that holds most peers stops for some seconds, their cores
-# cool at a power that hardly shows it, and all others seem 10 to 30 % warmer until they are warm again (time constants
-# of 15 to 60 s).
+# For so long, where one GPU is bad and was told alone: when the job that holds most peers stops for some seconds, their
+# cores cool at a power that hardly shows it, and all others seem 10 to 30 % warmer until they are warm again (time
+# constants of 15 to 60 s).
 NODE_RISE_MS = 60_000
 
 
@@ -177,7 +177,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
             continue  # hot air, told once for the rack
         of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
         known = of_node[~np.isnan(of_node)]
-        alone_ms = NODE_RISE_MS if any(g in s.told for g in gpus) else 0
+        alone_ms = NODE_RISE_MS if len(gpus) == 1 and gpus[0] in s.told else 0
         lasting = max(PERSIST, alone_ms // window.newest.length_ms)
         together = len(known) > 2 and middle(known) >= NODE_RISE and s.streak_warm[n] >= lasting
         if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
