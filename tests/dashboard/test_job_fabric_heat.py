@@ -117,7 +117,7 @@ def test_a_collector_that_falls_silent_leaves_the_last_picture(
     app.run()
     assert not app.exception
     after = [text.value for text in app.text]
-    assert any("(connection refused): is drover-collector running?  Shown is the last answer" in text for text in after)
+    assert any("(connection refused): is drover-collector running? Shown is the last answer" in text for text in after)
     assert len([text for text in before if text in after]) >= len(before) - 1, "what was told stays"
 
 
