@@ -73,19 +73,24 @@ Handler = Any  # grpc.RpcMethodHandler: its types know only the synchronous serv
 
 
 class _Open:
-    """A call under way."""
+    """A call under way.
 
-    __slots__ = ("end", "peer", "refusal", "task")
+    Attributes:
+        sending: one of its answers is on its way. Cancelled then, gRPC never ends the call: who asked would wait for
+            good. It ends itself when that answer has left.
+    """
+
+    __slots__ = ("end", "peer", "refusal", "sending", "task")
 
     def __init__(self, peer: Peer, task: asyncio.Task[Any] | None) -> None:
-        self.peer, self.task, self.refusal = peer, task, ""
+        self.peer, self.task, self.refusal, self.sending = peer, task, "", False
         self.end: Callable[[str], None] | None = None
 
     def stop(self, refusal: str) -> None:
         self.refusal = refusal
         if self.end is not None:
             self.end(refusal)
-        elif self.task is not None:
+        elif self.task is not None and not self.sending:
             self.task.cancel()
 
 
@@ -277,7 +282,10 @@ class Gate(grpc.aio.ServerInterceptor):
             call = await self._admit(method, context)
             try:
                 async for item in inner(request, context):
+                    call.sending = True
                     yield item
+                    call.sending = False
+                    await _told(call, context)
             except asyncio.CancelledError:
                 await _told(call, context)
                 raise

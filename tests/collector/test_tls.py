@@ -41,7 +41,7 @@ class Server:
     def __init__(self, files: Files, **gate: Any) -> None:
         self.tls = ServerTls(*files.paths)
         self.gate = Gate(secure=True, **gate)
-        self.ended = asyncio.Event()
+        self.ended, self.answering = asyncio.Event(), asyncio.Event()
         self.forced: list[bool] = []  # of each unary call: whether it might have been by force
 
     async def __aenter__(self) -> Server:
@@ -78,6 +78,7 @@ class Server:
             return request
 
         async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            self.answering.set()
             yield request
             await asyncio.Event().wait()
 
@@ -440,6 +441,23 @@ def test_open_streams_of_both_services_end_when_denied(fleet: Fleet, collector: 
             assert server.gate.troubles() == []
 
     asyncio.run(scenario())
+
+
+def test_who_is_denied_while_an_answer_is_on_its_way_hears_it(fleet: Fleet, collector: Files, denied: Path) -> None:
+    async def scenario() -> None:
+        viewer = fleet.issue("viewer", "wall")
+        async with Server(collector, denied=Denied(denied)) as server, server.channel(viewer) as channel:
+            server.gate.look()
+            export = channel.unary_stream(EXPORT)(b"x" * (3 << 20))  # more than leaves before it is read
+            await server.answering.wait()
+            await asyncio.sleep(0)  # the answer is handed on
+            deny(denied, f"{viewer.serial:X}\n")
+            server.gate.look()
+            while await asyncio.wait_for(export.read(), WAIT_S) is not grpc.aio.EOF:
+                pass
+
+    with pytest.raises(grpc.aio.AioRpcError, match="is denied"):
+        asyncio.run(scenario())
 
 
 def test_an_open_stream_ends_with_its_certificate_which_is_told_days_before(fleet: Fleet, collector: Files) -> None:
