@@ -29,6 +29,7 @@ UNJUDGED_MS = 90_000  # a bucket is judged every 10 s; after a pause of this pro
 
 
 def get_status(facts: Facts) -> pb.Status:
+    facts.store.note_asked()  # it tells how old the newest values are, and open pages ask for it
     pipeline, stats, now_ms = facts.pipeline, facts.stats, facts.now_ms()
     totals, seen = facts.totals(), facts.last_seen()
     incidents = facts.open_incidents()

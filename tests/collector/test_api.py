@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -123,7 +124,9 @@ Against = Callable[[Check], None]
 
 def test_status(against: Against) -> None:
     async def check(fleet: Served) -> None:
+        fleet.store.asked_s = -math.inf
         status = await fleet.stub.GetStatus(pb.StatusRequest())
+        assert fleet.store.asked_s > 0  # what comes in is stored sooner while a page is open
         assert (status.fleet, status.mode, status.policy) == ("small", "observe", "nvidia")
         assert (status.nodes_expected, status.nodes_reporting, status.gpus_expected) == (4, 3, 8)
         assert dict(status.gpus_by_health) == {"healthy": 5, "confirmed": 1, "unknown": 2}
