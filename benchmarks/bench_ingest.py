@@ -114,7 +114,9 @@ def opening(run: Run) -> dict[str, Any]:
         "cpu_ms_each": round(1e3 * cpu_s / streams, 2),
         "talk_cpu_ms_each": round(1e3 * sum(parts.get(thread, 0.0) for thread in TALK) / streams, 2),
         "generator_cpu_ms_each": round(1e3 * generator_s / streams, 2),
-        "fewest_open_since": round(min(moment.total("opened") for moment in run.between(last.at_s, run.plan.run_s))),
+        "fewest_open_since": min(
+            (round(m.total("opened")) for m in run.between(last.at_s, run.plan.run_s)), default=None
+        ),
         "failures": round(last.total("failures")),
     }
 
