@@ -3,7 +3,9 @@
 Every agent has a TLS connection of its own to either server, kept open. VictoriaMetrics (remote write, snappy) asks for
 no client certificate: that its version cannot do. The collector is a whole one: mutual TLS with a certificate per node,
 validation, an Ack after the data is durable (VictoriaMetrics answers before its data is on disk), detection. CPU is
-user and system time of each process over the same windows, merges included. Prints one JSON line.
+user and system time of each process over the same windows, merges included. Messages of several seconds are sent to
+VictoriaMetrics in both forms of remote write, each measured by itself: as Prometheus and vmagent send them, and
+grouped, which costs it least (`RemoteWrite`). Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -65,6 +67,11 @@ def process(folder: Path, name: str, *command: str) -> Iterator[tuple[int, Path]
         raise SystemExit(f"{name} ended by itself: {log.read_text()[-1000:]}")
 
 
+def forms(lengths: Sequence[int]) -> list[tuple[int, bool]]:
+    """(seconds of a message, whether remote write is grouped); of one second both forms are the same."""
+    return [(seconds, grouped) for seconds in lengths for grouped in (False, True) if seconds > 1 or not grouped]
+
+
 @dataclass(slots=True)
 class Servers:
     ours: int  # process ids
@@ -95,11 +102,12 @@ async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load,
             raise BenchError(f"not every agent got through within {SETTLE_S:g} s: too many, or a busy machine")
     first, began = servers.cpu(), load.samples
     for _ in range(args.rounds):
-        for seconds in args.messages:
-            load.seconds = seconds
+        for seconds, grouped in forms(args.messages):
+            load.seconds, load.grouped = seconds, grouped
             await asyncio.sleep(args.warm_up + seconds)
             threads = usage_of(servers.ours).by_thread
             before, samples, messages, at = servers.cpu(), load.samples, load.messages, time.monotonic()
+            posted = load.posted_bytes
             await asyncio.sleep(args.window)
             after, took = servers.cpu(), time.monotonic() - at
             count = load.samples - samples
@@ -108,8 +116,10 @@ async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load,
             windows.append(
                 {
                     "message_s": seconds,
+                    "grouped": grouped,
                     "samples_per_s": round(count / took),
                     "messages_per_s": round((load.messages - messages) / took),
+                    "posted_bytes": round((load.posted_bytes - posted) / max(load.messages - messages, 1)),
                     "ours_us": 1e6 * (after[0] - before[0]) / count,
                     "victoria_us": 1e6 * (after[1] - before[1]) / count,
                     "ours_cores": round((after[0] - before[0]) / took, 3),
@@ -139,16 +149,17 @@ async def measure(args: argparse.Namespace, agents: Sequence[Agent], load: Load,
 
 def report(args: argparse.Namespace, found: dict[str, Any], load: Load, extra: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"benchmark": "cpu", "agents": args.agents, "gpus": args.agents * GPUS, **extra}
-    for seconds in args.messages:
-        windows = [w for w in found["windows"] if w["message_s"] == seconds]
+    for seconds, grouped in forms(args.messages):
+        windows = [w for w in found["windows"] if (w["message_s"], w["grouped"]) == (seconds, grouped)]
         ours = statistics.median(w["ours_us"] for w in windows)
         theirs = statistics.median(w["victoria_us"] for w in windows)
-        result[f"messages_{seconds}s"] = {
+        result[f"messages_{seconds}s" + ("_grouped" if grouped else "")] = {
             "ratio": round(theirs / ours, 2),
             "goal": GOALS.get(seconds),
             "ratios": [round(w["victoria_us"] / w["ours_us"], 2) for w in windows],
             "ours_us_per_sample": round(ours, 4),
             "victoria_us_per_sample": round(theirs, 4),
+            "posted_bytes": windows[-1]["posted_bytes"],
             "samples_per_s": windows[-1]["samples_per_s"],
             "steady": all(w["samples_per_s"] >= STEADY * extra["samples_per_s_wanted"] for w in windows),
             "ours_cores": windows[-1]["ours_cores"],
@@ -169,7 +180,7 @@ def report(args: argparse.Namespace, found: dict[str, Any], load: Load, extra: d
 
 async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     spec = build_fleet(args.agents, 7)
-    ticks = round(args.rounds * sum(args.warm_up + args.window + s for s in args.messages)) + 60
+    ticks = round(args.rounds * sum(args.warm_up + args.window + s for s, _ in forms(args.messages))) + 60
     blocks, present, fleet = telemetry(spec, min(ticks, args.ticks))
     authority = Authority.new()
     authority.save(folder)

@@ -53,8 +53,10 @@ class Load:
     blocks: Blocks
     started_s: float  # wall clock of tick 0
     seconds: int = 1
+    grouped: bool = False  # remote write: a message's samples of a series under its labels once
     samples: int = 0  # accepted by both
     messages: int = 0
+    posted_bytes: int = 0  # bodies of remote write, compressed
     late: int = 0  # messages that left more than a second after their time
     stopped: bool = False
     failures: list[str] = field(default_factory=list)
@@ -133,9 +135,10 @@ class Agent:
     async def _send(self, first: int, ts_ms: Sequence[int]) -> None:
         self._seq += 1
         await self.call.write(self._load.blocks.batch(self._number, self._seq, first, ts_ms))
-        request = self._requests.get(len(ts_ms))
+        grouped = len(ts_ms) if self._load.grouped else 1
+        request = self._requests.get(grouped)
         if request is None:
-            request = self._requests[len(ts_ms)] = RemoteWrite(self._labels, len(ts_ms))
+            request = self._requests[grouped] = RemoteWrite(self._labels, grouped)
         values = self._load.blocks.values[first : first + len(ts_ms), self._own][:, self._mask].T
         body = request.message(ts_ms, values)
         head = (
@@ -157,6 +160,7 @@ class Agent:
             self._load.failures.append(f"{self.name}: VictoriaMetrics: {answer[:100]!r}")
         self._load.samples += values.size
         self._load.messages += 1
+        self._load.posted_bytes += len(body)
         self.accepted += 1
 
     async def close(self) -> None:

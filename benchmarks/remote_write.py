@@ -54,36 +54,50 @@ def series_labels(metric: Metric, node: str, gpu: int, model: str) -> bytes:
 
 
 class RemoteWrite:
-    """The WriteRequest of one agent, with `ticks` samples in every series.
+    """The WriteRequest of one agent.
+
+    Prometheus and vmagent (`populateTimeSeries` in queue_manager.go, `copyTimeSeries` in pendingseries.go) send a
+    TimeSeries of one sample for each sample, its labels with it, in the order of the scrapes. The protocol allows
+    several samples under their labels once, and some senders use it (Telegraf's serializer, OpenTelemetry's exporter).
 
     Args:
         labels: of each series, encoded.
+        grouped: samples under each set of labels; 1: as Prometheus and vmagent send.
     """
 
-    def __init__(self, labels: Sequence[bytes], ticks: int) -> None:
+    def __init__(self, labels: Sequence[bytes], grouped: int = 1) -> None:
         sample = field(2, b"\x09" + bytes(8) + b"\x10" + bytes(TIME_BYTES))
         request = bytearray()
         starts = []
         for encoded in labels:
-            one = encoded + sample * ticks
+            one = encoded + sample * grouped
             request += varint(1 << 3 | 2) + varint(len(one))
             starts.append(len(request) + len(encoded))
             request += one
+        self._grouped = grouped
         self._bytes = np.frombuffer(request, np.uint8).copy()
-        each = np.array(starts)[:, None] + np.arange(ticks) * len(sample)  # [series, ticks]
+        each = np.array(starts)[:, None] + np.arange(grouped) * len(sample)  # [series, samples]
         self._values = (each + 3)[:, :, None] + np.arange(8)
         self._times = (each + 12)[:, :, None] + np.arange(TIME_BYTES)
 
-    def message(self, ts_ms: Sequence[int], values: Floats) -> bytes:
-        """The body of a POST.
-
-        Args:
-            ts_ms: [ticks]; values: float64 [series, ticks].
+    def request(self, ts_ms: Sequence[int], values: Floats) -> bytes:
         """
-        times = np.frombuffer(b"".join(varint(ts) for ts in ts_ms), np.uint8).reshape(len(ts_ms), TIME_BYTES)
-        self._bytes[self._times] = times
-        self._bytes[self._values] = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape, 8)
-        return bytes(cramjam.snappy.compress_raw(self._bytes.tobytes()))
+        Args:
+            ts_ms: [ticks], as many as are grouped or a multiple of that; values: float64 [series, ticks].
+        """
+        parts = []
+        for first in range(0, len(ts_ms), self._grouped):  # fields that repeat may follow in as many messages
+            now = slice(first, first + self._grouped)
+            times = np.frombuffer(b"".join(varint(ts) for ts in ts_ms[now]), np.uint8).reshape(-1, TIME_BYTES)
+            self._bytes[self._times] = times
+            own = np.ascontiguousarray(values[:, now])
+            self._bytes[self._values] = own.view(np.uint8).reshape(*own.shape, 8)
+            parts.append(self._bytes.tobytes())
+        return b"".join(parts)
+
+    def message(self, ts_ms: Sequence[int], values: Floats) -> bytes:
+        """The body of a POST; see `request`."""
+        return bytes(cramjam.snappy.compress_raw(self.request(ts_ms, values)))
 
 
 class Blocks:
