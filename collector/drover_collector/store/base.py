@@ -16,6 +16,7 @@ import pyarrow as pa
 from drover_collector.store.engine import Clients
 from drover_collector.store.integrity import Integrity
 from drover_collector.store.placements import Placements
+from drover_collector.store.recent import Recent
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import BY_NAME, Scope
 
@@ -30,6 +31,7 @@ class Base:
         self.kept_days: dict[str, int] = {}  # of the tables that grow with time
         self._clients = clients
         self._placements = placements
+        self._recent = Recent()
         self._count_lock = threading.Lock()
         self._last_ns = 0
         self.integrity: Integrity | None = None  # None: a server, which looks after itself
@@ -80,7 +82,11 @@ def numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:
 
 def values(table: pa.Table, metric: str) -> Floats:
     """A metric's column in catalog units, NaN where null."""
-    stored: Floats = table[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return in_units(metric, table[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+
+def in_units(metric: str, stored: Floats) -> Floats:
+    """Stored numbers in catalog units."""
     step = BY_NAME[metric].step
     return stored if step in (0, 1) else stored * step
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from drover_collector.buckets import BUCKET_MS, Bucket, Ints, Lazy
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store.base import Floats, during, moment, numbers, values, word
+from drover_collector.store.base import Floats, during, in_units, moment, numbers, values, word
 from drover_collector.store.fold import Folded, units
 from drover_collector.store.placements import Map, link_numbers
 from drover_collector.store.records import EntityRow, Ids, Mask, Millis, Stored, Totals
@@ -138,19 +138,24 @@ class Reads(Rollups):
         self, places: Map, metric: str, span: Span, lacking: Ids | None, result: Floats, newest: Millis
     ) -> None:
         """Fill in the newest values within a span: of all, or of those that have none."""
-        few = lacking is not None and len(lacking) <= IDS_MAX
-        which = f" AND entity_id IN ({_ids(lacking.tolist())})" if lacking is not None and few else ""
-        table = self._clients.arrow(
-            f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
-            f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
-            f" PREWHERE {during(*span)}{which} GROUP BY entity_id{LEAN}"
-        )
-        rows, target = places.find(numbers(table, "entity_id"))
+        held = self._recent.newest(metric, places.ids if lacking is None else lacking, span)
+        if held is None:
+            few = lacking is not None and len(lacking) <= IDS_MAX
+            which = f" AND entity_id IN ({_ids(lacking.tolist())})" if lacking is not None and few else ""
+            table = self._clients.arrow(
+                f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
+                f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
+                f" PREWHERE {during(*span)}{which} GROUP BY entity_id{LEAN}"
+            )
+            ids, found, moments = numbers(table, "entity_id"), values(table, metric), numbers(table, "newest")
+        else:
+            ids, found, moments = held[0], in_units(metric, held[1]), held[2]
+        rows, target = places.find(ids)
         if lacking is not None:
             still = np.isnan(result[target])
             rows, target = rows[still], target[still]
-        result[target] = values(table, metric)[rows]
-        newest[target] = numbers(table, "newest")[rows]
+        result[target] = found[rows]
+        newest[target] = moments[rows]
 
     def latest_values(
         self, node: str, now_ms: int, within_ms: int = 60_000
@@ -231,6 +236,9 @@ class Reads(Rollups):
                     f" WHERE ts > (SELECT max(ts) FROM {name}) - toIntervalMinute({minutes}) GROUP BY entity_id"
                 )
                 self._placements.note_seen(numbers(table, "entity_id"), numbers(table, "newest"))
+        if self._clients.embedded:  # what others write would not be known here
+            name = samples_table(Scope.GPU)
+            self._recent.begin(self._clients.rows(f"SELECT toUnixTimestamp64Milli(max(ts)) AS ms FROM {name}")[0]["ms"])
         rows = self._placements.rows()
         self._placements.note_seen(
             np.array([row.entity_id for row in rows], np.uint64), np.array([row.last_ms for row in rows], np.int64)
