@@ -12,10 +12,11 @@ from itertools import islice
 
 import numpy as np
 
-from drover_collector.detectors import xid_back
+from drover_collector.detectors import xid_back, xid_endings
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
 from drover_collector.detectors.texts import duration, listing, place
 from drover_collector.detectors.window import Window
+from drover_collector.detectors.xid_endings import QUIET_INFO_MS
 from drover_collector.detectors.xid_state import Key, Open, Seen, State, Where
 from drover_collector.detectors.xid_verdicts import RECOVERY_CODE, Verdict, judge
 from drover_proto.catalog import RECOVERY_ACTIONS
@@ -30,7 +31,6 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
-from drover_proto.times import iso
 from drover_proto.xids import SYMPATHETIC, previous_xid_from_message
 
 NAME = "xid"
@@ -46,9 +46,6 @@ JOB_ATTRIBUTE_MS = 900_000  # programs die this late after a fault in their job 
 CRASH_GPUS = 3  # the same application fault of one job on this many GPUs is the job's, not the GPUs' or nodes'
 CRASH_WINDOW_MS = 60_000
 HOLD_MS = 10_000  # application faults of a job wait this long, so that a crash of the job is told from one GPU's fault
-QUIET_CRITICAL_MS = 600_000  # after the GPU came back: no repeat for this long closes (gpud, NVSentinel: 10 min and up)
-QUIET_WARNING_MS = 3_600_000
-QUIET_INFO_MS = 600_000
 CRASH_CODE = re.compile(r"failed with XID (\d+) on")  # as the summary of a crash tells it, for a restart
 PRUNE_MS = 1_000
 SAME_MS = 1_000  # a line that was put down to another is not looked into again for so long: storms have thousands
@@ -81,7 +78,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if window.fresh:
         found += _asked_by_driver(window, s, now_ms)
         xid_back.watch(window, s.open, now_ms)
-        found += _ended(window, s, now_ms)
+        found += xid_endings.ended(window, s, now_ms)
         _forget(s, now_ms)
     return found, s
 
@@ -334,42 +331,6 @@ def _asked_by_driver(window: Window, s: State, now_ms: int) -> list[Finding]:
                 summary=f"The driver of {place(node, gpu)} asks to {words}.",
             )
         )
-    return found
-
-
-def _ended(window: Window, s: State, now_ms: int) -> list[Finding]:
-    """What may be closed: see the QUIET constants. A critical one needs the GPU back and its telemetry present."""
-    found = []
-    for where, held in list(s.open.items()):
-        quiet_ms = {Severity.CRITICAL: QUIET_CRITICAL_MS, Severity.WARNING: QUIET_WARNING_MS}.get(
-            held.severity, QUIET_INFO_MS
-        )
-        since = held.last_ms
-        if held.severity is Severity.CRITICAL:
-            if held.back_ms is None or not xid_back.answers(window, where):
-                continue
-            since = max(since, held.back_ms)
-        if now_ms - since < quiet_ms:
-            continue
-        del s.open[where]
-        node, gpu = where
-        text = f"no XID on {place(node, gpu)} for {duration(now_ms - since)}"
-        if held.severity is Severity.CRITICAL:
-            text = f"the GPU came back at {iso(held.back_ms or 0)}, gives telemetry, and {text}"
-        found.append(
-            Finding(
-                NAME, held.kind, held.cause, "gpu" if gpu is not None else "node", node, gpu, (where,), now_ms, since,
-                Severity.INFO, 0.9, Wanted.NONE, f"Over: {text}.", "Nothing to do.", cleared=True,
-            )
-        )  # fmt: skip
-    for key in [key for key, (newest, _) in s.crashes.items() if now_ms - newest > QUIET_INFO_MS]:
-        members = s.crashes.pop(key)[1]
-        found.append(
-            Finding(
-                NAME, IncidentKind.XID, "job_crash", "job", None, None, members, now_ms, now_ms, Severity.INFO, 0.9,
-                Wanted.NONE, f"Over: no more faults of job {key[0]}.", "Nothing to do.", job=key[0], cleared=True,
-            )
-        )  # fmt: skip
     return found
 
 
