@@ -20,20 +20,18 @@ from pathlib import Path
 
 from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.base import Notifier
-from drover_collector.notify.clerk import MAX_PENDING, STOP_S, Clerk
+from drover_collector.notify.clerk import STOP_S, Clerk
 from drover_collector.notify.courier import Courier
 from drover_collector.notify.figures import Figures
 from drover_collector.notify.grouping import Grouping, instead_of
 from drover_collector.notify.messages import Key, Message
 from drover_collector.notify.newsroom import Newsroom
 from drover_collector.notify.routes import Routes
+from drover_collector.notify.rows import Rows
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.telling import (
-    CLOSED,
     FAILED,
-    GROUPED,
     NEWS,
-    NOT_SENT,
     OPENED,
     REPEATED,
     Told,
@@ -42,7 +40,6 @@ from drover_collector.notify.telling import (
     transition,
 )
 from drover_collector.notify.unstored import Unstored
-from drover_collector.notify.webhook import message
 from drover_collector.store import OutboxRow, Store
 from drover_proto.events import Incident, Severity, Wanted
 
@@ -53,7 +50,7 @@ REMEMBERED = 100_000  # (incident, receiver) pairs whose last message is kept in
 NEVER = Told(Severity.INFO, Wanted.NONE, True)
 
 
-class Outbox(Newsroom, Figures):
+class Outbox(Newsroom, Rows, Figures):
     """Writes messages for changed incidents and has them delivered. `enqueue` and `sweep` may block on the store.
 
     Args:
@@ -345,49 +342,6 @@ class Outbox(Newsroom, Figures):
             if told is not None:
                 self._told[key] = given_up(told, kind)
             self._missed.add(row.incident_id)
-
-    def _row(
-        self,
-        courier: Courier,
-        kind: str,
-        incident: Incident,
-        event: Incident | None,
-        told: Told | None,
-        now_ms: int,
-        wait_ms: int,
-    ) -> OutboxRow:
-        """
-        Args:
-            event: the mass event that stands for it.
-        """
-        made_ms = now_ms if told is None else max(now_ms, told.at_ms + 1)  # the order in which they are read again
-        closes, name = kind == CLOSED, courier.notifier.name
-        state, detail = "pending", ""
-        if closes and told is not None and told.unsent:
-            state, detail = GROUPED, NOT_SENT
-        elif event is not None and not closes:
-            state, detail = instead_of(event)
-        elif courier.full:
-            state, detail = FAILED, f"given up: {MAX_PENDING} older messages wait for this receiver"
-        repeats = f"_r{told.at_ms}" if told is not None and kind == REPEATED else ""
-        return OutboxRow(
-            id=f"msg_{incident.id}_{incident.version}_{name}{repeats}",  # the same if it was given up, and is due again
-            incident_id=incident.id,
-            notifier=name,
-            payload_json=self._body(kind, incident, now_ms),
-            created_ms=made_ms,
-            state=state,
-            next_ms=now_ms + wait_ms,
-            detail=detail,
-        )
-
-    def _body(self, kind: str, incident: Incident, now_ms: int) -> str:
-        """The message: written once for all receivers that are told the same at one moment."""
-        key, text = self._written
-        if key != (kind, incident.id, incident.version, now_ms):
-            text = message(kind, incident, now_ms, self._console_url)
-            self._written = (kind, incident.id, incident.version, now_ms), text
-        return text
 
     def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
         """What each receiver was told of these incidents."""
