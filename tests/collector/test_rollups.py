@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +85,12 @@ def distinct_samples(store: Store) -> int:
     return int(store._clients.rows(sql)[0]["n"])
 
 
+def cut(table: pa.Table, names: Sequence[str], low: int, high: int) -> pa.Table:
+    """Some of its rows, as an insert has them: without columns that tell nothing."""
+    rows = table.slice(low, high - low)
+    return rows.drop([name for name in names if rows[name].null_count == rows.num_rows])
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_folding_is_the_aggregate_in_numpy(seed: int) -> None:
     """Every metric, uneven groups, gaps, rows told twice and in parts."""
@@ -105,7 +112,15 @@ def test_folding_is_the_aggregate_in_numpy(seed: int) -> None:
         stored[metric.name] = np.where(mask, number.astype(np.float64) * (metric.step or 1), np.nan)
     table["present"] = pa.array(sum((~np.isnan(v)).astype(np.uint16) for v in stored.values()))
     names = [metric.name for metric in of_scope(Scope.GPU)]
-    found = fold.fold_raw(pa.table(table), names, 10_000)
+    whole = pa.table(table)
+    found = fold.fold_raw([whole], names, 10_000)
+    cuts = np.sort(rng.integers(0, count, 3)).tolist()
+    tables = [cut(whole, names, *ends) for ends in itertools.pairwise([0, *cuts, count])]
+    assert_same(fold.fold_raw(tables, names, 10_000), found)
+    ends = tuple(np.sort(rng.choice(np.unique(ts // 10_000), 2)).tolist())
+    span = (ends[0] * 10_000, ends[1] * 10_000)
+    within = (found.start_ms >= span[0]) & (found.start_ms < span[1])
+    assert_same(fold.fold_raw(tables, names, 10_000, span), found.where(within))
     starts = ts // 10_000 * 10_000
     for start in np.unique(starts):
         inside, there = starts == start, found.start_ms == start

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,37 +45,43 @@ class Folded:
         return Folded(self.ids[kept], self.start_ms[kept], self.rows[kept], self.present[kept], columns)
 
 
-def fold_raw(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
+def fold_raw(
+    tables: Sequence[pa.Table], metrics: Sequence[str], length_ms: int, span: tuple[int, int] | None = None
+) -> Folded:
     """Buckets of `length_ms` out of raw rows: entity_id, ts_ms, present and metrics, any order, resends and all.
 
     Rows of one entity and moment, whatever parts it was told in, count as one.
+
+    Args:
+        span: [from, to) in ms; rows outside do not count. None: all do.
     """
-    ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
+    parts = [_Part(table, _within(table, span)) for table in tables]
+    ids, ts = _joined([part.numbers("entity_id") for part in parts]), _joined([part.numbers("ts_ms") for part in parts])
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
     same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])
-    present = _count(table, "present", order)
+    present = _count(parts, "present", order)
     if not same.any():
-        columns = _Columns(table, metrics, order)
-        return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, columns)
+        columns = _Columns(parts, metrics)
+        return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, columns, order)
     firsts = np.flatnonzero(np.append(True, ~same))
-    whole = _Coalesced(table, metrics, order, firsts)
+    whole = _Coalesced(parts, metrics, order, firsts)
     present = sum((mask.astype(np.int64) for _, mask in whole.held.values()), np.zeros(len(firsts), np.int64))
     ids, ts = ids[firsts], ts[firsts]
-    return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, whole)
+    return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, whole, np.arange(len(ids)))
 
 
 def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
     """Buckets of `length_ms` out of a rollup's rows, which have `rows` and `version` too: the newest version counts."""
-    ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
+    ids, ts, parts = numbers(table, "entity_id"), numbers(table, "ts_ms"), [_Part(table, None)]
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
     newest = np.append((ids[1:] != ids[:-1]) | (ts[1:] != ts[:-1]), True) if len(ids) else np.zeros(0, np.bool_)
     if not newest.all():
         order = np.lexsort((numbers(table, "version"), numbers(table, "ts_ms"), numbers(table, "entity_id")))
         order, ids, ts = order[newest], ids[newest], ts[newest]
-    rows, present = (_count(table, name, order) for name in ("rows", "present"))
-    return _fold(ids, ts // length_ms * length_ms, rows, present, _Columns(table, metrics, order))
+    rows, present = (_count(parts, name, order) for name in ("rows", "present"))
+    return _fold(ids, ts // length_ms * length_ms, rows, present, _Columns(parts, metrics), order)
 
 
 def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
@@ -82,7 +89,7 @@ def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
     whole = join([part for part in parts if len(part.ids)])
     order = _order(whole.ids, whole.start_ms)
     ids, starts = whole.ids[order], whole.start_ms[order] // length_ms * length_ms
-    return _fold(ids, starts, whole.rows[order], whole.present[order], _Held(whole, order))
+    return _fold(ids, starts, whole.rows[order], whole.present[order], _Held(whole), order)
 
 
 def join(parts: Sequence[Folded]) -> Folded:
@@ -116,41 +123,68 @@ def units(metric: str, stored: Stored, mask: Mask) -> npt.NDArray[np.float64]:
     return decoded
 
 
-class _Columns:
-    """A table's columns in order, each read when it is asked for."""
+class _Part:
+    """Some rows of a table; None: all."""
 
-    def __init__(self, table: pa.Table, metrics: Sequence[str], order: Places) -> None:
-        self._table, self._order = table, order
-        self.names = [name for name in metrics if table[name].null_count < table.num_rows]
+    def __init__(self, table: pa.Table, rows: Places | None) -> None:
+        self.table, self._rows, self.names = table, rows, frozenset(table.column_names)
+        self._count = table.num_rows if rows is None else len(rows)
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        found = numbers(self.table, name)
+        return found if self._rows is None else found[self._rows]
+
+    def tells(self, name: str) -> bool:
+        return name in self.names and self.table[name].null_count < self.table.num_rows
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
         """(stored form, present); None: all are."""
-        stored, mask = _decode(self._table, name)
-        return stored[self._order], None if mask is None else mask[self._order]
+        if name not in self.names:
+            return np.zeros(self._count, storage_dtype(name)), np.zeros(self._count, np.bool_)
+        stored, mask = _decode(self.table, name)
+        if self._rows is None:
+            return stored, mask
+        return stored[self._rows], None if mask is None else mask[self._rows]
+
+
+class _Columns:
+    """The columns of all parts, each read when it is asked for."""
+
+    def __init__(self, parts: Sequence[_Part], metrics: Sequence[str]) -> None:
+        self._parts = parts
+        self.names = [name for name in metrics if any(part.tells(name) for part in parts)]
+
+    def get(self, name: str) -> tuple[Stored, Mask | None]:
+        """(stored form, present); None: all are."""
+        held = [part.get(name) for part in self._parts]
+        stored = _joined([stored for stored, _ in held])
+        if all(mask is None for _, mask in held):
+            return stored, None
+        return stored, _joined([np.ones(len(stored), np.bool_) if mask is None else mask for stored, mask in held])
 
 
 class _Held:
     """Likewise of what is folded already."""
 
-    def __init__(self, folded: Folded, order: Places) -> None:
-        self._columns, self._order = folded.columns, order
+    def __init__(self, folded: Folded) -> None:
+        self._columns = folded.columns
         self.names = [name for name, (_, mask) in folded.columns.items() if mask.any()]
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
-        stored, mask = self._columns[name]
-        return stored[self._order], mask[self._order]
+        return self._columns[name]
 
 
 class _Coalesced:
     """The same with the rows of one moment as one: where several tell a value, the highest, whatever their order."""
 
-    def __init__(self, table: pa.Table, metrics: Sequence[str], order: Places, firsts: Places) -> None:
+    def __init__(self, parts: Sequence[_Part], metrics: Sequence[str], order: Places, firsts: Places) -> None:
         self.held: dict[str, tuple[Stored, Mask]] = {}
-        every = _Columns(table, metrics, order)
+        every = _Columns(parts, metrics)
         for name in every.names:
             stored, mask = every.get(name)
             if mask is None:
                 mask = np.ones(len(order), np.bool_)
+            stored, mask = stored[order], mask[order]
             filled = np.where(mask, stored, _lowest(stored.dtype))
             self.held[name] = np.maximum.reduceat(filled, firsts), np.logical_or.reduceat(mask, firsts)
         self.names = list(self.held)
@@ -159,8 +193,10 @@ class _Coalesced:
         return self.held[name]
 
 
-def _fold(ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Columns | _Coalesced | _Held) -> Folded:
-    """Rows in order of entity and time, each moment once."""
+def _fold(
+    ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Columns | _Coalesced | _Held, order: Places
+) -> Folded:
+    """Rows in order of entity and time, each moment once; `order`: where `columns` has them."""
     if not len(ids):
         return Folded(ids, starts, rows, present, {})
     firsts = np.flatnonzero(np.append(True, (ids[1:] != ids[:-1]) | (starts[1:] != starts[:-1])))
@@ -168,9 +204,9 @@ def _fold(ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Col
     if len(firsts) == len(ids):  # each has a bucket of its own, as rows of a rollup have
         for name in columns.names:
             stored, mask = columns.get(name)
-            found[name] = stored, np.ones(len(ids), np.bool_) if mask is None else mask
+            found[name] = stored[order], np.ones(len(ids), np.bool_) if mask is None else mask[order]
         return Folded(ids, starts, rows, present, found)
-    groups = _Groups(firsts, len(ids))
+    groups = _Groups(firsts, order)
     for name in columns.names:
         stored, mask = columns.get(name)
         if mask is not None and mask.all():
@@ -181,33 +217,36 @@ def _fold(ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Col
 
 
 class _Groups:
-    """Neighbouring rows that belong together."""
+    """Rows that belong together.
 
-    def __init__(self, firsts: Places, rows: int) -> None:
-        self.firsts = firsts
-        self.counts = np.diff(np.append(firsts, rows))
+    Args:
+        firsts: where each group begins in `order`, which says where the rows are.
+    """
+
+    def __init__(self, firsts: Places, order: Places) -> None:
+        self._firsts, self._order = firsts, order
+        self.counts = np.diff(np.append(firsts, len(order)))
         self.most = int(self.counts.max())
         self._even = bool((self.counts == self.most).all())
         # [most, groups]: where the k-th row of each group is; what a group lacks repeats its last row
         steps = np.arange(self.most)[:, None]
-        self._at = firsts + (steps if self._even else np.minimum(steps, self.counts - 1))
+        self._at = order[firsts + (steps if self._even else np.minimum(steps, self.counts - 1))]
         self._beyond = None if self._even else steps >= self.counts
+        self._lasts = firsts + self.counts - 1
         self._everyone = np.arange(len(firsts))
         self._number = np.repeat(self._everyone, self.counts)
 
     def last(self, stored: Stored, mask: Mask | None) -> tuple[Stored, Mask]:
-        at = self.firsts + self.counts - 1
         if mask is None:
-            return stored[at], np.ones(len(at), np.bool_)
-        newest = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))[at]
-        some = newest >= self.firsts
-        return stored[np.maximum(newest, 0)], some
+            return stored[self._order[self._lasts]], np.ones(len(self._lasts), np.bool_)
+        newest = np.maximum.accumulate(np.where(mask[self._order], np.arange(len(self._order)), -1))[self._lasts]
+        return stored[self._order[np.maximum(newest, 0)]], newest >= self._firsts
 
     def lower_median(self, stored: Stored, mask: Mask | None) -> tuple[Stored, Mask]:
         counts = self.counts
         if mask is not None:
             stored = np.where(mask, stored, _highest(stored.dtype))
-            counts = np.bincount(self._number[mask], minlength=len(self.firsts))
+            counts = np.bincount(self._number[mask[self._order]], minlength=len(self._firsts))
         ranked = stored[self._at]
         if self._beyond is not None:
             ranked[self._beyond] = _highest(stored.dtype)
@@ -261,11 +300,23 @@ def _order(ids: Ids, ts: Millis) -> Places:
     return order
 
 
-def _count(table: pa.Table, name: str, order: Places) -> Int64s:
+def _count(parts: Sequence[_Part], name: str, order: Places) -> Int64s:
     """Zeros where nobody asked for the counts."""
-    if name not in table.column_names:
+    if not all(name in part.names for part in parts):
         return np.zeros(len(order), np.int64)
-    return numbers(table, name)[order].astype(np.int64)
+    return _joined([part.numbers(name) for part in parts])[order].astype(np.int64)
+
+
+def _within(table: pa.Table, span: tuple[int, int] | None) -> Places | None:
+    if span is None:
+        return None
+    ts = numbers(table, "ts_ms")
+    there = (ts >= span[0]) & (ts < span[1])
+    return None if there.all() else np.flatnonzero(there)
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _sorted(ids: Ids, ts: Millis) -> bool:

@@ -95,10 +95,9 @@ class Rows(Base):
         if not spans:
             return
         if level is None:
-            extra, name, what, every_ms = ["present"], samples_table(scope), fold.fold_raw, RAW_MS
+            extra, name, every_ms = ["present"], samples_table(scope), RAW_MS
         else:
-            extra, name, what = ["rows", "present"], rollup_table(scope, level), fold.fold_rollup
-            every_ms = LEVELS_MS[level]
+            extra, name, every_ms = ["rows", "present"], rollup_table(scope, level), LEVELS_MS[level]
         extra = [*(extra if counts else []), *(["version"] if level else []), *names]
         columns = ", ".join(["entity_id", "toUnixTimestamp64Milli(ts) AS ts_ms", *(f"`{column}`" for column in extra)])
         when = " OR ".join(during(low, high) for low, high in spans)
@@ -108,7 +107,8 @@ class Rows(Base):
         for which in self._pieces(scope, rows_each, ids, entities):
             table = self._clients.arrow(f"SELECT {columns} FROM {name} PREWHERE {which} AND ({when}){LEAN}")
             if table.num_rows:
-                piece = what(table, names, length_ms)
+                raw = level is None
+                piece = fold.fold_raw([table], names, length_ms) if raw else fold.fold_rollup(table, names, length_ms)
                 yield piece if ids is None or named else piece.where(np.isin(piece.ids, ids))
 
     def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span | None) -> Iterator[str]:
