@@ -16,7 +16,10 @@ from drover_collector.agent_server.link import Link, LinkLostError
 
 log = logging.getLogger(__name__)
 
-PAUSE_S, PAUSE_PER_LINK_S = 0.05, 200e-6  # between two looks: as much as it takes to find several connections ready
+# Between two looks: as much as it takes to find many connections ready. A message costs a third less among fifty than
+# among twelve; nothing that agents tell, nor their Hello, is spoiled by 0.2 s.
+PAUSE_S, PAUSE_PER_LINK_S = 0.2, 800e-6
+HURRIED = 4  # times shorter while one has much to say, as after an outage: it says a window, then waits for us
 LEAST_PAUSE_S = 0.001  # a shorter one costs more than it saves
 
 
@@ -24,18 +27,19 @@ class Poller:
     """
     Args:
         most: how many links have their turn before other work of the event loop has.
-        serve: what is done with one that is ready, and its events; may raise LinkLostError.
+        serve: what is done with one that is ready, and its events; whether it has much to say; may raise LinkLostError.
         lost: is told of one that is gone.
         pausing: after a look, leave some time for others to become ready: a look costs as much as a message.
     """
 
     def __init__(
-        self, most: int, serve: Callable[[Link, int], None], lost: Callable[[Link, str], None], *, pausing: bool
+        self, most: int, serve: Callable[[Link, int], bool], lost: Callable[[Link, str], None], *, pausing: bool
     ) -> None:
         self._most, self._serve, self._lost, self._pausing = most, serve, lost, pausing
         self._epoll = select.epoll()
         self._loop = asyncio.get_running_loop()
         self._waits = False  # the event loop tells when there is something
+        self._hurries = False  # the look before found one that has much to say
         self._closed = False
         self.links: dict[int, Link] = {}  # oldest first
         self._wait()
@@ -68,6 +72,8 @@ class Poller:
     def _again(self, found: int) -> None:
         """When to look next."""
         pause_s = min(PAUSE_S, PAUSE_PER_LINK_S * len(self.links)) if self._pausing and found < self._most else 0.0
+        if self._hurries:
+            pause_s, self._hurries = pause_s / HURRIED, False
         if not found or (found < self._most and pause_s < LEAST_PAUSE_S):
             self._wait()
             return
@@ -86,7 +92,7 @@ class Poller:
             if link is None:
                 continue  # gone since
             try:
-                self._serve(link, events)
+                self._hurries |= self._serve(link, events)
             except LinkLostError as error:
                 self._lost(link, str(error))
             except Exception:  # a defect of ours costs one connection

@@ -208,19 +208,20 @@ class AgentServer:
             log.error("no more agents can connect: %s; raise the limit of open files (LimitNOFILE in the unit)", why)
             self._told_full = True
 
-    def _begin_handshake(self, link: Link, _: int) -> None:
+    def _begin_handshake(self, link: Link, _: int) -> bool:
         assert self._new is not None and self._shaking is not None and self._contexts is not None
         if len(self._shaking.links) >= SHAKING_MOST:
             self.lost(next(iter(self._shaking.links.values())), "others need its place")
         self._new.remove(link)
         self._shaking.add(link)
-        self._shake(link, 0, self._contexts())
+        return self._shake(link, 0, self._contexts())
 
-    def _shake(self, link: Link, _: int, context: ssl.SSLContext | None = None) -> None:
+    def _shake(self, link: Link, _: int, context: ssl.SSLContext | None = None) -> bool:
         assert self._shaking is not None
         if link.shake_hands(context):
             self._shaking.remove(link)
             self._welcome(link)
+        return False
 
     def _welcome(self, link: Link) -> None:
         assert self._open is not None
