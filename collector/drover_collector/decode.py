@@ -16,7 +16,6 @@ import numpy.typing as npt
 from drover_collector.dictionary import SCOPE_CODES, SCOPE_NAMES, Dictionary, Layout, Refusal
 from drover_collector.store.records import EntityRow, Mask, Millis, SampleBatch, Stored
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.blocks import record_struct
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.times import iso
 
@@ -71,7 +70,7 @@ def decode(batches: Sequence[tuple[Dictionary, pb.Batch]], oldest_ms: int, now_m
         oldest_ms: samples older than this are refused (they would be deleted at once).
     """
     result = Decoded()
-    groups: dict[Layout, _Group] = {}
+    groups: dict[int, _Group] = {}
     for number, (dictionary, batch) in enumerate(batches):
         refusal = _collect(groups, number, dictionary, batch)
         if refusal is not None:
@@ -91,32 +90,35 @@ def decode(batches: Sequence[tuple[Dictionary, pb.Batch]], oldest_ms: int, now_m
     return result
 
 
-def _collect(groups: dict[Layout, _Group], number: int, dictionary: Dictionary, batch: pb.Batch) -> Refusal | None:
+def _collect(groups: dict[int, _Group], number: int, dictionary: Dictionary, batch: pb.Batch) -> Refusal | None:
     if len(batch.blocks) > MAX_BLOCKS:
         return Refusal("bad size", f"a batch of {len(batch.blocks)} blocks; up to {MAX_BLOCKS} are right")
-    checked: list[tuple[Layout, pb.Block]] = []
+    checked: list[tuple[Layout, int, bytes, bytes]] = []
     for block in batch.blocks:
         layout = dictionary.layouts.get(block.schema)
         if layout is None:
             return Refusal("unknown schema", f"schema {block.schema} was not told in Hello")
         if isinstance(layout, Refusal):
             return layout
-        record, presence = record_struct(layout.types).size, layout.presence_bytes
-        if block.rows * record != len(block.body) or block.rows * presence != len(block.presence):
+        rows, body, presence = block.rows, block.body, block.presence  # once: each look at a field makes it anew
+        record, bits = layout.dtype.itemsize, layout.presence_bytes
+        if rows * record != len(body) or rows * bits != len(presence):
             return Refusal(
                 "bad size",
-                f"{block.rows} rows of schema {block.schema} take {record} + {presence} bytes each, but"
-                f" {len(block.body)} + {len(block.presence)} came",
+                f"{rows} rows of schema {block.schema} take {record} + {bits} bytes each, but"
+                f" {len(body)} + {len(presence)} came",
             )
-        checked.append((layout, block))
-    for layout, block in checked:
-        if block.rows:
-            group = groups.setdefault(layout, _Group(layout))
+        checked.append((layout, rows, body, presence))
+    for layout, rows, body, presence in checked:
+        if rows:
+            group = groups.get(id(layout))  # equal ones are one object, as a rule
+            if group is None:
+                group = groups[id(layout)] = _Group(layout)
             group.dictionaries.append(dictionary)
             group.batches.append(number)
-            group.counts.append(block.rows)
-            group.bodies.append(block.body)
-            group.presences.append(block.presence)
+            group.counts.append(rows)
+            group.bodies.append(body)
+            group.presences.append(presence)
     return None
 
 
