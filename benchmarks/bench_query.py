@@ -9,7 +9,10 @@ Ours is asked through the Fleet API over gRPC, as the console asks, without its 
 HTTP (Debian's, in a temporary folder), until the answer's last byte, without its cache, and nothing is parsed. Its
 questions: the fleet now: an instant query of one metric; node and rack: query_range of the metric at our step; an
 incident's window: query_range of each metric of the GPU, and `quantiles` over its job. Prints one JSON line; ratios are
-ours / theirs.
+ours / theirs. `floor_ms` is what ours costs without an answer: a call that is refused at once, a statement of nothing.
+
+The newest seconds are written last, as in a fleet that runs: of 1,000 GPUs they are held in memory (`store.recent`), of
+100,000 they are not.
 
     python benchmarks/bench_query.py [--gpus 1000 100000] [--seconds 30] [--rounds 15]
 """
@@ -253,6 +256,27 @@ def timed(rounds: int, pairs: dict[str, tuple[Callable[[], Any], Callable[[], An
     return found
 
 
+def floors(api: FleetStub, store: Store, rounds: int) -> dict[str, float]:
+    def refused() -> None:
+        try:
+            api.QuerySeries(pb.SeriesRequest(), timeout=120)
+        except grpc.RpcError:
+            return
+        raise RuntimeError("a question about nothing was answered")
+
+    nothing = "SELECT entity_id FROM gpu_samples PREWHERE entity_id = 0"
+    asks: dict[str, Callable[[], object]] = {"call": refused, "statement": lambda: store._clients.arrow(nothing)}
+    found = {}
+    for name, ask in asks.items():
+        took = []
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            ask()
+            took.append((time.perf_counter() - began) * 1000)
+        found[name] = round(statistics.median(took[1:]), 2)
+    return found
+
+
 def run(gpus: int, seconds: int, rounds: int) -> dict[str, Any]:
     index = index_of(gpus)
     folder = tempfile.mkdtemp(prefix="drover-bench-query-")
@@ -267,6 +291,7 @@ def run(gpus: int, seconds: int, rounds: int) -> dict[str, Any]:
                 pairs = {name: (asked[name], other[name]) for name in asked}
                 sizes = {name: [answers[name][0], other[name]()] for name in asked}
                 return {
+                    "floor_ms": floors(api, store, rounds),
                     "samples": loaded, "series": index.gpu_count * len(METRICS), "steps_ms": steps,
                     "answer_bytes_ours_vm": sizes, **timed(rounds, pairs),
                 }  # fmt: skip

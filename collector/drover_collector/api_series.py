@@ -29,7 +29,9 @@ def query_series(facts: Facts, request: pb.SeriesRequest) -> pb.SeriesReply:
     metrics = list(dict.fromkeys(request.metrics))
     most = min(POINTS_MAX, VALUES_MAX // (len(targets) * len(metrics)))
     points = max(2, min(request.max_points or POINTS, most))
-    step_ms, ts_ms, found = facts.store.series(scope, targets, metrics, from_ms, to_ms, points)
+    peers = _peers(facts, targets[0]) if request.with_peers else None
+    beside = None if peers is None else facts.store.beside(facts.index, peers, from_ms, to_ms)
+    step_ms, ts_ms, found = facts.store.series(scope, targets, metrics, from_ms, to_ms, points, beside)
     reply = pb.SeriesReply(step_ms=step_ms, ts_ms=ts_ms.astype("<i8").tobytes())
     for node, gpu, link in targets:
         for metric in metrics:
@@ -37,8 +39,13 @@ def query_series(facts: Facts, request: pb.SeriesRequest) -> pb.SeriesReply:
             if values is None:
                 values = np.full(len(ts_ms), np.nan, np.float32)
             _add(reply, node, gpu, link, metric, "value", values)
-    if request.with_peers:
-        _add_peers(facts, reply, targets[0], metrics, from_ms, min(to_ms, int(ts_ms[-1]) + step_ms))
+    if peers is not None:
+        node, slot, _ = targets[0]
+        end_ms = min(to_ms, int(ts_ms[-1]) + step_ms)
+        spreads = facts.store.peers_series(facts.index, peers, metrics, from_ms, end_ms, step_ms, beside)
+        for metric, spread in spreads.items():
+            for role, values in zip(("peers_p10", "peers_median", "peers_p90"), spread, strict=True):
+                _add(reply, node, slot, None, metric, role, values)
     return reply
 
 
@@ -73,26 +80,15 @@ def _target(facts: Facts, scope: Scope, target: pb.SeriesTarget) -> tuple[str, i
     return target.node, None, None
 
 
-def _add_peers(
-    facts: Facts,
-    reply: pb.SeriesReply,
-    target: tuple[str, int | None, str | None],
-    metrics: list[str],
-    from_ms: int,
-    to_ms: int,
-) -> None:
+def _peers(facts: Facts, target: tuple[str, int | None, str | None]) -> npt.NDArray[np.int32] | None:
+    """Numbers of the GPUs beside which one is looked at."""
     node, slot, _ = target
     gpu = facts.index.gpu(node, slot) if slot is not None else None
     if gpu is None:
-        return
+        return None
     _, members = gpu_group(facts, gpu)
     peers = members[members != gpu].astype(np.int32)
-    if not len(peers):
-        return
-    spreads = facts.store.peers_series(facts.index, peers, metrics, from_ms, to_ms, reply.step_ms)
-    for metric, spread in spreads.items():
-        for role, values in zip(("peers_p10", "peers_median", "peers_p90"), spread, strict=True):
-            _add(reply, node, slot, None, metric, role, values)
+    return peers if len(peers) else None
 
 
 def _add(

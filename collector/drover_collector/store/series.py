@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +45,32 @@ def _points(span_ms: int, step_ms: int) -> int:
     return span_ms // step_ms + 2  # the grid is aligned to its step, so the span may begin and end within one
 
 
+@dataclass(slots=True)
+class Beside:
+    """Peers that are read with a chart's own line, in one statement; what was read."""
+
+    ids: Ids
+    span: Span = (0, 0)
+    step: int = 0
+    folded: Folded | None = None
+
+
 class Series(Rollups):
+    def beside(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
+        """For `series` and then `peers_series` of these GPUs; None: they are too many to be read at once."""
+        places = self._placements.map(index, Scope.GPU, to_ms)
+        ids = places.ids[np.isin(places.target, gpus)]
+        return Beside(ids) if 0 < len(ids) <= _peers_most(RAW_MS, from_ms, to_ms) else None
+
     def series(
-        self, scope: Scope, targets: Sequence[Target], metrics: Sequence[str], from_ms: int, to_ms: int, max_points: int
+        self,
+        scope: Scope,
+        targets: Sequence[Target],
+        metrics: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        max_points: int,
+        beside: Beside | None = None,
     ) -> tuple[int, Millis, dict[SeriesKey, Floats32]]:
         """Values of (node, gpu, link) targets within [from_ms, to_ms).
 
@@ -66,12 +90,12 @@ class Series(Rollups):
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
         to_ms = self._end(scope, (from_ms, to_ms), step)
         first, points = _grid(from_ms, to_ms, step)
-        found = self._stepped(scope, stays, metrics, from_ms, to_ms, step)
+        found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
         spacing = _spacing(found[0], found[1] // step)
         if spacing > 1:
             step = next((s for s in STEPS_MS if s >= step * spacing), step * spacing)
             first, points = _grid(from_ms, to_ms, step)
-            found = self._stepped(scope, stays, metrics, from_ms, to_ms, step)
+            found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
         ids, starts, columns = found
         grid = np.full((len(metrics), len(targets), points), np.nan, np.float32)
         places = (starts - first) // step
@@ -108,6 +132,7 @@ class Series(Rollups):
         from_ms: int,
         to_ms: int,
         step_ms: int,
+        beside: Beside | None = None,
     ) -> dict[str, Spread]:
         """Metric -> (p10, median, p90) over GPUs per step, on the grid that `series` has; NaN where none came.
 
@@ -119,10 +144,18 @@ class Series(Rollups):
         result: dict[str, Spread] = {}
         places = self._placements.map(index, Scope.GPU, to_ms)
         wanted = places.ids[np.isin(places.target, gpus)]
-        most = max(PEERS_MIN, PEER_ROWS * _width(step_ms) // (to_ms - from_ms))
+        most = _peers_most(_width(step_ms), from_ms, to_ms)
         if len(wanted) > most:
             wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(np.intp)]
-        folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
+        if (
+            beside is not None
+            and beside.folded is not None
+            and (beside.span, beside.step) == ((from_ms, upto_ms), step_ms)
+            and np.isin(wanted, beside.ids).all()
+        ):
+            folded = beside.folded.where(np.isin(beside.folded.ids, wanted))
+        else:
+            folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
         for metric in metrics:
             lines = tuple(np.full(points, np.nan, np.float32) for _ in range(3))
             if metric in folded.columns:
@@ -133,7 +166,14 @@ class Series(Rollups):
         return result
 
     def _stepped(
-        self, scope: Scope, stays: Sequence[Stay], metrics: Sequence[str], from_ms: int, to_ms: int, step: int
+        self,
+        scope: Scope,
+        stays: Sequence[Stay],
+        metrics: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        step: int,
+        beside: Beside | None,
     ) -> tuple[Ids, Millis, dict[str, npt.NDArray[np.float64]]]:
         """(entity, start of its step, metric -> value), by entity and time."""
         stays = [stay for stay in stays if stay.from_ms < to_ms and stay.to_ms > from_ms]
@@ -141,7 +181,12 @@ class Series(Rollups):
             return np.zeros(0, np.uint64), np.zeros(0, np.int64), {metric: np.zeros(0) for metric in metrics}
         ids = np.array(sorted({stay.entity_id for stay in stays}), np.uint64)
         low, high = max(from_ms, min(s.from_ms for s in stays)), min(to_ms, max(s.to_ms for s in stays))
-        folded = self._folded(scope, ids, metrics, (low, high), step)
+        if beside is None or (low, high) != (from_ms, to_ms):
+            folded = self._folded(scope, ids, metrics, (low, high), step)
+        else:
+            whole = self._folded(scope, np.union1d(ids, beside.ids), metrics, (low, high), step)
+            beside.span, beside.step, beside.folded = (low, high), step, whole
+            folded = whole.where(np.isin(whole.ids, ids))
         nothing = np.full(len(folded.ids), np.nan)
         held = {metric: units(metric, *folded.columns[metric]) for metric in metrics if metric in folded.columns}
         return folded.ids, folded.start_ms, {metric: held.get(metric, nothing) for metric in metrics}
@@ -226,6 +271,10 @@ def _spread(at: npt.NDArray[np.int64], value: npt.NDArray[np.float64], lines: Se
         below = np.floor(rank).astype(np.intp)
         less, more = ranked[steps, below], ranked[steps, np.minimum(below + 1, counts - 1)]
         line[at[begins]] = less + (more - less) * (rank - below)
+
+
+def _peers_most(width_ms: int, from_ms: int, to_ms: int) -> int:
+    return max(PEERS_MIN, PEER_ROWS * width_ms // (to_ms - from_ms))
 
 
 def _width(step_ms: int) -> int:
