@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from drover_collector.buckets import BUCKET_MS
 from drover_collector.store import SampleBatch, Store, StoreError, recent
+from drover_collector.store.fold import Folded
 from drover_collector.store.recent import Recent
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Absence
-from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, random_values, samples
+from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
 
 METRICS = ("power_w", "gpu_temp_c", "sm_active_ratio")
 OTHER = gpu_row(0, 1, "S-new", T0 + 40_000)  # stands where another stood
@@ -23,7 +26,7 @@ def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     arrow, found = store._clients.arrow, []
 
     def note(sql: str, parameters: object = None) -> pa.Table:
-        if "gpu_samples" in sql:
+        if "_samples" in sql:
             found.append(sql)
         return arrow(sql, parameters)  # type: ignore[arg-type]  # as it is called
 
@@ -118,7 +121,7 @@ def test_after_an_insert_that_failed_the_store_is_asked(
 def test_before_it_is_begun_nothing_is_held() -> None:
     """As with a server, into which others write too."""
     found = Recent()
-    found.add(table_of(T0), T0)
+    found.add(Scope.GPU, table_of(T0))
     assert found.newest("power_w", np.array([1], np.uint64), (T0 - 1, T0 + 1)) is None
 
 
@@ -131,22 +134,114 @@ def test_what_is_held_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes and in time; what went, and what is from before it, is not answered for."""
     one, now_s = np.array([1], np.uint64), [0.0]
     found = Recent(lambda: now_s[0])
-    found.begin(0)
+    found.begin({})
 
-    def first() -> int:
+    def first(scope: Scope = Scope.GPU) -> int:
         """From which second on it answers."""
-        return next(s for s in range(40) if found.newest("power_w", one, (T0 + 1000 * s, T0 + 99_000)) is not None)
+        seconds = [s for s in range(40) if found.rows(scope, (T0 + 1000 * s, T0 + 99_000)) is not None]
+        assert seconds == list(range(seconds[0], 40))
+        return seconds[0]
 
     assert first() == 0
     for second in range(20):
         now_s[0] = second
-        found.add(table_of(T0 + 1000 * second), T0 + 1000 * second)
+        found.add(Scope.GPU, table_of(T0 + 1000 * second))
+    found.read(T0 + 40_000)
     assert first() == 0
     now_s[0] = recent.HELD_S + 9.5
-    found.add(table_of(T0 + 20_000), T0 + 20_000)
+    found.add(Scope.GPU, table_of(T0 + 20_000))
     assert first() == 10
-    monkeypatch.setattr(recent, "HELD_BYTES", 3 * (recent.TABLE_BYTES + 100))
-    found.add(table_of(T0 + 5_000), T0 + 5_000)  # a late one; the newest three stay
+    each = recent.TABLE_BYTES + 100
+    monkeypatch.setattr(recent, "HELD_BYTES", 3 * each)
+    found.add(Scope.GPU, table_of(T0 + 5_000))  # a late one; the newest three stay
     assert first() == 19
-    found.add(table_of(*[T0 + 30_000] * 10_000), T0 + 30_000)  # more than all that may be held
-    assert first() == 31
+    monkeypatch.setattr(recent, "OPEN_BYTES", 6 * each)
+    for second in range(41, 46):  # of a bucket that is not read yet
+        found.add(Scope.GPU, table_of(T0 + 1000 * second))
+    assert first() == 21
+    assert len(found.rows(Scope.GPU, (T0 + 41_000, T0 + 50_000)) or ()) == 5
+    assert found.newest("power_w", one, (T0 + 41_000, T0 + 50_000)) is None  # so many that a statement costs less
+    found.add(Scope.NODE, table_of(*[T0 + 30_000] * 10_000))  # more than all that may be held
+    assert first(Scope.NODE) == 31
+    found.read(T0 + 50_000)
+    assert found.rows(Scope.GPU, (T0 + 42_000, T0 + 50_000)) is None
+
+
+def test_a_clock_far_ahead_does_not_end_it() -> None:
+    """What it told is not answered for when its time comes; all other times are."""
+    now_s = [0.0]
+    found = Recent(lambda: now_s[0])
+    found.begin({})
+    found.read(T0)
+    hour = T0 + 3_600_000
+    found.add(Scope.GPU, table_of(T0 + 1000, hour, hour + 5_000))
+    found.add(Scope.GPU, table_of(T0 + 2000))
+    now_s[0] = 2 * recent.HELD_S
+    found.read(T0 + 140_000)
+    found.add(Scope.GPU, table_of(T0 + 150_000))
+    assert found.rows(Scope.GPU, (T0 + 2000, T0 + 10_000)) is None
+    assert len(found.rows(Scope.GPU, (T0 + 3000, T0 + 160_000)) or ()) == 1
+    assert len(found.rows(Scope.GPU, (hour - 10_000, hour)) or ()) == 0
+    for start in (hour - 9_999, hour, hour + 5_000):
+        assert found.rows(Scope.GPU, (start, start + 10_000)) is None
+    assert found.rows(Scope.GPU, (hour + 5_001, hour + 10_000)) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_buckets_that_close_are_what_the_store_has(store: Store, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After inserts in any order: late rows, resends, rows in two parts, empty buckets, an insert that failed, a clock
+    far ahead. It takes no statement but after what failed."""
+    rng = np.random.default_rng(seed)
+    store.write_entities(everything())
+    targets = {
+        Scope.GPU: [gpu_row(n, g) for n in range(3) for g in range(GPUS)],
+        Scope.NODE: [node_row(n) for n in range(3)],
+    }
+    names = {Scope.GPU: METRICS, Scope.NODE: ("cpu_util_ratio", "load1", "oom_kills")}
+    whole = {name: random_values(rng, BY_NAME[name], 997) for held in names.values() for name in held}
+    said, unsure, folded = asked(store, monkeypatch), False, 0
+    insert = store._clients.insert
+    for bucket in range(8):
+        start = T0 + bucket * BUCKET_MS
+        before, unsure = unsure, False
+        for _ in range(0 if bucket == 5 else int(rng.integers(1, 7))):
+            scope = Scope.NODE if rng.random() < 0.3 else Scope.GPU
+            entity = rng.integers(0, len(targets[scope]), 40)
+            second = rng.integers(-12, 14, 40)
+            if bucket:
+                second[rng.random(40) < 0.02] = 3_600
+            ids = np.array([row.entity_id for row in targets[scope]], np.uint64)[entity]
+            ts = start + 1000 * second
+            told = names[scope][: int(rng.integers(1, 4))]
+            values = {name: whole[name][(entity * 31 + ts // 500) % 997] for name in told}  # always the same
+            with monkeypatch.context() as broken:
+                if rng.random() < 0.05:
+                    unsure, written = True, rng.random() < 0.5
+
+                    def failing(table: str, data: pa.Table, note: str = "", written: bool = written) -> None:
+                        if written:
+                            insert(table, data, note)
+                        raise StoreError("no room")
+
+                    broken.setattr(store._clients, "insert", failing)
+                with contextlib.suppress(StoreError):
+                    store.write_samples(SampleBatch.of_values(scope, ids, ts, values))
+        said.clear()
+        held = store.closing_folds(start)
+        assert unsure or before or not said  # one that failed may have told of the next bucket, too
+        folded += not said
+        for scope, found in held.items():
+            want = store.fold(scope, [(start, start + BUCKET_MS)], BUCKET_MS)
+            assert found.rows.sum() == want.rows.sum()
+            same(found, want)
+    assert folded >= 3
+
+
+def same(found: Folded, want: Folded) -> None:
+    """Also in the order of rows: both are by entity and time."""
+    for name in ("ids", "start_ms", "rows", "present"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name), err_msg=name)
+    assert set(found.columns) == set(want.columns)
+    for name, (stored, mask) in want.columns.items():
+        np.testing.assert_array_equal(found.columns[name][1], mask, err_msg=name)
+        np.testing.assert_array_equal(found.columns[name][0][mask], stored[mask], err_msg=name)

@@ -204,7 +204,9 @@ def _fold(
     if len(firsts) == len(ids):  # each has a bucket of its own, as rows of a rollup have
         for name in columns.names:
             stored, mask = columns.get(name)
-            found[name] = stored[order], np.ones(len(ids), np.bool_) if mask is None else mask[order]
+            there = np.ones(len(ids), np.bool_) if mask is None else mask[order]
+            if there.any():
+                found[name] = stored[order], there
         return Folded(ids, starts, rows, present, found)
     groups = _Groups(firsts, order)
     for name in columns.names:
@@ -212,7 +214,9 @@ def _fold(
         if mask is not None and mask.all():
             mask = None
         pick = groups.lower_median if BY_NAME[name].kind is Kind.GAUGE else groups.last
-        found[name] = pick(stored, mask)
+        picked, there = pick(stored, mask)
+        if mask is None or there.any():
+            found[name] = picked, there
     return Folded(ids[firsts], starts[firsts], np.add.reduceat(rows, firsts), np.add.reduceat(present, firsts), found)
 
 

@@ -237,8 +237,8 @@ class Reads(Rollups):
                 )
                 self._placements.note_seen(numbers(table, "entity_id"), numbers(table, "newest"))
         if self._clients.embedded:  # what others write would not be known here
-            name = samples_table(Scope.GPU)
-            self._recent.begin(self._clients.rows(f"SELECT toUnixTimestamp64Milli(max(ts)) AS ms FROM {name}")[0]["ms"])
+            held = {scope: self.parts_of(samples_table(scope)) for scope in Scope}
+            self._recent.begin({scope: max((high for *_, high in parts), default=0) for scope, parts in held.items()})
         rows = self._placements.rows()
         self._placements.note_seen(
             np.array([row.entity_id for row in rows], np.uint64), np.array([row.last_ms for row in rows], np.int64)

@@ -1,8 +1,9 @@
-"""The GPU samples that this process wrote last, as they were inserted, so that the newest values of a small fleet take
-no statement: an empty one costs the engine as much as all that VictoriaMetrics does for a thousand GPUs.
+"""The samples that this process wrote last, as they were inserted, so that what is asked for every few seconds takes no
+statement: the rows of the bucket that is over, for the detectors, and the newest values of a small fleet, for which an
+empty statement costs the engine as much as all that VictoriaMetrics does for a thousand GPUs.
 
 Nothing is copied: the tables that went into inserts are held a while longer. Whoever asks for more than is sure to be
-held, as after a start and of a large fleet, asks the store.
+held, as after a start, asks the store.
 """
 
 from __future__ import annotations
@@ -10,20 +11,34 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from drover_collector.store.records import Ids, Mask, Millis
+from drover_proto.catalog import Scope
 
 Floats = npt.NDArray[np.float64]
+Span = tuple[int, int]  # ms, from and to
 
-HELD_BYTES = 16 << 20
+OPEN_BYTES = 512 << 20  # while their buckets are to be read: 20 s of 100,000 GPUs
+HELD_BYTES = 16 << 20  # after that, and all that newest values are looked for in
 TABLE_BYTES = 32 << 10  # what a table takes beside its values
 HELD_S = 75.0  # a newest value is at most a minute old, and some seconds on its way
+AHEAD_MS = 120_000  # beyond the bucket that was read last: of a clock that is wrong, and not asked for soon
 NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class _Insert:
+    scope: Scope
+    came_s: float
+    size: int
+    newest_ms: int
+    table: pa.Table
 
 
 class Recent:
@@ -32,61 +47,104 @@ class Recent:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: deque[tuple[float, int, int, pa.Table]] = deque()  # when it came, bytes, its newest moment in ms
+        self._held: deque[_Insert] = deque()
         self._bytes = 0
-        self._gone_ms = NEVER  # moments up to this may be in the store and not here
+        self._read_ms = 0  # buckets before this have been read
+        self._gone_ms = dict.fromkeys(Scope, NEVER)  # moments up to this may be in the store and not here
+        self._far: dict[Scope, Span] = {}  # likewise: from and to of moments far ahead, whether held or not
 
-    def begin(self, newest_ms: int) -> None:
+    def begin(self, newest_ms: Mapping[Scope, int]) -> None:
         """Nobody else writes; `newest_ms`: of what is stored already."""
         with self._lock:
             self._held.clear()
-            self._bytes, self._gone_ms = 0, newest_ms
+            self._bytes, self._far = 0, {}
+            self._gone_ms = {scope: newest_ms.get(scope, 0) for scope in Scope}
 
-    def add(self, table: pa.Table, newest_ms: int) -> None:
-        """What an insert wrote."""
-        now_s = self._clock()
+    def add(self, scope: Scope, table: pa.Table) -> None:
+        """What an insert wrote: entity_id, ts and columns."""
+        ts_ms = table["ts"].cast(pa.int64())
+        moments, now_s = ts_ms.to_numpy(), self._clock()
         with self._lock:
-            if self._gone_ms == NEVER:
+            if self._gone_ms[scope] == NEVER:
                 return
+            newest_ms = self._near(scope, moments)
             size = table.nbytes + TABLE_BYTES
-            self._held.append((now_s, size, newest_ms, table))
+            self._held.append(_Insert(scope, now_s, size, newest_ms, table.append_column("ts_ms", ts_ms)))
             self._bytes += size
-            while self._held and (self._bytes > HELD_BYTES or now_s - self._held[0][0] > HELD_S):
-                _, size, oldest_ms, _ = self._held.popleft()
-                self._bytes -= size
-                self._gone_ms = max(self._gone_ms, oldest_ms)
+            self._let_go(now_s)
 
-    def unsure(self, newest_ms: int) -> None:
+    def unsure(self, scope: Scope, moments: Millis) -> None:
         """An insert failed: what it wrote may be in the store."""
         with self._lock:
-            self._gone_ms = max(self._gone_ms, newest_ms)
+            self._gone_ms[scope] = max(self._gone_ms[scope], self._near(scope, moments))
 
-    def newest(self, metric: str, known: Ids, span: tuple[int, int]) -> tuple[Ids, Floats, Millis] | None:
-        """Of those of `known` (ascending) that have a row within [from, to) ms: the newest value there as it is stored
-        (NaN: none) and its moment (0: none). None: not all of that time is held."""
+    def read(self, upto_ms: int) -> None:
+        """Buckets before this have been read; what they held is let go sooner."""
         with self._lock:
-            if span[0] <= self._gone_ms:
-                return None
-            tables = [table for _, _, newest_ms, table in self._held if newest_ms >= span[0]]
+            self._read_ms = max(self._read_ms, upto_ms)
+            self._let_go(self._clock())
+
+    def rows(self, scope: Scope, span: Span) -> list[pa.Table] | None:
+        """Tables (entity_id, ts_ms, present and the metrics they tell of) with all rows of [from, to) ms, and others.
+        None: not all of that time is held."""
+        with self._lock:
+            held = self._inserts(scope, span)
+        return None if held is None else [insert.table for insert in held]
+
+    def newest(self, metric: str, known: Ids, span: Span) -> tuple[Ids, Floats, Millis] | None:
+        """Of those GPUs of `known` (ascending) that have a row within [from, to) ms: the newest value there as it is
+        stored (NaN: none) and its moment (0: none). None: not all of that time is held, or so much that a statement
+        costs less."""
+        with self._lock:
+            held = self._inserts(Scope.GPU, span)
+        if held is None or sum(insert.size for insert in held) > HELD_BYTES:
+            return None
         there = np.zeros(len(known), np.bool_)
         found, newest = np.full(len(known), np.nan), np.zeros(len(known), np.int64)
         if not len(known):
             return known, found, newest
         # A moment that was told twice has the value that was told last, as in the store when it has merged them.
-        for table in tables:
-            _take(table, metric, known, span, (there, found, newest))
+        for insert in held:
+            _take(insert.table, metric, known, span, (there, found, newest))
         return known[there], found[there], newest[there]
+
+    def _inserts(self, scope: Scope, span: Span) -> list[_Insert] | None:
+        low, high = self._far.get(scope, (NEVER, 0))
+        if span[0] <= self._gone_ms[scope] or (low < span[1] and high >= span[0]):
+            return None
+        return [insert for insert in self._held if insert.scope is scope and insert.newest_ms >= span[0]]
+
+    def _near(self, scope: Scope, moments: Millis) -> int:
+        """The newest moment but those far ahead, which are noted."""
+        newest_ms, far_ms = int(moments.max()), self._read_ms + AHEAD_MS
+        if not self._read_ms or newest_ms < far_ms:
+            return newest_ms
+        far = moments >= far_ms
+        low, high = self._far.get(scope, (NEVER, 0))
+        self._far[scope] = (min(low, int(moments[far].min())), max(high, newest_ms))
+        return int(moments[~far].max(initial=0))
+
+    def _let_go(self, now_s: float) -> None:
+        kept: deque[_Insert] = deque()
+        for insert in self._held:
+            few = self._bytes <= HELD_BYTES or (insert.newest_ms >= self._read_ms and self._bytes <= OPEN_BYTES)
+            if few and now_s - insert.came_s <= HELD_S:
+                kept.append(insert)
+            else:
+                self._bytes -= insert.size
+                self._gone_ms[insert.scope] = max(self._gone_ms[insert.scope], insert.newest_ms)
+        self._held = kept
 
 
 def _take(
     table: pa.Table,
     metric: str,
     known: Ids,
-    span: tuple[int, int],
+    span: Span,
     into: tuple[Mask, Floats, Millis],
 ) -> None:
     there, found, newest = into
-    ids, ts = table["entity_id"].to_numpy(), table["ts"].cast(pa.int64()).to_numpy()
+    ids, ts = table["entity_id"].to_numpy(), table["ts_ms"].to_numpy()
     rows = np.flatnonzero((ts >= span[0]) & (ts < span[1]))
     at = np.minimum(np.searchsorted(known, ids[rows]), len(known) - 1)
     mine = known[at] == ids[rows]

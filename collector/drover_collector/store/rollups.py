@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from drover_collector.buckets import BUCKET_MS
 from drover_collector.store.base import during, millis, moment
-from drover_collector.store.fold import Folded
+from drover_collector.store.fold import Folded, fold_raw, join
 from drover_collector.store.marks import CHUNK_MS, Mark, Marks, chunk_of
 from drover_collector.store.records import Ids
 from drover_collector.store.rows import LEVELS_MS, PARTS_S, PIECE_ROWS, RAW_MS, Span, merged, slices
 from drover_collector.store.schema import rollup_table, samples_table
-from drover_proto.catalog import Scope
+from drover_proto.catalog import Scope, of_scope
 
 SLICE_BITS = 4  # samples are counted by the highest bits of their entity's id, so that few are counted again
 SHRINK_MS = 3_600_000  # a long mark is written anew when so much of it is done
@@ -61,10 +61,18 @@ class Rollups(Marks):
         with self._rolling:
             self._closing_ms = max(self._closing_ms, start_ms + BUCKET_MS)  # first: what comes from here on is late
             version = self._next_version()
-            spans = [(start_ms, start_ms + BUCKET_MS)]
-            folds = {scope: self.fold(scope, spans, BUCKET_MS) for scope in Scope if self._placements.count(scope)}
+            span = (start_ms, start_ms + BUCKET_MS)
+            folds = {scope: self._closing_fold(scope, span) for scope in Scope if self._placements.count(scope)}
+            self._recent.read(span[1])
             self._unrolled = (start_ms, version, folds)
             return folds
+
+    def _closing_fold(self, scope: Scope, span: Span) -> Folded:
+        """Out of what was inserted, where all that is held still: that is what the store has."""
+        tables = self._recent.rows(scope, span)
+        if tables is None:
+            return self.fold(scope, [span], BUCKET_MS)
+        return fold_raw(tables, [metric.name for metric in of_scope(scope)], BUCKET_MS, span) if tables else join([])
 
     def roll_up(self) -> None:
         """Stores the rollups of the newest `closing_folds`, and marks what lies between it and the one before.

@@ -13,7 +13,6 @@ import pyarrow as pa
 from drover_collector.store.base import Base, millis
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch
 from drover_collector.store.schema import samples_table, shape_code
-from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
 
 # What only the active collector writes.
@@ -54,14 +53,13 @@ class Writes(Base):
                 columns[name] = pa.array(np.ascontiguousarray(stored), mask=~mask)
         columns["shape"] = pa.array(shape)
         columns["present"] = pa.array(present)
-        table, newest_ms = pa.table(columns), int(batch.ts_ms.max())
+        table = pa.table(columns)
         try:
             self._clients.insert(samples_table(batch.scope), table)
         except BaseException:
-            self._recent.unsure(newest_ms)
+            self._recent.unsure(batch.scope, batch.ts_ms)
             raise
-        if batch.scope is Scope.GPU:
-            self._recent.add(table, newest_ms)
+        self._recent.add(batch.scope, table)
         self._placements.note_seen(batch.entity_id, batch.ts_ms)
 
     def write_entities(self, rows: Sequence[EntityRow]) -> None:
