@@ -48,6 +48,7 @@ WRONG = (
     "events_lost",
     "events_doubled",
     "rollups_unequal",
+    "rollups_5m_unequal",
 )
 FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ("agent", "agents killed (-9) and started again", processes.agents_killed),

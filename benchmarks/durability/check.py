@@ -1,6 +1,8 @@
 """What the store holds against what the journals of the agents tell. Prints one JSON line.
 
-python -m durability.check URL JOURNALS NODES
+python -m durability.check URL JOURNALS NODES [spoil]
+
+spoil: then make a rollup of each level wrong, and tell whether that is found.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from drover_collector.buckets import BUCKET_MS, aggregate
 from drover_collector.store import Store
+from drover_collector.store.marks import CHUNK_MS
 from drover_proto.catalog import BY_NAME, Scope
 from durability.content import GPUS, METRICS, checksum, name, values
 
 EVER = (0, 1 << 42)
+Longs = npt.NDArray[np.int64]
+Columns = npt.NDArray[np.float64]  # by METRICS
+Expected = dict[tuple[int, int], tuple[float | None, ...]]
 Series = dict[tuple[str, int], list[tuple[int, tuple[float | None, ...]]]]
 
 
@@ -46,8 +53,7 @@ def read_journals(folder: Path, nodes: int) -> Journal:
     return found
 
 
-def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Counts of what is wrong, each 0 when all is well, and of what there was; `others`: nodes to leave out."""
+def read_series(store: Store, others: frozenset[str] = frozenset()) -> Series:
     series: Series = defaultdict(list)
     for table in store.export(Scope.GPU, *EVER):
         columns = [table[metric].to_pylist() for metric in METRICS]
@@ -55,9 +61,14 @@ def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) 
         for ts_ms, node, gpu, *found in zip(
             moments, table["node"].to_pylist(), table["gpu"].to_pylist(), *columns, strict=True
         ):
-            if node in others:
-                continue
-            series[node, gpu].append((ts_ms, tuple(found)))
+            if node not in others:
+                series[node, gpu].append((ts_ms, tuple(found)))
+    return series
+
+
+def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Counts of what is wrong, each 0 when all is well, and of what there was; `others`: nodes to leave out."""
+    series = read_series(store, others)
     lost = doubled = wrong = more = unequal = 0
     for node in sorted({node for node, _ in series} | set(journal.rows)):
         for gpu in range(GPUS):
@@ -88,51 +99,93 @@ def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) 
 
 
 def check_rollups(store: Store, series: Series, others: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The 10 s rollups against the rows that the store itself holds."""
+    """The 10 s and 5 min rollups against the rows that the store itself holds.
+
+    A 5 min value is made of 10 s values: it is compared with what the rows give as such.
+    """
     state = store._clients.rows(
-        "SELECT toUnixTimestamp64Milli(max(upto)) AS upto FROM rollup_state FINAL WHERE level = '10s'"
+        "SELECT level, toUnixTimestamp64Milli(max(upto)) AS upto FROM rollup_state FINAL GROUP BY level"
     )
-    upto_ms = state[0]["upto"] if state else 0
+    upto_ms = {row["level"]: row["upto"] for row in state}
     gpus = [row for row in store._placements.rows() if row.scope is Scope.GPU]
     names = {(row.node, row.gpu): row.entity_id for row in gpus}
     left_out = {row.entity_id for row in gpus if row.node in others}
     marked = [(mark.from_ms, mark.to_ms) for mark in store.open_marks() if mark.scope is Scope.GPU]
-    columns = ", ".join(METRICS)
-    held = {
-        (row["entity_id"], row["ts_ms"]): row
-        for row in store._clients.rows(
-            f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, rows, present, {columns} FROM gpu_10s FINAL"
-        )
-        if row["entity_id"] not in left_out
-    }
-    compared = unequal = 0
+    fine: Expected = {}
+    coarse: Expected = {}
     for place, rows in series.items():
         ts = np.array([ts_ms for ts_ms, _ in rows])
-        buckets = ts // BUCKET_MS
-        for bucket in np.unique(buckets).tolist():
-            begin = bucket * BUCKET_MS
-            if begin >= upto_ms or any(low <= begin < high for low, high in marked):
-                continue
-            chosen = np.flatnonzero(buckets == bucket)
-            found = held.pop((names[place], begin), None)
-            compared += 1
-            unequal += found is None or found["rows"] != len(chosen)
-            for number, metric in enumerate(METRICS):
-                column = np.array([rows[row][1][number] for row in chosen], float)
-                expected = aggregate(metric, np.zeros(len(chosen), np.int32), ts[chosen], column, 1)[0]
-                got = None if found is None else found[metric]
-                unequal += got is None or bool(got * (BY_NAME[metric].step or 1) != expected)
-    beyond = sum(begin < upto_ms and not any(a <= begin < b for a, b in marked) for _, begin in held)
-    return {
-        "rollups_compared": compared,
-        "rollups_unequal": unequal + beyond,
-        "rollup_marks_open": len(marked),
-    }
+        columns = np.array([found for _, found in rows], float).T
+        made = _expected(names[place], ts, columns, BUCKET_MS, np.ones(len(ts), np.int64))
+        fine |= made
+        mine = [(begin, want) for (_, begin), want in made.items()]
+        coarse |= _expected(
+            names[place], np.array([begin for begin, _ in mine]), np.array([want[1:] for _, want in mine]).T, CHUNK_MS,
+            np.array([want[0] for _, want in mine]),
+        )  # fmt: skip
+    found: dict[str, Any] = {"rollup_marks_open": len(marked)}
+    for level, length_ms, expected in (("10s", BUCKET_MS, fine), ("5m", CHUNK_MS, coarse)):
+
+        def told(begin: int, end_ms: int = upto_ms.get(level, 0), length_ms: int = length_ms) -> bool:
+            return begin + length_ms <= end_ms and not any(a < begin + length_ms and begin < b for a, b in marked)
+
+        held = {
+            (row["entity_id"], row["ts_ms"]): (row["rows"], *(in_units(row, metric) for metric in METRICS))
+            for row in store._clients.rows(
+                f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, rows, {', '.join(METRICS)}"
+                f" FROM gpu_{level} FINAL"
+            )
+            if row["entity_id"] not in left_out and told(row["ts_ms"])
+        }
+        wanted = {key: want for key, want in expected.items() if told(key[1])}
+        name = "rollups" if level == "10s" else "rollups_5m"
+        found[f"{name}_compared"] = len(wanted)
+        found[f"{name}_unequal"] = sum(held.get(key) != want for key, want in wanted.items()) + len(
+            held.keys() - wanted.keys()
+        )
+    return found
+
+
+def _expected(entity: int, ts: Longs, columns: Columns, length_ms: int, rows: Longs) -> Expected:
+    """(entity, begin) -> (rows, value of each metric) of each bucket of one GPU."""
+    found: Expected = {}
+    for bucket in np.unique(ts // length_ms).tolist():
+        chosen = np.flatnonzero(ts // length_ms == bucket)
+        first = np.zeros(len(chosen), np.int32)
+        made = (aggregate(name, first, ts[chosen], columns[n][chosen], 1)[0] for n, name in enumerate(METRICS))
+        found[entity, bucket * length_ms] = (int(rows[chosen].sum()), *(round(float(value), 3) for value in made))
+    return found
+
+
+def in_units(row: dict[str, Any], metric: str) -> float | None:
+    return None if row[metric] is None else round(row[metric] * (BY_NAME[metric].step or 1), 3)
+
+
+def spoiled(store: Store, series: Series) -> dict[str, int]:
+    """Whether a wrong rollup would be found: one value of each level is made wrong, and everything compared again.
+
+    Returns:
+        Level -> how many were unequal then, of those levels of which any was compared; 0: the comparison is blind.
+    """
+    found: dict[str, int] = {}
+    sound = check_rollups(store, series)
+    for level, key in (("10s", "rollups"), ("5m", "rollups_5m")):
+        if not sound[f"{key}_compared"]:
+            continue
+        store._clients.command(
+            f"INSERT INTO gpu_{level} SELECT * REPLACE (power_w + 10 AS power_w, version + 1 AS version)"
+            f" FROM gpu_{level} FINAL WHERE power_w IS NOT NULL ORDER BY ts, entity_id LIMIT 1"
+        )
+        found[level] = check_rollups(store, series)[f"{key}_unequal"] - sound[f"{key}_unequal"]
+    return found
 
 
 if __name__ == "__main__":
     opened = Store.open(sys.argv[1], wait_s=30, retention_days=3650)
     try:
-        print(json.dumps(check(opened, read_journals(Path(sys.argv[2]), int(sys.argv[3])))))
+        result = check(opened, read_journals(Path(sys.argv[2]), int(sys.argv[3])))
+        if sys.argv[4:] == ["spoil"]:
+            result["spoiled_found"] = spoiled(opened, read_series(opened))
+        print(json.dumps(result))
     finally:
         opened.close()

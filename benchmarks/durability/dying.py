@@ -1,8 +1,9 @@
 """The real collector, which kills itself with -9 at a named point of its work.
 
-    python -m durability.dying POINT COUNT CONFIG
+    python -m durability.dying POINT COUNT CONFIG [SETTLE_S]
 
-POINT is one of POINTS; it dies when it comes there for the COUNT-th time.
+POINT is one of POINTS; it dies when it comes there for the COUNT-th time; "": nowhere. SETTLE_S: how long late rows
+wait for more of their kind before their rollups are made again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from drover_collector import ingest
+from drover_collector import ingest, pipeline_judging
 from drover_collector.ingest_limits import Limits
 from drover_collector.main import main
 from drover_collector.store import Store
@@ -54,5 +55,8 @@ def arm(point: str, count: int) -> None:
 
 if __name__ == "__main__":
     vars(ingest)["Limits"] = functools.partial(Limits, seqs_every_s=0.5)  # else these points come every 5 s
-    arm(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1]:
+        arm(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[4:]:
+        vars(pipeline_judging)["LATE_SETTLE_MS"] = int(sys.argv[4]) * 1000
     sys.exit(main(["run", "--config", sys.argv[3]]))
