@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from drover_collector.agent_server import Behaviour
+from drover_collector.agent_server.call import MESSAGE_BYTES
 from drover_collector.dictionary import Dictionary, Refusal
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller, when_ended
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 OVERHEAD = 512  # bytes of memory that a message takes beside its own
 TELEMETRY = (pb.LIVE, pb.BACKFILL)
+HELLO_SLACK_BYTES = 1 << 20  # a Hello that is a little too long is told so in our words
 BACKOFF_S = 1.0  # an agent that must wait for longer is told so
 
 
@@ -145,6 +147,7 @@ class Ingest:
             self._count(str(who), Refusal("no hello", f"{self._limits.nameless} streams of {who} say nothing"))
             text = f"{self._limits.nameless} other streams of {who} have not begun with a Hello; use one stream a node"
             raise EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        session.context.most_bytes = self._limits.hello_bytes + HELLO_SLACK_BYTES
         self._nameless[session] = who
         if who is not None:
             self._nameless_of[who] += 1
@@ -200,6 +203,7 @@ class Ingest:
                 pass  # counted; and against its share, below
             case "hello":
                 await self._hellos.take(session, message.hello, size)
+                session.context.most_bytes = MESSAGE_BYTES
                 if message.hello.ts_ms:
                     self._clocks.note(session)
                 self._named(session)

@@ -12,6 +12,7 @@ from drover_collector.store.marks import SLACK_MS
 from testbed.fleets import T0, batch, hello, index_of
 from testbed.ingest import GOOD, LIVE, Collector
 from testbed.loop import in_loop
+from testbed.waiting import until
 
 LIMITS = Limits(flush_s=1.0)
 READS = [round(0.1 * n, 1) for n in range(100)]  # in so many seconds
@@ -72,3 +73,16 @@ async def test_who_asks_for_newest_values_is_seen(store: Store, monkeypatch: pyt
         await agent.send(batch=batch(2, GOOD))
         await agent.until_held(LIVE, 2)
     assert told == [store.shared, True]
+
+
+@in_loop
+async def test_a_collector_that_is_stopped_waits_for_no_company(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds is stored before it ends, and nothing of it was acknowledged before."""
+    monkeypatch.setattr(ingest_writers, "waits_s", lambda *_: 1e6)
+    limits = Limits(flush_s=1e6)
+    async with Collector(store, limits) as collector, collector.agent(hello()) as agent:
+        await agent.send(batch=batch(1, GOOD))
+        await until(lambda: collector.ingest.stats.waiting_bytes > 0, "it was taken in")
+        assert agent.held.get(LIVE, 0) == 0
+        assert store.bucket(index_of(), T0).gpu_rows[0] == 0
+    assert store.bucket(index_of(), T0).gpu_rows[0] == 2

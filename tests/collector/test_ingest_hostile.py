@@ -107,6 +107,22 @@ async def test_streams_of_one_certificate_that_say_nothing_are_bounded(
         assert not collector.ingest._nameless_of
 
 
+@in_loop
+async def test_who_has_not_said_who_it_is_sends_no_more_than_a_hello(store: Store) -> None:
+    """Sixteen streams of one certificate may wait for theirs, and each holds what it was sent of its message."""
+    large = bytes(6 << 20)
+    async with Collector(store) as collector:
+        async with collector.agent() as nameless:
+            await nameless.call.write(large)
+            code, why = await nameless.ended()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in why
+        async with collector.agent(hello()) as named_one:
+            await named_one.call.write(large)
+            await named_one.send(batch=batch(1, GOOD))
+            await named_one.until_held(LIVE, 1)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -40,15 +40,17 @@ class Call:
     Attributes:
         at_once: is given a message that comes while the task waits in `read`, and says whether it has taken it; only
             what it leaves wakes the task, which costs as much as most messages do. Whoever sets it takes it away.
+        most_bytes: of a message, from the next on.
     """
 
-    __slots__ = ("_heard", "_in_a_row", "_link", "_reader", "_stream", "_writers", "at_once", "task")
+    __slots__ = ("_heard", "_in_a_row", "_link", "_reader", "_stream", "_writers", "at_once", "most_bytes", "task")
 
     def __init__(self, link: Link, stream: Stream) -> None:
         self._link, self._stream = link, stream
         self._heard, self._in_a_row = False, 0  # a message has been read; how many since it waited for one
         self._reader: asyncio.Future[Any] | None = None
         self.at_once: Callable[[bytes], bool] | None = None
+        self.most_bytes = MESSAGE_BYTES
         self._writers: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -98,7 +100,7 @@ class Call:
 
     def _next(self) -> Any:
         stream = self._stream
-        found = messages.cut(stream.buffer, MESSAGE_BYTES)
+        found = messages.cut(stream.buffer, self.most_bytes)
         if found is None:
             if not stream.ended:
                 return None
@@ -112,7 +114,7 @@ class Call:
             return message
         if not headers.COMPRESSED[stream.request.encoding]:
             raise messages.MessageError(grpc.StatusCode.INTERNAL, "a message is compressed, and nothing says how")
-        return messages.inflate(message, MESSAGE_BYTES)
+        return messages.inflate(message, self.most_bytes)
 
     def _credit(self) -> None:
         self._link.connection.credit(self._stream)
