@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drover_cli import client
-from drover_cli.commands import doctor
 from drover_cli.doctor import own, running, schedulers
 from drover_cli.doctor.finding import Finding, State, as_text, bad, ok, run_all
-from drover_cli.errors import UnreachableError
-from drover_cli.main import main
 from drover_collector.actions.base import AwayError
 from drover_collector.config import CollectorConfig, load_config
-from drover_proto import VERSION
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet import load_toml
 from testbed.certificates import Files, Fleet
+from testbed.doctor_system import NOW_MS, well
 from testbed.slurm_stand_in import SlurmStandIn
 
-NOW_MS = 1_790_000_000_000
 FLEET = '[[nodes]]\nnames = "n[0-2]"\nrack = "r1"\ngpus = 8\n'
 
 
@@ -236,22 +228,6 @@ def test_kubernetes() -> None:
     says(schedulers.kubernetes(config, away), State.BAD, "does not answer")
 
 
-# ---- the running collector
-
-
-def well() -> pb.System:
-    return pb.System(
-        version=VERSION, ts_ms=NOW_MS, started_ms=NOW_MS - 3_600_000, certificate_ends_ms=NOW_MS + 80 * 86_400_000,
-        agents=pb.AgentsState(
-            expected=10, reporting=10, connected=10, lag_median_s=3, lag_max_s=6,
-            versions=[pb.AgentVersion(version=VERSION, nodes=10)],
-        ),
-        detection=pb.DetectionState(role="active", newest_tick_ms=NOW_MS - 17_000, tick_s=0.2, interval_s=10),
-        store=pb.StoreState(answers=True, bytes=10**9, days_left=400),
-        notifiers=[pb.NotifierState(name="ops", kind="webhook", delivered=3)],
-    )  # fmt: skip
-
-
 def released() -> pb.System:
     system = well()
     system.version, system.agents.versions[0].version = "1.4.2", "1.4.0"
@@ -379,88 +355,3 @@ def test_its_own_words() -> None:
     standby = well()
     standby.detection.role, standby.detection.newest_tick_ms = "standby", 0
     says(running.detection(standby), State.OK, "this collector's part is standby")
-
-
-# ---- the command
-
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[pb.System | None], list[str]]:
-    """Who answers the command; gives the addresses that were asked."""
-    asked: list[str] = []
-
-    def set_up(system: pb.System | None) -> list[str]:
-        class Stub:
-            def GetStatus(self, request: pb.StatusRequest, timeout: float) -> pb.Status:  # gRPC's name
-                return pb.Status()
-
-            def GetSystem(self, request: pb.SystemRequest, timeout: float) -> pb.System:  # gRPC's name
-                assert system is not None
-                return system
-
-        @contextlib.contextmanager
-        def connect(args: argparse.Namespace) -> Iterator[Stub]:
-            asked.append(args.collector)
-            if system is None:
-                raise UnreachableError("the collector does not answer")
-            yield Stub()
-
-        monkeypatch.setattr(client, "connect", connect)
-        monkeypatch.setattr(doctor, "SETTINGS", Path("/nowhere/collector.toml"))
-        return asked
-
-    return set_up
-
-
-def test_exit_codes_and_json(answers: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    asked = answers(well())
-    assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["bad"] is False
-    assert told["findings"][0]["name"] == "settings"
-    assert told["findings"][0]["state"] == "unknown"
-    assert {"name", "state", "text", "remedy"} == set(told["findings"][0])
-    answers(None)
-    assert main(["doctor"]) == 1
-    assert "bad      collector  the collector does not answer" in capsys.readouterr().out
-    assert set(asked) == {client.DEFAULT}
-
-
-def test_with_settings_it_asks_the_address_that_they_name(
-    answers: Callable[..., list[str]], made: Callable[..., CollectorConfig], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    asked = answers(well())
-    made('[api]\nlisten = "127.0.0.1:1"\n')
-    path = str(tmp_path / "collector.toml")
-    assert main(["doctor", "--config", path, "--json"]) == 1, "its port does not answer"
-    names = {finding["name"] for finding in json.loads(capsys.readouterr().out)["findings"]}
-    assert names >= {
-        "settings",
-        "fleet",
-        "enforcement",
-        "certificates",
-        "secrets",
-        "ports",
-        "store",
-        "backups",
-        "clock",
-    }
-    assert asked == ["localhost:1"]
-    Path(path).write_text("fleet = 7\n")
-    assert main(["doctor", "--config", path]) == 1
-    assert "bad      settings" in capsys.readouterr().out
-    assert main(["doctor", "--config", "/nowhere.toml"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("listen", "asked"),
-    [
-        ("0.0.0.0:7302", "localhost:7302"),
-        ("[::]:7302", "localhost:7302"),
-        ("127.0.0.1:7302", "localhost:7302"),
-        ("10.0.0.5:7302", "10.0.0.5:7302"),
-    ],
-)
-def test_a_collector_of_this_machine_is_asked_by_a_name_of_its_certificate(listen: str, asked: str) -> None:
-    assert own.reachable(listen) == asked

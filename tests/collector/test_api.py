@@ -8,103 +8,22 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import grpc
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from drover_collector.api import FleetApi
-from drover_collector.api_export import jobs_of
-from drover_collector.api_facts import Facts
 from drover_collector.api_fleet import scale
-from drover_collector.buckets import BUCKET_MS
-from drover_collector.config import CollectorConfig
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.notify import Outbox, Webhook
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
 from drover_collector.store import Store
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME
-from drover_proto.events import Absence, Event, EventKind, Holding, Incident, Severity, from_json
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.events import Absence, Event, Incident, from_json
+from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.times import iso
-from testbed.collected import BUSY, gpu_key, small_index, write_entities, write_ticks
-
-T0 = 1_800_000_000_000
-END = T0 + 60_000
-NOW = END + 8000
-
-Check = Callable[["Served"], Awaitable[None]]
-
-
-class Served:
-    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: Facts, store: Store) -> None:
-        self.stub = stub
-        self.pipeline = pipeline
-        self.facts = facts
-        self.store = store
-
-    @property
-    def incident(self) -> Incident:
-        (found,) = [i for i in self.pipeline.incidents.values() if i.cause == "xid_79"]
-        return found
-
-    async def refused(self, call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
-        try:
-            await call
-        except grpc.aio.AioRpcError as error:
-            return error.code(), error.details() or ""
-        raise AssertionError("answered")
-
-
-XID = Event(
-    "n1/s/1", T0 + 31_000, "n1", 1, EventKind.XID, "79", "GPU has fallen off the bus.", "kmsg", received_ms=T0 + 31_050
-)
-
-
-@contextlib.asynccontextmanager
-async def served(store: Store) -> AsyncIterator[Served]:
-    """Four nodes of two GPUs in two racks: one GPU of n1 with XID 79, n3 never heard, a warmer GPU on n2."""
-    index = small_index()
-    write_entities(store, index)
-    write_ticks(
-        store, index, T0, END, silent=["n3"],
-        changed={("n2", 0): {"gpu_temp_c": 64.0}, ("n0", 1): {"memory_temp_c": np.nan}},
-    )  # fmt: skip
-    store.write_absences([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
-    store.write_holdings([Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)])
-    store.write_inventory("n0", T0, {"driver": "570.1", "kernel": "6.1"})
-    store.write_events([XID])
-    hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
-    outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
-    now = [T0]
-    pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now[0])
-    for start in range(T0, END, BUCKET_MS):
-        if start <= XID.ts_ms < start + BUCKET_MS:
-            now[0] = XID.ts_ms + 50
-            pipeline.take_events([XID])
-            pipeline.judge_events()
-        now[0] = start + BUCKET_MS + 7000
-        pipeline.judge_bucket(store.bucket(index, start))
-    now[0] = NOW
-    stats = IngestStats()
-    facts = Facts(pipeline, stats, CollectorConfig())
-    api = FleetApi(facts)
-    server = grpc.aio.server()
-    add_FleetServicer_to_server(api, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Served(FleetStub(channel), pipeline, facts, store)
-    finally:
-        await server.stop(0)
-        api.close()
-        await pipeline.stop()
+from testbed.collected import gpu_key, write_ticks
+from testbed.fleet_served import END, NOW, T0, XID, Against, Check, Served, served
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +36,6 @@ def against(store_root: Path) -> Iterator[Callable[[Check], None]]:
         yield lambda check: runner.run(check(fleet))
         runner.run(stack.aclose())
     store.close()
-
-
-Against = Callable[[Check], None]
 
 
 def test_status(against: Against) -> None:
@@ -439,102 +355,3 @@ def test_a_closed_store_is_an_answer_too(store: Store) -> None:
             assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "the store cannot answer: the store is closed")
 
     asyncio.run(scenario())
-
-
-async def files_of(fleet: Served, request: pb.ExportRequest) -> dict[str, list[bytes]]:
-    files: dict[str, list[bytes]] = {}
-    done: set[str] = set()
-    async for chunk in fleet.stub.Export(request):
-        assert chunk.file not in done
-        files.setdefault(chunk.file, []).append(chunk.data)
-        if chunk.last:
-            done.add(chunk.file)
-    assert done == set(files)
-    return files
-
-
-def test_an_export_is_a_case(against: Against) -> None:
-    async def check(fleet: Served) -> None:
-        files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW))
-        assert list(files) == [
-            "fleet.json", "gpu.parquet", "node.parquet", "events.jsonl", "absences.jsonl", "probes.jsonl",
-            "incidents.jsonl",
-        ]  # fmt: skip
-        spec = json.loads(b"".join(files["fleet.json"]))
-        assert [n["name"] for n in spec["nodes"]] == ["n0", "n1", "n2", "n3"]
-        assert spec["jobs"] == [
-            {"id": "train", "start": iso(T0), "end": None, "members": [["n0", 0], ["n0", 1], ["n2", 0]]}
-        ]
-        table = pa.concat_tables(pa.ipc.open_stream(data).read_all() for data in files["gpu.parquet"])
-        assert table.num_rows == 6 * 60
-        assert table.schema.field("ts").type == pa.timestamp("ms", "UTC")
-        assert max(table["gpu_temp_c"].to_pylist()) == 64
-        unread = table.filter(pa.compute.and_(pa.compute.equal(table["node"], "n0"), pa.compute.equal(table["gpu"], 1)))
-        assert unread["memory_temp_c"].null_count == 60
-        assert set(table["power_w"].to_pylist()) == {BUSY["power_w"]}
-        (event,) = [json.loads(line) for line in b"".join(files["events.jsonl"]).splitlines()]
-        assert (event["ts"], event["node"], event["gpu"], event["kind"], event["code"]) == (
-            iso(XID.ts_ms), "n1", 1, "xid", 79,
-        )  # fmt: skip
-        (absence,) = [json.loads(line) for line in b"".join(files["absences.jsonl"]).splitlines()]
-        assert (absence["metric"], absence["reason"], absence["to"]) == ("memory_temp_c", "unsupported", None)
-        incidents = [json.loads(line) for line in b"".join(files["incidents.jsonl"]).splitlines()]
-        assert [i["cause"] for i in incidents] == ["xid_79", "never_came"]
-        assert (incidents[0]["id"], incidents[0]["opened"]) == (fleet.incident.id, iso(XID.ts_ms + 50))
-
-    against(check)
-
-
-def test_who_asks_for_inventories_gets_what_nodes_told(store: Store) -> None:
-    async def scenario() -> None:
-        async with served(store) as fleet:
-            store.write_inventory("n1", T0 - 1000, {"driver_version": "570"})
-            store.write_inventory("stranger", T0 - 1000, {"driver_version": "1"})
-            files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW, inventory=True))
-            told = [json.loads(line) for line in b"".join(files["inventory.jsonl"]).splitlines()]
-            assert {"ts": iso(T0 - 1000), "node": "n1", "inventory": {"driver_version": "570"}} in told
-            assert "stranger" not in [row["node"] for row in told]
-
-    asyncio.run(scenario())
-
-
-def test_an_export_up_to_now_ends_with_what_was_judged(store: Store) -> None:
-    async def scenario() -> None:
-        async with served(store) as fleet:
-            write_ticks(store, fleet.facts.index, END, NOW)
-            ends = ((0, END, 2), (NOW, END, 2), (END - 15_000, END - 15_000, 1), (NOW + 120_000, NOW, 2))
-            for to_ms, newest, incidents in ends:
-                files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=to_ms))
-                tables = [pa.ipc.open_stream(data).read_all() for data in files["node.parquet"]]
-                last = max(table["ts"].cast(pa.int64()).to_numpy().max() for table in tables)
-                assert last == newest - 1000
-                opened = [json.loads(line) for line in b"".join(files["incidents.jsonl"]).splitlines()]
-                assert len(opened) == incidents  # the second was opened by one of the newest buckets
-
-    asyncio.run(scenario())
-
-
-def test_an_export_comes_in_pieces_that_fit_a_message(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_collector.api_export.CHUNK_BYTES", 4096)
-
-    async def check(fleet: Served) -> None:
-        files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW))
-        assert len(files["gpu.parquet"]) > 5
-        table = pa.concat_tables(pa.ipc.open_stream(data).read_all() for data in files["gpu.parquet"])
-        assert table.num_rows == 6 * 60
-
-    against(check)
-
-
-def test_jobs_are_what_the_holdings_say() -> None:
-    held = [
-        Holding("a", 0, "one", 100), Holding("a", 1, "one", 130), Holding("b", 0, "one", 160),
-        Holding("a", 0, "one", 200),  # told again
-        Holding("a", 0, None, 500), Holding("a", 1, "two", 510), Holding("b", 0, None, 520),
-        Holding("a", 0, "one", 900),  # requeued
-    ]  # fmt: skip
-    assert [(j.id, j.start_ms, j.end_ms, j.members) for j in jobs_of(held)] == [
-        ("one", 100, 520, (("a", 0), ("a", 1), ("b", 0))),
-        ("two", 510, None, (("a", 1),)),
-        ("one", 900, None, (("a", 0),)),
-    ]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from drover_agent.probes import PROBES
 from drover_agent.probes.runner import End as RunnerEnd
-from drover_collector.probes.groups import fit, part, similarity, t_quantile, usual
+from drover_collector.probes.groups import part, usual
 from drover_collector.probes.judgement import judge
 from drover_collector.probes.measurements import Basis, End, Judgement, Key, Measurement, NoteKind, Verdict
 from drover_collector.probes.references import SKUS
@@ -46,12 +43,6 @@ def of(found: Judgement, node: str, gpu: int | None, probe: str = "gemm_bf16") -
         if (v.measurement.node, v.measurement.gpu, v.measurement.probe) == (node, gpu, probe)
     ]  # fmt: skip
     return verdict
-
-
-def oks(found: Judgement) -> dict[tuple[str, int | None, int | None, str], bool | None]:
-    return {
-        (v.measurement.node, v.measurement.gpu, v.measurement.peer, v.measurement.probe): v.ok for v in found.verdicts
-    }
 
 
 # --- the tables of both sides
@@ -427,89 +418,3 @@ def test_the_newest_result_counts() -> None:
     slow = Measurement("n0", 5, "gemm_bf16", 600.0, H200, ts_ms=5)
     assert of(judge([slow, *changed(fleet(63), 5, ts_ms=6)]), "n0", 5).ok is True
     assert of(judge([slow, *changed(fleet(63), 5, ts_ms=4)]), "n0", 5).ok is False
-
-
-# --- the parts
-
-
-def test_similarity_is_the_ratio_for_single_values_and_one_for_the_same() -> None:
-    assert similarity(np.array([90.0]), np.array([100.0])) == pytest.approx(0.9)
-    same = np.array([3.0, 1.0, 2.0])
-    assert similarity(same, same[::-1]) == 1.0
-    with pytest.raises(ValueError, match="positive"):
-        similarity(np.array([0.0]), same)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "freedom", "t"), [(0.001, 10, 4.144), (0.0005, 30, 3.646), (0.05, 6, 1.943), (0.01, 2, 6.965)]
-)
-def test_t_quantile_as_tabulated(alpha: float, freedom: float, t: float) -> None:
-    assert t_quantile(alpha, freedom) == pytest.approx(t, abs=0.003)
-
-
-@pytest.mark.parametrize("drop", [3.0, 4.0, 8.0])
-def test_the_fit_stands_a_third_of_bad_ones_in_one_clump(drop: float) -> None:
-    values = np.random.default_rng(5).normal(0, 0.01, 2000)
-    values[:600] -= drop * 0.01
-    found = fit(values, 0.01)
-    assert abs(found.centre) < 0.002
-    assert found.spread == pytest.approx(0.01, rel=0.12)
-
-
-# --- properties
-
-VALUES = st.lists(st.floats(100, 1000), min_size=1, max_size=24)
-
-
-def measured(values: list[float], scale: float = 1.0) -> list[Measurement]:
-    return [Measurement(f"n{k}", 0, "gemm_bf16", v * scale, UNKNOWN) for k, v in enumerate(values)]
-
-
-@settings(deadline=None)
-@given(VALUES, st.randoms(use_true_random=False))
-def test_order_changes_nothing(values: list[float], chance: random.Random) -> None:
-    boards = measured(values)
-    mixed = boards[:]
-    chance.shuffle(mixed)
-    assert judge(mixed) == judge(boards)
-
-
-@settings(deadline=None)
-@given(VALUES, st.sampled_from([1e-3, 0.25, 7.0, 1e6]))
-def test_the_unit_changes_nothing(values: list[float], scale: float) -> None:
-    """Rounding may move a value that lies on the limit to the bit; none of those that are clear of it."""
-    one, other = judge(measured(values)), judge(measured(values, scale))
-    for a, b in zip(one.verdicts, other.verdicts, strict=True):
-        assert a.ok == b.ok
-        if a.worse is not None:
-            assert b.worse == pytest.approx(a.worse, abs=1e-6)
-
-
-@settings(deadline=None)
-@given(VALUES)
-def test_a_better_value_never_has_a_worse_verdict(values: list[float]) -> None:
-    rank = {False: 0, None: 1, True: 2}
-    ordered = sorted(judge(measured(values)).verdicts, key=lambda v: v.measurement.value or 0.0)
-    ranks = [rank[v.ok] for v in ordered]
-    assert ranks == sorted(ranks)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(-1, 1), min_size=3, max_size=40), st.floats(-1, 1))
-def test_adding_a_healthy_board_fails_no_other(places: list[float], new: float) -> None:
-    """Boards within what never fails (the material difference), wherever in it, and one more of these."""
-    half = usual("gemm_bf16").material / 2
-    for these in (places, [*places, new]):
-        assert not [v for v in judge(measured([500 * (1 + half * x) for x in these])).verdicts if v.ok is False]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.integers(4, 200), st.sampled_from([0.003, 0.01, 0.02]))
-def test_adding_a_healthy_board_fails_only_who_was_at_the_limit(seed: int, size: int, spread: float) -> None:
-    rng = np.random.default_rng(seed)
-    values = (500 * np.exp(rng.normal(0, spread, size + 1))).tolist()
-    before, after = judge(measured(values[:-1])), judge(measured(values))
-    was = {v.measurement.node: v for v in before.verdicts}
-    for verdict in after.verdicts:
-        if verdict.ok is False and verdict.measurement.node in was and was[verdict.measurement.node].ok is not False:
-            assert (was[verdict.measurement.node].worse or 0.0) > 0.5 * before.groups[0].detectable

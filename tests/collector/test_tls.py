@@ -3,134 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from drover_collector.agent_server import AgentServer
-from drover_collector.gate import OPERATORS, ROLES, Gate, may_force
-from drover_collector.identity import Denied, Role
+from drover_collector.gate import OPERATORS, ROLES
+from drover_collector.identity import Role
 from drover_collector.tls import ServerTls
-from drover_proto import fleet_pb2, telemetry_pb2, x509
+from drover_proto import x509
 from drover_proto.settings import SettingsError
 from testbed.certificates import Files, Fleet
-
-STREAM = "/drover.telemetry.v1.Telemetry/Stream"
-STATUS = "/drover.fleet.v1.Fleet/GetStatus"
-EXPORT = "/drover.fleet.v1.Fleet/Export"
-WAIT_S = 20
-
-
-def methods() -> dict[str, Any]:
-    """Path -> descriptor of every method of both services."""
-    services = [telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]]
-    return {f"/{service.full_name}/{method.name}": method for service in services for method in service.methods}
-
-
-class Server:
-    """Every method of both services behind the gate; each answers with what it was asked."""
-
-    def __init__(self, files: Files, **gate: Any) -> None:
-        self.tls = ServerTls(*files.paths)
-        self.gate = Gate(secure=True, **gate)
-        self.ended, self.answering = asyncio.Event(), asyncio.Event()
-        self.forced: list[bool] = []  # of each unary call: whether it might have been by force
-
-    async def __aenter__(self) -> Server:
-        self.server = grpc.aio.server(interceptors=(self.gate,))
-        self.agents = AgentServer({STREAM: self.gate.guarded(STREAM, self._stream)})
-        self.agents_port = self.agents.listen("localhost", 0, self.tls.contexts("ingest.listen"))
-        await self.agents.start()
-        by_service: dict[str, dict[str, Any]] = {}
-        for path, method in methods().items():
-            if path == STREAM:
-                continue
-            _, service, name = path.split("/")
-            by_service.setdefault(service, {})[name] = self._handler(method)
-        for service, handlers in by_service.items():
-            self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        self.port = self.server.add_secure_port("localhost:0", self.tls.credentials("api.listen"))
-        await self.server.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.server.stop(0)
-        await self.agents.stop(0)
-
-    async def _stream(self, _: Any, context: Any) -> None:
-        try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                await context.write(message)
-        finally:
-            self.ended.set()
-
-    def _handler(self, method: Any) -> Any:
-        async def unary(request: bytes, context: Any) -> bytes:
-            self.forced.append(may_force())
-            return request
-
-        async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
-            self.answering.set()
-            yield request
-            await asyncio.Event().wait()
-
-        if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(generate)
-        return grpc.unary_unary_rpc_method_handler(unary)
-
-    def channel(
-        self, files: Files | None, credentials: grpc.ChannelCredentials | None = None, path: str = STATUS
-    ) -> Any:
-        options = (("grpc.use_local_subchannel_pool", 1),)
-        chosen = credentials or (files.credentials if files else None)
-        target = f"localhost:{self.agents_port if path == STREAM else self.port}"
-        return (
-            grpc.aio.secure_channel(target, chosen, options) if chosen else grpc.aio.insecure_channel(target, options)
-        )
-
-    async def ask(self, path: str, files: Files | None, credentials: grpc.ChannelCredentials | None = None) -> str:
-        """ "" when a call is answered, else `CODE: details`."""
-        method = methods()[path]
-        async with self.channel(files, credentials, path) as channel:
-            try:
-                if method.client_streaming:
-                    call = channel.stream_stream(path)()
-                    await call.write(b"x")  # also who is refused gets so far
-                    answer = await asyncio.wait_for(call.read(), WAIT_S)
-                elif method.server_streaming:
-                    answer = await asyncio.wait_for(channel.unary_stream(path)(b"x").read(), WAIT_S)
-                else:
-                    answer = await channel.unary_unary(path)(b"x", timeout=WAIT_S)
-                if answer == b"x":
-                    return ""
-                return f"{(await call.code()).name}: {await call.details()}"
-            except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details()}"
-
-    async def certificate(self) -> int:
-        """Serial number of what a new connection is shown, by both servers."""
-
-        def look(port: int) -> int:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            context.set_alpn_protocols(["h2"])
-            with (
-                socket.create_connection(("localhost", port), WAIT_S) as plain,
-                context.wrap_socket(plain) as secure,
-            ):
-                return x509.parse(secure.getpeercert(True) or b"").serial
-
-        found = {await asyncio.to_thread(look, port) for port in (self.port, self.agents_port)}
-        assert len(found) == 1
-        return found.pop()
+from testbed.tls_server import EXPORT, STATUS, STREAM, WAIT_S, Server, echo, methods, open_stream
 
 
 @pytest.fixture(scope="module")
@@ -289,22 +177,6 @@ def test_tls_1_2_is_taken(fleet: Fleet, collector: Files) -> None:
     asyncio.run(scenario())
 
 
-# ---- renewal
-
-
-@contextlib.asynccontextmanager
-async def open_stream(server: Server, files: Files) -> AsyncIterator[Any]:
-    async with server.channel(files, path=STREAM) as channel:
-        call = channel.stream_stream(STREAM)()
-        await echo(call)
-        yield call
-
-
-async def echo(call: Any) -> None:
-    await call.write(b"x")
-    assert await asyncio.wait_for(call.read(), WAIT_S) == b"x"
-
-
 def test_a_renewed_certificate_is_for_new_connections_and_streams_go_on(fleet: Fleet, collector: Files) -> None:
     async def scenario() -> None:
         agent, newer = fleet.issue("agent", "n0"), fleet.issue("collector", "c1")
@@ -393,111 +265,3 @@ def test_an_end_that_is_near_or_past_is_told(fleet: Fleet, caplog: pytest.LogCap
     assert f"the certificate in {files.cert} ended at 20" in line
     assert line in caplog.text
     assert ServerTls(*fleet.issue("collector", "c1").paths).troubles() == []
-
-
-# ---- open streams
-
-
-def deny(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
-@pytest.fixture
-def denied(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "denied"
-    path.write_text("")
-    yield path
-
-
-def test_open_streams_of_both_services_end_when_denied(fleet: Fleet, collector: Files, denied: Path) -> None:
-    async def scenario() -> None:
-        agent, viewer, other = fleet.issue("agent", "n0"), fleet.issue("viewer", "wall"), fleet.issue("agent", "n1")
-        async with (
-            Server(collector, denied=Denied(denied)) as server,
-            open_stream(server, agent) as stream,
-            open_stream(server, other) as bystander,
-            server.channel(viewer) as channel,
-        ):
-            export = channel.unary_stream(EXPORT)(b"x")
-            assert await export.read() == b"x"
-            server.gate.look()
-            await echo(stream)
-            deny(denied, f"{agent.serial:X}  # n0\n{viewer.serial:x}\n")
-            server.gate.look()
-            for call, files in ((stream, agent), (export, viewer)):
-                assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.PERMISSION_DENIED
-                assert f"with serial {files.serial:X} is denied" in (await call.details() or "")
-            await asyncio.wait_for(server.ended.wait(), WAIT_S)
-            assert "is denied" in await server.ask(STATUS, viewer)
-            await echo(bystander)
-            # A broken list leaves the last good one in force.
-            deny(denied, "not a number\n")
-            server.gate.look()
-            assert "is denied" in await server.ask(STATUS, viewer)
-            await echo(bystander)
-            assert any("line 1: 'not a number'" in line for line in server.gate.troubles())
-            deny(denied, "")
-            assert await server.ask(STATUS, viewer) == ""
-            assert server.gate.troubles() == []
-
-    asyncio.run(scenario())
-
-
-def test_who_is_denied_while_an_answer_is_on_its_way_hears_it(fleet: Fleet, collector: Files, denied: Path) -> None:
-    async def scenario() -> None:
-        viewer = fleet.issue("viewer", "wall")
-        async with Server(collector, denied=Denied(denied)) as server, server.channel(viewer) as channel:
-            server.gate.look()
-            export = channel.unary_stream(EXPORT)(b"x" * (3 << 20))  # more than leaves before it is read
-            await server.answering.wait()
-            await asyncio.sleep(0)  # the answer is handed on
-            deny(denied, f"{viewer.serial:X}\n")
-            server.gate.look()
-            while await asyncio.wait_for(export.read(), WAIT_S) is not grpc.aio.EOF:
-                pass
-
-    with pytest.raises(grpc.aio.AioRpcError, match="is denied"):
-        asyncio.run(scenario())
-
-
-def test_an_open_stream_ends_with_its_certificate_which_is_told_days_before(fleet: Fleet, collector: Files) -> None:
-    async def scenario() -> None:
-        agent, other = fleet.issue("agent", "n0", ends_in=timedelta(days=20)), fleet.issue("agent", "n1")
-        begin = x509.parse_pem(agent.cert.read_bytes())[0].ends_s - 20 * x509.DAY_S
-        now = [begin]
-        async with (
-            Server(collector, now_s=lambda: now[0]) as server,
-            open_stream(server, agent) as call,
-            open_stream(server, other) as bystander,
-        ):
-            server.gate.look()
-            assert server.gate.troubles() == []
-            now[0] = begin + 7 * x509.DAY_S
-            server.gate.look()
-            (line,) = server.gate.troubles()
-            assert "drover://agent/n0 at 20" in line
-            assert "n1" not in line
-            await echo(call)
-            now[0] = begin + 20 * x509.DAY_S + 1
-            server.gate.look()
-            assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.PERMISSION_DENIED
-            assert (await call.details()).startswith("the certificate of drover://agent/n0 ended at 20")
-            await echo(bystander)
-            # It has come back with a new one: nothing is left to tell.
-            assert server.gate.troubles() != []
-            assert await server.ask(STREAM, fleet.issue("agent", "n0", ends_in=timedelta(days=90))) == ""
-            assert server.gate.troubles() == []
-
-    asyncio.run(scenario())
-
-
-def test_calls_that_end_by_themselves_are_forgotten(fleet: Fleet, collector: Files) -> None:
-    async def scenario() -> None:
-        async with Server(collector) as server:
-            async with open_stream(server, fleet.issue("agent", "n0")):
-                assert len(server.gate._open) == 1
-            await asyncio.wait_for(server.ended.wait(), WAIT_S)
-            assert await server.ask(STATUS, fleet.issue("viewer", "n0")) == ""
-            assert not server.gate._open
-
-    asyncio.run(scenario())

@@ -1,0 +1,97 @@
+"""The Fleet API over a real store and a fleet of four nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import numpy as np
+
+from drover_collector.api import FleetApi
+from drover_collector.api_facts import Facts
+from drover_collector.buckets import BUCKET_MS
+from drover_collector.config import CollectorConfig
+from drover_collector.ingest_stats import IngestStats
+from drover_collector.notify import Outbox, Webhook
+from drover_collector.pipeline import Pipeline
+from drover_collector.policy import Policy
+from drover_collector.store import Store
+from drover_proto.events import Absence, Event, EventKind, Holding, Incident, Severity
+from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from testbed.collected import small_index, write_entities, write_ticks
+
+T0 = 1_800_000_000_000
+END = T0 + 60_000
+NOW = END + 8000
+
+Check = Callable[["Served"], Awaitable[None]]
+
+
+class Served:
+    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: Facts, store: Store) -> None:
+        self.stub = stub
+        self.pipeline = pipeline
+        self.facts = facts
+        self.store = store
+
+    @property
+    def incident(self) -> Incident:
+        (found,) = [i for i in self.pipeline.incidents.values() if i.cause == "xid_79"]
+        return found
+
+    async def refused(self, call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        raise AssertionError("answered")
+
+
+XID = Event(
+    "n1/s/1", T0 + 31_000, "n1", 1, EventKind.XID, "79", "GPU has fallen off the bus.", "kmsg", received_ms=T0 + 31_050
+)
+
+
+@contextlib.asynccontextmanager
+async def served(store: Store) -> AsyncIterator[Served]:
+    """Four nodes of two GPUs in two racks: one GPU of n1 with XID 79, n3 never heard, a warmer GPU on n2."""
+    index = small_index()
+    write_entities(store, index)
+    write_ticks(
+        store, index, T0, END, silent=["n3"],
+        changed={("n2", 0): {"gpu_temp_c": 64.0}, ("n0", 1): {"memory_temp_c": np.nan}},
+    )  # fmt: skip
+    store.write_absences([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
+    store.write_holdings([Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)])
+    store.write_inventory("n0", T0, {"driver": "570.1", "kernel": "6.1"})
+    store.write_events([XID])
+    hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
+    outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
+    now = [T0]
+    pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now[0])
+    for start in range(T0, END, BUCKET_MS):
+        if start <= XID.ts_ms < start + BUCKET_MS:
+            now[0] = XID.ts_ms + 50
+            pipeline.take_events([XID])
+            pipeline.judge_events()
+        now[0] = start + BUCKET_MS + 7000
+        pipeline.judge_bucket(store.bucket(index, start))
+    now[0] = NOW
+    stats = IngestStats()
+    facts = Facts(pipeline, stats, CollectorConfig())
+    api = FleetApi(facts)
+    server = grpc.aio.server()
+    add_FleetServicer_to_server(api, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Served(FleetStub(channel), pipeline, facts, store)
+    finally:
+        await server.stop(0)
+        api.close()
+        await pipeline.stop()
+
+
+Against = Callable[[Check], None]
