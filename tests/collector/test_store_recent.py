@@ -12,8 +12,10 @@ import pytest
 from drover_collector.buckets import BUCKET_MS
 from drover_collector.store import SampleBatch, Store, StoreError, recent
 from drover_collector.store.fold import Folded
+from drover_collector.store.packed import Packed
 from drover_collector.store.recent import Recent
-from drover_proto.catalog import BY_NAME, Scope
+from drover_collector.store.records import storage_dtype
+from drover_proto.catalog import BY_NAME, Scope, of_scope
 from drover_proto.events import Absence
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
 
@@ -121,13 +123,42 @@ def test_after_an_insert_that_failed_the_store_is_asked(
 def test_before_it_is_begun_nothing_is_held() -> None:
     """As with a server, into which others write too."""
     found = Recent()
-    found.add(Scope.GPU, table_of(T0))
+    found.add(Scope.GPU, rows_of(T0))
     assert found.newest("power_w", np.array([1], np.uint64), (T0 - 1, T0 + 1)) is None
 
 
-def table_of(*moments: int) -> pa.Table:
-    ts = pa.array(moments, pa.timestamp("ms", "UTC"))
-    return pa.table({"entity_id": pa.array([1] * len(moments), pa.uint64()), "ts": ts})
+def rows_of(*moments: int) -> Packed:
+    ts = np.array(moments)
+    batch = SampleBatch.of_values(Scope.GPU, np.full(len(ts), 1, np.uint64), ts, {})
+    return Packed(batch, np.zeros(len(ts), np.uint16))
+
+
+@pytest.mark.parametrize("metric", [metric.name for metric in of_scope(Scope.GPU)])
+@pytest.mark.parametrize("spread", [0, 1, 1 << 32, 1 << 62])
+def test_packed_rows_say_what_was_told(metric: str, spread: int) -> None:
+    """Of each storage type: all alike, near each other, far apart; all told, some, none."""
+    rng = np.random.default_rng(spread % 97)
+    dtype = storage_dtype(metric)
+    if dtype.kind == "f":
+        stored = (rng.random(50) * spread).astype(dtype)
+    else:
+        most = np.iinfo(dtype).max
+        low = int(most) - min(spread, int(most))
+        stored = np.array([low, most, *rng.integers(low, most, 48, dtype, endpoint=True)], dtype)
+    for mask in (np.ones(50, np.bool_), rng.random(50) < 0.5, np.zeros(50, np.bool_)):
+        batch = SampleBatch(Scope.GPU, np.arange(50, dtype=np.uint64), np.arange(50), {metric: (stored, mask)})
+        packed = Packed(batch, mask.astype(np.uint16))
+        assert (metric in packed.names) == mask.any()
+        if mask.any():
+            got, there = packed.get(metric)
+            assert got.dtype == dtype
+            np.testing.assert_array_equal(got[mask], stored[mask])
+            np.testing.assert_array_equal(mask if there is None else there, mask)
+        rest = batch.entity_id.nbytes + batch.ts_ms.nbytes + 2 * 50
+        alike, near = spread == 0, dtype.itemsize == 8 and dtype.kind != "f" and spread == 1
+        each = 0 if alike else 4 if near else dtype.itemsize
+        if mask.all():
+            assert packed.nbytes - rest == (each * 50 or dtype.itemsize)
 
 
 def test_what_is_held_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,23 +176,23 @@ def test_what_is_held_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first() == 0
     for second in range(20):
         now_s[0] = second
-        found.add(Scope.GPU, table_of(T0 + 1000 * second))
+        found.add(Scope.GPU, rows_of(T0 + 1000 * second))
     found.read(T0 + 40_000)
     assert first() == 0
     now_s[0] = recent.HELD_S + 9.5
-    found.add(Scope.GPU, table_of(T0 + 20_000))
+    found.add(Scope.GPU, rows_of(T0 + 20_000))
     assert first() == 10
     each = recent.TABLE_BYTES + 100
     monkeypatch.setattr(recent, "HELD_BYTES", 3 * each)
-    found.add(Scope.GPU, table_of(T0 + 5_000))  # a late one; the newest three stay
+    found.add(Scope.GPU, rows_of(T0 + 5_000))  # a late one; the newest three stay
     assert first() == 19
     monkeypatch.setattr(recent, "OPEN_BYTES", 6 * each)
     for second in range(41, 46):  # of a bucket that is not read yet
-        found.add(Scope.GPU, table_of(T0 + 1000 * second))
+        found.add(Scope.GPU, rows_of(T0 + 1000 * second))
     assert first() == 21
     assert len(found.rows(Scope.GPU, (T0 + 41_000, T0 + 50_000)) or ()) == 5
     assert found.newest("power_w", one, (T0 + 41_000, T0 + 50_000)) is None  # so many that a statement costs less
-    found.add(Scope.NODE, table_of(*[T0 + 30_000] * 10_000))  # more than all that may be held
+    found.add(Scope.NODE, rows_of(*[T0 + 30_000] * 10_000))  # more than all that may be held
     assert first(Scope.NODE) == 31
     found.read(T0 + 50_000)
     assert found.rows(Scope.GPU, (T0 + 42_000, T0 + 50_000)) is None
@@ -174,11 +205,11 @@ def test_a_clock_far_ahead_does_not_end_it() -> None:
     found.begin({})
     found.read(T0)
     hour = T0 + 3_600_000
-    found.add(Scope.GPU, table_of(T0 + 1000, hour, hour + 5_000))
-    found.add(Scope.GPU, table_of(T0 + 2000))
+    found.add(Scope.GPU, rows_of(T0 + 1000, hour, hour + 5_000))
+    found.add(Scope.GPU, rows_of(T0 + 2000))
     now_s[0] = 2 * recent.HELD_S
     found.read(T0 + 140_000)
-    found.add(Scope.GPU, table_of(T0 + 150_000))
+    found.add(Scope.GPU, rows_of(T0 + 150_000))
     assert found.rows(Scope.GPU, (T0 + 2000, T0 + 10_000)) is None
     assert len(found.rows(Scope.GPU, (T0 + 3000, T0 + 160_000)) or ()) == 1
     assert len(found.rows(Scope.GPU, (hour - 10_000, hour)) or ()) == 0

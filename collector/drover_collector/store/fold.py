@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from drover_collector.store.base import numbers
+from drover_collector.store.packed import Packed
 from drover_collector.store.records import Ids, Mask, Millis, Stored, storage_dtype
 from drover_proto.catalog import BY_NAME, Kind
 
@@ -46,7 +47,7 @@ class Folded:
 
 
 def fold_raw(
-    tables: Sequence[pa.Table], metrics: Sequence[str], length_ms: int, span: tuple[int, int] | None = None
+    tables: Sequence[pa.Table | Packed], metrics: Sequence[str], length_ms: int, span: tuple[int, int] | None = None
 ) -> Folded:
     """Buckets of `length_ms` out of raw rows: entity_id, ts_ms, present and metrics, any order, resends and all.
 
@@ -55,13 +56,13 @@ def fold_raw(
     Args:
         span: [from, to) in ms; rows outside do not count. None: all do.
     """
-    parts = [_Part(table, _within(table, span)) for table in tables]
-    ids, ts = _joined([part.numbers("entity_id") for part in parts]), _joined([part.numbers("ts_ms") for part in parts])
+    parts = [_Part(_Table(table, metrics) if isinstance(table, pa.Table) else table, span) for table in tables]
+    ids, ts = _joined([part.ids for part in parts]), _joined([part.ts for part in parts])
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
     same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])
-    present = _count(parts, "present", order)
     if not same.any():
+        present = _joined([part.present for part in parts])[order].astype(np.int64)
         columns = _Columns(parts, metrics)
         return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, columns, order)
     firsts = np.flatnonzero(np.append(True, ~same))
@@ -73,15 +74,16 @@ def fold_raw(
 
 def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
     """Buckets of `length_ms` out of a rollup's rows, which have `rows` and `version` too: the newest version counts."""
-    ids, ts, parts = numbers(table, "entity_id"), numbers(table, "ts_ms"), [_Part(table, None)]
+    ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
     newest = np.append((ids[1:] != ids[:-1]) | (ts[1:] != ts[:-1]), True) if len(ids) else np.zeros(0, np.bool_)
     if not newest.all():
         order = np.lexsort((numbers(table, "version"), numbers(table, "ts_ms"), numbers(table, "entity_id")))
         order, ids, ts = order[newest], ids[newest], ts[newest]
-    rows, present = (_count(parts, name, order) for name in ("rows", "present"))
-    return _fold(ids, ts // length_ms * length_ms, rows, present, _Columns(parts, metrics), order)
+    rows, present = (_count(table, name)[order].astype(np.int64) for name in ("rows", "present"))
+    columns = _Columns([_Part(_Table(table, metrics), None)], metrics)
+    return _fold(ids, ts // length_ms * length_ms, rows, present, columns, order)
 
 
 def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
@@ -123,28 +125,40 @@ def units(metric: str, stored: Stored, mask: Mask) -> npt.NDArray[np.float64]:
     return decoded
 
 
+class _Table:
+    """A table of the engine's as `Packed` has its rows."""
+
+    def __init__(self, table: pa.Table, metrics: Sequence[str]) -> None:
+        self._table = table
+        self.entity_id, self.ts_ms = numbers(table, "entity_id"), numbers(table, "ts_ms")
+        self.present = _count(table, "present")
+        there = set(table.column_names).intersection(metrics)
+        self.names = frozenset(name for name in there if table[name].null_count < table.num_rows)
+
+    def get(self, name: str) -> tuple[Stored, Mask | None]:
+        return _decode(self._table, name)
+
+
 class _Part:
-    """Some rows of a table; None: all."""
+    """Those rows of a table that lie within a span; None: all."""
 
-    def __init__(self, table: pa.Table, rows: Places | None) -> None:
-        self.table, self._rows, self.names = table, rows, frozenset(table.column_names)
-        self._count = table.num_rows if rows is None else len(rows)
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        found = numbers(self.table, name)
-        return found if self._rows is None else found[self._rows]
-
-    def tells(self, name: str) -> bool:
-        return name in self.names and self.table[name].null_count < self.table.num_rows
+    def __init__(self, table: _Table | Packed, span: tuple[int, int] | None) -> None:
+        self.names, self._table, self._rows = table.names, table, None
+        if span is not None:
+            there = (table.ts_ms >= span[0]) & (table.ts_ms < span[1])
+            self._rows = None if there.all() else np.flatnonzero(there)
+        self.ids, self.ts = self._some(table.entity_id), self._some(table.ts_ms)
+        self.present = self._some(table.present)
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
         """(stored form, present); None: all are."""
         if name not in self.names:
-            return np.zeros(self._count, storage_dtype(name)), np.zeros(self._count, np.bool_)
-        stored, mask = _decode(self.table, name)
-        if self._rows is None:
-            return stored, mask
-        return stored[self._rows], None if mask is None else mask[self._rows]
+            return np.zeros(len(self.ids), storage_dtype(name)), np.zeros(len(self.ids), np.bool_)
+        stored, mask = self._table.get(name)
+        return self._some(stored), None if mask is None else self._some(mask)
+
+    def _some(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return column if self._rows is None else column[self._rows]
 
 
 class _Columns:
@@ -152,7 +166,7 @@ class _Columns:
 
     def __init__(self, parts: Sequence[_Part], metrics: Sequence[str]) -> None:
         self._parts = parts
-        self.names = [name for name in metrics if any(part.tells(name) for part in parts)]
+        self.names = [name for name in metrics if any(name in part.names for part in parts)]
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
         """(stored form, present); None: all are."""
@@ -304,19 +318,9 @@ def _order(ids: Ids, ts: Millis) -> Places:
     return order
 
 
-def _count(parts: Sequence[_Part], name: str, order: Places) -> Int64s:
+def _count(table: pa.Table, name: str) -> npt.NDArray[Any]:
     """Zeros where nobody asked for the counts."""
-    if not all(name in part.names for part in parts):
-        return np.zeros(len(order), np.int64)
-    return _joined([part.numbers(name) for part in parts])[order].astype(np.int64)
-
-
-def _within(table: pa.Table, span: tuple[int, int] | None) -> Places | None:
-    if span is None:
-        return None
-    ts = numbers(table, "ts_ms")
-    there = (ts >= span[0]) & (ts < span[1])
-    return None if there.all() else np.flatnonzero(there)
+    return numbers(table, name) if name in table.column_names else np.zeros(table.num_rows, np.int64)
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

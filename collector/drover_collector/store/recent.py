@@ -2,8 +2,8 @@
 statement: the rows of the bucket that is over, for the detectors, and the newest values of a small fleet, for which an
 empty statement costs the engine as much as all that VictoriaMetrics does for a thousand GPUs.
 
-Nothing is copied: the tables that went into inserts are held a while longer. Whoever asks for more than is sure to be
-held, as after a start, asks the store.
+What went into inserts is held a while longer. Whoever asks for more than is sure to be held, as after a start, asks the
+store.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from drover_collector.store.packed import Packed
 from drover_collector.store.records import Ids, Mask, Millis
 from drover_proto.catalog import Scope
 
 Floats = npt.NDArray[np.float64]
 Span = tuple[int, int]  # ms, from and to
 
-OPEN_BYTES = 512 << 20  # while their buckets are to be read: 20 s of 100,000 GPUs
+OPEN_BYTES = 256 << 20  # while their buckets are to be read: 20 s of 100,000 GPUs
 HELD_BYTES = 16 << 20  # after that, and all that newest values are looked for in
 TABLE_BYTES = 32 << 10  # what a table takes beside its values
 HELD_S = 75.0  # a newest value is at most a minute old, and some seconds on its way
@@ -38,7 +38,7 @@ class _Insert:
     came_s: float
     size: int
     newest_ms: int
-    table: pa.Table
+    rows: Packed
 
 
 class Recent:
@@ -60,16 +60,13 @@ class Recent:
             self._bytes, self._far = 0, {}
             self._gone_ms = {scope: newest_ms.get(scope, 0) for scope in Scope}
 
-    def add(self, scope: Scope, table: pa.Table) -> None:
-        """What an insert wrote: entity_id, ts and columns."""
-        ts_ms = table["ts"].cast(pa.int64())
-        moments, now_s = ts_ms.to_numpy(), self._clock()
+    def add(self, scope: Scope, rows: Packed) -> None:
+        """What an insert wrote."""
+        now_s, size = self._clock(), rows.nbytes + TABLE_BYTES
         with self._lock:
             if self._gone_ms[scope] == NEVER:
                 return
-            newest_ms = self._near(scope, moments)
-            size = table.nbytes + TABLE_BYTES
-            self._held.append(_Insert(scope, now_s, size, newest_ms, table.append_column("ts_ms", ts_ms)))
+            self._held.append(_Insert(scope, now_s, size, self._near(scope, rows.ts_ms), rows))
             self._bytes += size
             self._let_go(now_s)
 
@@ -84,12 +81,11 @@ class Recent:
             self._read_ms = max(self._read_ms, upto_ms)
             self._let_go(self._clock())
 
-    def rows(self, scope: Scope, span: Span) -> list[pa.Table] | None:
-        """Tables (entity_id, ts_ms, present and the metrics they tell of) with all rows of [from, to) ms, and others.
-        None: not all of that time is held."""
+    def rows(self, scope: Scope, span: Span) -> list[Packed] | None:
+        """All rows of [from, to) ms, and others. None: not all of that time is held."""
         with self._lock:
             held = self._inserts(scope, span)
-        return None if held is None else [insert.table for insert in held]
+        return None if held is None else [insert.rows for insert in held]
 
     def newest(self, metric: str, known: Ids, span: Span) -> tuple[Ids, Floats, Millis] | None:
         """Of those GPUs of `known` (ascending) that have a row within [from, to) ms: the newest value there as it is
@@ -105,7 +101,7 @@ class Recent:
             return known, found, newest
         # A moment that was told twice has the value that was told last, as in the store when it has merged them.
         for insert in held:
-            _take(insert.table, metric, known, span, (there, found, newest))
+            _take(insert.rows, metric, known, span, (there, found, newest))
         return known[there], found[there], newest[there]
 
     def _inserts(self, scope: Scope, span: Span) -> list[_Insert] | None:
@@ -137,23 +133,24 @@ class Recent:
 
 
 def _take(
-    table: pa.Table,
+    inserted: Packed,
     metric: str,
     known: Ids,
     span: Span,
     into: tuple[Mask, Floats, Millis],
 ) -> None:
     there, found, newest = into
-    ids, ts = table["entity_id"].to_numpy(), table["ts_ms"].to_numpy()
+    ids, ts = inserted.entity_id, inserted.ts_ms
     rows = np.flatnonzero((ts >= span[0]) & (ts < span[1]))
     at = np.minimum(np.searchsorted(known, ids[rows]), len(known) - 1)
     mine = known[at] == ids[rows]
     rows, at = rows[mine], at[mine]
     there[at] = True
-    if metric not in table.column_names:
+    if metric not in inserted.names:
         return
-    value = table[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)[rows]
-    told = ~np.isnan(value)
+    stored, mask = inserted.get(metric)
+    value = stored[rows].astype(np.float64)
+    told = ~np.isnan(value) if mask is None else mask[rows] & ~np.isnan(value)
     at, value, moment = at[told], value[told], ts[rows[told]]
     np.maximum.at(newest, at, moment)
     last = moment == newest[at]

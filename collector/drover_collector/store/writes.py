@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from drover_collector.store.base import Base, millis
+from drover_collector.store.packed import Packed
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch
 from drover_collector.store.schema import samples_table, shape_code
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
@@ -59,7 +60,8 @@ class Writes(Base):
         except BaseException:
             self._recent.unsure(batch.scope, batch.ts_ms)
             raise
-        self._recent.add(batch.scope, table)
+        if self._clients.embedded:
+            self._recent.add(batch.scope, Packed(batch, present))
         self._placements.note_seen(batch.entity_id, batch.ts_ms)
 
     def write_entities(self, rows: Sequence[EntityRow]) -> None:
