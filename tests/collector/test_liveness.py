@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 
-from drover_collector.detectors import DETECTORS, liveness
-from drover_collector.detectors.example import LAG_MS, START_MS, play, small_fleet, training_bucket
+from drover_collector.detectors import liveness
+from drover_collector.detectors.example import START_MS, play, small_fleet
 from drover_collector.detectors.window import Buckets
-from drover_collector.engine import Engine
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import Event, EventKind, Finding, Incident, Severity, Wanted
+from drover_proto.events import Event, EventKind, Finding, Severity, Wanted
 from drover_proto.fleet import FleetSpec, NodeSpec
-
-INDEX = small_fleet()
 
 
 def run(
@@ -77,56 +73,6 @@ def test_buckets_that_nobody_was_in_time_for_neither_end_a_silence_nor_call_the_
     assert {(f.scope, f.node, f.cause) for f in told} == {("node", "n02", "silent")}
     assert not any(f.cleared for f in told)
     assert run(20, lambda number: range(8) if 12 <= number < 12 + gap else []) == []
-
-
-@pytest.mark.parametrize(("every", "gap"), [(18, 4), (12, 6), (90, 40)])
-@pytest.mark.parametrize("judged", [True, False])
-def test_a_dead_node_is_one_incident_and_asks_for_a_drain_however_often_the_collector_stalls(
-    every: int, gap: int, judged: bool
-) -> None:
-    """A stall either leaves buckets out, or gives some that nobody was in time for."""
-    engine = Engine(INDEX, Policy.named("nvidia"), START_MS, [d for d in DETECTORS if d.name == liveness.NAME])
-    incidents: dict[str, Incident] = {}
-
-    def stalls(number: int) -> bool:
-        return number >= 12 and (number - 12) % every < gap
-
-    for number in range(200):
-        if stalls(number) and not judged:
-            continue
-        away = range(8) if stalls(number) else [2] if number >= 4 else []
-        bucket = training_bucket(INDEX, number, silent=away)
-        outcome = engine.on_bucket(bucket, bucket.end_ms + LAG_MS)
-        incidents |= {i.id: i for i in outcome.incidents}
-    (silence,) = (i for i in incidents.values() if i.cause == "silent")
-    assert (silence.node, silence.severity, silence.asked) == ("n02", Severity.CRITICAL, Wanted.DRAIN)
-    assert silence.closed_ms is None
-    assert {i.cause for i in incidents.values()} <= {"silent", "no_telemetry", "gap_in_telemetry"}
-    assert all(("n02", None) not in i.members for i in incidents.values() if i.cause == "no_telemetry")
-    critical_ms = next(note.ts_ms for note in silence.timeline if note.text.startswith("now critical"))
-    observed = [n for n in range(4, 200) if not stalls(n) and START_MS + n * 10_000 < critical_ms]
-    # Not before it was silent for five minutes in which others reported; and not much later.
-    assert liveness.DRAIN_AFTER_MS <= 10_000 * len(observed) <= 1.5 * liveness.DRAIN_AFTER_MS
-
-
-@pytest.mark.parametrize(("every", "gap"), [(18, 4), (12, 6), (90, 40)])
-@pytest.mark.parametrize("share", [3, 8])
-def test_stalls_of_the_collector_make_no_node_silent(every: int, gap: int, share: int) -> None:
-    """All are away, or those of a part of the fleet fall behind half a minute before the others and after them."""
-
-    def away(number: int) -> Sequence[int]:
-        at = (number - 12) % every
-        return () if number < 12 or at >= gap + 2 else range(share) if at in (0, 1, gap, gap + 1) else range(8)
-
-    told = run(200, away)
-    assert {f.cause for f in told} <= {"no_telemetry"}
-
-
-def test_nodes_that_fall_behind_with_the_collector_are_no_silence_of_their_own() -> None:
-    """A third of the fleet first, the others before anyone could be told from them: the collector chokes."""
-    told = run(40, lambda n: range(8) if 6 <= n < 20 else range(3) if 4 <= n < 20 else [])
-    assert {f.cause for f in told} == {"no_telemetry"}
-    assert {len(f.members) for f in told} == {8}
 
 
 def test_a_node_whose_rows_come_late_is_told_as_late_and_never_drained() -> None:

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from drover_collector.buckets import Bucket
-from drover_collector.detectors import DETECTORS
 from drover_collector.detectors.example import LAG_MS, START_MS, small_fleet, training_bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.policy import Policy
 from drover_proto.events import Event, EventKind, Incident, Severity
 
 INDEX = small_fleet(8, ports=8)
-_LIVENESS = next(d for d in DETECTORS if d.name == "liveness")
 Columns = dict[str, np.ndarray]
 RESTART, BEGINS, READ, AFTER = (
     130,
@@ -258,29 +256,3 @@ def test_what_ended_while_nobody_judged_is_ended(name: str) -> None:
     second.restore(before, _buckets(_nothing, _nobody, range(RESTART, RESTART + READ)), [])
     _run(second, _buckets(_nothing, _nobody, range(RESTART + READ, RESTART + READ + 10)))
     assert _open(second) == {}
-
-
-@pytest.mark.parametrize("away", [1, 4, 12])
-def test_a_node_that_is_dead_becomes_critical_although_the_collector_is_restarted_every_few_minutes(away: int) -> None:
-    """What it reads of the last minutes says for how long the node was silent while others reported."""
-    known: list[Incident] = []
-    ids, heard = set(), 0
-
-    def silent(number: int) -> Sequence[int]:
-        return range(8) if number % 20 >= 20 - away else _dead(number)
-
-    for start in range(0, 200, 20):
-        engine = Engine(INDEX, Policy.named("nvidia"), START_MS + start * 10_000, [_LIVENESS])
-        engine.restore(known, _buckets(_nothing, silent, range(max(0, start - READ), start)), [])
-        _run(engine, _buckets(_nothing, _dead, range(start, start + 20 - away)))
-        known = list(engine.incidents.values())
-        ids |= {i.id for i in known if i.cause == "silent"}
-        heard += 20 - away
-        if any(i.cause == "silent" and i.severity is Severity.CRITICAL for i in known):
-            break
-    assert len(ids) == 1
-    assert 5 + 30 <= heard <= 5 + 30 + 20  # buckets: five with the node, five minutes without it, one start's
-
-
-def _dead(number: int) -> Sequence[int]:
-    return [2] if number >= 5 else ()

@@ -60,15 +60,12 @@ Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 class State:
     """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `spoke_ms` [N]: of the newest
     for which the node was late. `returned_ms` [N]: when the node was last heard again after a silence. `resumed_ms`: no
-    silence counts from before it (the collector itself was deaf or away). `proven_ms` [N]: for how long the node, not
-    heard since, was silent while most others reported; `carried_ms` [N]: of it, before `resumed_ms`."""
+    silence counts from before it (the collector itself was deaf or away)."""
 
     heard_ms: Times
     answered_ms: Times
     spoke_ms: Times
     returned_ms: Times
-    proven_ms: Times
-    carried_ms: Times
     resumed_ms: int
     coming_ms: int  # until then nodes may still be coming back, one after the other
     newest_end_ms: int = 0
@@ -78,7 +75,6 @@ class State:
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
     clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> last report, its text; see _clocks
     told: dict[Key, Finding] = field(default_factory=dict)  # what is now so
-    told_before: set[int] = field(default_factory=set)  # nodes that a former run told as silent
     left: set[Key] = field(default_factory=set)  # of it, what a former run told and this one has not told again
 
 
@@ -103,10 +99,6 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.heard_ms[n] = incident.since_ms
-                    if cause == "silent":  # as long at least as it takes to be told so
-                        s.told_before.add(n)
-                        critical = incident.severity is Severity.CRITICAL and incident.scope == "node"
-                        s.proven_ms[n] = DRAIN_AFTER_MS if critical else SILENT_MS
         if node is not None:
             if cause == "agent_stopped":
                 s.planned[node] = incident.since_ms
@@ -118,9 +110,8 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
 
 
 def _fresh(index: FleetIndex, started_ms: int) -> State:
-    heard, spoke, returned, proven, carried = (np.zeros(index.node_count, np.int64) for _ in range(5))
-    answered = np.zeros(index.gpu_count, np.int64)
-    return State(heard, answered, spoke, returned, proven, carried, started_ms, started_ms + COMING_MS)
+    heard, spoke, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
+    return State(heard, np.zeros(index.gpu_count, np.int64), spoke, returned, started_ms, started_ms + COMING_MS)
 
 
 def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
@@ -132,7 +123,6 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     found: list[Finding] = []
     if window.fresh:
         heard = _listen(window, s)
-        _prove_past(window, s, heard)
         found += _silence(window, s, heard, now_ms)
         found += _gpus(window, s, heard, now_ms)
         found += _clocks(window, s, now_ms)
@@ -148,7 +138,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     kept = {
         k: replace(f, ts_ms=now_ms)
         for k, f in missed.items()
-        if _unproven(window, s, k, f) or _waits(window, s, f, mass)
+        if _unproven(window, s, k, f) or (not mass and _waits(window, s, f))
     }
     over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for k, f in missed.items() if k not in kept]
     s.told, s.left = now_told | kept, s.left & kept.keys()
@@ -175,21 +165,17 @@ def _unproven(window: Window, s: State, key: Key, finding: Finding) -> bool:
     return not (s.answered_ms[gpus] >= window.newest.end_ms).any()
 
 
-def _waits(window: Window, s: State, finding: Finding, mass: bool) -> bool:
+def _waits(window: Window, s: State, finding: Finding) -> bool:
     """Whether a silence stands that was told before a moment in which nobody was in time, since it is not over and too
-    early to be told anew: until then it was silent while others reported. `mass`: most of the fleet is silent now, or
-    was so till now: those stand that were silent before, while most reported."""
+    early to be told anew: until then it was silent while others reported."""
     bucket, number = window.newest, window.index.node_number
     if finding.cause not in ("silent", "never_came") or finding.node in s.planned:
         return False
     again_ms = max(NEVER_CAME_MS if finding.cause == "never_came" else 0, _silent_after(bucket))
-    if not mass and not s.deaf and bucket.end_ms - s.resumed_ms >= again_ms:
+    if not s.deaf and bucket.end_ms - s.resumed_ms >= again_ms:
         return False
-    members = [number[name] for name, _ in finding.members if name in number]
-    away = s.heard_ms[members] < bucket.end_ms
-    if mass:
-        away &= s.proven_ms[members] >= _silent_after(bucket)
-    return bool(members) and float(np.mean(away)) >= GROUP_STAYS
+    away = [s.heard_ms[number[name]] < bucket.end_ms for name, _ in finding.members if name in number]
+    return bool(away) and float(np.mean(away)) >= GROUP_STAYS
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -229,14 +215,14 @@ def _listen(window: Window, s: State) -> Bools:
     again = heard & (s.heard_ms < bucket.start_ms)
     if bucket.end_ms <= s.coming_ms:
         if again.sum() >= max(2, COMING_SHARE * len(again)):
-            _count_anew(s, bucket)
+            s.resumed_ms = bucket.start_ms
         elif bucket.end_ms - s.resumed_ms >= _silent_after(bucket):
             s.coming_ms = 0
     s.newest_end_ms = bucket.end_ms
     s.deaf = not heard.any()
     s.hosts_tell |= bool(bucket.node)
     s.returned_ms[again] = bucket.start_ms
-    s.heard_ms[heard], s.proven_ms[heard], s.carried_ms[heard] = bucket.end_ms, 0, 0
+    s.heard_ms[heard] = bucket.end_ms
     s.spoke_ms[[index.node_number[name] for name in bucket.late]] = bucket.end_ms
     core = [bucket.gpu[metric] for metric in CORE if metric in bucket.gpu]
     answers = bucket.gpu_rows > 0
@@ -254,24 +240,7 @@ def _listen(window: Window, s: State) -> Bools:
 
 
 def _resume(s: State, bucket: Bucket) -> None:
-    s.coming_ms = bucket.end_ms + COMING_MS
-    _count_anew(s, bucket)
-
-
-def _count_anew(s: State, bucket: Bucket) -> None:
-    """Silence counts from this bucket, on top of what was proven of it before."""
-    s.resumed_ms = max(s.resumed_ms, bucket.start_ms)  # of those read again at a start none counts from before that
-    s.carried_ms = s.proven_ms.copy()
-
-
-def _prove_past(window: Window, s: State, heard: Bools) -> None:
-    """Of a bucket that a restart reads again: for how long those were silent that the former run told of."""
-    bucket = window.newest
-    if bucket.end_ms > window.started_ms or heard.mean() <= MASS_SHARE:
-        return
-    away = [n for n in s.told_before if not heard[n]]
-    s.proven_ms[away] = np.minimum(s.proven_ms[away] + bucket.length_ms, bucket.end_ms - s.heard_ms[away])
-    s.carried_ms = s.proven_ms.copy()
+    s.resumed_ms, s.coming_ms = bucket.start_ms, bucket.end_ms + COMING_MS
 
 
 def _silent_after(bucket: Bucket) -> int:
@@ -304,19 +273,13 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
     if not silent.any() or (not mass and not heard.any()):
         return
     if mass and index.node_count > 1:
-        before = silent & (s.proven_ms >= limit_ms)  # told, and no part of this
-        together = silent & ~before if (silent & ~before).any() else silent
-        yield mass_silent(window, together, heard, int(since[together].min()), now_ms)
+        yield mass_silent(window, silent, heard, int(since[silent].min()), now_ms)
         return
     late = silent & (bucket.end_ms - s.spoke_ms < limit_ms)
     late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # told as what it is
     silent = silent & ~late
     for n in np.flatnonzero(late & (quiet_ms >= DRAIN_AFTER_MS)).tolist():
         yield node_late(window, n, int(since[n]), int(quiet_ms[n]), now_ms)
-    quiet_ms = quiet_ms + s.carried_ms
-    since = np.where((s.carried_ms > 0) & ~never, s.heard_ms, since)
-    if heard.mean() > MASS_SHARE:
-        s.proven_ms[silent] = quiet_ms[silent]
     for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
         for code in np.unique(codes[silent]).tolist():
             inside = (codes == code) & expected
