@@ -112,9 +112,10 @@ def test_who_asks_whom_may_be_said_once_in_the_environment(
     files = {"DROVER_CA": "ca.pem", "DROVER_CERT": "me.pem", "DROVER_KEY": "me.key"}
     for name, value in {"DROVER_COLLECTOR": "c1:7302", **files}.items():
         monkeypatch.setenv(name, value)
-    args = PARSER.parse_args([*words, *more])
+    parser = build_parser()
+    args = parser.parse_args([*words, *more])
     assert (args.collector, *map(str, tls_files(args))) == ("c1:7302", *files.values())
-    args = PARSER.parse_args([*words, *more, "--collector", "c2:1", "--key", "other.key"])
+    args = parser.parse_args([*words, *more, "--collector", "c2:1", "--key", "other.key"])
     assert (args.collector, str(args.key)) == ("c2:1", "other.key")
 
 
