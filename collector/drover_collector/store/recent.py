@@ -24,7 +24,7 @@ from drover_proto.catalog import Scope
 Floats = npt.NDArray[np.float64]
 Span = tuple[int, int]  # ms, from and to
 
-OPEN_BYTES = 256 << 20  # while their buckets are to be read: 20 s of 100,000 GPUs
+OPEN_BYTES = 384 << 20  # while their buckets are to be read: 25 s of 100,000 GPUs, of 152 bytes a row
 HELD_BYTES = 16 << 20  # after that, and all that newest values are looked for in
 TABLE_BYTES = 32 << 10  # what a table takes beside its values
 HELD_S = 75.0  # a newest value is at most a minute old, and some seconds on its way
