@@ -42,25 +42,41 @@ class Running(NamedTuple):
 def alertmanager(folder: Path, hook: str, members: int = 1, config: str = CONFIG) -> Iterator[Running]:
     """`hook`: where it posts what it would tell people."""
     (folder / "alertmanager.yml").write_text(config.format(hook=hook))
-    gossip = [free_port() for _ in range(members)]
-    urls = []
     with ExitStack() as stack:
-        for number, port in enumerate(gossip):
-            http = free_port()
-            args = [
-                "prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml",
-                f"--storage.path={folder}/am{number}", f"--web.listen-address=127.0.0.1:{http}",
-                f"--cluster.listen-address={f'127.0.0.1:{port}' if members > 1 else ''}", "--cluster.settle-timeout=1s",
-                *(f"--cluster.peer=127.0.0.1:{other}" for other in gossip if other != port),
-            ]  # fmt: skip
-            log = stack.enter_context((folder / f"am{number}.log").open("w"))
-            child = subprocess.Popen(args, stdout=log, stderr=log)
-            stack.callback(child.wait, 20)
-            stack.callback(child.terminate)
-            urls.append(f"http://127.0.0.1:{http}")
-        for url in urls:
-            wait_until(lambda url=url: ready(url), "the Alertmanager is ready", 30)
-        yield Running(tuple(urls))
+        while (urls := _started(folder, members, stack)) is None:
+            stack.close()
+        yield Running(urls)
+
+
+def _started(folder: Path, members: int, stack: ExitStack) -> tuple[str, ...] | None:
+    """Where the members answer; None: another program took one of their ports before they did."""
+    gossip = [free_port() for _ in range(members)]
+    urls, children = [], []
+    for number, port in enumerate(gossip):
+        http = free_port()
+        args = [
+            "prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml",
+            f"--storage.path={folder}/am{number}", f"--web.listen-address=127.0.0.1:{http}",
+            f"--cluster.listen-address={f'127.0.0.1:{port}' if members > 1 else ''}", "--cluster.settle-timeout=1s",
+            *(f"--cluster.peer=127.0.0.1:{other}" for other in gossip if other != port),
+        ]  # fmt: skip
+        log = stack.enter_context((folder / f"am{number}.log").open("w"))
+        child = subprocess.Popen(args, stdout=log, stderr=log)
+        stack.callback(child.wait, 20)
+        stack.callback(child.terminate)
+        children.append(child)
+        urls.append(f"http://127.0.0.1:{http}")
+    wait_until(
+        lambda: all(ready(url) for url in urls) or any(child.poll() is not None for child in children),
+        "the Alertmanager is ready",
+        30,
+    )
+    for number, child in enumerate(children):
+        if child.poll() is not None:
+            told = (folder / f"am{number}.log").read_text()
+            assert "address already in use" in told, told[-2000:]
+            return None
+    return tuple(urls)
 
 
 def ready(url: str) -> bool:
