@@ -26,6 +26,7 @@ from drover_collector.tls import ServerTls
 from drover_proto.events import SEVERITY_ORDER, WANTED_ORDER, Health, Incident
 
 if TYPE_CHECKING:  # it is made of these facts
+    from drover_collector.expiring import Expiring
     from drover_collector.notify.heartbeat import Beats
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class Facts:
         self.config = config
         self.probe_desk: ProbeDesk | None = None  # of the collector that asks for probes
         self.beats: Beats | None = None  # of the dead-man's switch
+        self.expiring: Expiring | None = None  # of what is too old
         self.away = ""  # why the store does not answer what the status asks
         self._kept: dict[object, tuple[float, Any]] = {}
         self._locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)

@@ -282,6 +282,8 @@ class Ingest:
                 session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
             else:
                 break  # all after it are younger
+        for session in self._clocks.differing():
+            session.stop(EndError(grpc.StatusCode.UNAVAILABLE, "come again: this node had another time than here"))
         for session in list(self._gapped)[:again] if not self._writers.room.filling else ():
             text = "the store takes data again; what was not acknowledged is to be sent again"
             session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))

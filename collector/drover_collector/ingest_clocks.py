@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from drover_collector.decode import FUTURE_MS
 from drover_collector.ingest_session import Session
@@ -17,6 +18,9 @@ from drover_collector.ingest_stats import IngestStats
 
 log = logging.getLogger(__name__)
 
+AGREE_MS = 3_600_000  # agents whose clocks are this near vouch for ours: what is deleted by age goes by it
+ANEW_S = 600.0  # one that differs tells its time anew after so long: it may have been set meanwhile
+ANEW = 5  # at a time
 STEP_MS = 10_000  # between two looks the wall clock went so much more, or less, than the time since boot: it was set
 
 
@@ -32,6 +36,7 @@ class Clocks:
         self._stats, self._now_ms, self._boot_s = stats, now_ms, boot_s
         self._told: dict[Session, None] = {}  # streams with a Hello
         self._far: dict[Session, None] = {}  # of them, those of another day
+        self._apart: dict[Session, float] = {}  # those beyond AGREE_MS -> since when, `boot_s`
         self._before = now_ms(), boot_s()
 
     @property
@@ -48,7 +53,13 @@ class Clocks:
     def forget(self, session: Session) -> None:
         self._told.pop(session, None)
         self._far.pop(session, None)
+        self._apart.pop(session, None)
         self._tell()
+
+    def differing(self) -> list[Session]:
+        """A few streams to end, so that their agents tell their time anew: those that differ and told it long ago."""
+        before_s = self._boot_s() - ANEW_S
+        return [session for session, at_s in islice(self._apart.items(), ANEW) if at_s <= before_s]
 
     def tick(self) -> None:
         """Now and then: a clock that was set is another one, also for streams that are open."""
@@ -63,10 +74,13 @@ class Clocks:
         self._tell()
 
     def _judge(self, session: Session) -> None:
-        if abs(session.clock_offset_ms) > FUTURE_MS:
+        offset_ms = abs(session.clock_offset_ms)
+        self._far.pop(session, None)
+        self._apart.pop(session, None)
+        if offset_ms > FUTURE_MS:
             self._far[session] = None
-        else:
-            self._far.pop(session, None)
+        if offset_ms > AGREE_MS:
+            self._apart[session] = self._boot_s()  # the newest at the end
 
     def _tell(self) -> None:
         doubt = ""
@@ -78,3 +92,4 @@ class Clocks:
             if not self._stats.clock_doubt:
                 log.error("%s", doubt)
         self._stats.clock_doubt = doubt
+        self._stats.clock_votes = len(self._told), len(self._told) - len(self._apart)

@@ -53,6 +53,7 @@ class IngestStats:
     troubles: dict[str, str] = field(default_factory=dict)  # what is not stored now -> why
     writing: dict[str, float] = field(default_factory=dict)  # what is being stored -> since when, monotonic seconds
     clock_doubt: str = ""  # why this collector's own clock may be wrong, so that no telemetry is taken in
+    clock_votes: tuple[int, int] = (0, 0)  # connected agents that told their time; of them, those that have ours
     defects: int = 0  # failures of our own while taking data in
     defect: str = ""  # the newest of them
 

@@ -61,12 +61,14 @@ from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from drover_proto.settings import SettingsError, placed, sample
+from drover_proto.times import iso
 
 log = logging.getLogger("drover_collector")
 
 STORE_WAIT_S = 5.0  # a predecessor that is being stopped needs a moment to let go of the store
 GRACE_S = 3.0  # for calls under way at a stop
 STOP_S = 60.0  # for a whole stop; a store that hangs must not hold it up for ever
+CLOCK_AHEAD_S, CLOCK_BACK_S = 7 * 86_400, 3600  # between the clock and the store's last write: `check` wonders beyond
 SWITCH_S = 0.001  # else a message waits 5 ms for each thread that computes: Python's lock is taken over that seldom
 SERVER_OPTIONS = (  # of the Fleet API
     ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the calls
@@ -177,7 +179,19 @@ def _remarks(met: Look | None) -> list[str]:
     if met.disk[0] < KEEP_FREE_BYTES:
         free, least = met.disk[0] >> 20, KEEP_FREE_BYTES >> 20
         remarks.append(f"only {free} MB are free on the store's disk, and below {least} nothing is stored: make room")
-    return remarks
+    return remarks + _clock_remark(met.written_s, time.time())
+
+
+def _clock_remark(written_s: float | None, now_s: float) -> list[str]:
+    """What makes this machine's clock look wrong: nothing of the store tells more before agents are connected."""
+    if written_s is None or -CLOCK_BACK_S <= now_s - written_s <= CLOCK_AHEAD_S:
+        return []
+    days = abs(now_s - written_s) / 86_400
+    told = f"{days:.0f} days ago" if now_s > written_s else f"{days:.1f} days from now"
+    return [
+        f"by this machine's clock the store was last written {told}, at {iso(round(written_s * 1000))}: if that is not"
+        " so, set the clock (timedatectl)"
+    ]
 
 
 def _unstored(url: str) -> Path | None:
@@ -315,8 +329,10 @@ async def _serve(
         guarding = asyncio.create_task(gate.watch())
         stack.callback(guarding.cancel)
         maintenance = Maintenance(
-            pipeline.store, config.store, lambda: pipeline.leading, troubles=pipeline.ticks.troubles
-        )
+            pipeline.store, config.store, lambda: pipeline.leading, troubles=pipeline.ticks.troubles,
+            votes=lambda: ingest.stats.clock_votes, nodes=pipeline.index.node_count,
+        )  # fmt: skip
+        facts.expiring = maintenance.expiring
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
         heartbeat = Heartbeat(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)

@@ -1,4 +1,4 @@
-"""What the store needs from time to time, in a thread: room on its disk, old states forgotten, memory given back."""
+"""What the store needs from time to time, in a thread: room on its disk, what is too old deleted, memory given back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, MutableMapping
 
 from drover_collector import memory
 from drover_collector.config import StoreConfig
+from drover_collector.expiring import Expiring
 from drover_collector.store import Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -16,17 +17,17 @@ log = logging.getLogger(__name__)
 PASS_S = 30.0  # at 5 million samples/s less than 100 MB come in meanwhile
 TRIMS = 3  # in that time: as often as buckets are judged
 TEXT_S = 600.0  # as agents do; the first time at the start
-HISTORIES_S = 86_400.0
-FIRST_S = 3600.0  # after the start: a collector that is started anew each night forgets too
 
 
 class Maintenance:
     """Passes until cancelled, while `active()`: of several collectors one drops.
 
     Args:
-        troubles: has a sentence under "maintenance" while passes fail.
+        troubles: has a sentence under "maintenance" while passes fail, and one under "expiry" (see `Expiring`).
+        votes, nodes: see `Expiring`.
     Attributes:
         passes: made so far. dropped: partitions that went for room since the start. failures: passes that failed.
+        expiring: what goes by age.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class Maintenance:
         active: Callable[[], bool] = lambda: True,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         troubles: MutableMapping[str, str] | None = None,
+        votes: Callable[[], tuple[int, int]] | None = None,
+        nodes: int = 0,
     ) -> None:
         self._store, self._config, self._active, self._now_ms = store, config, active, now_ms
         self._troubles = {} if troubles is None else troubles
-        self._histories_at = time.monotonic() - HISTORIES_S + FIRST_S
+        self.expiring = Expiring(store, votes, nodes, self._troubles)
         self._text_at = time.monotonic() - TEXT_S
         self.passes = self.dropped = self.failures = 0
 
@@ -56,12 +59,12 @@ class Maintenance:
     def once(self) -> None:
         """One pass. What fails is logged and tried again with the next."""
         try:
+            now_ms, config = self._now_ms(), self._config
+            doubt = self.expiring.doubt(now_ms)
             self.dropped += len(
-                self._store.make_room(self._now_ms(), self._config.keep_free_bytes, self._config.max_bytes)
+                self._store.make_room(now_ms, config.keep_free_bytes, config.max_bytes, trusted=not doubt)
             )
-            if time.monotonic() - self._histories_at >= HISTORIES_S:
-                self._histories_at = time.monotonic()
-                self._store.expire_histories(self._now_ms())
+            self.expiring.once(now_ms, doubt)
         except StoreError as error:
             log.warning("maintenance of the store: %s", error)
             self._failed(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drover_collector.ingest import Limits
+from drover_collector.ingest_clocks import ANEW_S
 from drover_collector.store import Store
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event
@@ -70,3 +71,23 @@ async def test_events_of_streams_that_were_open_when_the_clock_was_set_are_not_s
         await agent.send(record=event(2, T0 + 1500))
         await agent.until_held(EVENTS, 2)
     assert [e.clock_suspect for e in collector.events] == [True, False]
+
+
+@in_loop
+async def test_an_agent_that_had_another_time_is_asked_again(store: Store) -> None:
+    """Its clock may have been set since: it told its time when the stream began."""
+    async with (
+        Collector(store, QUICK, now_ms=T0) as collector,
+        collector.agent(hello(ts_ms=T0)),
+        collector.agent(hello("n1", "s2", ts_ms=T0 - DAY_MS * 700)) as wrong,
+    ):
+        stats, clocks = collector.ingest.stats, collector.ingest._clocks
+        assert stats.clock_votes == (2, 1)
+        boot_s = clocks._boot_s
+        clocks._boot_s = lambda: boot_s() + ANEW_S
+        collector.now_ms += round(ANEW_S * 1000)  # nobody set it
+        code, text = await wrong.ended()
+        assert (code.name, "another time" in text) == ("UNAVAILABLE", True)
+        await until(lambda: stats.clock_votes == (1, 1), "it is gone")
+        async with collector.agent(hello("n1", "s2", ts_ms=collector.now_ms)):
+            assert stats.clock_votes == (2, 2)

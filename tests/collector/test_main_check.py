@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,3 +148,19 @@ def test_a_broken_policy_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pyt
     policy.write_text("[[rules]]\naction = 'explode'\n")
     assert main(["check", "--config", str(write(tmp_path, f'[policy]\npath = "{policy}"'))]) == 2
     assert "rules[0].action: must be one of" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "told"), [(3600, ""), (-60, ""), (1830 * 86_400, "1830 days ago"), (-86_400, "1.0 ")]
+)
+def test_a_clock_that_is_far_from_the_store_s_last_write_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ago_s: float, told: str
+) -> None:
+    path = write(tmp_path)
+    inserts = tmp_path / "store" / "inserts" / "drover"
+    inserts.mkdir(parents=True)
+    os.utime(inserts, times=(time.time() - ago_s,) * 2)
+    assert main(["check", "--config", str(path)]) == 0
+    remarks = capsys.readouterr().out.splitlines()[1:]
+    assert [line for line in remarks if "last written" in line] == ([remarks[-1]] if told else [])
+    assert told in remarks[-1] if told else True

@@ -291,12 +291,12 @@ def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
 def test_old_states_go_an_hour_after_the_start_and_then_once_a_day(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    went, now_s = [], [0.0]
+    went, now_s, boot_s = [], [0.0], time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(store, "expire_histories", went.append)
-    clock = SimpleNamespace(monotonic=lambda: now_s[0])
-    monkeypatch.setattr("drover_collector.maintenance.time", clock)
+    clock = SimpleNamespace(clock_gettime=lambda _: boot_s + now_s[0], CLOCK_BOOTTIME=0)
+    monkeypatch.setattr("drover_collector.expiring.time", clock)
     maintenance = Maintenance(store, StoreConfig(), now_ms=lambda: NOW)
-    for hour, times in ((0.9, 0), (1.1, 1), (24, 1), (25.2, 2)):
+    for hour, times in ((0, 0), (0.9, 0), (1.1, 1), (24, 1), (25.2, 1), (26.2, 2)):
         now_s[0] = hour * 3600
         maintenance.once()
         assert len(went) == times, hour

@@ -9,6 +9,7 @@ from drover_cli import certificates as certs
 from drover_collector.api_facts import Facts
 from drover_collector.config import CollectorConfig
 from drover_collector.engine import Trouble
+from drover_collector.expiring import Expiring
 from drover_collector.exposition import SECONDS, Histogram
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.metrics import exposition
@@ -62,7 +63,7 @@ def whole_page(facts: Facts, folder: Path) -> str:
     facts.gate.refused["denied"] += 1
     facts.gate.calls["drover.fleet.v1.Fleet"] += 1
     facts.tls.connections["api"] += 1
-    facts.beats = Beats(sent=3)
+    facts.beats, facts.expiring = Beats(sent=3), Expiring(facts.store, None, 4, {})
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")

@@ -11,6 +11,7 @@ from drover_collector.store.cluster import KEY
 from drover_collector.store.embedded import Look
 from drover_collector.store.engine import KEEP_FREE_BYTES
 from drover_collector.store.errors import StoreError
+from drover_collector.store.expiry import Expiry
 from drover_collector.store.export import Export
 from drover_collector.store.following import Following
 from drover_collector.store.history import History
@@ -21,7 +22,7 @@ from drover_collector.store.past import PastBuckets
 from drover_collector.store.placements import Placements
 from drover_collector.store.probes import OpenOrder, ProbeRow, Probes
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
-from drover_collector.store.retention import Dropped, Retention, keep_free, kept_days
+from drover_collector.store.retention import Dropped, keep_free, kept_days
 from drover_collector.store.series import Series
 from drover_collector.store.server import redacted as shown
 from drover_collector.store.silences import SilencesStored
@@ -69,7 +70,7 @@ def look(url: str, cluster: str = "") -> Look | None:
 
 
 class Store(
-    Backup, SilencesStored, Audits, Probes, Writes, PastBuckets, Series, Export, Following, History, Jobs, Retention
+    Backup, SilencesStored, Audits, Probes, Writes, PastBuckets, Series, Export, Following, History, Jobs, Expiry
 ):
     """An open store. Thread-safe; each call blocks, so the event loop calls it in a thread."""
 
@@ -92,7 +93,7 @@ class Store(
             url: `chdb:///PATH` (embedded) or `clickhouse://USER:PASSWORD@HOST:PORT/DATABASE`; `chdb:///PATH?database=NAME`
                 holds several in one folder.
             wait_s: how long to wait for another process to let go of an embedded store.
-            retention_days: samples older than this are deleted.
+            retention_days: samples older than this are deleted: on a server by its TTL, else by passes (see `expiry`).
             retention_10s_days, retention_5min_days: likewise their rollups.
             password: of the server's user; goes before that of the url.
             cluster: name of the server's cluster, for the form that spreads over it; empty: one server.
@@ -121,6 +122,7 @@ class Store(
                 row["scope"] = Scope(row["scope"])
             store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
             store.kept_days = kept_days(tables)
+            store.expires = {} if clients.home is None else {t.name: t.ttl for t in tables if t.ttl and not t.partition}
             store.load_newest()
             store.load_seen()
             store.load_rollups()

@@ -64,10 +64,12 @@ def release(path: Path, database: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What opening a store would meet: the process that has it open, or "", and free and total bytes of its disk."""
+    """What opening a store would meet: the process that has it open, or "", free and total bytes of its disk, and when
+    something was last written to it, Unix time, None: never."""
 
     holder: str
     disk: tuple[int, int]
+    written_s: float | None = None
 
 
 def look(path: Path) -> Look:
@@ -84,7 +86,8 @@ def look(path: Path) -> Look:
     if not os.access(there, os.W_OK | os.X_OK) or (lock.exists() and not os.access(lock, os.R_OK | os.W_OK)):
         raise StoreError(f"{path}: this user may not write in {there}; {_WRITABLE}")
     usage = shutil.disk_usage(there)
-    return Look(_holder(lock), (usage.free, usage.total))
+    written = [folder.stat().st_mtime for folder in (path / "inserts").glob("*")]  # each insert makes a file there
+    return Look(_holder(lock), (usage.free, usage.total), max(written, default=None))
 
 
 def _holder(lock: Path) -> str:
@@ -192,6 +195,8 @@ def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int)
         "<max_suspicious_broken_parts_bytes>1000000000000000000</max_suspicious_broken_parts_bytes>"
         # One thread removes what was merged: of the pool for it the engine starts 128, which stay.
         "<concurrent_part_removal_threshold>1000000000</concurrent_part_removal_threshold>"
+        # Tables of a version before have a TTL until they are migrated: no merge goes by it (see `expiry`).
+        "<max_number_of_merges_with_ttl_in_pool>0</max_number_of_merges_with_ttl_in_pool>"
         # Else each merge counts the distinct values of all columns, for joins that nobody asks for: a fifth of its CPU.
         "<auto_statistics_types></auto_statistics_types></merge_tree>"
         "<database_catalog_unused_dir_hide_timeout_sec>1000000000</database_catalog_unused_dir_hide_timeout_sec>"

@@ -48,7 +48,7 @@ def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False)
     """Make what is missing, and bring to its present form what is older.
 
     Args:
-        keep_ttl: but for the TTL of tables that are there.
+        keep_ttl: but for the TTL of tables that are there. Embedded tables have none, and lose what they had.
     Returns:
         What was changed, in words.
     Raises:
@@ -61,7 +61,7 @@ def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False)
     columns = _held_columns(clients) if held else {}
     changes: list[str] = []
     for table in wanted:
-        if keep_ttl and table.name in held:
+        if clients.embedded or (keep_ttl and table.name in held):
             table = replace(table, ttl="")
         changes += _ensure(clients, table, held, columns.get(table.name, {}), newest <= schema.VERSION)
     if changes or (held and newest < schema.VERSION):
@@ -86,6 +86,9 @@ def _ensure(clients: Clients, table: Table, held: dict[str, Held], columns: Colu
     if forward and table.ttl and f"TTL {table.ttl}" not in found.ddl:
         _alter(clients, table.name, f"MODIFY TTL {table.ttl} SETTINGS materialize_ttl_after_modify = 0")
         changes.append(f"{table.name}: TTL {table.ttl}")
+    if forward and clients.embedded and " TTL " in found.ddl.rpartition(" ORDER BY ")[2]:
+        _alter(clients, table.name, "REMOVE TTL")
+        changes.append(f"{table.name}: no TTL")
     settings = [f"{key} = {value}" for key, value in table.settings]
     other = [setting for setting in settings if not re.search(rf"\b{setting}\b", found.ddl)]
     if forward and other:

@@ -1,6 +1,6 @@
 """Room on the disk: before it is full the oldest samples go, then the oldest rollups; what tells of faults never does.
 
-Retention by age is the tables' TTL. This is for disks that do not hold so much: `make_room` is called every half minute
+Retention by age is in `expiry`. This is for disks that do not hold so much: `make_room` is called every half minute
 by the active collector, and drops whole partitions until there is room again.
 """
 
@@ -18,7 +18,7 @@ from drover_collector.store.base import millis
 from drover_collector.store.engine import KEEP_FREE_BYTES
 from drover_collector.store.errors import StoreError
 from drover_collector.store.schema import Table
-from drover_collector.store.sizes import Part, Sizes
+from drover_collector.store.sizes import DAY_MS, Part, Sizes
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class Retention(Sizes):
         keep_free_bytes: int = 0,
         max_bytes: int = 0,
         disk: Callable[[], tuple[int, int] | None] | None = None,
+        *,
+        trusted: bool = True,
     ) -> list[Dropped]:
         """Drop the oldest partitions while less than the reserve is free, or more than `max_bytes` are held.
 
@@ -72,6 +74,8 @@ class Retention(Sizes):
 
         Args:
             keep_free_bytes: the reserve; 0: by the size of the disk. max_bytes: 0: no cap.
+            trusted: False: `now_ms` may be of a wrong clock. More than a day from the newest rows, these tell the hour
+                that goes last: years ahead it would go with all others, years behind nothing would.
         Raises:
             StoreError: a partition cannot be dropped, or another collector may be the one that drops.
         """
@@ -80,11 +84,13 @@ class Retention(Sizes):
         if lacking <= 0:
             self._note_drops(now_ms, [])
             return []
+        newest_ms = max((part.newest_ms for part in parts if part.table.endswith(DROPPED)), default=0)
+        at_ms = now_ms if trusted or abs(newest_ms - now_ms) <= DAY_MS else newest_ms
         self.fence()
         dropped: list[Dropped] = []
         refused: list[StoreError] = []
         try:
-            for step in _steps(parts, now_ms):
+            for step in _steps(parts, at_ms):
                 if lacking <= 0 or len(refused) >= REFUSALS:
                     break
                 for part in step:
@@ -93,7 +99,7 @@ class Retention(Sizes):
                         lacking -= part.bytes
                         dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
             if lacking > 0 and self._clients.cluster is None:  # there, parts of two shards may have one name
-                self._drop_recent(now_ms, lacking, dropped)
+                self._drop_recent(at_ms, lacking, dropped)
         finally:  # whatever stopped it: nothing goes without being told
             for drop in dropped:
                 log.warning(

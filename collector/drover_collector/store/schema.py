@@ -14,7 +14,7 @@ from drover_collector.store.records import clickhouse_type
 from drover_proto.catalog import Metric, Scope, of_scope
 
 # Raised with every change of the tables other than a column more; see `migrations`.
-VERSION = 5
+VERSION = 6
 SAMPLES_SETTINGS = (
     ("ttl_only_drop_parts", 1),
     ("max_bytes_to_merge_at_max_space_in_pool", 4 << 30),  # a merge needs as much of the disk as it merges
@@ -60,7 +60,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`partition` and `ttl` are written as the engine shows them, so that what rests can be compared with it."""
+    """`partition` and `ttl` are written as the engine shows them, so that what rests can be compared with it. An
+    embedded table is made without its TTL (see `expiry`)."""
 
     name: str
     columns: tuple[Column, ...]
