@@ -132,6 +132,22 @@ def test_a_partition_goes_when_its_last_row_is_too_old(aged: Store) -> None:
     assert told == [True, True, False]
 
 
+def test_what_is_merged_is_on_the_disk_before_its_sources_may_go(aged: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    command = aged._clients.command
+
+    def note(sql: str) -> None:
+        said.append(sql.split()[3] if sql.startswith("ALTER") else sql)
+        command(sql)
+
+    monkeypatch.setattr(aged._clients, "command", note)
+    monkeypatch.setattr("drover_collector.store.expiry.os.sync", lambda: said.append("sync"))
+    assert aged.expire([]) == 0
+    assert said == []
+    assert aged.expire(aged.expired(NOW)) == 2 * (HELD - KEPT)
+    assert said == ["sync", *["DROP"] * 2 * (HELD - KEPT)]
+
+
 @pytest.mark.parametrize("votes", [(3, 0), (0, 0), (3, 3)])
 def test_a_clock_that_jumps_five_years_ahead_deletes_nothing_and_retention_goes_on_after_it(
     aged: Store, votes: tuple[int, int]

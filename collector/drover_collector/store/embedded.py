@@ -195,7 +195,7 @@ def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int)
         "<max_suspicious_broken_parts_bytes>1000000000000000000</max_suspicious_broken_parts_bytes>"
         # One thread removes what was merged: of the pool for it the engine starts 128, which stay.
         "<concurrent_part_removal_threshold>1000000000</concurrent_part_removal_threshold>"
-        # Tables of a version before have a TTL until they are migrated: no merge goes by it (see `expiry`).
+        # Tables of a version before have a TTL until they are migrated: none is begun for it (see `expiry`).
         "<max_number_of_merges_with_ttl_in_pool>0</max_number_of_merges_with_ttl_in_pool>"
         # Else each merge counts the distinct values of all columns, for joins that nobody asks for: a fifth of its CPU.
         "<auto_statistics_types></auto_statistics_types></merge_tree>"

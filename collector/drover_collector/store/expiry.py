@@ -8,6 +8,7 @@ has grounds to believe the clock (`expiring`).
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 
 from drover_collector.store.errors import StoreError
@@ -43,7 +44,12 @@ class Expiry(Retention):
         """
         refused: list[StoreError] = []
         count = 0
-        for part in parts:
+        wanted = list(parts)
+        if wanted:
+            # With a part the engine removes all that the table's newest ones were merged from, which would be taken
+            # after a power cut instead of what the kernel had not written yet (see `sources`).
+            os.sync()
+        for part in wanted:
             self.fence()
             if self._drop(f"{part.table} DROP PARTITION ID '{part.partition}'", refused):
                 count += 1
