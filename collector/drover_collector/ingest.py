@@ -227,19 +227,20 @@ class Ingest:
 
     def _take_at_once(self, session: Session, raw: bytes) -> bool:
         """A batch that nothing stands in the way of, without waking the stream's task; False: nothing was taken in."""
-        size, room = len(raw), self._writers.room
+        size, room, account = len(raw), self._writers.room, session.account
         if session.dictionary is None or size > self._limits.batch_bytes:
             return False
         try:
-            message = pb.AgentMessage.FromString(raw)
+            batch = pb.AgentMessage.FromString(raw).batch
         except DecodeError:
             return False
-        batch = message.batch
-        if batch.lane not in TELEMETRY or batch.lane in session.gapped or self._clocks.doubted:  # also what is no batch
+        lane = batch.lane
+        if lane not in TELEMETRY or lane in session.gapped or self._clocks.doubted:  # also what is no batch
             return False
-        if room.filling or not room.fits(session.account) or not session.account.take_at_once(size, _rows(batch, size)):
+        now_s = time.monotonic()
+        if room.filling or not room.fits(account) or not account.take_at_once(size, _rows(batch, size), now_s):
             return False
-        session.heard_s = time.monotonic()
+        session.heard_s = now_s
         self.stats.last_seen[session.node] = self._now_ms()
         self._put(session, session.dictionary, batch, size)
         self._writers.acks.piggyback_at_once(session)
@@ -382,4 +383,7 @@ class Ingest:
 
 def _rows(batch: pb.Batch, size: int) -> int:
     """As many as a message of so many bytes can have, at most."""
-    return min(sum([block.rows for block in batch.blocks]), size)
+    rows = 0
+    for block in batch.blocks:
+        rows += block.rows
+    return min(rows, size)

@@ -160,9 +160,8 @@ class Account:
             wait_s = max(wait_s, self.events.take(events))
         return wait_s
 
-    def take_at_once(self, size: int, rows: int) -> bool:
+    def take_at_once(self, size: int, rows: int, now_s: float) -> bool:
         """A message of telemetry, if the agent need not wait for its next one; else nothing is taken."""
-        now_s = time.monotonic()
         if self.messages.left(now_s) < 1 or self.bytes.left(now_s) < size or self.rows.left(now_s) < rows:
             return False
         self.messages.spend(1)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from drover_collector.buckets import BUCKET_MS
 from drover_collector.decode import Decoded, decode
 from drover_collector.ingest_acks import Acks
-from drover_collector.ingest_limits import Limits, Room, Teller
+from drover_collector.ingest_limits import Account, Limits, Room, Teller
 from drover_collector.ingest_positions import Positions
 from drover_collector.ingest_records import RECORDS, Records
 from drover_collector.ingest_session import Session, Waiting
@@ -222,13 +222,13 @@ class Writers:
 
     def _release(self, work: Sequence[Waiting], acknowledged: bool, room: Room) -> None:
         """Makes room in the end, whatever happened: acknowledges, or else leaves it to the agents to send again."""
-        done: Counter[Session] = Counter()
-        awaited: set[Session] = set()
+        done: Counter[Session] = Counter(waiting.session for waiting in work)
+        awaited = {waiting.session for waiting in work if waiting.urgent}
+        sizes: dict[Account, int] = {}
         for waiting in work:
-            done[waiting.session] += 1
-            if waiting.urgent:
-                awaited.add(waiting.session)
-            room.grow(waiting.account, -waiting.size)
+            sizes[waiting.account] = sizes.get(waiting.account, 0) + waiting.size
+        for account, size in sizes.items():
+            room.grow(account, -size)
         self._stats.waiting_bytes = self.room.used + self.records.room.used
         for session, count in done.items():
             self.acks.settle(session, count, acknowledged, at_once=session in awaited)

@@ -43,7 +43,7 @@ def pair() -> Iterator[tuple[Link, socket.socket]]:
 
     class Owner:
         def begin(self, _: Link, __: object) -> Any:
-            return SimpleNamespace(changed=lambda: None)
+            return SimpleNamespace(changed=lambda: None, whole=lambda _: False)
 
         def watch(self, *_: object) -> None: ...
 

@@ -212,6 +212,23 @@ class Call:
         if self._writers:
             self.drained()
 
+    def whole(self, data: memoryview) -> bool:
+        """One message has come, and nothing before it waits; whether it is taken at once. As `changed` would do it."""
+        take, reader = self.at_once, self._reader
+        if take is None or reader is None or reader.done() or not self._stream.wanted:
+            return False
+        packed = data[messages.PREFIX.size :]
+        if len(packed) > self.most_bytes or (data[0] and not headers.COMPRESSED[self._stream.request.encoding]):
+            return False
+        try:
+            return take(messages.inflate(packed, self.most_bytes) if data[0] else bytes(packed))
+        except messages.MessageError:
+            return False  # `read` tells
+        except Exception as error:  # noqa: BLE001  # raised by read(): it costs this call alone
+            self._stream.wanted = False
+            reader.set_exception(error)
+            return True
+
     def drained(self) -> None:
         """What was to be sent may have been."""
         if self._stream.gone or not (self._stream.pending or self._link.connection.outgoing):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from drover_collector.agent_server import frames, headers
+from drover_collector.agent_server import frames, headers, messages
 from drover_collector.agent_server.frames import Code
 from drover_collector.agent_server.outgoing import BrokenError, Outgoing, Stream
 
@@ -18,6 +18,7 @@ BUDGET = 10_000  # of a connection until `relax`
 OPENING, CONTROL, TRIFLE = 20, 5, 1  # what things cost of it
 SMALL = 64  # bytes of data in a frame that counts as a trifle
 HALF = frames.WINDOW // 2  # of a window is used up before it is filled again
+WHOLE = struct.Struct(">HBBBLBL")  # `frames.HEAD` and, behind it, `messages.PREFIX`
 OURS = {
     frames.HEADER_TABLE_SIZE: 0,
     frames.MAX_CONCURRENT_STREAMS: STREAMS,
@@ -84,6 +85,24 @@ class Connection(Outgoing):
             self.outgoing += frames.goaway(self._last, error.code, self.broken)
             self._fragments = None
         return changed
+
+    def whole(self, data: memoryview) -> Stream | None:
+        """The stream of which `data` is one frame that is one message, as most of what comes is, where nothing else
+        is to be done for it: then it is counted, but not held, and left to the caller. None: `receive` it."""
+        took = len(data) - frames.HEAD_BYTES
+        if not SMALL <= took <= frames.FRAME_BYTES or self._rest or self._first or self.broken:
+            return None
+        high, low, kind, flags, number, flag, size = WHOLE.unpack_from(data)
+        if kind != frames.DATA or flags or high << 8 | low != took or flag > 1 or size + messages.PREFIX.size != took:
+            return None
+        stream = self.streams.get(number)
+        if stream is None or stream.ended or stream.buffer or self._fragments is not None:
+            return None
+        if stream.window_in - took < HALF or self._window_in - took < HALF:
+            return None
+        stream.window_in -= took
+        self._window_in -= took
+        return stream
 
     def credit(self, stream: Stream) -> None:
         """Let the peer send more where what waits leaves room, or somebody waits for the rest of a message."""

@@ -12,10 +12,12 @@ import logging
 import select
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from drover_collector.agent_server import frames
 from drover_collector.agent_server.call import Call
 from drover_collector.agent_server.connection import Connection
 from drover_collector.agent_server.endless import Watch
@@ -57,11 +59,12 @@ class Link:
         quiet, idle: for how many looks of the server nothing has come, and there was no call.
     """
 
-    __slots__ = ("_owner", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer", "quiet", "wants",
-                 "writing")  # fmt: skip
+    __slots__ = ("_owner", "_read", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer", "quiet",
+                 "wants", "writing")  # fmt: skip
 
     def __init__(self, sock: socket.socket, address: Any, owner: Links, watch: Watch = _UNWATCHED) -> None:
         self._sock, self._owner, self._watch_reads = sock, owner, watch
+        self._read: Callable[[], Any] = partial(sock.recv_into, _SHARED)
         self.fd, self.peer = sock.fileno(), peer_name(sock.family, address)
         self.connection = Connection()
         self.writing: dict[Call, None] = {}
@@ -92,6 +95,7 @@ class Link:
             raise LinkLostError(f"no TLS: {error}") from None
         if self._sock.selected_alpn_protocol() != "h2":
             raise LinkLostError("TLS without HTTP/2")
+        self._read = partial(self._sock.read, READ_BYTES, _SHARED)  # what its `recv_into` does in the end
         return True
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
@@ -126,7 +130,7 @@ class Link:
         for _ in range(READS):
             try:
                 watch.reading = (self,)
-                size = self._sock.recv_into(_SHARED)
+                size = self._read()
             except AGAIN:
                 break
             except (OSError, ValueError) as error:
@@ -136,14 +140,23 @@ class Link:
             if not size:
                 raise LinkLostError("closed by the peer")
             came += size
-            for stream in self.connection.receive(bytes(_SHARED[:size])):
-                if stream.owner is not None:
-                    stream.owner.changed()
-                elif not stream.gone:
-                    stream.owner = self._owner.begin(self, stream)
+            self._take(_SHARED[:size])
             if size < LONG_BYTES or self.connection.outgoing:
                 break
         return came
+
+    def _take(self, data: memoryview) -> None:
+        stream = self.connection.whole(data)
+        if stream is not None:
+            if not stream.owner.whole(data[frames.HEAD_BYTES :]):
+                stream.buffer += data[frames.HEAD_BYTES :]
+                stream.owner.changed()
+            return
+        for stream in self.connection.receive(bytes(data)):
+            if stream.owner is not None:
+                stream.owner.changed()
+            elif not stream.gone:
+                stream.owner = self._owner.begin(self, stream)
 
     def flush(self) -> None:
         """Send what there is; from a call's task, which need not know that the connection is lost."""

@@ -44,7 +44,7 @@ def cut(buffer: bytearray, most: int) -> tuple[bool, bytes] | None:
     return bool(flag), message
 
 
-def inflate(packed: bytes, most: int) -> bytes:
+def inflate(packed: bytes | memoryview, most: int) -> bytes:
     """
     Raises:
         MessageError: not compressed, or more than `most` bytes; no more than these are made.

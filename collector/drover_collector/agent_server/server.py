@@ -37,6 +37,9 @@ class _Served:
 
     def changed(self) -> None: ...
 
+    def whole(self, _: memoryview) -> bool:
+        return False
+
 
 _SERVED = _Served()
 
