@@ -122,6 +122,8 @@ def measure(folder: Path, only: str = "") -> dict[str, Any]:
     wrong += [
         f"{where}: no rollup was compared" for where, found in stored.items() if found and not found["rollups_compared"]
     ]
+    if len(rows) == len(FAULTS) + len(PLACES) and not stored["main"]["rollups_5m_compared"]:  # only a whole run is long
+        wrong.append("main: no rollup of 5 min was compared")
     wrong += [f"{row.name}: {text}" for row in rows for text in row.wrong]
     wrong += [f"{where}: {found[name]} {name}" for where, found in stored.items() for name in WRONG if found.get(name)]
     return {
@@ -153,7 +155,7 @@ def page(result: dict[str, Any]) -> str:
     stored = result["stored"].values()
     sums = {
         name: sum(found.get(name, 0) for found in stored)
-        for name in ("rows", "events", "acks", "rollups_compared", *WRONG)
+        for name in ("rows", "events", "acks", "rollups_compared", "rollups_5m_compared", *WRONG)
     }
     cut = sum(found.get("cut_before_acknowledged", 0) for found in stored)
     lines = [
@@ -173,6 +175,7 @@ def page(result: dict[str, Any]) -> str:
         f"| wrong values; series with an unequal checksum | {sums['rows_wrong']}; {sums['series_unequal']} |",
         f"| rollups of 10 s compared with their rows; unequal | {sums['rollups_compared']:,};"
         f" {sums['rollups_unequal']} |",
+        f"| rollups of 5 min likewise; unequal | {sums['rollups_5m_compared']:,}; {sums['rollups_5m_unequal']} |",
         f"| drained in Slurm (broken ones only, one at a time) | {', '.join(result['drained']) or 'none'} |",
         f"| webhook messages taken; taken again under the same id | {result['messages']['taken']};"
         f" {result['messages']['again']} |",
