@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.times import from_iso
 
 NODES = 16
+BUCKET_MS = 10_000
 pytestmark = pytest.mark.timeout(420)
 
 
@@ -35,6 +39,10 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:  # it ended meanwhile
         return []
+
+
+def newest_tick_ms(fleet: FleetStub) -> int:
+    return int(fleet.GetStatus(pb.StatusRequest(), timeout=20).newest_tick_ms)
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -73,17 +81,22 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
             time.sleep(0.2)
         run = Demo(folder, found[1], [])
         labels = folder / "data/labels.jsonl"
-        deadline = time.monotonic() + 170
-        while time.monotonic() < deadline:
-            assert child.poll() is None, Path(log.name).read_text()
-            run.labels = lines(labels.read_text()) if labels.exists() else []
-            if len(run.labels) == 5:
-                run.incidents = lines(drover("incidents", "--collector", run.collector, "--state", "all", "--json"))
-                if len([i for i in run.incidents if i["severity"] != "info"]) >= 5:
-                    break
-            time.sleep(2)
-        # two more buckets, so that what the end of a fault's first minutes brings is there too
-        time.sleep(25)
+        with grpc.insecure_channel(run.collector) as channel:  # a look by the command costs as much as 100 of these
+            fleet = FleetStub(channel)
+            deadline = time.monotonic() + 170
+            told = 0
+            while told < 5 and time.monotonic() < deadline:
+                time.sleep(1)
+                assert child.poll() is None, Path(log.name).read_text()
+                run.labels = lines(labels.read_text()) if labels.exists() else []
+                if len(run.labels) == 5:
+                    found = fleet.ListIncidents(pb.ListIncidentsRequest(state="all"), timeout=20).incidents_json
+                    told = sum(json.loads(text)["severity"] != "info" for text in found)
+            # two more buckets, so that what the end of a fault's first minutes brings is there too
+            until_ms = newest_tick_ms(fleet) + 2 * BUCKET_MS
+            while newest_tick_ms(fleet) < until_ms:
+                assert child.poll() is None and time.monotonic() < deadline + 60, Path(log.name).read_text()
+                time.sleep(1)
         run.incidents = lines(drover("incidents", "--collector", run.collector, "--state", "all", "--json"))
         run.status = json.loads(drover("status", "--collector", run.collector, "--json"))
         run.nodes = lines(drover("nodes", "--collector", run.collector, "--json"))
