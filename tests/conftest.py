@@ -1,7 +1,8 @@
 """Fixtures for tests of several packages.
 
 The embedded engine holds one path per process, and all tests of a pytest worker run in its process: they share that of
-`store_root`, and each test has a database of its own in it. A test that needs a second engine starts a process.
+`store_root`, and each test has a database of its own in it: an emptied one of a test that is over, if that left its
+tables as they were made, or a new one. A test that needs a second engine starts a process.
 
 Tests of the modules in FORMS that use `store` or `store_url` run in several forms of the store: embedded, on a server
 over HTTP, and spread over a cluster of two shards; docs/testing.md says what of the latter two is real.
@@ -9,9 +10,7 @@ over HTTP, and spread over a cluster of two shards; docs/testing.md says what of
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from drover_collector.store import Store
+    from testbed.databases import Databases
     from testbed.front import Front
 
 pytest_plugins = ["testbed.system"]
@@ -28,8 +28,6 @@ pytest_plugins = ["testbed.system"]
 # A slow machine, or one with other work to do, is no failure of what is tested.
 settings.register_profile("drover", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("drover")
-
-_numbers = itertools.count(1)
 
 EMBEDDED, SERVER, CLUSTER = "embedded", "server", "cluster"
 FORMS = {
@@ -41,9 +39,11 @@ FORMS = {
     "test_schema": (EMBEDDED, SERVER),
     "test_ingest": (EMBEDDED, SERVER),
     "test_role": (SERVER,),
+    "test_databases": (EMBEDDED, SERVER, CLUSTER),
 }
-# What is of the embedded form: one process holds the store, and tables are copied into a new form.
+# What is of the embedded form, or the same in all: one process holds the store, tables are copied into a new form.
 EMBEDDED_ONLY = {
+    "test_a_database_whose_tables_a_test_changed_is_given_to_no_other",
     "test_open_twice_in_one_process",
     "test_a_store_of_the_first_version_is_copied",
     "test_a_copy_that_was_stopped_goes_on",
@@ -77,14 +77,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def store_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of this process' embedded engine, which one open store keeps running: each start of it costs more."""
+def kept_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Keeps this process' embedded engine running: each start of it costs more than an open store does."""
     from drover_collector.store import Store
+    from testbed.databases import read_settings_once
 
-    root = tmp_path_factory.mktemp("store")
-    kept = Store.open(f"chdb://{root}?database=kept")
-    yield root
+    read_settings_once()
+    kept = Store.open(f"chdb://{tmp_path_factory.mktemp('store')}?database=kept")
+    yield kept
     kept.close()
+
+
+@pytest.fixture(scope="session")
+def store_root(kept_store: Store) -> Path:
+    """The folder of this process' embedded engine."""
+    assert kept_store._clients.home is not None
+    return kept_store._clients.home[0]
 
 
 @pytest.fixture(scope="session")
@@ -103,32 +111,61 @@ def cluster_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def embedded_databases(kept_store: Store, store_root: Path) -> Databases:
+    from drover_collector.store import embedded
+    from testbed.databases import Databases
+
+    return Databases(kept_store._clients, store_root, lambda name: name in embedded._held[store_root].databases)
+
+
+@pytest.fixture(scope="session")
+def server_databases(server_front: Front) -> Iterator[Databases]:
+    with server_front.databases() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster_databases(cluster_front: Front) -> Iterator[Databases]:
+    with cluster_front.databases() as made:
+        yield made
+
+
 @pytest.fixture
 def store_form(request: pytest.FixtureRequest) -> str:
     return str(getattr(request, "param", EMBEDDED))
 
 
 @pytest.fixture
-def store_url(store_form: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The url of a database that no other test uses."""
+def databases(store_form: str, request: pytest.FixtureRequest) -> Databases:
+    made: Databases = request.getfixturevalue(f"{store_form}_databases")
+    return made
+
+
+@pytest.fixture
+def store_url(
+    store_form: str, databases: Databases, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The url of a database that no other test uses at the time; without `store`, of one that is not made yet."""
+    name = databases.empty() if "store" in request.fixturenames else databases.new()
     if store_form == EMBEDDED:
-        return f"chdb://{request.getfixturevalue('store_root')}?database=t{next(_numbers)}"
+        return f"chdb://{request.getfixturevalue('store_root')}?database={name}"
     if store_form == CLUSTER:
         from drover_collector.store import Store
 
         monkeypatch.setattr(Store, "open", functools.partial(Store.open, cluster="drover"))
     server: Front = request.getfixturevalue(f"{store_form}_front")
-    return server.url(f"t{next(_numbers)}")
+    return server.url(name)
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str, databases: Databases) -> Iterator[Store]:
     """An empty store."""
-    from drover_collector.store import Store, StoreError
+    from drover_collector.store import Store
 
     opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
+    name = store_url.rpartition("=")[2].rpartition("/")[2]
+    databases.opened(name)
     yield opened
-    with contextlib.suppress(StoreError):  # the test may have closed it
-        name = store_url.rpartition("=")[2].rpartition("/")[2]
-        opened._clients.command(f"DROP DATABASE {name}")  # or every later start would load it
     opened.close()
+    databases.give(name)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from drover_collector.store import engine
+from testbed.databases import Databases
+
 TESTS = str(Path(__file__).parents[1])
 
 
@@ -40,6 +43,14 @@ class Front:
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "ok\n"
+
+    @contextlib.contextmanager
+    def databases(self) -> Iterator[Databases]:
+        clients = engine.connect(self.url("kept"), 0)
+        try:
+            yield Databases(clients, self.log.parent / "engine")
+        finally:
+            clients.close()
 
     def inserts(self) -> list[Insert]:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
