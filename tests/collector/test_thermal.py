@@ -283,3 +283,21 @@ def test_no_value_stands_under_a_metric_of_another_unit_and_advice_fits_the_acti
     assert {(e.metric, e.value) for e in held} == {("throttle_thermal_hw_us", None)}
     for finding in told:
         assert finding.advice.startswith("Drain the node") == (finding.action is Wanted.DRAIN)
+
+
+@pytest.mark.parametrize("which", [slice(21, 22), slice(16, 24)])
+def test_a_board_that_reads_no_power_and_no_limit_says_nothing_of_its_cooling(which: slice) -> None:
+    """0 W of 0 W is what a driver without a sensor says, not what a heat sink does."""
+
+    def change(number: int, gpu: Columns, _node: Columns) -> None:
+        if number >= 4:
+            gpu["power_w"][which] = gpu["power_limit_w"][which] = 0.0
+
+    assert run(change, count=20) == []
+
+
+def test_core_sensors_of_half_a_fleet_that_read_less_than_the_inlet_accuse_nobody() -> None:
+    def change(_number: int, gpu: Columns, _node: Columns) -> None:
+        gpu["gpu_temp_c"][:32] = 0.0
+
+    assert run(change, count=20) == []

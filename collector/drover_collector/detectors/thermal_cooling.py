@@ -50,7 +50,9 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, B
     inlet = np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)
     limit = column(window, "power_limit_w")
     with np.errstate(invalid="ignore", divide="ignore"):
-        resistance = (temp - inlet[window.index.gpu_node]) / power[-1]
+        warmer_by = temp - inlet[window.index.gpu_node]
+        # 0 W is no measurement (where the limit reads 0 too, it would count as busy), nor is a core below its inlet.
+        resistance = np.where((power[-1] > 0) & (warmer_by > 0), warmer_by / power[-1], np.nan)
         busy = power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)
         usable = (np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]) & ~np.isnan(resistance)
         steady, settled = (
