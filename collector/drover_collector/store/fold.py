@@ -77,10 +77,10 @@ def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Fold
     ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
-    newest = np.append((ids[1:] != ids[:-1]) | (ts[1:] != ts[:-1]), True) if len(ids) else np.zeros(0, np.bool_)
-    if not newest.all():
-        order = np.lexsort((numbers(table, "version"), numbers(table, "ts_ms"), numbers(table, "entity_id")))
-        order, ids, ts = order[newest], ids[newest], ts[newest]
+    same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])
+    if same.any():
+        newest = np.append(~same, True)
+        order, ids, ts = _by_version(table, order, same)[newest], ids[newest], ts[newest]
     rows, present = (_count(table, name)[order].astype(np.int64) for name in ("rows", "present"))
     columns = _Columns([_Part(_Table(table, metrics), None)], metrics)
     return _fold(ids, ts // length_ms * length_ms, rows, present, columns, order)
@@ -316,6 +316,20 @@ def _order(ids: Ids, ts: Millis) -> Places:
     if (sorted_ids[1:] != sorted_ids[:-1])[high[1:] == high[:-1]].any():  # two entities share their high bits
         return np.lexsort((ts, ids))
     return order
+
+
+def _by_version(table: pa.Table, order: Places, same: Mask) -> Places:
+    """The order with rows of one bucket by version. Only those are sorted: they are few, as buckets computed again are.
+
+    Args:
+        same: of each row but the first, whether it is of the bucket of the row before it.
+    """
+    shared = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    bucket = np.cumsum(np.append(True, ~same))[shared]
+    rows = order[shared]
+    result = order.copy()
+    result[shared] = rows[np.lexsort((numbers(table, "version")[rows], bucket))]
+    return result
 
 
 def _count(table: pa.Table, name: str) -> npt.NDArray[Any]:
