@@ -43,7 +43,7 @@ class Odd:
     offsets_s: np.ndarray
     seed: int
     jobs: str
-    zeros: dict[str, tuple[str, ...]] = field(default_factory=dict)  # SKU -> sensors that read 0
+    zeros: dict[str, tuple[str, ...]] = field(default_factory=dict)  # node -> sensors that read 0
 
 
 @st.composite
@@ -64,7 +64,7 @@ def odd_fleets(draw: st.DrawFn) -> Odd:
     offsets = draw(st.lists(st.floats(-4.9, 4.9), min_size=len(nodes), max_size=len(nodes)))
     jobs = draw(st.sampled_from(["each SKU", "each node", "none"]))
     seed = draw(st.integers(1000, 1999))
-    zeros = {sku: draw(st.sampled_from(DEAD)) for sku in kinds}
+    zeros = {node.name: draw(st.sampled_from(DEAD)) for node in nodes}
     return Odd(FleetIndex(FleetSpec(tuple(nodes))), missing, draw(st.booleans()), np.array(offsets), seed, jobs, zeros)
 
 
@@ -87,9 +87,10 @@ def bucket_of(odd: Odd, number: int, change: Change | None = None) -> Bucket:
         node["clock_offset_s"] = odd.offsets_s.copy()
         if change is not None:
             change(k, gpu)
-        for columns, whose in ((gpu, of_gpu), (node, skus)):
+        names = np.array([spec.name for spec in index.nodes])
+        for columns, whose, named in ((gpu, of_gpu, names[index.gpu_node]), (node, skus, names)):
             for name in list(columns):
-                columns[name][np.array([name in odd.zeros.get(sku, ()) for sku in whose])] = 0.0
+                columns[name][np.array([name in odd.zeros.get(n, ()) for n in named])] = 0.0
                 lacks = np.array([name in odd.missing.get(sku, ()) for sku in whose])
                 columns[name][lacks] = np.nan
                 if lacks.all() and odd.dropped:
