@@ -88,6 +88,17 @@ def test_heat_that_slows_it_asks_for_a_drain_and_below_the_slowdown_offset_is_cr
     assert run(beyond)[-1].severity is Severity.CRITICAL
 
 
+def test_a_margin_that_no_running_gpu_can_have_drains_nothing() -> None:
+    def change(number: int, gpu: Columns, _node: Columns) -> None:
+        if number >= 4:
+            gpu["thermal_margin_c"][21] = margin
+
+    margin = -200.0
+    assert run(change) == []
+    margin = -9.0
+    assert {(f.node, f.gpu, f.severity, f.action) for f in run(change)} == {("n02", 5, Severity.CRITICAL, Wanted.DRAIN)}
+
+
 def test_a_hot_slot_of_every_chassis_is_no_fault() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         for slot, ratio in ((6, 1.11), (7, 1.2)):

@@ -14,7 +14,7 @@ import numpy as np
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
 from drover_collector.detectors.risk_model import DAY_MS, HORIZON_DAYS, Risk, Trouble, risk_ranking
-from drover_collector.detectors.steady import column
+from drover_collector.detectors.steady import column, margin_c
 from drover_collector.detectors.window import Window
 from drover_proto.events import Evidence, Finding, IncidentKind, Severity, Wanted
 
@@ -76,7 +76,7 @@ def _signs(window: Window, s: State, now_ms: int) -> Mapping[str, Sequence[str]]
             "rows_many": rows > ROWS_MANY,
             "rows_some": (rows > 0) & (rows <= ROWS_MANY),
             "corrected": now_ms - s.grown_ms <= DAY_MS,
-            "margin": column(window, "thermal_margin_c") <= MARGIN_C,
+            "margin": margin_c(window) <= MARGIN_C,
         }
     for sign, gpus in shown.items():
         for n in np.unique(window.index.gpu_node[gpus]).tolist():

@@ -15,6 +15,7 @@ BUSY_UTIL = 0.5  # of time with a kernel: below it a job's GPUs are loading, sav
 IDLE_UTIL = 0.2  # a GPU below it has no part in the work: it is idle, not slow, and its links sleep
 COUNTER_SLACK = 2.1  # samples 1 to 2 intervals apart; a counter that grows faster than this has another unit
 BOARD_STEP = 1.1  # memory clocks of different boards differ by more
+MARGIN_FALSE_C = -30.0  # hardware is off long before: H100 at a T.Limit of -8 (`nvidia-smi -q -d TEMPERATURE`)
 POWER_STEADY = 0.12  # power of the whole group moved more than this against the last bucket: a start, stop or save
 
 Ints = npt.NDArray[np.int64]
@@ -97,6 +98,12 @@ def column(window: Window, metric: str) -> Floats:
     """The newest bucket's values, NaN for all where nobody reported the metric."""
     found = window.newest.gpu.get(metric)
     return np.full(window.index.gpu_count, np.nan) if found is None else found
+
+
+def margin_c(window: Window) -> Floats:
+    """Degrees left to slowdown, NaN where it is unknown or no measurement."""
+    found = column(window, "thermal_margin_c")
+    return np.where(found < MARGIN_FALSE_C, np.nan, found)
 
 
 def reasons_of(window: Window) -> Ints:

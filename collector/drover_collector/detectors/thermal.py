@@ -16,7 +16,7 @@ import numpy as np
 from drover_collector.buckets import Floats
 from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.robust import Bools, group_medians, middle
-from drover_collector.detectors.steady import Ints, column, counter_share
+from drover_collector.detectors.steady import Ints, column, counter_share, margin_c
 from drover_collector.detectors.texts import listing, place
 from drover_collector.detectors.thermal_cooling import LEAST_ALIKE, RESISTANCE_RATIO, Places, cooling, light_and_hot
 from drover_collector.detectors.window import Window
@@ -156,7 +156,7 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
 
     shares = [counter_share(window, name) for name in HELD_BY_HEAT]
     held = np.fmax(*shares)
-    margin = column(window, "thermal_margin_c")
+    margin = margin_c(window)
     slowed = (held >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
     s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady | now.light, 0, s.streak_bad * slowed))
     s.streak_slow = np.where(slowed, s.streak_slow + 1, 0)
