@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         _known(given)
-        args = build_parser().parse_args(given)
+        args, rest = build_parser().parse_known_args(given)
+        if rest:  # argparse itself would print the usage of bare `drover`
+            raise CliError(f"{args.command} takes no {rest[0]!r}; `drover {args.command} --help` lists what it takes")
         return int(args.run(args))
     except CliError as error:
         print(f"drover: {error}", file=sys.stderr)

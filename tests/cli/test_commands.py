@@ -120,7 +120,7 @@ def test_who_asks_whom_may_be_said_once_in_the_environment(
 
 
 @pytest.mark.parametrize(
-    "words", [["--nothing"], ["status", "--limit"], ["nodes", "--limit", "0"], ["top", "--interval"]]
+    "words", [["--nothing"], ["status", "--collector"], ["nodes", "--limit", "0"], ["top", "--interval"]]
 )
 def test_a_slip_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -121,6 +121,7 @@ def test_nothing_listens_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "--out", "CASE", "--hours", "0"], "--hours must be more than 0"),
         (["incident"], "no command 'incident'; did you mean `drover incidents`?"),
         (["frobnicate"], "no command 'frobnicate'; `drover --help` lists all"),
+        (["incidents", "--sinse", "1d"], "incidents takes no '--sinse'; `drover incidents --help` lists what it takes"),
         ([], "give a command: `drover --help` lists them"),
     ],
 )

@@ -22,7 +22,7 @@ DENIED = "denied.txt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True)
     init = actions.add_parser("init", help="make an authority", description="Make an authority.")
     init.add_argument("dir", type=Path, metavar="DIR", help="folder for it; keep it off the fleet's machines")
     init.add_argument("--name", default="drover-ca", help="its name, shown by tools only (default drover-ca)")
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument("--file", type=Path, help=f"the list, tls.denied_serials_file (default DIR/{DENIED})")
     revoke.add_argument("--json", action="store_true", help="one JSON list of what is denied")
     enrol_commands.add_arguments(actions)
+    actions.metavar = "{" + ",".join(actions.choices) + "}"  # without an action, the error lists them
 
 
 def _dir(parser: argparse.ArgumentParser) -> None:

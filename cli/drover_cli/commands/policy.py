@@ -27,7 +27,7 @@ ALL = 10_000  # incidents of one question
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    parts = parser.add_subparsers(dest="part", required=True)
     check = parts.add_parser("check", help="is this policy's file good; exit code 2 and the line if not")
     check.add_argument("policy", metavar="FILE", help="policy file, or nvidia, strict, cautious")
     diff = parts.add_parser("diff", help="how two policies differ; exit code 1 if they do")
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     enforced = parts.add_parser("if-enforced", help="what Drover would have done by itself, had the policy enforced")
     client.add_arguments(enforced)
     enforced.add_argument("--since", default="7d", help="an age such as 12h, or a time (default 7d)")
+    parts.metavar = "{" + ",".join(parts.choices) + "}"  # without a part, the error lists them
     for part in (check, diff, back, enforced):
         part.add_argument("--json", action="store_true", help="one JSON object")
 
