@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,3 +98,38 @@ def test_cells_below_a_pixel_and_cells_with_room_for_a_sign_are_drawn_otherwise(
         ({"cellWidth": 9, "cellHeight": 6}, 1),
     ]
     assert [page.evaluate(fits, [plan, ratio]) for plan, ratio in asked] == [False, True, False]
+
+
+LAYOUT = {"group": "rack", "version": 1, "racks": [{"name": "r1", "nodes": [{"name": "n1", "gpus": 8, "first": 0}]}]}
+HEAD = json.dumps(
+    {"gpus": 8, "metric": "", "legend": ["unknown", "healthy"], "layout_version": 1, "ts_ms": 1_790_000_000_000}
+).encode()
+FRAME = struct.pack("<I", len(HEAD)) + HEAD + b"\0" * (-len(HEAD) % 4) + b"\1" * 8
+SHOWN = """async () => {
+  const { render } = await import("./fleet.js");
+  const look = { light: "#0072b2", dark: "#0072b2", sign: "" };
+  const data = { group: "rack", color_by: "health", every_s: 0.05, height: 500,
+    palette: { health: { healthy: look, unknown: look } } };
+  window.shown = render({ data, parentElement: document.body, setTriggerValue: () => {} });
+  await window.shown.polled;
+}"""
+PLACES = """() => {
+  const { top, left, height } = document.querySelector("canvas").getBoundingClientRect();
+  return [top, left, height, ...window.shown.cells.flatMap((cell) => [cell.x, cell.y])];
+}"""
+
+
+def test_no_cell_moves_when_the_picture_is_told_to_be_old(page: Page) -> None:
+    html, css = ((ASSETS / f"fleet.{kind}").read_text("utf-8") for kind in ("html", "css"))
+    page.set_content(f"<base href='{ORIGIN}'><style>:root {{ --st-background-color: #fff }} {css}</style>{html}")
+    page.route(f"{ORIGIN}drover/layout**", lambda route: route.fulfill(json=LAYOUT))
+    page.route(f"{ORIGIN}drover/picture**", lambda route: route.fulfill(body=FRAME))
+    page.evaluate(SHOWN.replace('"./', f'"{ORIGIN}'))
+    before = page.evaluate(PLACES)
+    assert len(before) == 3 + 16
+    page.route(
+        f"{ORIGIN}drover/picture**", lambda route: route.fulfill(status=503, json={"trouble": "It does not answer."})
+    )
+    page.wait_for_selector(".notice:not([hidden])")
+    assert "Old picture" in page.inner_text(".notice")
+    assert page.evaluate(PLACES) == before

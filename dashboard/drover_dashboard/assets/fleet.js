@@ -148,6 +148,7 @@ function draw(picture) {
   const { root, canvas, frame, data } = picture;
   picture.notice.textContent = picture.trouble ? `${frame ? `Old picture, as of ${clock(frame.ts_ms)}. ` : ""}${picture.trouble}` : "";
   picture.notice.hidden = !picture.trouble;
+  picture.notice.classList.toggle("over", Boolean(frame)); // over it: no cell moves away below a pointer
   canvas.classList.toggle("stale", Boolean(picture.trouble));
   if (picture.before && picture.trouble && !frame) succeed(picture);
   if (!frame || !root.clientWidth) return;
@@ -155,7 +156,7 @@ function draw(picture) {
   const shade = theme.dark ? "dark" : "light";
   const ratio = window.devicePixelRatio || 1;
   const width = root.clientWidth;
-  const room = data.height - 46 - picture.notice.offsetHeight;
+  const room = data.height - 46;
   const { of } = picture;
   const moved = !of || of.layout !== picture.layout || of.width !== width || of.room !== room || of.ratio !== ratio;
   if (moved) { // 100,000 places: not at each refresh
