@@ -43,7 +43,7 @@ from bench_bytes import Victoria, victoria
 from drover_collector import api_facts, api_fleet
 from drover_collector.api import FleetApi
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_collector.store import EntityRow, SampleBatch, Store
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Holding
@@ -85,7 +85,7 @@ class Both:
     def __init__(self, index: FleetIndex, store: Store, vm: Victoria) -> None:
         self.index, self.store, self.vm = index, store, vm
         members = [index.member(g) for g in range(index.gpu_count)]
-        self.ids = np.array([entity_id(Scope.GPU, f"{node}/{gpu}") for node, gpu in members], np.uint64)
+        self.ids = np.array([store.gpu_id(f"{n}/{g}", n, index.near(n)) for n, g in members], np.uint64)
         first = END_MS - NODE_MS
         store.write_entities(
             [

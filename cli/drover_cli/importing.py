@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from drover_cli.case import Case, CaseError, read_jsonl
 from drover_cli.case_samples import Samples, read_samples
 from drover_cli.case_writing import INSTANCE
+from drover_collector.fleet_index import FleetIndex
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto.catalog import BY_NAME, Scope
 from drover_proto.events import Absence, Holding
@@ -65,7 +66,7 @@ def load(
     for scope, samples, places in files:
         if samples is None or not len(samples.ts_ms):
             continue
-        ids = _entities(store, scope, samples, _places(case, scope) if places is None else places)
+        ids = _entities(store, case.index, scope, samples, _places(case, scope) if places is None else places)
         for batch in _batches(scope, samples, ids, refused):
             store.write_samples(batch)
             store.mark_late(batch, time.time_ns() // 1_000_000)
@@ -195,7 +196,9 @@ def _instance(node: str, name: str) -> Key:
     return node, int(slot), "", instance
 
 
-def _entities(store: Store, scope: Scope, samples: Samples, places: Sequence[Key]) -> npt.NDArray[np.uint64]:
+def _entities(
+    store: Store, index: FleetIndex, scope: Scope, samples: Samples, places: Sequence[Key]
+) -> npt.NDArray[np.uint64]:
     """uint64 by the number that samples have: the entity that the store knows at that place, else a new one."""
     used = np.unique(samples.entity)
     known = {
@@ -215,7 +218,9 @@ def _entities(store: Store, scope: Scope, samples: Samples, places: Sequence[Key
             node, slot, link, mig = place
             whole = known.get((node, slot, link, ""))
             key = whole.key if whole else "/".join(str(word) for word in place[:3] if word not in (None, ""))
-            named = entity_id(scope, f"{key}/{mig}" if mig else key)
+            name = f"{key}/{mig}" if mig else key
+            gpu = scope is Scope.GPU
+            named = store.gpu_id(name, node, index.near(node)) if gpu else entity_id(scope, name)
             row = EntityRow(named, scope, key, node, slot, link=link, mig=mig, first_ms=span[0])
         ids[number] = row.entity_id
         rows.append(replace(row, first_ms=min(row.first_ms, span[0]), last_ms=max(row.last_ms, span[1])))

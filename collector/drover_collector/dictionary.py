@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -67,8 +68,8 @@ class Dictionary:
 
     Attributes:
         layouts: schema id -> its layout, or why its batches are refused.
-        ids, scopes, placed: by entity index: id (0: not known), scope code (0: not known), whether the store knows
-            that it is here.
+        ids, names, scopes, placed: by entity index: id in the store (0: not known), `entity_id` of its key, which may
+            be another, scope code (0: not known), whether the store knows that it is here.
         rows: entity index -> what the store is to know of it, until it does; refused: index -> why.
         ignored: columns that this collector does not know.
     """
@@ -76,6 +77,7 @@ class Dictionary:
     node: str
     layouts: dict[int, Layout | Refusal]
     ids: Ids
+    names: Ids
     scopes: npt.NDArray[np.uint8]
     placed: Mask
     rows: dict[int, EntityRow]
@@ -83,9 +85,9 @@ class Dictionary:
     ignored: list[str]
 
     @property
-    def known_ids(self) -> Ids:
-        """Of all entities that may be told of."""
-        known: Ids = self.ids[self.scopes != 0]
+    def known(self) -> Ids:
+        """Names of all entities that may be told of."""
+        known: Ids = self.names[self.scopes != 0]
         return known
 
     def refuse(self, index: int, why: str) -> None:
@@ -95,14 +97,19 @@ class Dictionary:
         self.rows.pop(index, None)
 
 
-def read_hello(hello: pb.Hello) -> Dictionary:
-    """The dictionary of a Hello. Entities and schemas that cannot be are marked, and cost only their own batches."""
+def read_hello(hello: pb.Hello, gpu_id: Callable[[str], int] | None = None) -> Dictionary:
+    """The dictionary of a Hello. Entities and schemas that cannot be are marked, and cost only their own batches.
+
+    Args:
+        gpu_id: key of a GPU, or of a part of one -> its id in the store; None: its name.
+    """
     size = 1 + max((e.index for e in hello.entities if e.index < MAX_ENTITIES), default=0)
     found = Dictionary(
-        hello.node, {}, np.zeros(size, np.uint64), np.zeros(size, np.uint8), np.zeros(size, np.bool_), {}, {}, []
-    )
+        hello.node, {}, np.zeros(size, np.uint64), np.zeros(size, np.uint64), np.zeros(size, np.uint8),
+        np.zeros(size, np.bool_), {}, {}, [],
+    )  # fmt: skip
     for entity in hello.entities[:MAX_ENTITIES]:
-        _take_entity(found, entity)
+        _take_entity(found, entity, gpu_id)
     for schema in hello.schemas[:MAX_SCHEMAS]:
         told = schema.SerializeToString(deterministic=True)
         read = _known_layout if len(told) <= KNOWN_BYTES else _read_layout
@@ -111,7 +118,7 @@ def read_hello(hello: pb.Hello) -> Dictionary:
     return found
 
 
-def _take_entity(found: Dictionary, entity: pb.Entity) -> None:
+def _take_entity(found: Dictionary, entity: pb.Entity, gpu_id: Callable[[str], int] | None) -> None:
     if entity.index >= MAX_ENTITIES:
         return  # no row can name it
     scope = _SCOPES.get(entity.scope)
@@ -128,7 +135,9 @@ def _take_entity(found: Dictionary, entity: pb.Entity) -> None:
         found.refused[entity.index] = f"GPU {entity.key!r} is in slot {entity.gpu}; 0 to 255 are right"
     else:
         key = f"{entity.key}/{entity.mig}" if entity.mig else entity.key
-        found.ids[entity.index] = entity_id(scope, key)
+        name = entity_id(scope, key)
+        found.names[entity.index] = name
+        found.ids[entity.index] = gpu_id(key) if gpu_id is not None and scope is Scope.GPU else name
         found.scopes[entity.index] = SCOPE_CODES[scope]
         link = entity.link or (entity.key.partition("/")[2] if scope in (Scope.LINK, Scope.WORKLOAD) else "")
         found.rows[entity.index] = EntityRow(

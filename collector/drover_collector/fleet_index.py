@@ -12,6 +12,8 @@ from drover_proto.fleet import FleetSpec, NodeSpec
 
 IntArray = npt.NDArray[np.int32]
 
+RACK_NODES = 64  # more of one name are no rack: some write the same for all
+
 
 class FleetIndex:
     """Arrays over N nodes and G GPUs. Frozen: a changed fleet is a new index.
@@ -35,6 +37,7 @@ class FleetIndex:
         self.leaf, self.leafs = _codes(node.leaf for node in self.nodes)
         self.pool, self.pools = _codes(node.pool for node in self.nodes)
         self.sku, self.skus = _codes(node.sku for node in self.nodes)
+        self._rack_nodes = np.bincount(self.rack, minlength=len(self.racks))
         order = "\n".join(f"{node.rack} {node.name} {node.gpus}" for node in self.nodes)
         self.version = hashlib.blake2b(order.encode(), digest_size=8).hexdigest()
 
@@ -52,6 +55,12 @@ class FleetIndex:
         if n is None or not 0 <= slot < self.nodes[n].gpus:
             return None
         return int(self.first_gpu[n]) + slot
+
+    def near(self, node: str) -> str:
+        """What to keep a node's GPUs beside: its rack; itself where it has none, or one that is no rack by its size."""
+        n = self.node_number.get(node)
+        rack = -1 if n is None else int(self.rack[n])
+        return self.racks[rack] if rack >= 0 and self._rack_nodes[rack] <= RACK_NODES and self.racks[rack] else node
 
     def member(self, gpu: int) -> tuple[str, int]:
         """(node name, slot) of GPU index `gpu`."""

@@ -78,8 +78,9 @@ class Ingest:
             on_unstored or on_events, on_probes,
         )  # fmt: skip
         self._hellos = Hellos(
-            index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared
-        )
+            index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared,
+            store.gpu_id,
+        )  # fmt: skip
         self._admission = Admission(self.stats, self._limits)
         self._clocks = Clocks(self.stats, now_ms)
         self._sessions: dict[Session, None] = {}

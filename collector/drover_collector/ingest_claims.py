@@ -95,23 +95,24 @@ class Things:
     def take(self, session: Session, dictionary: Dictionary) -> None:
         """Marks in `dictionary` what another node is sending; the rest belongs to `session`."""
         for index, row in list(dictionary.rows.items()):
-            other = self._told.get(row.entity_id)
-            if other is not None and other.node != session.node and _sends(other, row.entity_id):
+            name = int(dictionary.names[index])
+            other = self._told.get(name)
+            if other is not None and other.node != session.node and _sends(other, name):
                 dictionary.refuse(index, f"{row.key!r} belongs to another node: {other.node!r} reports it now")
             else:
-                self._told[row.entity_id] = session
+                self._told[name] = session
 
     def leave(self, session: Session) -> None:
         if session.dictionary is not None:
-            for id_ in session.dictionary.known_ids.tolist():
-                if self._told.get(id_) is session:
-                    del self._told[id_]
+            for name in session.dictionary.known.tolist():
+                if self._told.get(name) is session:
+                    del self._told[name]
 
 
-def _sends(session: Session, entity_id: int) -> bool:
+def _sends(session: Session, name: int) -> bool:
     """Whether samples of this entity came on a stream."""
     dictionary = session.dictionary
     if dictionary is None or session.end is not None:
         return False
-    at = np.flatnonzero(dictionary.ids == np.uint64(entity_id))
+    at = np.flatnonzero(dictionary.names == np.uint64(name))
     return bool(dictionary.placed[at].any())

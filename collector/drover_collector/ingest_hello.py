@@ -46,9 +46,10 @@ class Hellos:
         writers: Writers,
         count: Callable[[str, Refusal], None],
         shared: bool,
+        gpu_id: Callable[[str, str, str], int],
     ) -> None:
         self._index, self._stats, self._limits, self._now_ms, self._teller = index, stats, limits, now_ms, teller
-        self._writers, self._count, self._shared = writers, count, shared
+        self._writers, self._count, self._shared, self._gpu_id = writers, count, shared, gpu_id
         self._claims = Claims(stats, limits, teller)
         self._things = Things()
         self._accounts = Accounts(limits)
@@ -82,8 +83,9 @@ class Hellos:
         if wait_s := session.account.hellos.take(1):
             self._stats.slowed += 1
             await asyncio.sleep(min(wait_s, self._limits.pause_s))
-        dictionary = read_hello(hello)
-        self._check_entities(session, dictionary.known_ids)
+        near = self._index.near(hello.node)
+        dictionary = read_hello(hello, lambda key: self._gpu_id(key, hello.node, near))
+        self._check_entities(session, dictionary.known)
         self._things.leave(session)  # it may not have all that it had before
         self._things.take(session, dictionary)
         came_ms = now_ms if session.welcomed else session.hello_came_ms or now_ms  # not what it waited for its turn

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drover_collector.store import Store, entity_id
+from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope
 from testbed.fleets import T0, batch, block, gpu_key, hello, index_of
 from testbed.ingest import LIVE, Collector
 from testbed.loop import in_loop
@@ -32,7 +31,7 @@ async def test_rows_of_instances_change_no_answer_about_the_gpu(store: Store, wi
     assert [row.key for row in store.gpus_of("n0")] == [gpu_key(0, slot) for slot in range(2)]  # those with rows
     held = store._clients.rows(
         "SELECT count() AS n FROM gpu_samples WHERE entity_id = {id:UInt64}",
-        {"id": entity_id(Scope.GPU, f"{UUID}/{UUID}")},
+        {"id": store.gpu_id(f"{UUID}/{UUID}", "n0", index_of().near("n0"))},
     )
     assert held == [{"n": 2 if with_parts else 0}]
     assert [row.mig for row in store.entities_of("n0") if row.mig] == ([UUID] if with_parts else [])

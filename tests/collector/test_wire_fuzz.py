@@ -23,10 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drover_collector.ingest import Limits
-from drover_collector.store import Store, entity_id
+from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope
-from testbed.fleets import T0, batch, block, everything, gpu_key, hello
+from testbed.fleets import T0, batch, block, everything, gpu_key, hello, index_of
 from testbed.ingest import LIVE, Agent, Collector
 
 LONG = int(os.environ.get("DROVER_FUZZ", "0"))
@@ -243,7 +242,7 @@ class Bench:
         rows = store._clients.rows(
             "SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, power_w, gpu_temp_c FROM gpu_samples FINAL"
         )
-        mine = entity_id(Scope.GPU, gpu_key(0, 0))
+        mine = store.gpu_id(gpu_key(0, 0), GOOD_NODE, index_of().near(GOOD_NODE))
         seen = [row for row in rows if row["entity_id"] == mine]
         sent = {T0 + seq % 1900 for seq in range(1, self.sequence + 1)}
         assert {row["ts_ms"] for row in seen} == sent

@@ -304,7 +304,7 @@ def _network(count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _order(ids: Ids, ts: Millis) -> Places:
-    """By entity and time. One sort of one key where the ids differ in their high bits, as hashes do."""
+    """By entity and time. One sort of one key where the ids differ in their high bits, as they mostly do."""
     if _sorted(ids, ts):
         return np.arange(len(ids))
     start = int(ts.min())

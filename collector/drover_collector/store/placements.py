@@ -62,6 +62,8 @@ class Placements:
         self._seen_ms: Millis = np.zeros(0, np.int64)
         self._counts: Counter[Scope] = Counter()
         self._counted_version = -1
+        self._placed: dict[int, int] = {}  # name -> id of GPUs whose id is another (`records.placed_id`)
+        self._sorted: dict[Scope, tuple[int, Ids]] = {}  # version, and its ids
         self.add(list(rows))
 
     def add(self, rows: Sequence[EntityRow]) -> list[EntityRow]:
@@ -88,6 +90,8 @@ class Placements:
                 # One place is what most have: not worth a sort.
                 self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms) if others else [row]
                 self._of_node.setdefault(row.node, {})[place] = row
+                if history is None and row.scope is Scope.GPU and (name := row.name) != row.entity_id:
+                    self._placed.setdefault(name, row.entity_id)
                 merged.append(row)
             if merged:
                 self.version += 1
@@ -121,6 +125,19 @@ class Placements:
                 self._counts = Counter(history[0].scope for history in self._of_entity.values())
                 self._counted_version = self.version
             return self._counts[scope]
+
+    def id_of(self, name: int) -> int | None:
+        """The id of a GPU that was ever seen. Waits for nobody: the event loop asks."""
+        return name if name in self._of_entity else self._placed.get(name)
+
+    def ids(self, scope: Scope) -> Ids:
+        """Of all entities of a scope that were ever seen, ascending."""
+        with self._lock:
+            held = self._sorted.get(scope)
+            if held is None or held[0] != self.version:
+                mine = [id_ for id_, history in self._of_entity.items() if history[0].scope is scope]
+                held = self._sorted[scope] = self.version, np.sort(np.array(mine, np.uint64))
+            return held[1]
 
     def map(self, index: FleetIndex, scope: Scope, at_ms: int) -> Map:
         """The places at a moment: each entity's newest one that had begun by then, else its first."""

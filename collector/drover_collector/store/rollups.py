@@ -19,7 +19,7 @@ from drover_collector.store.base import during, millis, moment
 from drover_collector.store.fold import Folded, fold_raw, join
 from drover_collector.store.marks import CHUNK_MS, Mark, Marks, chunk_of
 from drover_collector.store.records import Ids
-from drover_collector.store.rows import LEVELS_MS, PARTS_S, PIECE_ROWS, RAW_MS, Span, merged, slices
+from drover_collector.store.rows import LEVELS_MS, PARTS_S, PIECE_ROWS, RAW_MS, Span, merged, ranges
 from drover_collector.store.schema import rollup_table, samples_table
 from drover_proto.catalog import Scope, of_scope
 
@@ -245,7 +245,7 @@ class Rollups(Marks):
             found = self._sum(
                 f"SELECT count() AS n FROM {samples_table(scope)} WHERE {during(chunk_ms, chunk_ms + CHUNK_MS)}"
             )
-            for entities in slices(-(-found // PIECE_ROWS)):
+            for entities in ranges(self._placements.ids(scope), -(-found // PIECE_ROWS)):
                 yield None, entities
             return
         each = max(1, PIECE_ROWS * RAW_MS // CHUNK_MS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -121,15 +122,20 @@ class Rows(Base):
             for at in range(0, len(ids), step):
                 yield f"entity_id IN ({comma(ids[at : at + step].tolist())})"
             return
-        # An id is a hash: as many entities lie in each equal part of their range.
-        for first, last in slices(-(-self._placements.count(scope) * rows_each // PIECE_ROWS)):
+        ids = self._placements.ids(scope)
+        for first, last in ranges(ids, -(-len(ids) * rows_each // PIECE_ROWS)):
             yield f"entity_id BETWEEN {first} AND {last - 1}" if last - first < 1 << 64 else "1"
 
 
-def slices(count: int) -> list[Span]:
-    """The range of entity ids, [0, 2**64), in at least one part."""
+def ranges(ids: Ids, count: int) -> list[Span]:
+    """All that an id may be, [0, 2**64), in `count` parts, at least one, with as many of the known ids in each.
+
+    Args:
+        ids: those that are known, ascending; where they are fewer than the parts, these are as wide as each other.
+    """
     count = max(1, count)
-    return [((n << 64) // count, ((n + 1) << 64) // count) for n in range(count)]
+    cuts = [int(ids[len(ids) * n // count]) if len(ids) >= count else (n << 64) // count for n in range(1, count)]
+    return list(pairwise([0, *cuts, 1 << 64]))
 
 
 def comma(numbers: Iterable[int]) -> str:

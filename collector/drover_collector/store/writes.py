@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from drover_collector.store.base import Base, millis
 from drover_collector.store.packed import Packed
-from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch
+from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, entity_id, placed_id
 from drover_collector.store.schema import samples_table, shape_code
+from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Decision, Event, Finding, Holding, Incident, to_json
 
 # What only the active collector writes.
@@ -63,6 +64,20 @@ class Writes(Base):
         if self._clients.embedded:
             self._recent.add(batch.scope, Packed(batch, present))
         self._placements.note_seen(batch.entity_id, batch.ts_ms)
+
+    def gpu_id(self, key: str, node: str, near: str) -> int:
+        """The id of a GPU, or of a part of one: the one that it has, else one beside those of its neighbours.
+
+        A question about a rack or a job then reads few places of a table instead of one for each GPU. On a server it
+        is the hash of the key alone: of several collectors none knows what another has just seen.
+
+        Args:
+            near: neighbourhood of the node, as `FleetIndex.near` gives it.
+        """
+        name = entity_id(Scope.GPU, key)
+        if not self._clients.embedded:
+            return name
+        return self._placements.id_of(name) or placed_id(name, near, node)
 
     def write_entities(self, rows: Sequence[EntityRow]) -> None:
         """Who is where, from `first_ms` on."""
