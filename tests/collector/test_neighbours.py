@@ -43,7 +43,7 @@ def test_gpus_of_a_rack_lie_side_by_side_in_the_store(store: Store) -> None:
         assert len(np.unique(ids >> np.uint64(bits))) == len(ids)
     order = np.argsort(ids)
     runs = 1 + np.count_nonzero(np.diff(rack[order]))
-    assert runs <= 1.05 * len(index.racks), "but for racks whose hashes are alike"
+    assert runs <= 1.25 * len(index.racks), "but for racks whose hashes are alike"
     assert 1 + np.count_nonzero(np.diff(index.gpu_node[order])) <= 1.1 * index.node_count
 
 
