@@ -30,7 +30,7 @@ def placed_id(name: int, near: str, node: str) -> int:
     """A 64-bit id that lies beside those of the same node, among those of the same neighbourhood.
 
     44 bits are of the name: with fewer, ids of a fleet would not all differ above the 14 that a bucket's milliseconds
-    take, which makes sorting its rows twice as long (`fold._order`). Racks that share 12 bits only lie among each other.
+    take, and sorting its rows would take twice as long (`fold._order`). Racks that share 12 bits lie among each other.
 
     Args:
         name: the entity's `entity_id`.
