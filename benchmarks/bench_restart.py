@@ -40,7 +40,8 @@ def fill(store: Store, index: FleetIndex, buckets: int, incidents: int, end_ms: 
     for node in index.nodes:
         for slot in range(node.gpus):
             key = f"SN-{node.name}-{slot}"
-            rows.append(EntityRow(entity_id(Scope.GPU, key), Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
+            id_ = store.gpu_id(key, node.name, index.near(node.name))
+            rows.append(EntityRow(id_, Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
     store.write_entities(rows)
     ids = {
         scope: np.array([row.entity_id for row in rows if row.scope is scope], np.uint64)

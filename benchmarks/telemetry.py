@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from drover_agent.simulation.faults import draw_faults
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_collector.fleet_index import FleetIndex
 from drover_collector.store import SampleBatch, entity_id
+from drover_collector.store.records import placed_id
 from drover_proto.catalog import Scope
 
 # An hour's beginning yesterday: what is older may be beyond the retention of a rollup.
@@ -24,8 +26,11 @@ T0_MS = (time.time_ns() // 1_000_000 - 86_400_000) // 14_400_000 * 14_400_000
 def ids_of(nodes: int, scope: Scope, seed: int) -> npt.NDArray[np.uint64]:
     """uint64 [E]: entity ids in the order of the fleet's columns."""
     spec = build_fleet(nodes, seed)
+    if scope is Scope.GPU:  # as an embedded store gives them
+        near = FleetIndex(spec).near
+        keys_at = ((f"GPU-{seed}-{n}-{g}", node.name) for n, node in enumerate(spec.nodes) for g in range(node.gpus))
+        return np.array([placed_id(entity_id(scope, key), near(node), node) for key, node in keys_at], np.uint64)
     keys = {
-        Scope.GPU: [f"GPU-{seed}-{n}-{g}" for n, node in enumerate(spec.nodes) for g in range(node.gpus)],
         Scope.NODE: [node.name for node in spec.nodes],
         Scope.LINK: [f"{node.name}/{link}" for node in spec.nodes for link in node.links],
     }

@@ -103,7 +103,8 @@ class Told(Pipeline):
         for number, node in enumerate(nodes):
             for slot in range(node.gpus):
                 key = f"SN-{node.name}-{slot}"
-                rows.append(EntityRow(entity_id(Scope.GPU, key), Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
+                id_ = self.store.gpu_id(key, node.name, self.index.near(node.name))
+                rows.append(EntityRow(id_, Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
                 if number % 10:  # nine of ten nodes are held
                     holdings.append(Holding(node.name, slot, f"job{number // JOB_NODES:04d}", self.now_ms()))
         self.store.write_entities(rows)

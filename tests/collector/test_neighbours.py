@@ -74,6 +74,30 @@ def test_what_a_store_of_before_knew_keeps_the_hash(store: Store) -> None:
     assert store.gpu_id("another", "n0", "r1") != entity_id(Scope.GPU, "another")
 
 
+def test_values_of_a_store_of_before_are_found_again_when_its_entities_were_lost(store_url: str) -> None:
+    store = Store.open(store_url, retention_days=3650)
+    store.write_entities([gpu_row(0, 0)])
+    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    store._clients.command("TRUNCATE TABLE entities")
+    store.close()
+    again = Store.open(store_url, retention_days=3650)
+    assert again.gpu_id(KEY, "n0", "r") == HASH
+    assert again.gpu_id("another", "n0", "r") != entity_id(Scope.GPU, "another")
+    again.close()
+
+
+def test_of_two_ids_of_one_name_a_start_takes_the_one_that_was_there_first(store_url: str) -> None:
+    store = Store.open(store_url, retention_days=3650)
+    second, first = (replace(gpu_row(n, 0, KEY, T0 - n), entity_id=placed_id(HASH, "r", f"n{n}")) for n in (0, 1))
+    store.write_entities([second, first])
+    assert store.gpu_id(KEY, "n5", "r") == second.entity_id, "the first that was told of"
+    store.close()
+    for _ in range(2):
+        again = Store.open(store_url, retention_days=3650)
+        assert again.gpu_id(KEY, "n5", "r") == first.entity_id
+        again.close()
+
+
 def test_a_line_of_two_ids_is_read_whole_after_a_collector_of_before(store: Store) -> None:
     ours, theirs = replace(gpu_row(0, 0), entity_id=store.gpu_id(KEY, "n0", "r")), gpu_row(0, 0, None, T0 + 20_000)
     for row, first in ((ours, 0), (theirs, 20)):

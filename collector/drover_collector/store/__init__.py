@@ -116,7 +116,7 @@ class Store(
             found = clients.rows(
                 "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
                 " toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms"
-                " FROM entities FINAL"
+                " FROM entities FINAL ORDER BY first, entity_id"  # of two ids of one name the first counts, always
             )
             for row in found:
                 row["scope"] = Scope(row["scope"])

@@ -63,6 +63,7 @@ class Placements:
         self._counts: Counter[Scope] = Counter()
         self._counted_version = -1
         self._placed: dict[int, int] = {}  # name -> id of GPUs whose id is another (`records.placed_id`)
+        self._nameless: set[int] = set()  # ids of GPUs that have rows in the store, and no place
         self._sorted: dict[Scope, tuple[int, Ids]] = {}  # version, and its ids
         self.add(list(rows))
 
@@ -128,7 +129,11 @@ class Placements:
 
     def id_of(self, name: int) -> int | None:
         """The id of a GPU that was ever seen. Waits for nobody: the event loop asks."""
-        return name if name in self._of_entity else self._placed.get(name)
+        return name if name in self._of_entity or name in self._nameless else self._placed.get(name)
+
+    def note_nameless(self, ids: Ids) -> None:
+        """Ids of GPUs that the store has rows of. One without a place, as after damage, is its name in older stores."""
+        self._nameless.update(id_ for id_ in ids.tolist() if id_ not in self._of_entity)
 
     def ids(self, scope: Scope) -> Ids:
         """Of all entities of a scope that were ever seen, ascending."""

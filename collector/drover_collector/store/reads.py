@@ -236,6 +236,8 @@ class Reads(Rollups):
                     f" WHERE ts > (SELECT max(ts) FROM {name}) - toIntervalMinute({minutes}) GROUP BY entity_id"
                 )
                 self._placements.note_seen(numbers(table, "entity_id"), numbers(table, "newest"))
+                if scope is Scope.GPU:
+                    self._placements.note_nameless(numbers(table, "entity_id"))
         if self._clients.embedded:  # what others write would not be known here
             held = {scope: self.parts_of(samples_table(scope)) for scope in Scope}
             self._recent.begin({scope: max((high for *_, high in parts), default=0) for scope, parts in held.items()})
