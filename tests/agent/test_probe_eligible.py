@@ -171,7 +171,7 @@ def test_a_gpu_that_is_lost_under_a_probe_is_the_finding_and_no_giving_way(free:
         runner = Runner(
             Request(("gemm_bf16",), tuple(GpuRef(gpu.slot, gpu.uuid) for gpu in gpus)),
             guard.needed,
-            lambda text: free.lose(4) if "bf16" in text else None,
+            lambda text: free.lose(4) if "GPU 7" in text else None,
             [sys.executable, str(CHILD), "hang"],
         )
         report = trying._told(runner.run(), guard)
