@@ -210,7 +210,7 @@ def test_a_job_that_starts_meanwhile_gets_its_gpu(free: FakeNvml, job: int) -> N
         runner = Runner(
             Request(("gemm_bf16",), tuple(GpuRef(gpu.slot, gpu.uuid) for gpu in gpus)),
             guard.needed,
-            lambda text: free.hold(7, job) if "bf16" in text else None,
+            lambda text: free.hold(7, job) if "GPU 7" in text else None,
             [sys.executable, str(CHILD), "hang"],
         )
         report = runner.run()
