@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 
 from drover_collector import memory
 from drover_collector.config import StoreConfig
 from drover_collector.expiring import Expiring
 from drover_collector.store import Store, StoreError
+from drover_collector.store.backup import remove_partial
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Maintenance:
         self.passes = self.dropped = self.failures = 0
 
     async def run(self) -> None:
+        await asyncio.to_thread(self.tidy_backups)
         while True:
             if self._active():
                 await asyncio.to_thread(self.once)
@@ -55,6 +58,11 @@ class Maintenance:
                 await asyncio.sleep(PASS_S / TRIMS)
                 await asyncio.to_thread(memory.trim)
             await asyncio.sleep(PASS_S / TRIMS)
+
+    def tidy_backups(self) -> None:
+        """Remove the backups that a killed collector left half made: they take the room of samples."""
+        for path in remove_partial(Path(self._config.backup_folder)):
+            log.warning("%s was removed: a backup that was not finished", path)
 
     def once(self) -> None:
         """One pass. What fails is logged and tried again with the next."""

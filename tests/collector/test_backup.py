@@ -7,16 +7,26 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drover_cli.main import main
-from drover_collector.store import Store, StoreError, embedded
+from drover_collector.config import StoreConfig
+from drover_collector.maintenance import Maintenance
+from drover_collector.store import Store, StoreError, embedded, keep_free
+from drover_collector.store.backup import MANIFEST
+from drover_proto.catalog import Scope
 from drover_proto.times import iso
-from testbed.fleets import T0
+from testbed.fleets import T0, everything, gpu_row, samples
+from testbed.waiting import wait_until
+
+DAY_MS = 86_400_000
 
 LOAD = """
 import json, sys, threading
@@ -209,10 +219,82 @@ def test_what_is_no_backup_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "not a backup" in capsys.readouterr().err
 
 
-def test_a_disk_without_room_is_told_and_nothing_is_left(
+def test_a_disk_without_room_is_reported_and_nothing_is_left(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="make room"):
+        store.backup(tmp_path / "b", T0, keep_free_bytes=1 << 60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def disk_of(monkeypatch: pytest.MonkeyPatch, free: int, total: int) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free, total=total, used=total - free))
+
+
+def test_a_backup_leaves_the_stores_reserve_free_or_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drover_collector.store.engine.KEEP_FREE_BYTES", 1 << 60)
-    with pytest.raises(StoreError, match="make room"):
+    """Else maintenance would delete the oldest samples for the room that the copy took."""
+    total = 1000 << 30
+    disk_of(monkeypatch, keep_free(total, 0) - (1 << 20), total)
+    with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
         store.backup(tmp_path / "b", T0)
+    disk_of(monkeypatch, 3 << 30, total)
+    with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
+        store.backup(tmp_path / "b", T0, 4 << 30)  # the setting, store.keep_free_bytes
     assert list(tmp_path.iterdir()) == []
+    store.backup(tmp_path / "b", T0, 1 << 30)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_disk_of_its_own_needs_no_reserve_of_the_store(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_of(monkeypatch, 3 << 30, 1000 << 30)
+    monkeypatch.setattr("drover_collector.store.backup._same_disk", lambda *_: False)
+    store.backup(tmp_path / "b", T0)
+
+
+def test_where_the_disk_runs_full_a_backup_ends_before_samples_go(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write_entities(everything())
+    day = T0 // DAY_MS * DAY_MS
+    rng = np.random.default_rng(1)
+    for hour in range(8):  # a MB that does not compress
+        rows = [
+            (gpu_row(0, 0), day + hour * 3_600_000 + k * 10, {"power_w": rng.random() * 700}) for k in range(40_000)
+        ]
+        store.write_samples(samples(Scope.GPU, rows))
+    before = {part.partition: part.rows for part in store.partitions() if part.table == "gpu_samples"}
+    monkeypatch.setattr("drover_collector.store.backup.BYTES_PER_S", 100_000)
+    ended: list[str] = []
+
+    def copy() -> None:
+        try:
+            store.backup(tmp_path / "b", T0)
+        except StoreError as error:
+            ended.append(str(error))
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    try:
+        wait_until(lambda: (tmp_path / "b.partial").exists() and store._room_needed is not None)
+        assert store.make_room(day + 2 * DAY_MS, disk=lambda: (0, 1000 << 30)) == []
+    finally:
+        copying.join(60)
+    assert ended
+    assert "put store.backup_folder on another disk" in ended[0]
+    assert list(tmp_path.iterdir()) == []
+    assert {p.partition: p.rows for p in store.partitions() if p.table == "gpu_samples"} == before
+    # The disk is still full, and no backup is there.
+    assert store.make_room(day + 2 * DAY_MS, disk=lambda: (0, 1000 << 30)) != []
+
+
+def test_what_a_killed_collector_left_half_made_goes_at_the_start(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "b1.partial" / "data").mkdir(parents=True)
+    (tmp_path / "b1.partial" / "data" / "x.bin").write_bytes(b"x" * 1000)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "whole.partial").mkdir()  # of a version that let a name end so
+    (tmp_path / "whole.partial" / MANIFEST).write_text("{}")
+    Maintenance(store, StoreConfig(backup_folder=str(tmp_path))).tidy_backups()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "whole.partial"]
+    Maintenance(store, StoreConfig(backup_folder=str(tmp_path / "not there"))).tidy_backups()

@@ -20,6 +20,7 @@ from drover_collector.actions.settings import used
 from drover_collector.config import CollectorConfig, is_loopback, split_address
 from drover_collector.notify.settings import receivers
 from drover_collector.policy import Policy
+from drover_collector.store.backup import PARTIAL
 from drover_proto import x509
 from drover_proto.fleet import FleetError, load_toml
 from drover_proto.settings import SettingsError
@@ -209,7 +210,7 @@ def backups(config: CollectorConfig, now_s: float | None = None) -> list[Finding
         return [unknown("backups", "a server's: not seen from here", "docs/durability.md says how to back one up")]
     folder = Path(config.store.backup_folder)
     try:
-        newest = max((path.stat().st_mtime for path in folder.iterdir()), default=-math.inf)
+        newest = max((p.stat().st_mtime for p in folder.iterdir() if p.suffix != PARTIAL), default=-math.inf)
     except OSError:
         newest = -math.inf
     days = ((time.time() if now_s is None else now_s) - newest) / 86_400

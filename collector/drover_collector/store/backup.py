@@ -26,6 +26,7 @@ from drover_collector.store import embedded, engine, integrity, server
 from drover_collector.store import salvage as parting
 from drover_collector.store.base import Base
 from drover_collector.store.errors import StoreError
+from drover_collector.store.retention import keep_free
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ MANIFEST = "drover-backup.json"
 SNAPSHOT_S = 5.0  # how long inserts wait at most while the parts are listed
 POLL_S = 0.02
 BYTES_PER_S = 200 << 20  # so that what comes in still gets its disk
+CANCEL_S = 10.0  # a copy ends at its next block
+PARTIAL = ".partial"  # a backup that is not whole
 SPARE = 1.02  # of the size, for folders and the list of files
 _making = threading.Lock()  # one at a time in this process, which holds the store alone
 
@@ -49,9 +52,11 @@ class Backup(Base):
         """One that is under way ends soon, without a result; no other begins."""
         self._stopping.set()
 
-    def backup(self, folder: Path, now_ms: int) -> Copied:
+    def backup(self, folder: Path, now_ms: int, keep_free_bytes: int = 0) -> Copied:
         """Copy the store to a folder that is made. Takes as long as the disk needs; what comes in goes on.
 
+        Args:
+            keep_free_bytes: what `make_room` keeps free of the store's disk; 0: by the size of the disk.
         Raises:
             StoreError: not an embedded store, a folder that exists, no room, another backup under way, or what the
                 engine says. Nothing is left of it then.
@@ -62,21 +67,25 @@ class Backup(Base):
         if not _making.acquire(blocking=False):
             raise StoreError("a backup is being made; try again when it is done")
         try:
-            return self._backup(folder, home[1], now_ms)
+            return self._backup(folder, home, now_ms, keep_free_bytes)
         finally:
+            self._room_needed = None
             _making.release()
 
-    def _backup(self, folder: Path, database: str, now_ms: int) -> Copied:
+    def _backup(self, folder: Path, home: tuple[Path, str], now_ms: int, keep_free_bytes: int) -> Copied:
+        database = home[1]
         if folder.exists():
             raise StoreError(f"{folder} exists; give the backup another name")
-        partial = folder.with_name(folder.name + ".partial")
+        partial = folder.with_name(folder.name + PARTIAL)
         clients = self._clients.apart()
         try:
             partial.parent.mkdir(parents=True, exist_ok=True)
             if partial.exists():  # of a collector that was killed
                 shutil.rmtree(partial)
             size = clients.rows(f"SELECT toUInt64(sum(bytes_on_disk)) AS n FROM {clients.parts}")[0]["n"]
-            _check_room(folder.parent, size)
+            shared = _same_disk(folder.parent, home[0])
+            _check_room(folder.parent, size, keep_free_bytes if shared else None)
+            self._room_needed = threading.Event() if shared else None
             one_moment = self._copy(clients, database, partial)
             copied = Copied(_size(partial), _rows(partial))
             told = {
@@ -116,8 +125,36 @@ class Backup(Base):
         late = time.monotonic() > deadline
         while _status(clients, begun) != "done":
             if self._stopping.wait(10 * POLL_S):
+                _cancel(clients, begun)
                 raise StoreError("the collector stops; make the backup again")
+            if self._room_needed is not None and self._room_needed.is_set():
+                _cancel(clients, begun)
+                raise StoreError(
+                    "the store's disk ran full while it was copied; put store.backup_folder on another disk, or make"
+                    " room: without the copy the oldest samples stay"
+                )
         return not late
+
+
+def remove_partial(folder: Path) -> list[Path]:
+    """Remove the backups in `folder` that a killed collector left half made; return what was removed."""
+    found = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir() and not (path / MANIFEST).exists()]
+    for path in found:
+        _remove(path)
+    return [path for path in found if not path.exists()]
+
+
+def _cancel(clients: engine.Clients, number: str) -> None:
+    """End a copy that is under way, and wait for it: it would go on writing into a folder that is removed."""
+    query = clients.rows(f"SELECT query_id FROM system.backups WHERE id = '{number}'")[0]["query_id"]
+    clients.command(f"KILL QUERY WHERE query_id = '{query}' ASYNC")
+    deadline = time.monotonic() + CANCEL_S
+    while time.monotonic() < deadline:
+        row = clients.rows(f"SELECT toString(status) AS status FROM system.backups WHERE id = '{number}'")[0]
+        if row["status"] not in ("CREATING_BACKUP", "BACKUP_CREATED"):
+            return
+        time.sleep(POLL_S)
+    log.warning("the engine did not end a backup within %g s; what it still writes must be removed by hand", CANCEL_S)
 
 
 def _status(clients: engine.Clients, number: str) -> str:
@@ -159,7 +196,7 @@ def restore(
     there = path.is_dir() and any(path.iterdir())
     if there and not force:
         raise StoreError(f"{path} is not empty; --force moves what is there aside, or give another url")
-    _check_room(path.parent, told["bytes"])
+    _check_room(path.parent, told["bytes"], None)
     backup = backup.resolve()
     unwhole = parting.unwhole(backup)
     lost = _may_lack(parting.lost(backup, unwhole), salvage)
@@ -282,13 +319,34 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _check_room(folder: Path, size: int) -> None:
+def _same_disk(folder: Path, store: Path) -> bool:
+    return _existing(folder).stat().st_dev == store.stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    needed = int(size * SPARE) + engine.KEEP_FREE_BYTES
-    if free < needed:
-        raise StoreError(f"{folder}: {free >> 20} MB are free on its disk, {needed >> 20} are needed; make room")
+    return folder
+
+
+def _check_room(folder: Path, size: int, keep_free_bytes: int | None) -> None:
+    """
+    Args:
+        size: bytes to be written. keep_free_bytes: the store's reserve on this disk, below which its oldest samples
+            are deleted; None: the disk is not the store's.
+    Raises:
+        StoreError: they do not fit.
+    """
+    folder = _existing(folder)
+    disk = shutil.disk_usage(folder)
+    least = engine.KEEP_FREE_BYTES if keep_free_bytes is None else keep_free(disk.total, keep_free_bytes)
+    needed = int(size * SPARE) + least
+    if disk.free < needed:
+        on_it = "" if keep_free_bytes is None else ", or the store would delete its oldest samples to have room for it"
+        raise StoreError(
+            f"{folder}: {disk.free >> 20} MB are free on its disk, {needed >> 20} are needed{on_it};"
+            " make room, or choose another disk"
+        )
 
 
 def _remove(folder: Path) -> None:

@@ -36,6 +36,8 @@ class Base:
         self._last_ns = 0
         self.integrity: Integrity | None = None  # None: a server, which looks after itself
         self._stopping = threading.Event()  # no backup goes on
+        # Of a backup that is being made on the store's own disk: set, it ends. None: there is none.
+        self._room_needed: threading.Event | None = None
         self.absences_written = 0  # how often, by this process
         self.asked_s = -math.inf  # monotonic; when somebody last asked this process for newest values
         self.resend = False  # what was taken last is damaged: agents are asked for all that they still have

@@ -69,6 +69,8 @@ class Retention(Sizes):
     ) -> list[Dropped]:
         """Drop the oldest partitions while less than the reserve is free, or more than `max_bytes` are held.
 
+        While a backup is being made on the same disk, that one ends first, and nothing is dropped in this pass.
+
         Once it starts it goes on until a quarter of the reserve, or a twentieth of the cap, is there beyond what is
         needed, so that it does not start again at once.
 
@@ -81,7 +83,7 @@ class Retention(Sizes):
         """
         parts = self.partitions()
         lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self.disk)
-        if lacking <= 0:
+        if lacking <= 0 or self._end_backup():
             self._note_drops(now_ms, [])
             return []
         newest_ms = max((part.newest_ms for part in parts if part.table.endswith(DROPPED)), default=0)
@@ -110,6 +112,19 @@ class Retention(Sizes):
         if refused:
             raise refused[0]
         return dropped
+
+    def _end_backup(self) -> bool:
+        """Ask a backup on the store's own disk to end: a copy must not cost what it copies. The next pass looks again.
+
+        Returns:
+            Whether there was one that had not been asked before.
+        """
+        asked = self._room_needed
+        if asked is None or asked.is_set():
+            return False
+        asked.set()
+        log.warning("the disk runs full while a backup is made on it: the backup ends, no samples are dropped")
+        return True
 
     def _drop(self, what: str, refused: list[StoreError]) -> bool:
         """One that cannot be dropped keeps none that comes after it."""
