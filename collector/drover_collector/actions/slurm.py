@@ -30,6 +30,15 @@ NOT_REQUEUED = "disabled"
 GONE = ("pending execution", "already complet", "in transition", "invalid job id")
 # What Slurm itself writes when it sets a node DOWN (slurmctld's ping.c and node_mgr.c): it takes that back by itself.
 SLURMS_OWN = ("Not responding", "Node unexpectedly rebooted")
+# States in which Slurm starts no ordinary job on a node (slurm.h, node_states and NODE_STATE_*; the names are those of
+# scontrol and slurmrestd, old and new): a cap must count it as out. MAINT: a maintenance reservation has it.
+# POWERED_DOWN: it takes minutes until it works, and a cap that is too strict harms less than one that is too loose.
+# Not here: RESERVED, on which a project's jobs run; PLANNED and COMPLETING, which a job is about to take or has left;
+# NOT_RESPONDING, which Slurm turns into DOWN.
+NO_JOBS = frozenset({
+    "DOWN", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE", "MAINT", "MAINTENANCE", "INVALID", "INVALID_REG",
+    "BLOCKED", "POWER", "POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "REBOOT_ISSUED",
+})  # fmt: skip
 
 
 class Client(Protocol):
@@ -171,7 +180,7 @@ def _ours(node: SlurmNode) -> str | None:
 def _state(node: SlurmNode, jobs: tuple[str, ...] | None = None) -> NodeState:
     if "DRAIN" in node.states:
         service = Service.DRAINING if node.busy or jobs else Service.DRAINED
-    elif node.states & {"DOWN", "FAIL", "ERROR"}:
+    elif node.states & NO_JOBS:
         service = Service.DOWN
     else:
         service = Service.IN
