@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
 from drover_agent.restart import RestartNeeded, restart_in_place
 from drover_agent.spool import SpoolError
-from drover_proto import logs
+from drover_proto import interrupts, logs
 from drover_proto.settings import SettingsError, sample
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    interrupts.obey()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
     except (SettingsError, SpoolError) as error:
         print(f"drover-agent: {error}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:  # it came before the event loop listened for it
+        return 130
     except RestartNeeded as reason:
         logging.getLogger(__name__).warning("starting again: %s", reason)
         return restart_in_place(str(reason))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from drover_cli.commands import NAMES, commands
 from drover_cli.errors import CliError
+from drover_proto import interrupts
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    interrupts.obey()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         _known(given)

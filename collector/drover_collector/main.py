@@ -56,7 +56,7 @@ from drover_collector.probing import Probing
 from drover_collector.role import Leadership, holder
 from drover_collector.store import KEEP_FREE_BYTES, Look, Store, StoreError, look
 from drover_collector.tls import ServerTls, server_tls
-from drover_proto import logs, x509
+from drover_proto import interrupts, logs, x509
 from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
@@ -85,6 +85,7 @@ class AddressError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    interrupts.obey()
     args = _parser().parse_args(argv)
     logs.begin(args.log_level)
     for name in ("clickhouse_connect", "urllib3"):  # what fails comes as an error, and is told where it does
@@ -106,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SettingsError, FleetError, StoreError, AddressError) as error:
         print(f"drover-collector: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # it came before `serve` listened for it
+        return 130
     return 0
 
 

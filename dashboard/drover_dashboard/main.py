@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -14,9 +15,11 @@ from typing import Any
 from drover_dashboard import people, theme
 from drover_dashboard.client import ClientError, FleetClient, Tls, share
 from drover_dashboard.signin_options import add_arguments, sign_in
+from drover_proto import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    interrupts.obey()
     options = _parser().parse_args(argv)
     try:
         tls = _tls(options)
@@ -30,11 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.argv = sys.argv[:1]  # Streamlit would hand the rest to the page's script
     # uvicorn would put X-Forwarded-For in the place of the address that the proxy is known by.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
-    from drover_dashboard.app import build, warm  # imports Streamlit, a second that --help and errors need not wait
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before or after the server listens for it
+        from drover_dashboard.app import build, warm  # imports Streamlit, a second that --help and errors need not wait
 
-    app = build()
-    threading.Thread(target=warm, name="warm", daemon=True).start()
-    app.run(config=_streamlit_options(options))
+        app = build()
+        threading.Thread(target=warm, name="warm", daemon=True).start()
+        app.run(config=_streamlit_options(options))
     return 0
 
 

@@ -1,0 +1,16 @@
+"""SIGINT for programs that run until they are stopped."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+
+def obey() -> None:
+    """Let SIGINT end this program where it was started with SIGINT ignored, as a script's `&` starts programs.
+
+    Python sets its own handler only where the signal is not ignored at the start. Only the main thread may set one.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
