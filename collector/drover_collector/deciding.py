@@ -54,6 +54,7 @@ class Decider:
         failed: (incident, node) -> the failed action of its standing decision to act: it is not out by that.
         duties: node -> how far it is that is or was out of service.
         away: nodes that their scheduler gives no work, whoever closed them.
+        answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
         leaving: asked for nodes that somebody takes out, and that are not out yet: their scheduler is slow, or away.
         maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
@@ -67,6 +68,7 @@ class Decider:
         self.failed: dict[Key, Action] = {}
         self.duties: dict[str, Duty] = {}
         self.away: Set[str] = frozenset()
+        self.answers: Mapping[str, bool] = {}
         self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
         self.breaker = Breaker(index)

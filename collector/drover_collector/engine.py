@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector import health
+from drover_collector.actions.base import Survey
 from drover_collector.buckets import Bucket
 from drover_collector.deciding import Decider
 from drover_collector.detectors import DETECTORS, Detector, idle, risk
@@ -188,9 +189,9 @@ class Engine:
         newer = [id_ for id_ in known if duty.asked_ms and open_[id_].opened_ms > duty.asked_ms]
         return [id_ for id_ in known if id_ not in newer], newer
 
-    def on_away(self, nodes: Set[str]) -> None:
-        """Nodes that their scheduler gives no work, whoever closed them: for the guard's count."""
-        self.decider.away = frozenset(nodes)
+    def on_survey(self, survey: Survey) -> None:
+        """Note what the schedulers say of all their nodes: for the guard's count."""
+        self.decider.away, self.decider.answers = frozenset(survey.closed), dict(survey.answers)
 
     def on_failed(self, actions: Iterable[Action]) -> None:
         """Actions of decisions that failed: each is decided again later, while its incident is open and wants it."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
 from drover_collector import policy_diff
+from drover_collector.actions.base import Survey
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
@@ -111,7 +112,7 @@ class Judging:
         """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
         self.desk = desk
         desk.on_duties.append(self.take_duties)
-        desk.on_away.append(self.take_away)
+        desk.on_survey.append(self.take_survey)
         desk.on_failed.append(self.take_failed)
         desk.lowered = self._lowered
         self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
@@ -210,9 +211,9 @@ class Judging:
 
         self._judge.submit(take)
 
-    def take_away(self, nodes: Set[str]) -> None:
-        """Nodes that their scheduler gives no work. From any thread; returns at once."""
-        self._judge.submit(lambda: self.engine.on_away(nodes))
+    def take_survey(self, survey: Survey) -> None:
+        """What the schedulers say of all their nodes. From any thread; returns at once."""
+        self._judge.submit(lambda: self.engine.on_survey(survey))
 
     def take_failed(self, actions: Sequence[Action]) -> None:
         """Actions that failed. From any thread; returns at once."""

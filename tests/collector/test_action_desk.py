@@ -295,7 +295,7 @@ def test_nodes_that_others_took_out_are_told(scene: Scene) -> None:
     desk = ActionDesk(
         scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02
     )
-    desk.on_away.append(lambda nodes: told.append(frozenset(nodes)))
+    desk.on_survey.append(lambda survey: told.append(frozenset(survey.closed)))
     for _ in range(2):  # a second start tells it to a new engine again
         desk.start()
         wait_until(lambda: told)

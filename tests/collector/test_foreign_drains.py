@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, mark_of
+from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, Survey, mark_of
 from drover_collector.actions.duties import adopted, is_out, seen, taken_out
 from drover_collector.actions.looks import AT_ONCE, Looks
 from drover_collector.actions.slurm import SlurmActuator
@@ -110,10 +110,12 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
         ours = {names[-1]: "drover:inc1: it fell off"}
         return {name: NodeState(name, Service.DRAINED, ours.get(name, "memory swap"), "root") for name in some}
 
-    actuator = SimpleNamespace(name="it", acts=frozenset(), closed=lambda _: set(names), observe_all=observe_all)
+    actuator = SimpleNamespace(
+        name="it", acts=frozenset(), survey=lambda _: Survey(set(names)), observe_all=observe_all
+    )
     desk = SimpleNamespace(
         duties={}, nodes=tuple(names), troubles={}, actuator_of=lambda _: actuator, now_ms=lambda: 1,
-        set_away=lambda *_: None, set_duty=lambda duty: taken.append(duty.node),
+        set_survey=lambda *_: None, set_duty=lambda duty: taken.append(duty.node),
     )  # fmt: skip
     looks = Looks(desk, actuator)  # type: ignore[arg-type]  # what a look asks of them
     assert not looks.look(set(), lambda: None, lambda: True)

@@ -222,7 +222,7 @@ class Shared(Run):
             self.slurm.resume_by_hand(node)
 
     def _look(self) -> None:
-        self.subject.away = self.actuator.closed(NAMES)
+        self.subject.away = self.actuator.survey(NAMES).closed
         for node, state in self.actuator.observe_all(NAMES).items():
             duty = self.duties.get(node)
             if duty is not None and is_out(duty) and (after := seen(duty, state, self.now_ms)) is not None:

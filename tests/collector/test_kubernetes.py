@@ -297,14 +297,14 @@ def test_nodes_that_others_have_cordoned_are_told_by_one_question(cluster: Clust
     ours, theirs, silent, fine = (cluster.add_node() for _ in range(4))
     actuator = cluster.actuator()
     names = [ours, theirs, silent, fine, "unknown"]
-    assert actuator.closed(names) == set()
+    assert actuator.survey(names).closed == set()
     actuator.do(Act.DRAIN, order(ours))
     cluster.merge(theirs, {"spec": {"unschedulable": True}})
     cluster.merge(silent, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "/status")
-    wait_until(lambda: actuator.closed(names) == {ours, theirs, silent}, "the server's memory of nodes follows")
-    assert actuator.closed([fine, theirs]) == {theirs}
+    wait_until(lambda: actuator.survey(names).closed == {ours, theirs, silent}, "the server's memory of nodes follows")
+    assert actuator.survey([fine, theirs]).closed == {theirs}
     cluster.merge(theirs, {"spec": {"unschedulable": None}})
-    wait_until(lambda: actuator.closed(names) == {ours, silent}, "the uncordoned one is back")
+    wait_until(lambda: actuator.survey(names).closed == {ours, silent}, "the uncordoned one is back")
 
 
 @pytest.mark.system

@@ -201,7 +201,7 @@ def test_the_guard_is_told_of_foreign_cordons_and_a_missing_right_to_list_stays_
     desk = ActionDesk(
         store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02
     )
-    desk.on_away.append(lambda nodes: told.append(frozenset(nodes)))
+    desk.on_survey.append(lambda survey: told.append(frozenset(survey.closed)))
     desk.start()
     try:
         wait_until(lambda: told == [{"gpu02"}], "it is counted")

@@ -19,7 +19,7 @@ import pytest
 
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import State
-from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
+from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service, Survey
 from drover_collector.actions.settings import ActConfig, SlurmConfig, validate_act
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.actions.slurmrestd import Slurmrestd, in_hostlist
@@ -85,7 +85,7 @@ def test_drain_and_resume_with_the_incident_in_the_reason(scene: Scene) -> None:
     assert (state.service, state.mark, state.jobs) == (Service.DRAINING, MARK, (job,))
     assert "drained already" in actuator.do(Act.DRAIN, order("gpu01")).detail
     assert "another incident" in actuator.do(Act.DRAIN, order("gpu01", "other")).detail
-    assert actuator.closed([*NODES, "unknown"]) == {"gpu01"}
+    assert actuator.survey([*NODES, "unknown"]) == Survey({"gpu01"}, dict.fromkeys(NODES, True))
     with pytest.raises(ForeignError, match=MARK):
         actuator.do(Act.RESUME, order("gpu01", "other"))
     scene.slurm.command("scancel", job)

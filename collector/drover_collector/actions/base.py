@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -77,6 +77,20 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """What schedulers say of all nodes of a fleet.
+
+    Attributes:
+        closed: nodes that get no work, no matter who closed them.
+        answers: node -> whether its slurmd or kubelet answers the scheduler. A node that is missing here: unknown. A
+            scheduler notices late that a node is gone (Slurm within SlurmdTimeout, 300 s; Kubernetes within 40 s).
+    """
+
+    closed: Set[str] = frozenset()
+    answers: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What is to be done to a node, and on whose behalf.
 
@@ -125,9 +139,8 @@ class Actuator(Protocol):
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         """Of those that the scheduler knows; cheaper than one by one, without jobs."""
 
-    def closed(self, nodes: Sequence[str]) -> Set[str] | None:
-        """Those of a whole fleet that the scheduler gives no work, whoever has closed them; asked for now and then, for
-        the guard. None: it cannot be told by few questions."""
+    def survey(self, nodes: Sequence[str]) -> Survey | None:
+        """Look at a whole fleet with few questions, now and then. None: this actuator has no such question."""
 
 
 @runtime_checkable

@@ -82,7 +82,7 @@ class CommandActuator:
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         return {node: self.observe(node) for node in nodes}
 
-    def closed(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # it would be a program for each
+    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # it would be a program for each
         return None
 
     def _call(self, told: Mapping[str, Any]) -> str:

@@ -14,10 +14,10 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from drover_collector.actions.base import ActError, Actuator
+from drover_collector.actions.base import ActError, Actuator, Survey
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import is_out, mark_of_duty
 from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
@@ -56,7 +56,7 @@ class ActionDesk(Returning):
         duties: node -> its newest; replaced, never changed.
         advices: (node, incident) -> the advice that stands.
         on_duties: each is called with `duties` when one has changed, in a worker's thread.
-        on_away: each is called with the nodes that schedulers give no work, when these have changed; likewise.
+        on_survey: each is called with what all schedulers say of their nodes, when that has changed; likewise.
         on_failed: each is called with actions that failed, those of before the start too; likewise.
         troubles: what goes wrong, each a sentence.
         lowered: asked right before an act why it is not wanted any more by who decided it; "": it is.
@@ -82,13 +82,13 @@ class ActionDesk(Returning):
         self.duties: Mapping[str, Duty] = {}
         self.advices: dict[tuple[str, str], Action] = {}
         self.on_duties: list[Callable[[Mapping[str, Duty]], None]] = []
-        self.on_away: list[Callable[[Set[str]], None]] = []
+        self.on_survey: list[Callable[[Survey], None]] = []
         self.on_failed: list[Callable[[Sequence[Action]], None]] = []
         self.troubles: dict[str, str] = {}
         self.lowered: Callable[[Action], str] = lambda _: ""
         self.asked: dict[str, None] = {}
         self.nodes = tuple(nodes)
-        self._away: dict[str, Set[str]] = {}  # by actuator
+        self._surveys: dict[str, Survey] = {}  # by actuator
         self._lock = threading.RLock()
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
@@ -119,7 +119,7 @@ class ActionDesk(Returning):
         self._began_ms = self.now_ms()
         self._made.clear()
         self.advices.clear()
-        self._away.clear()  # who judges does not know it yet
+        self._surveys.clear()  # who judges does not know it yet
         for action in self.store.actions(acts=ADVICES):
             self._note_advice(action)
         workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, *self._own)}
@@ -300,14 +300,15 @@ class ActionDesk(Returning):
         for told in self.on_duties:
             told(self.duties)
 
-    def set_away(self, actuator: str, nodes: Set[str]) -> None:
-        """Nodes of an actuator that its scheduler gives no work."""
+    def set_survey(self, actuator: str, survey: Survey) -> None:
+        """Note what the scheduler of an actuator says of all its nodes."""
         with self._lock:
-            news = self._away.get(actuator, frozenset()) != nodes
-            self._away[actuator] = nodes
-            away = frozenset[str]().union(*self._away.values())
-        for told in self.on_away if news else ():
-            told(away)
+            news = self._surveys.get(actuator, Survey()) != survey
+            self._surveys[actuator] = survey
+            closed = frozenset[str]().union(*(s.closed for s in self._surveys.values()))
+            answers = {node: answer for s in self._surveys.values() for node, answer in s.answers.items()}
+        for told in self.on_survey if news else ():
+            told(Survey(closed, answers))
 
     def before_advice(self, node: str) -> str:
         """What the first advice of those that stand on a node has replaced: a later one finds the advice itself."""

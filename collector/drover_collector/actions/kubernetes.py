@@ -15,7 +15,7 @@ a taint that somebody else has set in between is a conflict and not lost.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from drover_collector.actions.base import (
@@ -29,6 +29,7 @@ from drover_collector.actions.base import (
     Result,
     Scheduler,
     Service,
+    Survey,
     mark_of,
 )
 from drover_collector.actions.kubernetes_api import MANAGER, ConflictError, HeldError
@@ -88,9 +89,15 @@ class KubernetesActuator(Scheduler):
                 found[name] = _state(node, jobs)
         return found
 
-    def closed(self, nodes: Sequence[str]) -> Set[str]:
-        """By kubectl's own column: cordoned, or its kubelet does not report."""
-        return {name for name, status in self._client.statuses().items() if status != "Ready"}.intersection(nodes)
+    def survey(self, nodes: Sequence[str]) -> Survey:
+        """By kubectl's own column: a node that is not plain "Ready" is cordoned, or its kubelet does not report.
+
+        A kubelet that reports "not ready" reads as one that does not answer: the column does not part the two.
+        """
+        wanted = set(nodes)
+        statuses = {name: status for name, status in self._client.statuses().items() if name in wanted}
+        closed = {name for name, status in statuses.items() if status != "Ready"}
+        return Survey(closed, {name: "Ready" in status.split(",") for name, status in statuses.items()})
 
     # ---- acts
 

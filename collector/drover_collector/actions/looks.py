@@ -92,17 +92,17 @@ class Looks:
         desk, trouble = self._desk, f"{self._actuator.name} nodes"
         names = [name for name in desk.nodes if desk.actuator_of(name) is self._actuator]
         try:
-            closed = self._actuator.closed(names)
+            survey = self._actuator.survey(names)
         except AwayError:
             raise
         except ActError as error:  # a right that is missing must not hide behind what goes well
             desk.troubles[trouble] = f"The guard does not count nodes that others have closed: {error}."
             return True
         desk.troubles.pop(trouble, None)
-        if closed is None:
+        if survey is None:
             return True
-        desk.set_away(self._actuator.name, closed)
-        if self._adopt(closed, under_way, has_come):
+        desk.set_survey(self._actuator.name, survey)
+        if self._adopt(survey.closed, under_way, has_come):
             return True
         self._all_at = 0.0  # the rest when nothing is due
         return False

@@ -19,6 +19,9 @@ from drover_collector.actions.settings import SlurmConfig
 _NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _REASON = re.compile(r" Reason=(.*?) \[([^][@]*)@[^][]*\]", re.DOTALL)
 _SUFFIXES = "*~#!%$@^-+"  # not responding, powered down, ... behind a state: sinfo(1), NODE STATE CODES
+_FLAGS = {  # what some of them say of a node whose slurmd may not answer
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "^": "REBOOT_ISSUED",
+}  # fmt: skip
 _WRONG = ("not found", "invalid node name", "invalid job id")
 _AWAY = ("contact slurm controller", "timed out", "connection", "zero bytes", "backup", "not responding")
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
@@ -102,8 +105,10 @@ def _node(entry: str) -> SlurmNode:
 
 
 def states_of(words: Sequence[str]) -> frozenset[str]:
-    """DOWN*, MIXED+DRAIN, IDLE+NOT_RESPONDING: base state and flags without their signs."""
-    return frozenset(word.rstrip(_SUFFIXES).upper() for word in words) - {""}
+    """Base state and flags of DOWN*, MIXED+DRAIN, IDLE+NOT_RESPONDING. Signs that say more become flags."""
+    bare = [word.rstrip(_SUFFIXES) for word in words]
+    signs = (sign for word, name in zip(words, bare, strict=True) for sign in word[len(name) :])
+    return frozenset({name.upper() for name in bare if name} | {_FLAGS[sign] for sign in signs if sign in _FLAGS})
 
 
 def failure(said: str) -> ActError:

@@ -6,7 +6,7 @@ milliseconds between our look and our command is not seen; each command is there
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from drover_collector.actions.base import (
@@ -19,6 +19,7 @@ from drover_collector.actions.base import (
     Result,
     Scheduler,
     Service,
+    Survey,
     mark_of,
 )
 from drover_collector.actions.scontrol import SlurmNode
@@ -28,6 +29,8 @@ AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 K
 # left the node since it was listed (ESLURM_JOB_PENDING, ESLURM_TRANSITION_STATE_NO_UPDATE, ESLURM_ALREADY_DONE, ...).
 NOT_REQUEUED = "disabled"
 GONE = ("pending execution", "already complet", "in transition", "invalid job id")
+NOT_RESPONDING = "NOT_RESPONDING"
+NOT_ASKED = frozenset({"UNKNOWN", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
 # What Slurm itself writes when it sets a node DOWN (slurmctld's ping.c and node_mgr.c): it takes that back by itself.
 SLURMS_OWN = ("Not responding", "Node unexpectedly rebooted")
 # States in which Slurm starts no ordinary job on a node (slurm.h, node_states and NODE_STATE_*; the names are those of
@@ -73,12 +76,16 @@ class SlurmActuator(Scheduler):
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         return {name: _state(node) for name, node in self._client.nodes(nodes).items()}
 
-    def closed(self, nodes: Sequence[str]) -> Set[str]:
-        found: set[str] = set()
+    def survey(self, nodes: Sequence[str]) -> Survey:
+        closed: set[str] = set()
+        answers: dict[str, bool] = {}
         for begin in range(0, len(nodes), AT_ONCE):
-            states = self.observe_all(nodes[begin : begin + AT_ONCE])
-            found |= {name for name, state in states.items() if state.service is not Service.IN}
-        return found
+            for name, node in self._client.nodes(nodes[begin : begin + AT_ONCE]).items():
+                if _state(node).service is not Service.IN:
+                    closed.add(name)
+                if (answer := _answers(node)) is not None:
+                    answers[name] = answer
+        return Survey(closed, answers)
 
     def _advise(self, order: Order) -> Result:
         node = self._node(order.node)
@@ -185,6 +192,13 @@ def _state(node: SlurmNode, jobs: tuple[str, ...] | None = None) -> NodeState:
     else:
         service = Service.IN
     return NodeState(node.name, service, node.reason, node.by, jobs, "+".join(sorted(node.states)))
+
+
+def _answers(node: SlurmNode) -> bool | None:
+    """Whether its slurmd answers slurmctld. None: none is expected now. See NODE STATE CODES of sinfo(1)."""
+    if NOT_RESPONDING in node.states:
+        return False
+    return None if node.states & NOT_ASKED else True
 
 
 def _other(node: SlurmNode) -> str:

@@ -62,5 +62,5 @@ class Ticket:
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # likewise
         return {}
 
-    def closed(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
+    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
         return None
