@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from drover_collector.actions.base import Survey
 from drover_collector.actions.kubernetes import KubernetesActuator
 from drover_collector.actions.scontrol import states_of
