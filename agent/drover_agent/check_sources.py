@@ -12,6 +12,7 @@ from drover_agent.config import AgentConfig
 from drover_agent.look import Look
 from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
 from drover_agent.sources.base import Entity
+from drover_agent.sources.nvml_library import NOT_FOUND
 from drover_proto.catalog import Absent, Scope, of_scope
 
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers, PCI Code and ID Assignment Specification
@@ -120,7 +121,7 @@ def _gpus(config: AgentConfig, opened: Look | None, gpus: Sequence[Look]) -> lis
     inventory = {key: value for reading in opened.readings for key, value in reading.inventory.items()}
     if reason := inventory.get("no_gpu_reason", ""):
         why, _, remedy = reason.partition(": ")
-        nobody_asked = config.hardware == "auto" and not on_bus and "not found" in why
+        nobody_asked = config.hardware == "auto" and not on_bus and reason == NOT_FOUND
         if on_bus:
             why += f"; {on_bus} NVIDIA GPUs are on the PCI bus"
         return [Line("nvml", State.MISSING if nobody_asked else State.BROKEN, why, remedy)]

@@ -23,6 +23,7 @@ import pynvml
 
 from drover_agent.sources.nvml_calls import ProcessList
 from drover_agent.sources.nvml_device import MPS_LISTS
+from drover_agent.sources.nvml_library import NOT_FOUND, why_not_loaded
 from drover_agent.sources.nvml_mig import COMPUTE_LISTS
 
 LOOK_S = 0.3
@@ -100,6 +101,9 @@ def _look() -> Found:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
+        library = why_not_loaded() if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND else ""
+        if library not in ("", NOT_FOUND):
+            raise DriverError(f"the NVIDIA driver cannot be used: {library}") from None
         if error.value in NO_DRIVER:
             return Found(why_none=f"no NVIDIA driver is in use here ({error})")
         raise DriverError(f"the NVIDIA driver cannot be used: {error}") from None

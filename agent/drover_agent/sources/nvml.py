@@ -46,7 +46,7 @@ from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml_device import NvmlDevice, Session
 from drover_agent.sources.nvml_events import NvmlXidWatcher
 from drover_agent.sources.nvml_fields import field_ids
-from drover_agent.sources.nvml_library import replaced_by
+from drover_agent.sources.nvml_library import NOT_FOUND, replaced_by, why_not_loaded
 from drover_proto.kinds import EventKind
 
 RETRY_MS = 10_000  # between attempts to start NVML
@@ -57,8 +57,7 @@ _log = logging.getLogger(__name__)
 
 _MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _WHY_NOT = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the NVIDIA driver if this node has "
-    "GPUs",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NOT_FOUND,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded: load it (modprobe nvidia) and look for NVRM "
     "lines in the kernel log",
     _MISMATCH: "the NVIDIA library and the loaded driver differ in version: reload the driver or reboot",
@@ -132,6 +131,8 @@ class NvmlSource:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             reason = _WHY_NOT.get(error.value, f"NVML does not start: {error}")
+            if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                reason = why_not_loaded() or reason
             if error.value == _MISMATCH and (fresh := replaced_by()):
                 self.restart = f"the NVIDIA library was replaced by {fresh} while the agent had the old one loaded"
             return self._unavailable(now_ms, reason)
