@@ -33,7 +33,7 @@ from drover_collector.policy import Policy, least_mode
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store
 from drover_collector.ticks import Rate, Ticks
-from drover_proto.events import Action, Approval, Audit, Duty, Event, Incident, Silence
+from drover_proto.events import Action, Approval, Audit, Duty, Event, Health, Incident, Silence
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,8 @@ class Judging:
         desk.on_failed.append(self.take_failed)
         desk.lowered = self._lowered
         self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
+        # A return is withheld for what was found since its probes were asked for: nothing of that may be left out.
+        self.saving.watched = lambda: {n for n, d in desk.duties.items() if d.stage is Health.VALIDATING}
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Events that ingest has stored. May be called from any thread; returns at once.

@@ -12,15 +12,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from drover_collector.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.notify.news import News, of_decisions
+from drover_collector.repeats import Repeats
 from drover_collector.store import Store, StoreError
 from drover_collector.ticks import Ticks
-from drover_proto.events import Audit, Event, Incident
+from drover_proto.events import Audit, Event, Finding, Incident
 from drover_proto.times import iso
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class Saving:
         self._store, self._outbox, self._ticks, self._now_ms = store, outbox, ticks, now_ms
         self.takers: list[Callable[[Outcome], None]] = []  # told of decisions that are stored; again after a fault
         self.known: Callable[[], Mapping[str, Incident]] = dict  # incidents, for what time alone has told
+        self.watched: Callable[[], Set[str]] = frozenset  # nodes of which every finding is stored
+        self._repeats = Repeats()
         self._waiting: deque[_Result] = deque()  # the first is under way
         self._changed = threading.Condition()
         self._due = self._stopping = False
@@ -199,7 +202,7 @@ class Saving:
             lambda: store.write_decisions(list(outcome.decisions)),
             # Here, so that a drain waits for no more than this.
             *(functools.partial(self._hand, take, outcome) for take in self.takers),
-            lambda: store.write_findings(list(outcome.findings)),
+            lambda: self._write_findings(outcome.findings),
             lambda: store.write_health([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
             lambda: self._outbox.tell(result.news, self._known(result)),
@@ -209,6 +212,11 @@ class Saving:
             if not self._first(result):  # forgotten while the store hung: who judges since then decides anew
                 return
             step()
+
+    def _write_findings(self, findings: Sequence[Finding]) -> None:
+        new = self._repeats.new(findings, self.watched())
+        self._store.write_findings(new)
+        self._repeats.note(new)
 
     def _known(self, result: _Result) -> dict[str, Incident]:
         return {**self.known(), **{incident.id: incident for incident in result.outcome.incidents}}

@@ -13,7 +13,7 @@ from drover_collector.engine import Outcome
 from drover_collector.pipeline_saving import Saving
 from drover_collector.store import StoreError
 from drover_collector.ticks import Ticks
-from drover_proto.events import Audit, Decision, Wanted
+from drover_proto.events import Audit, Decision, Finding, IncidentKind, Severity, Wanted
 from testbed.waiting import wait_until
 
 T0 = 1_800_000_000_000
@@ -26,6 +26,7 @@ class Noting:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.findings: list[Finding] = []
         self.fails: set[str] = set()
         self.hangs = ""
         self.hanging, self.free = threading.Event(), threading.Event()
@@ -39,6 +40,8 @@ class Noting:
                 raise StoreError("no space left")
             if rows:
                 self.done.append(name)
+            if name == "write_findings":
+                self.findings += rows
 
         return call
 
@@ -157,3 +160,56 @@ def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(
     store.free.set()
     wait_until(lambda: len(saving) == 0, "stored")
     assert store.done == ["write_audit"]
+
+
+def silent(at_ms: int, **more: Any) -> Finding:
+    said: dict[str, Any] = {
+        "members": (("n1", None),), "severity": Severity.CRITICAL, "confidence": 0.9, "action": Wanted.DRAIN,
+        "summary": f"Node n1 has been silent for {at_ms - T0} ms.", "advice": "look at it",
+    }  # fmt: skip
+    return Finding(
+        "liveness", IncidentKind.LIVENESS, "silent", "node", "n1", None, ts_ms=at_ms, since_ms=T0, **said | more
+    )
+
+
+def stored(store: Noting, saving: Saving, *findings: Finding) -> list[Finding]:
+    store.findings.clear()
+    saving.put(Outcome(findings=findings), ())
+    wait_until(lambda: len(saving) == 0, "stored")
+    return list(store.findings)
+
+
+def test_a_condition_that_lasts_is_stored_when_it_changes_and_every_5_minutes(store: Noting, saving: Saving) -> None:
+    """One row for each bucket would be 173 million rows in 400 days, of 50 conditions that last."""
+    times = [T0 + 10_000 * n for n in range(1, 61)]
+    assert [f.ts_ms for t in times for f in stored(store, saving, silent(t))] == [T0 + 10_000, T0 + 310_000]
+    worse = silent(T0 + 610_000, severity=Severity.WARNING)
+    assert stored(store, saving, worse) == [worse]
+    other = silent(T0 + 611_000, members=(("n1", None), ("n2", None)))
+    assert stored(store, saving, other, worse) == [other]
+    over = silent(T0 + 612_000, cleared=True, severity=Severity.WARNING)
+    assert stored(store, saving, over) == [over]
+    assert stored(store, saving, worse) == [worse], "it began again"
+    back = silent(T0, severity=Severity.WARNING)
+    assert stored(store, saving, back) == [back], "a clock that was set back is no repetition"
+
+
+def test_of_a_node_that_is_validated_every_finding_is_stored(store: Noting, saving: Saving) -> None:
+    saving.watched = lambda: {"n1"}
+    times = [T0 + 10_000 * n for n in range(1, 4)]
+    assert [f.ts_ms for t in times for f in stored(store, saving, silent(t))] == times
+
+
+def test_a_finding_that_the_store_refused_is_stored_when_it_takes_it(store: Noting, saving: Saving) -> None:
+    store.fails.add("write_health")  # after the findings
+    found = silent(T0)
+    saving.put(Outcome(findings=(found,)), ())
+    assert store.findings
+    store.fails = {"write_findings"}
+    later = silent(T0 + 1, severity=Severity.WARNING)
+    store.findings.clear()
+    saving.put(Outcome(findings=(later,)), ())
+    assert store.findings == []
+    store.fails.clear()
+    wait_until(lambda: len(saving) == 0, "stored")
+    assert store.findings == [later]

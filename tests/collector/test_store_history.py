@@ -115,6 +115,20 @@ def test_incidents_are_versions_of_which_the_newest_counts(store: Store) -> None
         store.incidents("shut")
 
 
+def test_old_versions_of_incidents_go_and_the_newest_of_each_stays(store: Store) -> None:
+    """An open incident is stored again every 5 minutes: 60 open ones made 1.56 million rows in 90 days."""
+    day = 86_400_000
+    lasting = [incident(version=v, updated_ms=T0 + v * 6 * 3_600_000) for v in range(1, 13)]  # three days
+    old = [incident(id="i2", version=v, updated_ms=T0 + v, closed_ms=T0 + v if v == 2 else None) for v in (1, 2)]
+    store.write_incidents([*lasting, *old])
+    store.expire_histories(T0 + 3 * day)
+    assert [i.version for i in store.incident_history("i1")] == [8, 9, 10, 11, 12]  # of the last day
+    assert store.incident_history("i2") == [old[1]]
+    assert {i.id: i.version for i in store.incidents()} == {"i1": 12, "i2": 2}
+    store.expire_histories(T0 + 30 * day)
+    assert store.incidents() == [lasting[-1], old[1]]
+
+
 def test_decisions_findings_health_inventory(store: Store) -> None:
     decisions = [
         Decision(f"d{n}", "i1", T0 + n, "n0", Wanted.DRAIN, "observe", "would_act", "rule", "why") for n in (1, 2)

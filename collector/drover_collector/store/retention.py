@@ -30,6 +30,7 @@ REFUSALS = 20  # partitions that one pass fails to drop before it gives up: a se
 RECENT_MS = 3_600_000  # the newest hour is dropped last, and part by part
 HISTORY_DAYS = 400  # what was once so, and is no more: as long as events
 HISTORY_CHECK_MS = 86_400_000
+VERSION_DAYS = 1  # an open incident gets a version every 5 minutes; its newest one has the whole timeline
 SPOOL_DAYS = 90  # a spool that did not move for so long is gone; of one that comes again data is sent again
 
 
@@ -145,15 +146,16 @@ class Retention(Sizes):
         return [Dropped(**row) for row in found]
 
     def expire_histories(self, now_ms: int) -> None:
-        """Forget what was superseded more than HISTORY_DAYS ago, and where spools stood that are gone. The newest state
-        of each other thing stays for ever.
+        """Forget what was superseded more than HISTORY_DAYS ago (versions of incidents: VERSION_DAYS), and where spools
+        stood that are gone. The newest state of each other thing stays for ever.
 
         Not by TTL: a row that ends an interval could go before the one that began it, which would then seem open.
         """
-        before, spools = (
-            f"fromUnixTimestamp64Milli({int(now_ms) - days * 86_400_000})" for days in (HISTORY_DAYS, SPOOL_DAYS)
+        before, spools, versions = (
+            f"fromUnixTimestamp64Milli({int(now_ms) - days * 86_400_000})"
+            for days in (HISTORY_DAYS, SPOOL_DAYS, VERSION_DAYS)
         )
-        for table, gone in _superseded(before, spools).items():
+        for table, gone in _superseded(before, spools, versions).items():
             if self._clients.rows(f"SELECT 1 FROM {table} WHERE {gone} LIMIT 1"):
                 self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
 
@@ -231,7 +233,7 @@ def _steps(parts: list[Part], now_ms: int) -> list[list[Part]]:
     return steps
 
 
-def _superseded(before: str, spools: str) -> dict[str, str]:
+def _superseded(before: str, spools: str, versions: str) -> dict[str, str]:
     """Table -> condition for the rows that tell of nothing any more."""
 
     def not_newest(table: str, key: str, time: str) -> str:
@@ -242,7 +244,9 @@ def _superseded(before: str, spools: str) -> dict[str, str]:
     sent = (
         f"SELECT id FROM outbox GROUP BY id HAVING argMax(state, written_ns) != 'pending' AND max(created) < {before}"
     )
+    newest = "SELECT id, last.1, last.2 FROM (SELECT id, max((version, updated)) AS last FROM incidents GROUP BY id)"
     return {
+        "incidents": f"updated < {versions} AND (id, version, updated) NOT IN ({newest})",
         "absences": f"(node, gpu, link, metric, `from`) IN ({ended})",
         "holdings": not_newest("holdings", "node, gpu", "from"),
         "inventory": not_newest("inventory", "node", "ts"),
