@@ -14,7 +14,7 @@ from drover_agent.simulation.readings import inventory
 from drover_collector.probes.judgement import judge
 from drover_collector.probes.measurements import Measurement
 from drover_collector.probes.rows import measurement, row_of
-from drover_collector.probes.verdicts import verdicts
+from drover_collector.probes.verdicts import verdicts, with_all
 from drover_collector.store import ProbeRow
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.events import ProbeOrder, ProbeReason, ProbeVerdict
@@ -67,7 +67,8 @@ class SimulatedProbes:
         own = [m for row in rows if (m := measurement(row)) is not None]
         others = list(self._newest.items())[-NODES:]
         fleet = [m for name, measured in others if name != node for m in measured]
-        self._verdicts += verdicts(order, rows, judge([*fleet, *own]), {}, ended_ms)
+        judged = verdicts(order, rows, judge([*fleet, *own]), {}, ended_ms)
+        self._verdicts += with_all(judged, self._fleet.spec.nodes[n].gpus)
         self._newest.pop(node, None)
         self._newest[node] = own
         self._rows += rows

@@ -69,3 +69,57 @@ def test_a_job_is_not_disturbed() -> None:
     (end,) = answer(of, probes=["rm"])
     assert end.end == "refused"
     assert replace(end, detail="") == replace(answer(of, gpus=[9])[0], detail="")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "said"),
+    [
+        ("xid", "fallen_off_bus", "GPU is lost"),
+        ("xid", "gsp_timeout", "GPU is lost"),
+        ("liveness", "gpu_lost", "GPU is lost"),
+        ("xid", "uncontained_ecc", "requires reset"),
+    ],
+)
+def test_a_gpu_that_the_driver_cannot_use_is_left_out(kind: str, cause: str, said: str) -> None:
+    job = JobSpec("j", START_MS, START_MS + 20_000, tuple((NODE, g) for g in range(8)))
+    of = fleet(Fault(kind, cause, NODE, 1, 10.0, None), jobs=[job])
+    found = answer(of, level="quick")
+    assert {r.gpu for r in found[:-1] if r.gpu is not None} == set(range(8)) - {1}
+    assert found[-1].end == "done" and "left out: GPU 1" in found[-1].detail and said in found[-1].detail
+    (end,) = answer(of, gpus=[1])
+    assert end.end == "refused" and said in end.detail
+
+
+def test_a_node_whose_driver_hangs_cannot_be_probed() -> None:
+    (end,) = answer(fleet(Fault("liveness", "driver_hung", NODE, None, 10.0, None)), level="quick")
+    assert end.end == "refused" and "driver" in end.detail
+
+
+def test_a_capped_gpu_is_slow_by_its_cap_also_when_its_job_is_over() -> None:
+    job = JobSpec("j", START_MS, START_MS + 30_000, tuple((NODE, g) for g in range(8)))
+    of = fleet(Fault("straggler", "power_cap", NODE, 1, 10.0, None, 0.28), jobs=[job])
+    values = np.array(figures(answer(of, level="quick"), "gemm_bf16"))
+    assert int(values.argmin()) == 1
+    assert 0.5 * np.median(values) < values[1] < 0.85 * np.median(values)
+    limit_w = of.gpu_columns()["power_limit_w"][1]
+    assert 250 < limit_w < 650, "the cap that its job met"
+
+
+def test_a_gpu_that_is_badly_cooled_throttles_in_its_probe() -> None:
+    of = fleet(Fault("thermal", "cooling", NODE, 1, 0.0, None, 1.8), jobs=[
+        JobSpec("j", START_MS, START_MS + 5_000, tuple((NODE, g) for g in range(8)))
+    ])  # fmt: skip
+    values = np.array(figures(answer(of, level="quick"), "gemm_bf16"))
+    assert int(values.argmin()) == 1
+    assert values[1] < 0.9 * np.median(values)
+    soak = np.array(figures(answer(of, probes=["soak"]), "soak"))
+    assert soak[1] > 2 * np.median(soak)
+
+
+@pytest.mark.parametrize("cause", ["row_remap_failure", "uncorrectable"])
+def test_a_row_that_is_not_remapped_fails_the_memory_pattern(cause: str) -> None:
+    job = JobSpec("j", START_MS, START_MS + 20_000, tuple((NODE, g) for g in range(8)))
+    of = fleet(Fault("memory", cause, NODE, 1, 10.0, None), jobs=[job])
+    found = Prober(of, 1001).answer(NODE, pb.ProbeRequest(id="p2", level="deep"))
+    assert {r.gpu: r.ok for r in found if r.probe == "memory_pattern"} == {g: g != 1 for g in range(8)}
+    assert {r.gpu: r.ok for r in found if r.probe == "sdc"} == dict.fromkeys(range(8), True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from drover_agent.simulation.fleet import SimulatedFleet
 
 HANG_BEFORE_END_S = 60.0  # how soon the scheduler ends a job that lost a rank
+USUAL_ACTIVITY = 0.75  # of a training job, where none runs that says its own
 NVLINK_RECURS = 0.66
 PCIE_ERRORS_WITH_79 = 0.43
 
@@ -59,8 +60,9 @@ def _power_cap(fleet: SimulatedFleet, fault: Fault, target: Target, level: float
     """The limit at which the clock of this GPU, when it is its job's slowest, is lower by the severity."""
     g = target.gpus
     clock = 1 - fault.severity * level
-    activity = fleet.steps.profile("activity")[g]
-    static, dynamic = fleet.hardware.static_w[g], fleet.hardware.dynamic_w[g] * np.maximum(activity, 0.1)
+    asked = fleet.steps.profile("activity")[g]
+    activity = np.where(asked > 0, np.maximum(asked, 0.1), USUAL_ACTIVITY)  # the cap stays when its job is over
+    static, dynamic = fleet.hardware.static_w[g], fleet.hardware.dynamic_w[g] * activity
     healthy = clock_at((fleet.hardware.tdp_w[g] - static) / dynamic)
     fleet.modifiers.limit_w[g] = np.round((static + dynamic * draw(healthy * clock)) / 5) * 5
 

@@ -75,7 +75,9 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Active:
+class Active:
+    """A fault that the fleet has now."""
+
     fault: Fault
     target: Target
 
@@ -86,6 +88,8 @@ class SimulatedFleet:
     Attributes:
         now_s: seconds since the start. labels: ground truth of the faults that have begun.
         skipped: faults that did not happen, because no job ran where one was needed.
+        active: the faults that it has now. closed, booting: nodes that get no jobs, that are on their way up
+        (`operations.py`).
     """
 
     def __init__(
@@ -106,8 +110,10 @@ class SimulatedFleet:
         self._seed = seed
         self._drift: Floats = np.zeros(len(self.hardware.racks))
         self._runs: dict[str, _Run] = {}
-        self._active: list[_Active] = []
+        self.active: list[Active] = []
         self._events: list[Event] = []
+        self.closed: set[int] = set()  # nodes that a scheduler gives no work
+        self.booting: set[int] = set()
         self._event_numbers = np.zeros(self.hardware.nodes, np.int64)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -140,6 +146,10 @@ class SimulatedFleet:
             )
             for run in self._runs.values()
         ]
+
+    def faults_on(self, gpu: int) -> set[tuple[str, str]]:
+        """Kind and cause of the faults that a GPU has now."""
+        return {(a.fault.kind, a.fault.cause) for a in self.active if gpu in a.target.gpus}
 
     def silent_nodes(self) -> set[str]:
         """Nodes from which nothing comes."""
@@ -185,13 +195,16 @@ class SimulatedFleet:
     def _advance(self, dt_s: float) -> None:
         self._run_due(self.now_s + dt_s)
         self.modifiers.reset()
-        for active in self._active:
+        for active in self.active:
             fault, effect = active.fault, EFFECTS[active.fault.kind, active.fault.cause]
             gone = KINDS[fault.kind, fault.cause].scope == "job" and active.target.job not in self.steps.running
             if effect.during is not None and not gone:
                 passed = self.now_s + dt_s - fault.start_s
                 level = min(1.0, passed / fault.ramp_s) if fault.ramp_s > 0 else 1.0
                 effect.during(self, fault, active.target, level, dt_s)
+        for n in self.booting:
+            self.modifiers.silent[n] = True
+            self.modifiers.stopped[self.hardware.gpus_of(n)] = True
         inlet_c = self._inlet(dt_s)
         shares = self.steps.advance(self.now_s, dt_s, self.modifiers, self.physics)
         traffic = shares.main * self.steps.profile("dram") * shares.rate
@@ -300,9 +313,9 @@ class SimulatedFleet:
         members = tuple((self.hardware.names[self.hardware.gpu_node[g]], int(self.hardware.gpu_slot[g])) for g in gpus)
         self._runs[job.id] = _Run(job, members)
         if math.isfinite(job.end_s):
-            self.at(job.end_s, lambda: self._end(job.id, job.end_s))
+            self.at(job.end_s, lambda: self.end_job(job.id, job.end_s))
 
-    def _end(self, job_id: str, at_s: float) -> None:
+    def end_job(self, job_id: str, at_s: float) -> None:
         if job_id in self.steps.running:
             self.steps.end(job_id)
             self._runs[job_id].end_s = at_s
@@ -321,21 +334,21 @@ class SimulatedFleet:
                 if alive:
                     code = int(self._rng.choice(xids))
                     self.xid(int(self._rng.choice(alive)), code, at_s + float(self._rng.uniform(0, 1.5)))
-            self._end(job_id, at_s)
-            self.at(at_s + RESTART_AFTER_S, lambda: self._restart(job, at_s + RESTART_AFTER_S))
+            self.end_job(job_id, at_s)
+            self.at(at_s + RESTART_AFTER_S, lambda: self.start_again(job, at_s + RESTART_AFTER_S))
 
         self.at(at_s, fall)
 
-    def _restart(self, job: PlannedJob, at_s: float) -> None:
+    def start_again(self, job: PlannedJob, at_s: float) -> None:
         again = restarted(job, at_s, self._faulty_nodes())
         if again is not None:
             self._start(again)
 
     def _faulty_nodes(self) -> set[int]:
         """Nodes that the scheduler would not take now."""
-        return {
+        return self.closed | {
             int(n)
-            for active in self._active
+            for active in self.active
             if (kind := KINDS[active.fault.kind, active.fault.cause]).ends_job and kind.hardware
             for n in active.target.nodes
         }
@@ -348,8 +361,8 @@ class SimulatedFleet:
         if kind.needs_job and target.job is None:
             self.skipped.append(fault)
             return
-        active = _Active(fault, target)
-        self._active.append(active)
+        active = Active(fault, target)
+        self.active.append(active)
         self.labels.append(self._label(fault, target))
         effect = EFFECTS[fault.kind, fault.cause]
         if effect.begin is not None:
@@ -357,8 +370,10 @@ class SimulatedFleet:
         if fault.end_s is not None:
             self.at(fault.end_s, lambda: self._repair(active))
 
-    def _repair(self, active: _Active) -> None:
-        self._active.remove(active)
+    def _repair(self, active: Active) -> None:
+        if active not in self.active:  # a boot or a reset has cured it
+            return
+        self.active.remove(active)
         effect = EFFECTS[active.fault.kind, active.fault.cause]
         if effect.end is not None:
             effect.end(self, active.fault, active.target)

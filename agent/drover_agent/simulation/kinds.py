@@ -24,6 +24,7 @@ class FaultKind:
         severity: range (low, high); what it means stands at the row.
         ramp_s: usual time to full severity. duration_s: range.
         weight: how often `draw_faults` takes it; 0: only where a file of faults asks for it.
+        cured_by: the least that ends it: a "reset" of the GPU, a "reboot" of the node, or neither ("").
     """
 
     scope: str
@@ -34,6 +35,7 @@ class FaultKind:
     ramp_s: float = 0.0
     duration_s: tuple[float, float] = (600.0, 1500.0)
     weight: int = 1
+    cured_by: str = ""
 
 
 _LONG = (900.0, 1800.0)
@@ -43,7 +45,7 @@ KINDS: Mapping[tuple[str, str], FaultKind] = MappingProxyType(
     {
         # severity: share of the clock that is lost
         ("straggler", "power_cap"): FaultKind("gpu", severity=(0.10, 0.32), weight=2),
-        ("straggler", "clock"): FaultKind("gpu", severity=(0.08, 0.35), weight=2),
+        ("straggler", "clock"): FaultKind("gpu", severity=(0.08, 0.35), weight=2, cured_by="reset"),
         # severity: growth of the thermal resistance
         ("straggler", "thermal"): FaultKind("gpu", severity=(1.0, 1.8), ramp_s=120.0, weight=2),
         # severity: share of the bandwidth that is lost
@@ -52,25 +54,27 @@ KINDS: Mapping[tuple[str, str], FaultKind] = MappingProxyType(
         ("straggler", "nvlink"): FaultKind("gpu", severity=(0.40, 0.70), duration_s=_LONG),
         ("straggler", "nic"): FaultKind("node", severity=(0.50, 0.75), duration_s=_LONG),
         # severity: time that the host adds to a step, over the step's
-        ("straggler", "host"): FaultKind("node", severity=(0.12, 0.35), duration_s=_LONG),
+        ("straggler", "host"): FaultKind("node", severity=(0.12, 0.35), duration_s=_LONG, cured_by="reboot"),
         # one rank stops, the others wait for it; ends when someone ends the job
-        ("hang", "rank_stopped"): FaultKind("gpu", ends_job=True, duration_s=(420.0, 900.0)),
+        ("hang", "rank_stopped"): FaultKind("gpu", ends_job=True, duration_s=(420.0, 900.0), cured_by="reset"),
         # severity: growth of the thermal resistance
         ("thermal", "cooling"): FaultKind("gpu", severity=(1.2, 2.0), ramp_s=90.0, weight=2),
         ("thermal", "fan"): FaultKind("node", severity=(0.9, 1.4), ramp_s=60.0),
         ("memory", "row_remap_failure"): FaultKind("gpu", needs_job=False),
-        ("memory", "uncorrectable"): FaultKind("gpu", ends_job=True),
+        ("memory", "uncorrectable"): FaultKind("gpu", ends_job=True, cured_by="reset"),
         # severity: corrected errors per second
         ("memory", "ecc_storm"): FaultKind("gpu", needs_job=False, severity=(200.0, 5000.0)),
         # severity: share of the NVLinks that are lost
         ("link", "nvlink"): FaultKind("gpu", severity=(0.06, 0.20)),
         ("link", "ib_flap"): FaultKind("node", needs_job=False, severity=(1.0, 1.0), duration_s=(300.0, 600.0)),
-        ("xid", "fallen_off_bus"): FaultKind("gpu", ends_job=True, needs_job=False),
-        ("xid", "gsp_timeout"): FaultKind("gpu", ends_job=True, needs_job=False),
-        ("xid", "uncontained_ecc"): FaultKind("gpu", ends_job=True),
-        ("liveness", "silent"): FaultKind("node", needs_job=False, ends_job=True, duration_s=_SHORT),
-        ("liveness", "gpu_lost"): FaultKind("gpu", needs_job=False, ends_job=True, duration_s=_SHORT),
-        ("liveness", "driver_hung"): FaultKind("node", needs_job=False, duration_s=_SHORT),
+        ("xid", "fallen_off_bus"): FaultKind("gpu", ends_job=True, needs_job=False, cured_by="reboot"),
+        ("xid", "gsp_timeout"): FaultKind("gpu", ends_job=True, needs_job=False, cured_by="reset"),
+        ("xid", "uncontained_ecc"): FaultKind("gpu", ends_job=True, cured_by="reset"),
+        ("liveness", "silent"): FaultKind("node", needs_job=False, ends_job=True, duration_s=_SHORT, cured_by="reboot"),
+        ("liveness", "gpu_lost"): FaultKind(
+            "gpu", needs_job=False, ends_job=True, duration_s=_SHORT, cured_by="reboot"
+        ),
+        ("liveness", "driver_hung"): FaultKind("node", needs_job=False, duration_s=_SHORT, cured_by="reboot"),
         # No sensor tells it, only a probe: where none is asked for it cannot be found, so it is drawn for nobody.
         ("sdc", "wrong_results"): FaultKind("gpu", needs_job=False, duration_s=_LONG, weight=0),
         # Hard negatives: only 1.7 % of straggling jobs owe most of it to workers; the rest are uneven sequences and

@@ -83,6 +83,13 @@ class Physics:
         room = (modifiers.limit_w - self.static_w(held)) / (self._hw.dynamic_w * np.maximum(activity, 0.02))
         return np.minimum(clock_at(room), self.ceiling(modifiers))
 
+    def coolable_clock(self, inlet_c: float, modifiers: Modifiers) -> Floats:
+        """The clock ratio at which a GPU under full load stays at its operating temperature. float64 [G]."""
+        hw = self._hw
+        allowed_w = (hw.operating_temp_c - inlet_c) / (hw.resistance * modifiers.resistance)
+        static_w = hw.static_w * (1 + LEAKAGE_PER_K * (hw.operating_temp_c - LEAKAGE_AT_C))
+        return clock_at((allowed_w - static_w) / hw.dynamic_w)
+
     def advance(
         self,
         dt_s: float,

@@ -25,6 +25,9 @@ _PCIE = {"pcie_h2d": 0.87, "pcie_d2h": 0.87, "pcie_both": 1.6}  # of one directi
 _NVLINK = {"p2p": 0.80, "allreduce": 0.85, "allgather": 0.85, "alltoall": 0.75}  # of all links' raw rate
 _LAUNCH = {"launch": 4.5, "launch_wait": 11.0}  # us
 _NODE = {"host_memory": 350.0, "disk_write": 3.0, "disk_read": 6.0, "disk_random": 400_000.0}
+_WRONG = {"sdc": "1 product differs", "memory_pattern": "1 word differs", "train_step": "the loss differs"}
+_NEED_RESET = frozenset({("xid", "uncontained_ecc")})  # the driver gives no context on such a GPU
+_BAD_ROWS = frozenset({("memory", "row_remap_failure"), ("memory", "uncorrectable")})  # still in use
 REPEATS = 5
 REPEAT_SD = 0.002  # from run to run
 HBM_UNIT_SD = 0.004  # between units
@@ -50,9 +53,14 @@ class Prober:
         base = replace(base, device=self._fleet.hardware.sku_of_node[n].model)
         first, count = int(self._fleet.hardware.first_gpu[n]), self._fleet.spec.nodes[n].gpus
         held = {slot: job for slot in range(count) if (job := self._job(first + slot)) is not None}
-        asked = list(request.gpus) or [slot for slot in range(count) if slot not in held]
+        why_not = self._left_out(first, count)
+        asked = list(request.gpus) or [slot for slot in range(count) if slot not in held and slot not in why_not]
         names = list(request.probes) or ([p.name for p in of_level(Level(level))] if level in list(Level) else [])
-        if refusal := self._refusal(names, asked, held, count):
+        if self._fleet.modifiers.hung[n]:
+            return [
+                _closing(base, "refused", "the NVIDIA driver does not say which GPUs there are: it does not answer")
+            ]
+        if refusal := self._refusal(names, asked, held, why_not, count):
             return [_closing(base, "refused", refusal)]
         rng = np.random.default_rng([self._seed, zlib.crc32(request.id.encode())])
         found: list[ProbeResult] = []
@@ -62,16 +70,29 @@ class Prober:
                 result = replace(
                     base, id=f"{request.id}/{len(found)}", gpu=gpu, peer=peer, probe=name, value=told, ok=ok,
                     unit=PROBES[name].unit, repeats=1 if ok is not None else REPEATS,
-                    spread=None if ok is not None else REPEAT_SD, detail="" if ok is not False else "1 product differs",
+                    spread=None if ok is not None else REPEAT_SD, detail="" if ok is not False else _WRONG[name],
                 )  # fmt: skip
                 found.append(result)
-        return [*found, replace(_closing(base, "done", ""), seconds=float(len(names)))]
+        detail = "" if request.gpus else "; ".join(f"left out: GPU {slot}: {why}" for slot, why in why_not.items())
+        return [*found, replace(_closing(base, "done", detail), seconds=float(len(names)))]
+
+    def _left_out(self, first: int, count: int) -> dict[int, str]:
+        """Slot -> why the driver cannot use it."""
+        mod, why = self._fleet.modifiers, {}
+        for slot in range(count):
+            if mod.lost[first + slot]:
+                why[slot] = "the driver says of it: GPU is lost"
+            elif not _NEED_RESET.isdisjoint(self._fleet.faults_on(first + slot)):
+                why[slot] = "the driver says of it: GPU requires reset"
+        return why
 
     def _job(self, gpu: int) -> str | None:
         steps = self._fleet.steps
         return steps.name_of(int(steps.job_of[gpu]))
 
-    def _refusal(self, names: list[str], asked: list[int], held: dict[int, str], count: int) -> str:
+    def _refusal(
+        self, names: list[str], asked: list[int], held: dict[int, str], why_not: dict[int, str], count: int
+    ) -> str:
         if unknown := [name for name in names if name not in PROBES]:
             return f"no probe is called {unknown[0]!r}"
         if not names:
@@ -80,6 +101,10 @@ class Prober:
             return f"GPU {missing[0]}: there is none"
         if busy := [slot for slot in asked if slot in held]:
             return f"GPU {busy[0]}: held by job {held[busy[0]]}"
+        if lost := [slot for slot in asked if slot in why_not]:
+            return f"GPU {lost[0]}: {why_not[lost[0]]}"
+        if not asked and why_not:
+            return "; ".join(f"GPU {slot}: {why}" for slot, why in why_not.items())
         return "" if asked else "no GPU is free"
 
     def _figures(self, name: str, n: int, slots: list[int], rng: np.random.Generator) -> Iterator[Figure]:
@@ -88,6 +113,7 @@ class Prober:
         g = np.array([first + slot for slot in slots])
         everyone = np.ones(hw.gpus)
         clock = fleet.physics.clock_for(everyone, everyone.astype(bool), mod)[g]
+        clock = np.minimum(clock, fleet.physics.coolable_clock(float(fleet.node_columns()["inlet_temp_c"][n]), mod)[g])
         bf16, hbm = _PEAKS[hw.sku_of_node[n].name]
         links = (mod.nvlink_speed * (1 - mod.nvlinks_down / np.maximum(hw.nvlinks, 1)) * hw.nvlink_bytes_per_s / 1e9)[g]
         bad = [(hw.names[n], slot) in self._corrupting or bool(mod.corrupting[first + slot]) for slot in slots]
@@ -112,6 +138,9 @@ class Prober:
             yield None, None, _NODE[name] * idle_host, None
         elif name in ("sdc", "memory_pattern"):
             size = 1e6 if name == "sdc" else 0.9 * float(hw.memory_bytes[first])
+            if name == "memory_pattern":
+                rows = [not _BAD_ROWS.isdisjoint(fleet.faults_on(first + slot)) for slot in slots]
+                bad = [wrong or row for wrong, row in zip(bad, rows, strict=True)]
             yield from ((slot, None, size, not wrong) for slot, wrong in zip(slots, bad, strict=True))
         elif name in _LAUNCH:
             yield from (
