@@ -12,14 +12,14 @@ import numpy.typing as npt
 from drover_collector.buckets import Bucket
 from drover_collector.detectors import Detector
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.rhythm import Rhythm, Times, least_silence_ms
 from drover_collector.detectors.risk_model import Troubles
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event, Finding, Member
+from drover_proto.events import Event, EventKind, Finding, Member
 
 WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
-UNHEARD_BUCKETS = 3  # without a row: the health is unknown
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class Senses:
     Attributes:
         states: detector -> what it keeps. troubles: detector -> what went wrong inside it, and how often.
         seconds: detector -> time spent in it, for metrics; nothing is judged by it.
+        rhythm: how often each node reports.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Senses:
         self.inventory, self.past, self.troubles, self.seconds = inventory, past, troubles, seconds
         self.states: dict[str, object] = {}
         self.buckets = Buckets(WINDOW_BUCKETS)
+        self.rhythm = Rhythm(index)
         self._node_heard_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)
         self._gpu_heard_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = self._newest_length_ms = 0
@@ -64,10 +66,13 @@ class Senses:
         )
 
     def window(self, fresh: bool, events: tuple[Event, ...] = ()) -> Window:
-        return Window(self.index, self.buckets.all(), fresh, events, self.started_ms, self.inventory, self.past)
+        return Window(
+            self.index, self.buckets.all(), fresh, events, self.started_ms, self.inventory, self.past, self.rhythm
+        )
 
     def hear(self, bucket: Bucket) -> None:
         self.buckets.append(bucket)
+        self.rhythm.hear(bucket)
         self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
@@ -75,6 +80,9 @@ class Senses:
 
     def detect(self, window: Window, now_ms: int) -> list[Finding]:
         found: list[Finding] = []
+        for event in window.events:
+            if event.kind is EventKind.LIFECYCLE and event.code == "agent_started":
+                self.rhythm.forget(event.node)
         for detector in self.detectors:
             began = time.perf_counter()
             try:
@@ -94,13 +102,20 @@ class Senses:
         node, slot = member
         n, g = self.index.node_number.get(node), None if slot is None else self.index.gpu(node, slot)
         at = 0 if n is None else int(self._node_heard_ms[n] if g is None else self._gpu_heard_ms[g])
-        return self._newest_length_ms if at >= self._newest_end_ms else 0
+        if n is None or at >= self._newest_end_ms:
+            return self._newest_length_ms if n is not None else 0
+        # One that reports every 30 s speaks for the empty buckets between two reports.
+        quiet = self._node_heard_ms < self._newest_end_ms
+        spacing_ms = int(self.rhythm.spacing_ms(self._newest_length_ms, quiet)[n])
+        return self._newest_length_ms if self._newest_end_ms - at < spacing_ms else 0
 
     def heard_lately(self) -> tuple[Bools, Bools]:
-        """bool [N] and [G]."""
-        newest = self.buckets.all()[-1:]
-        after = self._newest_end_ms - UNHEARD_BUCKETS * (newest[0].length_ms if newest else 0)
-        return (
-            (self._node_heard_ms > after) & (self._node_heard_ms > 0),
-            (self._gpu_heard_ms > after) & (self._gpu_heard_ms > 0),
-        )
+        """bool [N] and [G]: False where the health is unknown, since nothing came for too long."""
+        after: Times | int = self._newest_end_ms - least_silence_ms(self._newest_length_ms)
+        nodes, gpus = self._node_heard_ms > after, self._gpu_heard_ms > after
+        if not (nodes.all() and gpus.all()) and self._newest_end_ms:
+            quiet = ~nodes
+            quiet[self.index.gpu_node[~gpus]] = True
+            after = self._newest_end_ms - self.rhythm.silent_after_ms(self._newest_length_ms, quiet)
+            nodes, gpus = self._node_heard_ms > after, self._gpu_heard_ms > after[self.index.gpu_node]
+        return nodes & (self._node_heard_ms > 0), gpus & (self._gpu_heard_ms > 0)

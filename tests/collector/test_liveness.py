@@ -297,3 +297,34 @@ def test_values_of_a_gpu_that_an_agent_called_lost_end_it_when_no_word_of_its_re
     told = run(12, events={1: [lifecycle("gpu_lost", gpu=3, at_ms=20_000)]})
     assert told[0].cause == "gpu_lost"
     assert told[-1].cleared
+
+
+def test_after_a_pause_of_the_collector_a_silence_is_said_from_the_nodes_last_report_and_judged_from_the_pause() -> (
+    None
+):
+    """ "Silent for 1 min" stood beside "last heard 38 min ago"."""
+    index, state, held, told = small_fleet(), None, Buckets(6), list[tuple[int, Finding]]()
+    for window, now_ms in play(index, 30, None, lambda number: [2] if number >= 6 else []):
+        number = (window.newest.start_ms - START_MS) // 10_000
+        if 10 <= number < 15:
+            continue  # five buckets are missing: the collector stood still
+        held.append(window.newest)
+        found, state = liveness.detect(dataclasses.replace(window, buckets=held.all()), state, now_ms)
+        told += [(number, f) for f in found]
+    assert [number for number, f in told if f.action is not Wanted.NONE][:2] == [8, 9], "before the pause"
+    first = next((number, f) for number, f in told if number >= 17 and "silent for" in f.summary)
+    assert first[1].since_ms == START_MS + 60_000, "its last report"
+    assert "for 2 min" in first[1].summary
+    assert not any(f.cleared for _, f in told)
+
+
+def test_a_silence_begins_with_the_last_sample_and_not_with_the_end_of_its_bucket() -> None:
+    state, told = None, list[Finding]()
+    for window, now_ms in play(small_fleet(), 12, None, lambda number: [2] if number >= 6 else []):
+        if window.newest.start_ms == START_MS + 50_000:
+            window.newest.node_rows[2] = window.newest.gpu_rows[16:24] = 2  # of ten: the node died 2 s into the bucket
+            assert window.rhythm is not None
+            window.rhythm.hear(window.newest)
+        found, state = liveness.detect(window, state, now_ms)
+        told += found
+    assert {f.since_ms for f in told} == {START_MS + 52_000}

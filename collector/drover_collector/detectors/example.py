@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.rhythm import Rhythm
 from drover_collector.detectors.risk_model import Trouble
 from drover_collector.detectors.window import Buckets, Window
 from drover_collector.fleet_index import FleetIndex
@@ -131,11 +132,12 @@ def play(
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None,
 ) -> Iterator[tuple[Window, int]]:
     """Windows of `count` buckets as the engine would give them; `events` by the bucket they come right after."""
-    held = Buckets(KEPT)
+    held, rhythm = Buckets(KEPT), Rhythm(index)
     for number in range(count):
         bucket = training_bucket(index, number, change, silent(number), links=links)
         held.append(bucket)
+        rhythm.hear(bucket)
         now_ms = bucket.end_ms + LAG_MS
-        yield Window(index, held.all(), True, (), START_MS, inventory, troubles), now_ms
+        yield Window(index, held.all(), True, (), START_MS, inventory, troubles, rhythm), now_ms
         if events and number in events:
-            yield Window(index, held.all(), False, tuple(events[number]), START_MS, inventory, troubles), now_ms
+            yield Window(index, held.all(), False, tuple(events[number]), START_MS, inventory, troubles, rhythm), now_ms

@@ -24,6 +24,7 @@ from drover_collector.detectors.liveness_texts import (
     node_silent,
     planned,
 )
+from drover_collector.detectors.rhythm import SILENT_BUCKETS
 from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
@@ -33,8 +34,6 @@ NAME = "liveness"
 VERSION = 1
 KIND = IncidentKind.LIVENESS
 
-SILENT_BUCKETS = 3  # without a row before a node counts as silent: rides out an agent's restart and a reconnect
-SILENT_MS = 30_000  # and at least this long
 DRAIN_AFTER_MS = 300_000  # of silence: Slurm's SlurmdTimeout default, after which it too sets a node DOWN
 NEVER_CAME_MS = 60_000  # grace for expected nodes after the start of watching
 CLOCK_WRONG_S = 5.0  # beyond it, samples of a node fall into other buckets than its peers' of the same moment
@@ -171,11 +170,14 @@ def _waits(window: Window, s: State, finding: Finding) -> bool:
     bucket, number = window.newest, window.index.node_number
     if finding.cause not in ("silent", "never_came") or finding.node in s.planned:
         return False
-    again_ms = max(NEVER_CAME_MS if finding.cause == "never_came" else 0, _silent_after(bucket))
+    members = [number[name] for name, _ in finding.members if name in number]
+    if not members:
+        return False
+    again_ms = int(window.silent_after_ms(s.heard_ms < bucket.end_ms)[members].max())
+    again_ms = max(NEVER_CAME_MS if finding.cause == "never_came" else 0, again_ms)
     if not s.deaf and bucket.end_ms - s.resumed_ms >= again_ms:
         return False
-    away = [s.heard_ms[number[name]] < bucket.end_ms for name, _ in finding.members if name in number]
-    return bool(away) and float(np.mean(away)) >= GROUP_STAYS
+    return float((s.heard_ms[members] < bucket.end_ms).mean()) >= GROUP_STAYS
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -213,13 +215,15 @@ def _listen(window: Window, s: State) -> Bools:
     if missing or (s.deaf and heard.any()):
         _resume(s, bucket)  # buckets are missing or empty: it was not the nodes that were away
     again = heard & (s.heard_ms < bucket.start_ms)
+    if again.any():  # an empty bucket between two reports of one that reports seldom is no absence
+        again &= bucket.start_ms - s.heard_ms >= window.spacing_ms(again)
     if bucket.end_ms <= s.coming_ms:
         if again.sum() >= max(2, COMING_SHARE * len(again)):
             s.resumed_ms = bucket.start_ms
-        elif bucket.end_ms - s.resumed_ms >= _silent_after(bucket):
+        elif bucket.end_ms - s.resumed_ms >= float(np.median(window.silent_after_ms(~heard))):
             s.coming_ms = 0
     s.newest_end_ms = bucket.end_ms
-    s.deaf = not heard.any()
+    s.deaf = not heard.any() and _most_overdue(window, s)
     s.hosts_tell |= bool(bucket.node)
     s.returned_ms[again] = bucket.start_ms
     s.heard_ms[heard] = bucket.end_ms
@@ -243,56 +247,75 @@ def _resume(s: State, bucket: Bucket) -> None:
     s.resumed_ms, s.coming_ms = bucket.start_ms, bucket.end_ms + COMING_MS
 
 
-def _silent_after(bucket: Bucket) -> int:
-    """How long a node or GPU gives nothing until it counts as silent, ms."""
-    return max(SILENT_MS, SILENT_BUCKETS * bucket.length_ms)
+def _most_overdue(window: Window, s: State) -> bool:
+    """Whether most nodes should have reported by now: where all are read every 15 s, each third bucket is empty."""
+    ever = s.heard_ms > 0
+    overdue = window.newest.end_ms - s.heard_ms >= window.spacing_ms(ever)
+    return not ever.any() or float(overdue[ever].mean()) > MASS_SHARE
+
+
+def _last_heard(window: Window, s: State) -> Times:
+    """When each node was last heard, ms [N], for what people read; judged by is `State.heard_ms`, a bucket's end."""
+    last = s.heard_ms.copy()
+    rhythm, length_ms = window.rhythm, window.newest.length_ms
+    if rhythm is None:
+        return last
+    for n in np.flatnonzero((last > 0) & (last < window.newest.end_ms)).tolist():
+        at_ms = rhythm.last_ms(n, length_ms)
+        if last[n] - length_ms < at_ms < last[n]:
+            last[n] = at_ms
+    return last
 
 
 def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
-    limit_ms = _silent_after(bucket)
+    limit_ms = window.silent_after_ms(~heard)
     never = s.heard_ms == 0
-    since = np.maximum(s.heard_ms, s.resumed_ms)
-    quiet_ms = np.where(heard, 0, bucket.end_ms - since)
-    silent = expected = quiet_ms >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms)
+    quiet_ms = np.where(heard, 0, bucket.end_ms - np.maximum(s.heard_ms, s.resumed_ms))
+    present = heard | (quiet_ms < window.spacing_ms(~heard))
+    silent = expected = quiet_ms >= np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
     if silent.any():
         awaited = (node.name not in s.planned and (node.gpus > 0 or s.hosts_tell) for node in index.nodes)
         expected = np.fromiter(awaited, bool, index.node_count)
         silent = expected & silent
+    # Judged from when the collector listened again, said from when the node was last heard.
+    since = np.where(never, s.resumed_ms, _last_heard(window, s)) if silent.any() else s.heard_ms
+    said_ms = bucket.end_ms - since
     for name, stopped_ms in s.planned.items():
         n = index.node_number.get(name)
-        if n is not None and quiet_ms[n] >= limit_ms:
+        if n is not None and quiet_ms[n] >= limit_ms[n]:
             yield planned(window, name, stopped_ms, now_ms)
     was_mass = any(key[1] == "no_telemetry" for key in s.told)
     # One bucket that nobody was in time for says nothing yet; a fleet that is gone is silent as a node is.
-    deaf = not heard.any() and silent.sum() > MASS_SHARE * expected.sum()
+    deaf = s.deaf and silent.sum() > MASS_SHARE * expected.sum()
     mass = deaf or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
     if was_mass and not mass:  # the collector's own trouble ends: who is still away now is judged from now on
         _resume(s, bucket)
         return
-    if not silent.any() or (not mass and not heard.any()):
+    if not silent.any() or (not mass and s.deaf):
         return
     if mass and index.node_count > 1:
-        yield mass_silent(window, silent, heard, int(since[silent].min()), now_ms)
+        yield mass_silent(window, silent, present, int(since[silent].min()), now_ms)
         return
     late = silent & (bucket.end_ms - s.spoke_ms < limit_ms)
     late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # told as what it is
     silent = silent & ~late
     for n in np.flatnonzero(late & (quiet_ms >= DRAIN_AFTER_MS)).tolist():
-        yield node_late(window, n, int(since[n]), int(quiet_ms[n]), now_ms)
+        yield node_late(window, n, int(since[n]), int(said_ms[n]), now_ms)
     for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
         for code in np.unique(codes[silent]).tolist():
             inside = (codes == code) & expected
             # Once all were silent, the others of a group that comes back node by node are no troubles of their own.
             told = any(k[:2] == (scope, "silent") and k[2] == names[code] for k in s.told)
-            away = not (heard | late)[inside].any() or (told and silent[inside].mean() >= GROUP_STAYS)
+            away = not (present | late)[inside].any() or (told and silent[inside].mean() >= GROUP_STAYS)
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     for n in np.flatnonzero(silent).tolist():
         clock = s.clock_wrong.get(index.nodes[n].name)
-        long = bool(min(quiet_ms[n], bucket.end_ms - s.spoke_ms[n]) >= DRAIN_AFTER_MS)
-        yield node_silent(window, n, bool(never[n]), int(since[n]), int(quiet_ms[n]), clock is not None, long, now_ms)
+        drain_ms = max(DRAIN_AFTER_MS, 2 * int(limit_ms[n]))  # the warning comes first, however seldom it reports
+        long = bool(min(quiet_ms[n], bucket.end_ms - s.spoke_ms[n]) >= drain_ms)
+        yield node_silent(window, n, bool(never[n]), int(since[n]), int(said_ms[n]), clock is not None, long, now_ms)
 
 
 def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
@@ -300,11 +323,15 @@ def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Findi
     index, bucket = window.index, window.newest
     if not (s.answered_ms > 0).any():
         return  # no GPU telemetry at all: could_not_judge says so
-    limit_ms = _silent_after(bucket)
+    quiet = np.zeros(index.node_count, bool)
+    quiet[index.gpu_node[s.answered_ms < bucket.end_ms]] = True
+    limit_ms = window.silent_after_ms(quiet)[index.gpu_node]
     never = s.answered_ms == 0
     # Since the node came back: an agent that starts tells of the host some seconds before the driver answers.
     since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), s.returned_ms[index.gpu_node])
-    missing = heard[index.gpu_node] & (bucket.end_ms - since >= np.where(never, max(NEVER_CAME_MS, limit_ms), limit_ms))
+    limit_ms = np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
+    missing = heard[index.gpu_node] & (bucket.end_ms - since >= limit_ms)
+    since = np.where(never, since, np.maximum(s.answered_ms, s.returned_ms[index.gpu_node]))  # said, not judged
     for n in np.unique(index.gpu_node[missing]).tolist():
         first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
         gone = [g for g in range(first, end) if missing[g]]

@@ -10,6 +10,7 @@ import numpy as np
 
 from drover_collector.buckets import Bucket, Floats, Ints, Lazy
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.rhythm import Bools, Rhythm, Times, least_silence_ms
 from drover_collector.detectors.risk_model import Trouble
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Event
@@ -25,6 +26,7 @@ class Window:
         started_ms: when this collector (or replay) began to watch; before it nothing can be called silent.
         inventory: what nodes told of themselves so far; None where nothing keeps it.
         troubles: node -> incident -> what was wrong with it in the last months; None likewise.
+        rhythm: how often each node reports; None: each is taken to report in every bucket.
     """
 
     index: FleetIndex
@@ -34,6 +36,7 @@ class Window:
     started_ms: int
     inventory: Inventory | None = None
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None
+    rhythm: Rhythm | None = None
 
     @property
     def newest(self) -> Bucket:
@@ -54,6 +57,24 @@ class Window:
     def node_rows(self) -> Ints:
         """int32 [T, N]: samples per bucket."""
         return np.array([b.node_rows for b in self.buckets], np.int32).reshape(len(self.buckets), self.index.node_count)
+
+    def spacing_ms(self, quiet: Bools) -> Times:
+        """Return the time between two reports of each node, int64 [N], at least one bucket.
+
+        Args:
+            quiet: bool [N], nodes that are asked about; of the others it is the time of a bucket.
+        """
+        length_ms = self.newest.length_ms
+        if self.rhythm is None:
+            return np.full(self.index.node_count, length_ms, np.int64)
+        return np.maximum(self.rhythm.spacing_ms(length_ms, quiet), length_ms)
+
+    def silent_after_ms(self, quiet: Bools) -> Times:
+        """Return how long each node gives nothing until it counts as silent, int64 [N]. `quiet`: as above."""
+        length_ms = self.newest.length_ms
+        if self.rhythm is None:
+            return np.full(self.index.node_count, least_silence_ms(length_ms), np.int64)
+        return self.rhythm.silent_after_ms(length_ms, quiet)
 
     def job_of(self, gpu: int) -> str | None:
         """The job that holds GPU index `gpu` at the end of the newest bucket."""
