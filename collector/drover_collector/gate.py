@@ -6,6 +6,7 @@ Without TLS, which the settings allow on loopback only, every local user may do 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -66,6 +67,10 @@ PAGE = READERS  # of /metrics
 LOOK_S = 2.0  # how often open streams are looked at
 LOGGED = 1000  # refused peers that are named in the log, each once
 SHOWN = 3
+# Calls of one certificate whose request is read and held, and calls that wait for their turn before it is read. A
+# request of 64 KiB takes 2 MiB once it is parsed; the console's certificate stands for all who sit before it.
+CALLS_EACH, WAITING_EACH = 8, 256
+HEAR_S = 10.0  # from a call's turn until its request is here
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -92,6 +97,15 @@ class _Open:
             self.end(refusal)
         elif self.task is not None and not self.sending:
             self.task.cancel()
+
+
+class _Turns:
+    """Of one certificate: its calls that are served or wait."""
+
+    __slots__ = ("asked", "free")
+
+    def __init__(self) -> None:
+        self.asked, self.free = 0, asyncio.Semaphore(CALLS_EACH)
 
 
 _CALL: ContextVar[_Open | None] = ContextVar("_CALL", default=None)
@@ -136,6 +150,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self._secure, self._roles, self._now_s = secure, roles, now_s
         self._behind: dict[str, tuple[Handler, Handler]] = {}  # method -> its handler, and the same behind the gate
         self._open: set[_Open] = set()
+        self._turns: dict[tuple[Identity, bool], _Turns] = {}
         self._soon: dict[Identity, x509.Certificate] = {}
         self._logged: set[tuple[str, str]] = set()
         self._looked_for: frozenset[int] | None = None  # denied serials when all open calls were looked at
@@ -274,37 +289,86 @@ class Gate(grpc.aio.ServerInterceptor):
         return answer
 
     def _guarded(self, method: str, handler: Handler) -> Handler:
-        """`handler` behind the gate, of the same kind."""
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        answer = self._answering(method, inner)
+        """`handler`, of one request, behind the gate.
 
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        Made as one of a stream of requests: of such a call gRPC reads no message before it is asked to. So the role is
+        looked at before the request is received, inflated and parsed, which takes 30 times its size, or 30,000 times.
+        """
+        if handler.request_streaming:
+            raise TypeError(f"{method}: calls of this server have one request")
+        inner = handler.unary_unary or handler.unary_stream
+        generates = inspect.isasyncgenfunction(inner)
+
+        async def serve(_: Any, context: Any) -> None:
             call = await self._admit(method, context)
             try:
-                async for item in inner(request, context):
-                    call.sending = True
-                    yield item
-                    call.sending = False
-                    await _told(call, context)
+                async with self._turn(method, call, context):
+                    request: Any = await _request(handler.request_deserializer, context)
+                    async for item in inner(request, context) if generates else _once(inner(request, context)):
+                        call.sending = True
+                        await context.write(item)
+                        call.sending = False
+                        await _told(call, context)
             except asyncio.CancelledError:
                 await _told(call, context)
                 raise
+            except grpc.aio.AbortError as error:
+                _let_go(error)
+                raise
             finally:
+                request = None
                 self._open.discard(call)
 
-        generates = inspect.isasyncgenfunction(inner)
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[bool(handler.request_streaming), bool(handler.response_streaming)]
-        behaviour: Any = stream if generates else answer
-        return make(
-            behaviour,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        return grpc.stream_stream_rpc_method_handler(serve, response_serializer=handler.response_serializer)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, method: str, call: _Open, context: Context) -> AsyncIterator[None]:
+        """One of the turns of the caller's certificate; acts have turns apart from questions."""
+        who = call.peer.identity
+        key = who, self._roles[method] == OPERATORS  # or a drain would wait behind eight slow questions
+        turns = self._turns.setdefault(key, _Turns())
+        if turns.asked >= CALLS_EACH + WAITING_EACH:
+            self.refused["too many calls"] += 1
+            text = f"{who} has {turns.asked} calls under way; try again when some of them have ended"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        turns.asked += 1
+        try:
+            async with turns.free:
+                yield
+        finally:
+            turns.asked -= 1
+            if not turns.asked:
+                del self._turns[key]
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of the frames of an error, its causes too, that has become an answer: they form a ring with it, which would hold
+    the request until Python looks for rings. A hundred requests that were parsed to 2 MiB each would be 200 MiB.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+async def _once(answer: Awaitable[Any]) -> AsyncIterator[Any]:
+    yield await answer
+
+
+async def _request(parse: Callable[[bytes], Any] | None, context: Any) -> Any:
+    """The one request of a call."""
+    try:
+        async with asyncio.timeout(HEAR_S):
+            raw = await context.read()
+    except TimeoutError:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request came within {HEAR_S:g} s of the call")
+    if raw is grpc.aio.EOF:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    if parse is None:
+        return raw
+    try:
+        return parse(raw)
+    except Exception:  # noqa: BLE001  # of hostile bytes the library may raise anything
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of fleet.proto")
 
 
 async def _told(call: _Open, context: Context) -> None:

@@ -26,7 +26,6 @@ from drover_collector import blindness, memory, open_files
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.making import actuators, by_pool
 from drover_collector.agent_server import AgentServer
-from drover_collector.agent_server.call import MESSAGE_BYTES
 from drover_collector.api import FleetApi
 from drover_collector.api_facts import Facts
 from drover_collector.config import (
@@ -70,9 +69,14 @@ GRACE_S = 3.0  # for calls under way at a stop
 STOP_S = 60.0  # for a whole stop; a store that hangs must not hold it up for ever
 CLOCK_AHEAD_S, CLOCK_BACK_S = 7 * 86_400, 3600  # between the clock and the store's last write: `check` wonders beyond
 SWITCH_S = 0.001  # else a message waits 5 ms for each thread that computes: Python's lock is taken over that seldom
+REQUEST_BYTES = 65_536
+STREAMS_MOST = 64  # of one connection to the Fleet API; a client keeps the next one back until one has ended
+CALLS_MOST = 1_024  # of all together, also those that are being refused; the gate has bounds for each certificate
 SERVER_OPTIONS = (  # of the Fleet API
     ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the calls
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # Its largest honest request, a silence of 1,000 nodes by name, takes some 40 kB; parsed one may take 30 times that.
+    ("grpc.max_receive_message_length", REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", STREAMS_MOST),
     # A peer that lost its power never says so; and one that pings while we have nothing to say is no nuisance.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -311,7 +315,7 @@ async def _serve(
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
     agents = AgentServer(methods, open_files.connections())
-    people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,))
+    people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
     add_FleetServicer_to_server(api, people)
     async with contextlib.AsyncExitStack() as stack:
         addresses = [

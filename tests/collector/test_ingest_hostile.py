@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from drover_collector import ingest, ingest_session
+from drover_collector.agent_server.call import MESSAGE_BYTES
 from drover_collector.decode import MAX_BLOCKS
 from drover_collector.identity import Identity, Role
 from drover_collector.ingest import Limits
 from drover_collector.ingest_limits import Account
 from drover_collector.ingest_positions import SPOOLS
-from drover_collector.main import MESSAGE_BYTES
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello, index_of
