@@ -74,8 +74,12 @@ def settings() -> str:
 
 def commands() -> str:
     parts = [
-        f"# The command `drover`\n\n{NOTE}\nExit codes: 0 done; 1 done and the answer is no (the demo missed a fault); "
-        "2 bad input; 3 the collector does not answer; 130 interrupted.\n"
+        f"# The command `drover`\n\n{NOTE}\nExit codes: 0 done; 1 refused (the guard, the mode or the role), or done "
+        "and the answer is no; 2 bad input; 3 the collector does not answer, or cannot now; 4 nothing has this name; "
+        "130 interrupted.\n\n`--json`: one object a line, and no line where a list is empty. Times are numbers, "
+        "milliseconds UTC, in fields that end with `_ms`; incidents and `explain` have them in ISO 8601 too. What is "
+        "not known is `null`. A node is `node` in each command; `nodes --json` keeps `name` until the next release. "
+        "Where rows are of several kinds, as of `fabric` and `thermals`, `type` says which.\n"
     ]
     for name, parser in _parsers(build_parser()):
         lines: list[list[object]] = []

@@ -12,12 +12,18 @@ from typing import Any
 import grpc
 
 from drover_cli.arguments import address
-from drover_cli.errors import CliError, UnreachableError
+from drover_cli.errors import CliError, NotFoundError, RefusedError, UnreachableError
 from drover_proto import x509
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 DEFAULT = "127.0.0.1:7302"
 DEADLINE_S = 15.0
+ERRORS: dict[grpc.StatusCode, type[CliError]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: RefusedError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: UnreachableError,
+    grpc.StatusCode.INTERNAL: UnreachableError,
+}
 # Said once in a shell, or in its profile, and not with each command: at 3 a.m. nobody types four paths.
 COLLECTOR, CA, CERT, KEY = "DROVER_COLLECTOR", "DROVER_CA", "DROVER_CERT", "DROVER_KEY"
 
@@ -56,7 +62,8 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     """A stub of the collector that `args` name.
 
     Raises:
-        UnreachableError: nothing answers there. CliError: it answers that the request is wrong.
+        UnreachableError: nothing answers there, or it cannot now. RefusedError, NotFoundError, CliError: it answers
+            that it may not be done, that there is no such thing, that the request is wrong.
     """
     options = [("grpc.max_receive_message_length", 64 * 2**20)]
     tls = tls_files(args)
@@ -92,8 +99,8 @@ def _told(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -
             "is drover-collector running there? Give another address with --collector"
         )
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return CliError(f"the collector at {where} refuses: {detail or code.name}")
-    return CliError(detail or f"the collector at {where} answered {code.name}")
+        return RefusedError(f"the collector at {where} refuses: {detail or code.name}")
+    return ERRORS.get(code, CliError)(detail or f"the collector at {where} answered {code.name}")
 
 
 def _why(code: grpc.StatusCode, detail: str) -> str:

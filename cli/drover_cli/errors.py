@@ -1,7 +1,9 @@
 """Errors that end a command with one line and an exit code.
 
 CliError                bad input: exit code 2
-└── UnreachableError    the collector does not answer: exit code 3
+├── RefusedError        the collector refuses: the guard, the mode or the role does not allow it: exit code 1
+├── NotFoundError       nothing has this name: exit code 4
+└── UnreachableError    the collector does not answer, or cannot now: exit code 3
 """
 
 from __future__ import annotations
@@ -11,6 +13,14 @@ class CliError(Exception):
     """What is wrong and what to do about it, in one line."""
 
     exit_code = 2
+
+
+class RefusedError(CliError):
+    exit_code = 1
+
+
+class NotFoundError(CliError):
+    exit_code = 4
 
 
 class UnreachableError(CliError):

@@ -1,7 +1,7 @@
 """Entry point of `drover`.
 
-Exit codes: 0 done; 1 done, and the answer is no (the demo missed a fault); 2 bad input; 3 no answer of the collector;
-130 interrupted.
+Exit codes: 0 done; 1 refused, or done and the answer is no; 2 bad input; 3 no answer of the collector; 4 nothing has
+this name; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -12,15 +12,49 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from drover_proto.events import Incident
+from drover_proto.reports import incident_report
 from drover_proto.times import iso
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on one line of stdout."""
-    print(json.dumps(value, allow_nan=False), flush=True)
+    """Print one JSON value on one line of stdout: numbers without noise, degrees as people write them."""
+    print(json.dumps(_neat(value), allow_nan=False), flush=True)
+
+
+def _neat(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _neat(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_neat(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.10g}")  # 25.650000000000002 is noise of adding up
+    return value.replace("degC", "°C") if isinstance(value, str) else value
+
+
+def message_json(message: Message, **more: Any) -> dict[str, Any]:
+    """Return a message as a JSON object with every field: what is not known is null, times are numbers (ms)."""
+    found = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    for field in message.DESCRIPTOR.fields:
+        if field.name not in found:
+            found[field.name] = None
+        elif field.cpp_type in INT64 and not isinstance(found[field.name], list):  # protobuf's JSON: a string
+            found[field.name] = getattr(message, field.name)
+    return {**more, **found}
+
+
+def incident_json(incident: Incident) -> dict[str, Any]:
+    """Return the report of an incident with its times as numbers (ms) too, as all other commands have them."""
+    times = {"opened_ms": incident.opened_ms, "since_ms": incident.since_ms, "closed_ms": incident.closed_ms}
+    return {**incident_report(incident), **times}
 
 
 ELLIPSIS = "…"
+INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _FRACTION = re.compile(r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z")
 LEAST_BESIDE = 60  # columns; a sentence that would get fewer stands below its line
 

@@ -100,6 +100,11 @@ def _waiting(facts: Facts, beginning: str) -> Decision:
         some = ", ".join(d.id for d in found[:NAMED])
         raise bad_argument(f"{beginning!r} begins {len(found)} ids: {some}; give more of it")
     known = [d for d in facts.store.newest_decisions(0, limit=MOST) if d.id.startswith(beginning)]
+    if known and known[0].outcome == "pending_approval":
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"decision {known[0].id} has been replaced by a newer one; `drover decisions` lists those that wait",
+        )
     if known:
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -53,12 +53,12 @@ def test_the_list(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert "none ended in the last 24 h" in capsys.readouterr().out
 
 
-def test_the_list_as_json_leaves_out_what_is_not_known(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_as_json_has_null_for_what_is_not_known(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["since_ms"] == 1_800_000_000_000
-    assert "mfu_ratio" not in told
-    assert "ended_ms" not in told
+    assert told["mfu_ratio"] is None
+    assert told["ended_ms"] is None
 
 
 def test_one_job_has_those_in_trouble_first(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+from concurrent import futures
 
+import grpc
 import pytest
 
 from drover_cli import arguments
 from drover_cli.main import main
-from drover_cli.output import plain, say, size_text, table_lines
+from drover_cli.output import message_json, plain, print_json, say, size_text, table_lines
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 HEADERS = ["ID", "WHERE", "SUMMARY"]
 LONG = "XID 79 on GPU 0 of node r03n06: The GPU no longer answers on PCIe (fallen off the bus); only a reboot helps."
@@ -130,3 +135,47 @@ def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_json_has_no_noise_and_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": 25.650000000000002, "b": ["31.5 degC", (1, None, True)], "c": 1_800_000_000_123})
+    read = json.loads(capsys.readouterr().out)
+    assert read == {"a": 25.65, "b": ["31.5 °C", [1, None, True]], "c": 1_800_000_000_123}
+    rack = message_json(pb.RackHeat(name="r1", inlet_c=24.5), type="rack")
+    assert (rack["type"], rack["name"], rack["inlet_c"], rack["gpu_max_c"]) == ("rack", "r1", 24.5, None)
+    assert rack.keys() == {"type", *(field.name for field in pb.RackHeat.DESCRIPTOR.fields)}
+    job = message_json(pb.JobRow(job="j", since_ms=1_800_000_000_123))
+    assert (job["since_ms"], job["ended_ms"], job["incidents"]) == (1_800_000_000_123, None, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, 1),
+        (grpc.StatusCode.PERMISSION_DENIED, 1),
+        (grpc.StatusCode.UNAUTHENTICATED, 1),
+        (grpc.StatusCode.INVALID_ARGUMENT, 2),
+        (grpc.StatusCode.UNAVAILABLE, 3),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 3),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 3),
+        (grpc.StatusCode.INTERNAL, 3),
+        (grpc.StatusCode.NOT_FOUND, 4),
+    ],
+)
+def test_a_script_sees_by_the_exit_code_why_nothing_was_done(
+    code: grpc.StatusCode, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fleet(FleetServicer):
+        def ListRisk(self, request: pb.RiskRequest, context: grpc.ServicerContext) -> pb.RiskList:
+            context.abort(code, "why not")
+            raise AssertionError
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    add_FleetServicer_to_server(Fleet(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        assert main(["risk", "--collector", f"127.0.0.1:{port}"]) == exit_code
+    finally:
+        server.stop(0)
+    assert "why not" in capsys.readouterr().err or exit_code == 3

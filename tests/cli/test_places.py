@@ -168,9 +168,17 @@ def test_ports_of_a_leaf_or_of_a_node(say: Say, place: str) -> None:
     assert "1 of 9 ports shown" in out
 
 
-def test_no_such_place_is_2(say: Say) -> None:
+def test_rows_of_several_kinds_say_which_they_are(say: Say) -> None:
+    fabric = [json.loads(line)["type"] for line in say("fabric", "--json")[1].splitlines()]
+    thermals = [json.loads(line)["type"] for line in say("thermals", "r1", "--json")[1].splitlines()]
+    assert set(fabric) <= {"leaf", "port"}
+    assert "leaf" in fabric
+    assert {"rack", "node"} <= set(thermals) <= {"rack", "gpu", "node"}
+
+
+def test_no_such_place_is_4(say: Say) -> None:
     code, _, err = say("fabric", "nowhere")
-    assert (code, err) == (2, "drover: no leaf and no node 'nowhere'; `drover fabric` and `drover nodes` list them\n")
+    assert (code, err) == (4, "drover: no leaf and no node 'nowhere'; `drover fabric` and `drover nodes` list them\n")
 
 
 def test_the_rack_that_an_incident_names_is_first_and_the_unknown_one_last(say: Say) -> None:
@@ -224,10 +232,10 @@ def test_why_a_node_was_drained_last_tuesday(say: Say) -> None:
     assert [m["source"] for m in told["life"] if m["source"] != "health"] == ["incident", "action"]
 
 
-def test_neither_incident_nor_node_is_2(say: Say) -> None:
+def test_neither_incident_nor_node_is_4(say: Say) -> None:
     code, _, err = say("explain", "n9")
     lists = "`drover incidents --state all` and `drover nodes` list them"
-    assert (code, err) == (2, f"drover: no incident and no node 'n9'; {lists}\n")
+    assert (code, err) == (4, f"drover: no incident and no node 'n9'; {lists}\n")
 
 
 def test_days_as_people_name_them() -> None:

@@ -33,9 +33,9 @@ def test_all_there_are_kinds_of_incidents_first(capsys: pytest.CaptureFixture[st
 
 
 def test_one_that_is_not_there_names_those_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runbook", "DroverBlnd"]) == 2
+    assert main(["runbook", "DroverBlnd"]) == 4
     assert capsys.readouterr().err == "drover: there is no run book 'DroverBlnd': DroverBlind?\n"
-    assert main(["runbook", "qqq"]) == 2
+    assert main(["runbook", "qqq"]) == 4
     assert "`drover runbook` lists them" in capsys.readouterr().err
 
 

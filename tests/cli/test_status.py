@@ -88,3 +88,9 @@ def test_small_tables_do_not_scroll_the_rest_away(said: Any) -> None:
 def test_the_part_of_this_collector(said: Any, role: str, says: str, detection: str) -> None:
     told = said(role=role)
     assert (told["role"], told["last detection"]) == (says, detection)
+
+
+def test_incidents_are_counted_the_worst_first(said: Any) -> None:
+    for order in (("warning", "critical", "info"), ("info", "critical", "warning")):
+        counts = {name: 1 + len(name) for name in order}
+        assert said(open_incidents_by_severity=counts)["open incidents"] == "9 critical, 8 warning, 5 info"

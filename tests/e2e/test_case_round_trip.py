@@ -50,7 +50,8 @@ def settings(folder: Path) -> str:
 
 
 def export(site: Collector, case: Path) -> dict[str, bytes]:
-    drover("export", case, "--since", SINCE, "--until", UNTIL, "--collector", site.api)
+    done = json.loads(drover("export", case, "--since", SINCE, "--until", UNTIL, "--collector", site.api, "--json"))
+    assert done["files"] == {path.name: path.stat().st_size for path in case.iterdir()}, "sizes are those on the disk"
     return {name: (case / name).read_bytes() for name in FILES if (case / name).exists()}
 
 

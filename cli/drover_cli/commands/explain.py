@@ -12,13 +12,13 @@ from drover_cli import client, node_story
 from drover_cli.commands.export import moment
 from drover_cli.commands.incidents import where
 from drover_cli.days import day
-from drover_cli.errors import CliError
-from drover_cli.output import plain, print_json, say, when
+from drover_cli.errors import NotFoundError
+from drover_cli.output import incident_json, plain, print_json, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Decision, Event, Evidence, Incident, from_json
 from drover_proto.life import life
-from drover_proto.reports import incident_report, job_named
+from drover_proto.reports import job_named
 from drover_proto.runbooks import page_of
 
 HELP = "why: of an incident its evidence, life and log lines; of a node what was found, decided and done"
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
                 if not node_story.is_unknown(other):
                     raise
                 lists = "`drover incidents --state all` and `drover nodes` list them"
-                raise CliError(f"no incident and no node {args.id!r}; {lists}") from None
+                raise NotFoundError(f"no incident and no node {args.id!r}; {lists}") from None
             return node_story.told(story, from_ms, to_ms, args.json)
     return _incident(detail, args)
 
@@ -58,7 +58,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             {
-                **incident_report(incident),
+                **incident_json(incident),
                 "run_book": page_of(incident.kind),
                 "decisions": [json.loads(text) for text in detail.decisions_json],
                 "actions": [json.loads(text) for text in detail.actions_json],
@@ -66,7 +66,9 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
                 "probe_orders": [json.loads(text) for text in detail.probe_orders_json],
                 "probe_verdicts": [json.loads(text) for text in detail.probe_verdicts_json],
                 "audit": [json.loads(text) for text in detail.audit_json],
-                "life": [{"ts": when(m.ts_ms), "source": m.source, "text": m.text} for m in life(detail)],
+                "life": [
+                    {"ts": when(m.ts_ms), "ts_ms": m.ts_ms, "source": m.source, "text": m.text} for m in life(detail)
+                ],
                 "events": [json.loads(text) for text in detail.events_json],
                 "notifications": list(detail.notifications),
                 "silenced": detail.silenced or None,

@@ -61,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
     request = pb.ExportRequest(from_ms=moment(args.since, now), to_ms=until, inventory=True, instances=True)
     if request.from_ms >= request.to_ms:
         raise CliError(f"--since {args.since} is not before --until {args.until or 'now'}: nothing lies between them")
-    sizes: dict[str, int] = {}
+    got: dict[str, None] = {}
     with client.connect(args) as stub, NewFolder(args.case) as folder:
-        for name, size in _receive(stub.Export(request, timeout=EXPORT_DEADLINE_S), folder):
-            sizes[name] = sizes.get(name, 0) + size
+        for name in _receive(stub.Export(request, timeout=EXPORT_DEADLINE_S), folder):
+            got[name] = None
+    sizes = {name: (args.case / name).stat().st_size for name in got}  # less than what was sent: it is packed here
     if not any(name.endswith(".parquet") for name in sizes):
         print("drover: note: the store holds no samples of this time; there is nothing to replay", file=sys.stderr)
     if args.json:
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[tuple[str, int]]:
+def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[str]:
     import pyarrow as pa
 
     from drover_cli.case_writing import INSTANCE, ParquetWriter
@@ -96,7 +97,7 @@ def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[tuple[s
             else:
                 with (folder / chunk.file).open("ab") as file:
                     file.write(chunk.data)
-            yield chunk.file, len(chunk.data)
+            yield chunk.file
     finally:
         for writer in writers.values():
             writer.close()

@@ -6,13 +6,12 @@ import argparse
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.errors import CliError
+from drover_cli.errors import NotFoundError
 from drover_cli.node_story import is_unknown
-from drover_cli.output import print_json, print_table, say, when
+from drover_cli.output import message_json, print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 
@@ -35,8 +34,10 @@ def run(args: argparse.Namespace) -> int:
         under = {port.leaf for port in reply.ports} | {args.place}
         leafs = [row for row in leafs if row.name in under]
     if args.json:
-        for row in (*leafs, *ports):
-            print_json(_told(row))
+        for leaf in leafs:
+            print_json(message_json(leaf, type="leaf"))
+        for port in ports:
+            print_json(message_json(port, type="port"))
         return 0
     if args.place:
         _say(leafs)
@@ -93,7 +94,7 @@ def _asked(stub: FleetStub, place: str, limit: int) -> pb.Fabric:
     except grpc.RpcError as error:
         if not is_unknown(error):
             raise
-        raise CliError(f"no leaf and no node {place!r}; `drover fabric` and `drover nodes` list them") from None
+        raise NotFoundError(f"no leaf and no node {place!r}; `drover fabric` and `drover nodes` list them") from None
 
 
 def _say(leafs: list[pb.LeafRow]) -> None:
@@ -109,9 +110,3 @@ def _is(row: pb.LeafRow) -> str:
 
 def _given(row: Any, name: str, form: str) -> str:
     return form.format(getattr(row, name)) if row.HasField(name) else NONE
-
-
-def _told(row: Any) -> dict[str, Any]:
-    """What is not known is left out."""
-    found: dict[str, Any] = MessageToDict(row, preserving_proto_field_name=True)
-    return found

@@ -7,10 +7,10 @@ import time
 
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import duration, print_json, print_table
+from drover_cli.output import duration, incident_json, print_json, print_table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, Severity, from_json
-from drover_proto.reports import incident_report, job_named
+from drover_proto.reports import job_named
 
 HELP = "incidents, the worst open ones first"
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     incidents = [from_json(Incident, text) for text in reply.incidents_json]
     if args.json:
         for incident in incidents:
-            print_json({**incident_report(incident), "silenced": reply.silenced.get(incident.id)})
+            print_json({**incident_json(incident), "silenced": reply.silenced.get(incident.id)})
         return 0
     if not incidents:
         print("no incidents" if args.state == "all" else f"no {args.state} incidents")

@@ -8,15 +8,13 @@ import time
 from array import array
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import duration, plain, print_json, print_table, say, when
+from drover_cli.output import duration, incident_json, message_json, plain, print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import BY_NAME, describe
 from drover_proto.events import Incident, from_json
-from drover_proto.reports import incident_report, job_named
+from drover_proto.reports import job_named
 
 HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
 SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first
@@ -39,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         reply = stub.ListJobs(pb.ListJobsRequest(ended=args.ended, limit=args.limit), timeout=client.DEADLINE_S)
     if args.json:
         for row in reply.jobs:
-            print_json(told(row))
+            print_json(message_json(row))
         return 0
     if not reply.jobs:
         print("no job holds a GPU" if not args.ended else "no job holds a GPU, and none ended in the last 24 h")
@@ -67,12 +65,6 @@ def _optional(row: Any, name: str, form: str) -> str:
     return form.format(getattr(row, name)) if row.HasField(name) else NONE
 
 
-def told(row: pb.JobRow) -> dict[str, Any]:
-    """What is not known is left out; times are numbers, ms."""
-    found: dict[str, Any] = MessageToDict(row, preserving_proto_field_name=True)
-    return found | {name: getattr(row, name) for name in ("since_ms", "ended_ms") if name in found}
-
-
 def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     row = detail.row
     incidents = [from_json(Incident, text) for text in detail.incidents_json]
@@ -87,9 +79,9 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
             for at, gpu in enumerate(detail.gpus)
         ]  # fmt: skip
         medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
-        reports = [incident_report(incident) for incident in incidents]
+        reports = [incident_json(incident) for incident in incidents]
         lacks = list(detail.absent)
-        print_json({**told(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
+        print_json({**message_json(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
         return 0
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_named(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from google.protobuf.json_format import MessageToDict
-
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import ago, print_json, print_table
+from drover_cli.output import ago, message_json, print_json, print_table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health
 
@@ -30,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
         reply = stub.ListNodes(request, timeout=client.DEADLINE_S)
     if args.json:
         for row in reply.nodes:
-            found = MessageToDict(row, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-            print_json({**found, "last_seen_ms": row.last_seen_ms})
+            print_json(message_json(row, node=row.name))  # `name`: its older key
         return 0
     if not reply.nodes:
         print("no node fits; `drover nodes` without a filter lists all")

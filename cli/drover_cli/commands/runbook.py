@@ -6,7 +6,7 @@ import argparse
 import difflib
 from pathlib import Path
 
-from drover_cli.errors import CliError
+from drover_cli.errors import NotFoundError
 from drover_cli.output import print_json
 
 HELP = "what an alert or a kind of incident means, the first look and the action; without a name, all there are"
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if asked not in pages:
         near = [pages[name].stem for name in difflib.get_close_matches(asked, pages, 2, 0.8)]
         hint = f": {' or '.join(near)}?" if near else "; `drover runbook` lists them"
-        raise CliError(f"there is no run book {args.name!r}{hint}")
+        raise NotFoundError(f"there is no run book {args.name!r}{hint}")
     text = pages[asked].read_text("utf-8")
     if args.json:
         print_json({"name": pages[asked].stem, "text": text})

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from drover_cli import client
 from drover_cli.output import ago, duration, plain, print_json, say, size_text
 from drover_proto import fleet_pb2 as pb
+from drover_proto.events import SEVERITY_ORDER
 
 ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
 INDENT = 16
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     now = round(time.time() * 1000)
     health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
-    incidents = ", ".join(f"{n} {name}" for name, n in status.open_incidents_by_severity.items() if n) or "none"
+    by_severity = status.open_incidents_by_severity
+    incidents = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s]) or "none"
     mode = "observe (decides and tells, touches nothing)" if status.mode == "observe" else status.mode
     waiting = f"{status.pending} decision{'s' * (status.pending != 1)}"
     lines = {

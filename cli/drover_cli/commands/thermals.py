@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import print_json, print_table, say
+from drover_cli.output import message_json, print_json, print_table, say
 from drover_proto import fleet_pb2 as pb
 
 HELP = "racks, the hottest first, and the GPUs that heat holds down; of a rack its nodes"
@@ -34,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
         shown = [rack for rack in racks if rack.name == args.rack]
         hot = [gpu for gpu in reply.hot if gpu.rack == args.rack]
     if args.json:
-        for row in (*shown, *hot, *reply.nodes):
-            print_json(_told(row))
+        for kind, rows in (("rack", shown), ("gpu", hot), ("node", reply.nodes)):
+            for row in rows:
+                print_json(message_json(row, type=kind))
         return 0
     for rack in racks:
         if rack.summary and (not args.rack or rack.name == args.rack):
@@ -112,9 +111,3 @@ def _kw(row: Any, name: str) -> str:
 
 def _ratio(row: Any, name: str) -> str:
     return f"{getattr(row, name):.3f} °C/W" if row.HasField(name) else NONE
-
-
-def _told(row: Any) -> dict[str, Any]:
-    """What is not known is left out."""
-    found: dict[str, Any] = MessageToDict(row, preserving_proto_field_name=True)
-    return found

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from drover_cli import client
 from drover_cli.arguments import finite
-from drover_cli.commands import job, status
+from drover_cli.commands import status
 from drover_cli.errors import CliError, UnreachableError
 from drover_cli.extras import needs
-from drover_cli.output import print_json
+from drover_cli.output import incident_json, message_json, print_json
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, from_json
-from drover_proto.reports import incident_report
 
 if TYPE_CHECKING:
     from drover_cli.top_screen import Facts
@@ -101,8 +100,8 @@ def _look(args: argparse.Namespace) -> Facts:
 def _told(facts: Facts) -> dict[str, object]:
     return {
         "status": {name: value for name, value in status.told(facts.status).items() if name != "tables"},
-        "incidents": [incident_report(incident) for incident in facts.incidents],
-        "jobs": [job.told(row) for row in facts.jobs],
+        "incidents": [incident_json(incident) for incident in facts.incidents],
+        "jobs": [message_json(row) for row in facts.jobs],
         "nodes": [
             {"node": n.name, "rack": n.rack, "health": n.health, "reason": n.reason, "gpu_health": list(n.gpu_health)}
             for n in facts.nodes
