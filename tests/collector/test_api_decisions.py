@@ -125,6 +125,13 @@ def test_what_cannot_be_answered_says_why(subject: Fleet, decision: str, why: st
     assert caught.value.code is code
 
 
+def test_a_question_that_was_asked_anew_is_not_said_to_wait(subject: Fleet) -> None:
+    asked = subject.fault("n001", 1)
+    subject.store.write_decisions([replace(asked, id="ab12", ts_ms=asked.ts_ms - 1, outcome="pending_approval")])
+    with pytest.raises(RefusalError, match="decision ab12 has been replaced by a newer one"):
+        subject.answer("ab12", "yes")
+
+
 def test_one_that_stands_by_answers_nothing(subject: Fleet) -> None:
     asked = subject.fault("n001", 1)
     subject.pipeline.leading = False
@@ -223,10 +230,6 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     again.pipeline.started_ms = again.now_ms
     asyncio.run(start())
     assert [d.id for d in api_decisions.pending(again.facts)] == [second.id]
-    replaced = replace(second, id="ab12", incident_id="inc9", ts_ms=subject.now_ms, outcome="pending_approval")
-    opened.write_decisions([replaced])  # asked anew since, under another id
-    with pytest.raises(RefusalError, match="decision ab12 has been replaced by a newer one"):
-        api_decisions.answer(again.facts, pb.Answer(decision="ab12", why="w"), False, "anna")
     assert [d.outcome for d in again.listed() if d.id == third.id] == ["rejected"]
     assert again.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
     state = api_decisions.get_policy(again.facts, True)
