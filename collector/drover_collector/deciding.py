@@ -23,6 +23,7 @@ import numpy as np
 
 from drover_collector import health
 from drover_collector.actions.base import LEFT
+from drover_collector.detectors import liveness
 from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard import MAINTENANCE, OUT_STAGES, Census, hold
@@ -37,7 +38,9 @@ Key = tuple[str, str]  # (incident id, node)
 
 DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
-DEAD = frozenset({"silent", "driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
+SILENT = "silent"  # cause of incidents whose nodes are dead, or out of our hearing: their scheduler says which
+DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
+ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence and nothing else
 AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
 UNANSWERED = "nobody answered"  # how the reason of a question begins that has expired so
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
@@ -55,6 +58,8 @@ class Decider:
         duties: node -> how far it is that is or was out of service.
         away: nodes that their scheduler gives no work, whoever closed them.
         answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
+        live: schedulers may be asked, so that no word of theirs is a doubt. A recorded fleet has none: there silence
+            alone says that a node is dead.
         leaving: asked for nodes that somebody takes out, and that are not out yet: their scheduler is slow, or away.
         maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
@@ -69,6 +74,7 @@ class Decider:
         self.duties: dict[str, Duty] = {}
         self.away: Set[str] = frozenset()
         self.answers: Mapping[str, bool] = {}
+        self.live = False
         self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
         self.breaker = Breaker(index)
@@ -81,7 +87,7 @@ class Decider:
         """The policy's word, in the mode that the settings allow."""
         about = (
             self.policy, self.ceiling, incident.kind, incident.cause, incident.scope, incident.severity,
-            incident.confidence, incident.detectors, incident.node, incident.members, asked,
+            incident.confidence, incident.detectors, incident.node, incident.members, asked, self._is_dead(incident),
         )  # fmt: skip
         before, verdict = self._verdicts.get(incident.id, (None, None))
         if verdict is None or before != about:  # seldom: an open incident is asked about twice in each call
@@ -94,7 +100,21 @@ class Decider:
         place = self.index.spec.by_name.get(names[0]) if names else None
         verdict = self.policy.judge(incident, asked, place)
         mode = least_mode(verdict.mode, self.ceiling)
-        return verdict if mode == verdict.mode else replace(verdict, mode=mode)
+        dead = self._is_dead(incident)
+        if dead is True or verdict.wanted not in DISRUPTIVE:
+            return verdict if mode == verdict.mode else replace(verdict, mode=mode)
+        if dead is False and incident.detectors == ALONE:
+            return Verdict(Wanted.ADVISE, f"{verdict.rule}, at most advise: its scheduler hears the node", mode)
+        why = "its scheduler hears the node" if dead is False else "no scheduler says whether the node runs"
+        return Verdict(verdict.wanted, f"{verdict.rule}, only after asking: {why}", least_mode(mode, "approve"))
+
+    def _is_dead(self, incident: Incident) -> bool | None:
+        """Whether the node of an incident about silence is dead, by the word of its scheduler; None: no word. True for
+        other incidents, which do not rest on silence."""
+        if incident.cause != SILENT or incident.node is None or not self.live:
+            return True
+        answers = self.answers.get(incident.node)
+        return None if answers is None else not answers
 
     def out(self, really: bool = False) -> set[str]:
         """Nodes that are out of service by decisions and duties, or would be, or wait to be taken out.
@@ -359,13 +379,22 @@ class Decider:
         Args:
             incidents: open ones.
         """
-        dead = {node for i in incidents if i.cause in DEAD and i.closed_ms is None for node, _ in i.members}
-        away = {node for node in dead | self.away if node in self.index.node_number}
+        open_ = [i for i in incidents if i.closed_ms is None]
+        dead = {node for i in open_ if i.cause in DEAD for node, _ in i.members}
+        silent = {node for i in open_ if i.cause == SILENT for node, _ in i.members} - dead - self.away
+        if self.live:  # one that its scheduler hears is in service; of one without a word the worse counts for others
+            doubtful = {node for node in silent if node not in self.answers}
+            silent = {node for node in silent if not self.answers.get(node, False)}
+        else:
+            doubtful = set()
+        away = {node for node in dead | silent | self.away if node in self.index.node_number}
         codes = np.bincount(fold.node, minlength=len(health.HEALTHS)).tolist()
         healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
         theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
         known = self.index.node_count - codes[unknown] + theirs[unknown]
-        return Census(self.index, self.out(), codes[healthy] - theirs[healthy], known, away, self.out(really=True))
+        return Census(
+            self.index, self.out(), codes[healthy] - theirs[healthy], known, away, self.out(really=True), doubtful
+        )
 
     def _mode(self) -> str:
         return least_mode(self.policy.mode, self.ceiling)

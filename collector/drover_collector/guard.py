@@ -76,6 +76,8 @@ class Census:
         out: nodes that decisions and duties have taken out (or would have, in observe mode).
         healthy: nodes whose health is healthy; known: whose health is not unknown.
         away: nodes that others took out, or that are dead: they are missing as well.
+        doubtful: of these the silent ones of which no scheduler says that they are dead: to take them out costs as much
+            as to take out any other.
         really: of `out` those that are out, and not only would be.
     """
 
@@ -87,11 +89,13 @@ class Census:
         known: int,
         away: Iterable[str] = (),
         really: Set[str] = frozenset(),
+        doubtful: Set[str] = frozenset(),
     ) -> None:
         self.index, self.healthy, self.known = index, healthy, known
         self.out: set[str] = set()
         self.really = really
         self.away = {node for node in away if node in index.node_number}
+        self._missing = self.away - doubtful  # for sure
         self._codes = {"pool": index.pool, "rack": index.rack, "leaf": index.leaf}
         self._names = {"pool": index.pools, "rack": index.racks, "leaf": index.leafs}
         self._sizes = {group: np.bincount(codes) for group, codes in self._codes.items() if len(codes)}
@@ -120,20 +124,25 @@ class Census:
             self._count(self._all, node, -1)
 
     def gone(self, node: str) -> set[str]:
-        """What counts for `node`: all that is missing. One that is missing itself takes nothing more away; for it what
-        Drover took out counts, so that nodes that only seem dead do not all go."""
-        return self.out if node in self.away else self.out | self.away
+        """What counts for `node`: all others that are missing. One that is missing itself takes nothing more away; for
+        it what Drover took out counts, so that nodes that only seem dead do not all go."""
+        return self.out if node in self._missing else (self.out | self.away) - ({node} - self.out)
 
     def counts(self, node: str) -> list[tuple[str, str, int, int]]:
         """(group, its name, nodes out of it, nodes in it) of the fleet and of the groups that `node` is in."""
         n = self.index.node_number[node]
-        gone = self._ours if node in self.away else self._all
+        gone = self._ours if node in self._missing else self._all
+        itself = node in self.away and node not in self._missing and node not in self.out
         found = [("fleet", "", len(self.gone(node)), self.index.node_count)]
         for group in GROUPS:
             code = int(self._codes[group][n])
             if name := self._names[group][code]:  # a fleet file may leave rack, leaf or pool out: then there is none
-                found.append((group, name, gone[group][code], int(self._sizes[group][code])))
+                found.append((group, name, gone[group][code] - itself, int(self._sizes[group][code])))
         return found
+
+    def is_missing(self, node: str) -> bool:
+        """Whether it is out by others or dead for sure: to take it out takes nothing more away."""
+        return node in self._missing
 
     def _count(self, groups: dict[str, Counter[int]], node: str, by: int) -> None:
         n = self.index.node_number[node]
@@ -160,7 +169,7 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
             away = len(census.away - census.out)
             others = (
                 f"; {away} {'nodes of the fleet are' if away > 1 else 'node of the fleet is'} dead or out by others"
-                if away and node not in census.away
+                if away and not census.is_missing(node)
                 else ""
             )
             return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be{others})"

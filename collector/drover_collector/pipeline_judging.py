@@ -273,6 +273,7 @@ class Judging:
 
     def _engine(self, started_ms: int) -> Engine:
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
+        engine.decider.live = True
         engine.decider.leaving = lambda: frozenset() if self.desk is None else self.desk.going()
         return engine
 
