@@ -23,6 +23,7 @@ Bools = npt.NDArray[np.bool_]
 
 DAYS = 7
 MOST_DAYS = 366
+READ_DAYS = (8, 32, 93, MOST_DAYS + 1)  # one of these is read and kept, whatever span is asked for
 HOUR_MS = 3_600_000
 SERVICES_MS = 60_000  # inference servers are read every 10 s, those that did not answer every 40 s
 KEPT_S = 15.0
@@ -64,6 +65,8 @@ def get_capacity(facts: Facts, request: pb.CapacityRequest) -> pb.Capacity:
         raise bad_argument(
             f"from_ms {from_ms} to to_ms {to_ms}: give a span of more than 0 and at most {MOST_DAYS} days"
         )
+    if from_ms < facts.now_ms() - READ_DAYS[-1] * DAY_MS:
+        raise bad_argument(f"from_ms {from_ms}: it is at most {MOST_DAYS} days ago")
     used = use(facts)
     losses = _losses(facts, from_ms, to_ms)
     reply = pb.Capacity(
@@ -148,7 +151,7 @@ def share_of(start_ms: int, end_ms: int, from_ms: int, to_ms: int) -> float:
 
 def _losses(facts: Facts, from_ms: int, to_ms: int) -> Losses:
     now_ms = facts.now_ms()
-    days = -(-(now_ms - from_ms) // DAY_MS)  # few keys, however many spans are asked for
+    days = next(days for days in READ_DAYS if from_ms >= now_ms - days * DAY_MS or days == READ_DAYS[-1])
     since_ms = now_ms - days * DAY_MS
     stored = facts.once(("costs", days), KEPT_S, lambda: facts.store.costs(since_ms))
     incidents = {i.id: i for i in stored} | dict(facts.pipeline.incidents)

@@ -5,10 +5,12 @@ Everything here blocks on the store and is called from the API's worker threads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
@@ -37,6 +39,7 @@ SHORT_S = 1.0  # pictures
 LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
 COUNTED_SHARE = 30  # counting what is stored takes at most a thirtieth of the time,
 MOST_S = 60.0  # unless the count would be older than this
+MOST_KEPT = 128  # answers, beside those of STATUS: a picture for each metric of GPUs, and some for each board and span
 DAY_MS = 86_400_000
 RECENT_MS = 7 * DAY_MS
 AHEAD_MS = 30_000  # how far a node's clock may be ahead of ours
@@ -65,6 +68,18 @@ def not_found(message: str) -> RefusalError:
     return RefusalError(grpc.StatusCode.NOT_FOUND, message)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    made_s: float
+    seconds: float  # how long it may be used
+    value: Any
+
+
+class _Lock:
+    def __init__(self) -> None:
+        self.held, self.users = threading.Lock(), 0
+
+
 class Facts:
     def __init__(
         self,
@@ -83,8 +98,9 @@ class Facts:
         self.beats: Beats | None = None  # of the dead-man's switch
         self.expiring: Expiring | None = None  # of what is too old
         self.away = ""  # why the store does not answer what the status asks
-        self._kept: dict[object, tuple[float, Any]] = {}
-        self._locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
+        self._kept: dict[object, _Kept] = {}  # the one made last comes last
+        self._locks: dict[object, _Lock] = {}  # of those that are being made
+        self._guard = threading.Lock()  # of these two
 
     @property
     def index(self) -> FleetIndex:
@@ -98,21 +114,49 @@ class Facts:
         return self.pipeline.now_ms()
 
     def once(self, key: object, seconds: float, make: Callable[[], T]) -> T:
-        """`make()`, or its result of less than `seconds` ago; concurrent callers share one call. For few keys."""
-        with self._locks[key]:
+        """`make()`, or its result of less than `seconds` ago; concurrent callers share one call.
+
+        What is older than its time is forgotten when something else is made; of STATUS the last one stays.
+        """
+        with self._alone(key):
             found = self._kept.get(key)
-            if found is None or time.monotonic() - found[0] >= seconds:
+            if found is None or time.monotonic() - found.made_s >= seconds:
                 try:
-                    found = (time.monotonic(), make())
+                    found = _Kept(time.monotonic(), seconds, make())
                     if key in STATUS:
                         self.away = ""
                 except StoreError as error:
                     if found is None or key not in STATUS:
                         raise
                     self.away = str(error)
-                    found = (time.monotonic(), found[1])
-                self._kept[key] = found
-            return cast(T, found[1])
+                    found = _Kept(time.monotonic(), seconds, found.value)
+                self._keep(key, found)
+            return cast(T, found.value)
+
+    @contextlib.contextmanager
+    def _alone(self, key: object) -> Iterator[None]:
+        with self._guard:
+            lock = self._locks.setdefault(key, _Lock())
+            lock.users += 1
+        try:
+            with lock.held:
+                yield
+        finally:
+            with self._guard:
+                lock.users -= 1
+                if not lock.users:
+                    del self._locks[key]
+
+    def _keep(self, key: object, kept: _Kept) -> None:
+        now_s = time.monotonic()
+        with self._guard:
+            self._kept.pop(key, None)
+            self._kept[key] = kept
+            passing = [each for each in self._kept if each not in STATUS and each != key]
+            too_many = len(passing) + 1 - MOST_KEPT
+            for number, each in enumerate(passing):
+                if number < too_many or now_s - self._kept[each].made_s >= self._kept[each].seconds:
+                    del self._kept[each]
 
     def totals(self) -> Totals:
         """Counted anew the more seldom the longer it takes: at 100,000 GPUs it is a second's work."""
@@ -122,7 +166,7 @@ class Facts:
             return self.store.totals(), time.monotonic() - began_s
 
         known = self._kept.get("totals")
-        took_s = known[1][1] if known else 0.0
+        took_s = known.value[1] if known else 0.0
         return self.once("totals", min(max(LONG_S, took_s * COUNTED_SHARE), MOST_S), make)[0]
 
     def newest_sample_ms(self) -> int:

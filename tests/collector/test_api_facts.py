@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +59,34 @@ def test_the_newest_sample_is_none_of_the_future(clock: Clock) -> None:
     seen = np.zeros(0, np.int64)
     clock.now_s += api_facts.LONG_S
     assert facts.newest_sample_ms() == 0
+
+
+def test_what_was_kept_is_forgotten_after_its_time_and_there_is_never_much(clock: Clock) -> None:
+    """A question has parts that a caller chooses: a key for each would fill the memory."""
+    facts = Facts(SimpleNamespace(), None, None)  # type: ignore[arg-type]  # no more is asked
+    for number in range(10 * api_facts.MOST_KEPT):
+        assert facts.once(("span", number), 15.0, lambda number=number: number) == number  # type: ignore[misc]  # bound now
+        assert len(facts._kept) <= api_facts.MOST_KEPT
+    facts.once("parts", 15.0, lambda: "the last one is told while the store is away")
+    clock.now_s += 16.0
+    facts.once("another", 15.0, lambda: 1)
+    assert set(facts._kept) == {"parts", "another"}
+    assert not facts._locks
+
+
+def test_callers_at_the_same_time_share_one_call(clock: Clock) -> None:
+    facts = Facts(SimpleNamespace(), None, None)  # type: ignore[arg-type]  # no more is asked
+    begun, go, made = threading.Event(), threading.Event(), []
+
+    def make() -> int:
+        begun.set()
+        assert go.wait(10)
+        made.append(1)
+        return len(made)
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = [threads.submit(facts.once, "x", 5.0, make) for _ in range(4)]
+        assert begun.wait(10)
+        go.set()
+        assert [answer.result(10) for answer in answers] == [1] * 4
+    assert not facts._locks
