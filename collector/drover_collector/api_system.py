@@ -15,7 +15,6 @@ from drover_collector.api_facts import AHEAD_MS, REPORTING_MS, Facts
 from drover_collector.api_nodes import newest_bucket
 from drover_collector.buckets import BUCKET_MS
 from drover_collector.detectors.liveness import CLOCK_WRONG_S
-from drover_collector.ingest_limits import Limits
 from drover_collector.ingest_stats import RIVALS_S
 from drover_collector.metrics_families import capped
 from drover_collector.metrics_store import DAY_S, StoreWatch
@@ -179,7 +178,8 @@ def _bad_sources(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _ingest(watch: SystemWatch) -> pb.IngestState:
-    stats, gate, limits = watch.facts.stats, watch.facts.gate, Limits()
+    stats, gate = watch.facts.stats, watch.facts.gate
+    limits = stats.limits
     return pb.IngestState(
         samples_per_s=watch.per_s("samples", stats.samples),
         batches_per_s=watch.per_s("batches", stats.batches),

@@ -69,8 +69,8 @@ class Ingest:
         Raises:
             StoreError: the store cannot be read.
         """
-        self.stats = IngestStats()
         self._limits = limits or Limits()
+        self.stats = IngestStats(limits=self._limits)
         self._now_ms = now_ms
         self._teller = Teller()
         self._writers = Writers(

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from drover_collector.exposition import ROWS, SECONDS, Histogram
-from drover_collector.ingest_limits import Recent
+from drover_collector.ingest_limits import Limits, Recent
 
 RIVALS_S = 300.0  # how long a quarrel about a node, or a refusal, is shown
 SHOWN = 5
@@ -19,6 +19,7 @@ TOLD_CHARS = 200  # of a refusal
 class IngestStats:
     """Since the start of this process. Written by the event loop; other threads may read."""
 
+    limits: Limits = field(default_factory=Limits)  # those in force
     connected: int = 0  # open streams
     openings_waiting: int = 0  # of them, those that wait for their turn to be welcomed
     openings_per_s: float = 0.0  # as measured while some waited, the newest

@@ -15,7 +15,6 @@ from drover_collector.api_facts import AHEAD_MS, LONG_S, REPORTING_MS, Facts
 from drover_collector.api_fleet import gpus_by_health
 from drover_collector.exposition import Page
 from drover_collector.incidents_rules import jobs_hurt
-from drover_collector.ingest_limits import Limits
 from drover_collector.store import StoreError
 from drover_proto.events import IncidentKind
 
@@ -113,7 +112,7 @@ def ingest(page: Page, facts: Facts) -> None:
     page.counter("drover_streams_replaced_total", "streams ended as a newer one came for their node", stats.replaced)
     page.gauge("drover_unstored_events", "events judged and told, but not stored yet", stats.unstored_events)
     page.gauge("drover_waiting_bytes", "bytes taken in and not stored yet", stats.waiting_bytes)
-    limits = Limits()
+    limits = stats.limits
     limit = limits.waiting_bytes + limits.record_bytes
     page.gauge("drover_waiting_limit_bytes", "at this much, agents are not read on", limit)
     page.histogram("drover_write_seconds", "time of writes to the store", dict(stats.write_times), "what")

@@ -14,13 +14,19 @@ import numpy as np
 import pytest
 
 from collector.test_api import END, NOW, T0, Served, served
+from drover_collector import metrics_families
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.api_capacity import share_of
+from drover_collector.api_capacity import MOST_DAYS, READ_DAYS, share_of
+from drover_collector.api_facts import DAY_MS
 from drover_collector.api_system import SystemWatch, get_system
 from drover_collector.cost import CostConfig, PoolPrice
 from drover_collector.detectors import idle
+from drover_collector.exposition import Page
+from drover_collector.ingest import Ingest
+from drover_collector.ingest_limits import Limits
+from drover_collector.ingest_stats import IngestStats
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
@@ -235,6 +241,44 @@ def test_services_are_added_up_over_their_servers(against: Against) -> None:
         assert (chat.service, chat.servers, list(chat.nodes)) == ("chat", 2, ["n0", "n2"])
         assert (round(chat.ttft_p50_s, 6), chat.ttft_p95_s, chat.tokens_per_s) == (0.3, 2.0, 1000.0)
         assert not chat.HasField("waiting")
+
+    against(check)
+
+
+def test_however_many_spans_are_asked_for_few_are_read_and_kept(
+    against: Against, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(fleet: Served) -> None:
+        monkeypatch.setattr(fleet.facts, "_kept", {})
+        read = []
+        costs = fleet.store.costs
+        monkeypatch.setattr(fleet.store, "costs", lambda since_ms: read.append(since_ms) or costs(since_ms))
+        for days in range(1, MOST_DAYS + 1, 5):
+            request = pb.CapacityRequest(from_ms=NOW - days * DAY_MS, to_ms=NOW - days * DAY_MS + HOUR_MS)
+            await fleet.stub.GetCapacity(request)
+        assert len(read) <= len(READ_DAYS)
+        kept = [key for key in fleet.facts._kept if isinstance(key, tuple)]
+        assert len(kept) <= 2 * len(READ_DAYS)
+        whole = await fleet.stub.GetCapacity(pb.CapacityRequest(from_ms=NOW - MOST_DAYS * DAY_MS, to_ms=NOW))
+        assert whole.from_ms == NOW - MOST_DAYS * DAY_MS
+        old = pb.CapacityRequest(from_ms=NOW - 400 * DAY_MS, to_ms=NOW - 399 * DAY_MS)
+        code, text = await fleet.refused(fleet.stub.GetCapacity(old))
+        assert (code, "366 days ago" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+    against(check)
+
+
+def test_the_limits_shown_are_those_in_force(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(fleet: Served) -> None:
+        limits = Limits(waiting_bytes=1_000, record_bytes=234)
+        stats = IngestStats(limits=limits)
+        monkeypatch.setattr(fleet.facts, "stats", stats)
+        page = Page()
+        metrics_families.ingest(page, fleet.facts)
+        assert "\ndrover_waiting_limit_bytes 1234\n" in page.text()
+        assert (await fleet.stub.GetSystem(pb.SystemRequest())).ingest.waiting_limit_bytes == 1234
+        ingest = Ingest(fleet.store, fleet.facts.index, lambda _: None, limits=limits)
+        assert ingest.stats.limits is limits
 
     against(check)
 
