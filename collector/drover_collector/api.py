@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
-THREADS = 4
+THREADS = 4  # for questions
+ACT_THREADS = 4  # for what operators do: a drain does not wait for four slow questions of viewers
 ANSWER_S = 30.0  # for callers that give no deadline of their own
 EXPORT_S = 3600.0
 BACKUPS = 2  # one works; another is told so
@@ -56,6 +57,7 @@ class FleetApi(FleetServicer):
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._threads = ThreadPoolExecutor(THREADS, "api")
+        self._act_threads = ThreadPoolExecutor(ACT_THREADS, "act")
         self._export_thread = ThreadPoolExecutor(EXPORTS, "export")
         self._backup_thread = ThreadPoolExecutor(BACKUPS, "backup")
         self._exporting = asyncio.Semaphore(EXPORTS)
@@ -64,6 +66,7 @@ class FleetApi(FleetServicer):
     def close(self) -> None:
         """Waits for the answers under way, which may read the store."""
         self._threads.shutdown(cancel_futures=True)
+        self._act_threads.shutdown(cancel_futures=True)
         self._export_thread.shutdown(cancel_futures=True)
         self._facts.store.stop_backup()
         self._backup_thread.shutdown(cancel_futures=True)
@@ -107,7 +110,7 @@ class FleetApi(FleetServicer):
 
     async def RequestProbe(self, request: pb.ProbeAsk, context: Context) -> pb.ProbeAsked:
         by = api_decisions.named(gate.caller(), request.who)  # here: a worker thread does not know it
-        return await self._answer(context, lambda: api_probes.request_probe(self._facts, request, by))
+        return await self._act(context, lambda: api_probes.request_probe(self._facts, request, by))
 
     async def ListRisk(self, request: pb.RiskRequest, context: Context) -> pb.RiskList:
         return await self._answer(context, lambda: api_risk.list_risk(self._facts, request))
@@ -115,7 +118,7 @@ class FleetApi(FleetServicer):
     async def ActOnNode(self, request: pb.ActRequest, context: Context) -> pb.ActReply:
         by = api_decisions.named(gate.caller(), request.who)  # here: a worker thread does not know it
         forces = gate.may_force()
-        return await self._answer(context, lambda: api_actions.act_on_node(self._facts, request, by, forces))
+        return await self._act(context, lambda: api_actions.act_on_node(self._facts, request, by, forces))
 
     async def ListActions(self, request: pb.ActionsRequest, context: Context) -> pb.ActionList:
         return await self._answer(context, lambda: api_actions.list_actions(self._facts, request))
@@ -126,11 +129,11 @@ class FleetApi(FleetServicer):
 
     async def ApproveDecision(self, request: pb.Answer, context: Context) -> pb.Answered:
         by = api_decisions.named(gate.caller(), request.who)
-        return await self._answer(context, lambda: api_decisions.answer(self._facts, request, True, by))
+        return await self._act(context, lambda: api_decisions.answer(self._facts, request, True, by))
 
     async def RejectDecision(self, request: pb.Answer, context: Context) -> pb.Answered:
         by = api_decisions.named(gate.caller(), request.who)
-        return await self._answer(context, lambda: api_decisions.answer(self._facts, request, False, by))
+        return await self._act(context, lambda: api_decisions.answer(self._facts, request, False, by))
 
     async def ListAudit(self, request: pb.AuditRequest, context: Context) -> pb.AuditList:
         return await self._answer(context, lambda: api_decisions.list_audit(self._facts, request))
@@ -167,11 +170,11 @@ class FleetApi(FleetServicer):
 
     async def CreateSilence(self, request: pb.SilenceAsk, context: Context) -> pb.SilenceReply:
         by = api_decisions.named(gate.caller(), request.who)
-        return await self._answer(context, lambda: api_silences.create_silence(self._facts, request, by))
+        return await self._act(context, lambda: api_silences.create_silence(self._facts, request, by))
 
     async def EndSilence(self, request: pb.SilenceEnd, context: Context) -> pb.SilenceReply:
         by = api_decisions.named(gate.caller(), request.who)
-        return await self._answer(context, lambda: api_silences.end_silence(self._facts, request, by))
+        return await self._act(context, lambda: api_silences.end_silence(self._facts, request, by))
 
     async def BacktestPolicies(self, _request: pb.BacktestRequest, context: Context) -> pb.BacktestReply:
         return await self._answer(context, lambda: api_backtest.backtest_policies(self._facts))
@@ -200,7 +203,10 @@ class FleetApi(FleetServicer):
         except Exception as error:  # noqa: BLE001  # the same line for every kind, as for the other calls
             await _tell(context, error)
 
-    async def _answer(self, context: Context, make: Callable[[], T]) -> T:
+    async def _act(self, context: Context, make: Callable[[], T]) -> T:
+        return await self._answer(context, make, self._act_threads)
+
+    async def _answer(self, context: Context, make: Callable[[], T], threads: ThreadPoolExecutor | None = None) -> T:
         seconds = _within(context, ANSWER_S)
 
         def answer() -> T:
@@ -209,7 +215,7 @@ class FleetApi(FleetServicer):
 
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, answer)
+                return await asyncio.get_running_loop().run_in_executor(threads or self._threads, answer)
         except Exception as error:  # noqa: BLE001  # the caller gets a status and one line, whatever it is
             await _tell(context, error)
 

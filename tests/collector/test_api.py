@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
+from drover_collector import api, api_fleet
 from drover_collector.api_fleet import scale
 from drover_collector.store import Store
 from drover_proto import fleet_pb2 as pb
@@ -355,3 +357,27 @@ def test_a_closed_store_is_an_answer_too(store: Store) -> None:
             assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "the store cannot answer: the store is closed")
 
     asyncio.run(scenario())
+
+
+def test_an_act_does_not_wait_for_slow_questions(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(fleet: Served) -> None:
+        begun, go = threading.Semaphore(0), threading.Event()
+
+        def slow(*_: object) -> pb.Layout:
+            begun.release()
+            assert go.wait(30)
+            return pb.Layout()
+
+        monkeypatch.setattr(api_fleet, "get_layout", slow)
+        questions = [asyncio.ensure_future(fleet.stub.GetLayout(pb.LayoutRequest())) for _ in range(api.THREADS)]
+        try:
+            for _ in questions:
+                assert await asyncio.to_thread(begun.acquire, timeout=30)
+            drain = pb.ActRequest(node="n0", act="drain", why="a fan")
+            code, text = await fleet.refused(fleet.stub.ActOnNode(drain, timeout=10))
+            assert (code, "only observes" in text) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+        finally:
+            go.set()
+            await asyncio.gather(*questions)
+
+    against(check)
