@@ -106,29 +106,34 @@ class Desk:
 
     def renew(self, address: str, der: bytes, body: bytes) -> Reply:
         """`der`: the certificate of the connection, which TLS has checked; empty without one."""
-        wait_s = self._refusals.wait_s(address)
-        if wait_s:
-            return Reply(429, {"error": f"too many refusals; come again in {wait_s:.0f} s"})
         try:
             present = parse(der)
         except CertificateError:
-            return self._refuse(address, 403, "renewal needs the certificate in force", "no certificate")
+            present = None
+        # Nobody guesses with a certificate of the authority: its own refusals count, not those of its address, behind
+        # which the nodes of a whole NAT may be.
+        whose = address if present is None else f"serial {present.serial:X}"
+        wait_s = self._refusals.wait_s(whose)
+        if wait_s:
+            return Reply(429, {"error": f"too many refusals; come again in {wait_s:.0f} s"})
+        if present is None:
+            return self._refuse(whose, 403, "renewal needs the certificate in force", "no certificate")
         if len(present.uris) != 1 or not present.uris[0].startswith(PREFIX):
             text = "only agents renew here"
-            return self._refuse(address, 403, text, f"{text}: {', '.join(present.uris) or 'no name'}")
+            return self._refuse(whose, 403, text, f"{text}: {', '.join(present.uris) or 'no name'}")
         node = unquote(present.uris[0].removeprefix(PREFIX))
         if f"{present.serial:X}" in certs.denied(self._folder / "denied.txt"):
             text = "the certificate is revoked; make a token with `drover certs token`"
-            return self._refuse(address, 403, text, f"{node}: serial {present.serial:X} is revoked")
+            return self._refuse(whose, 403, text, f"{node}: serial {present.serial:X} is revoked")
         again = present.begins_s + (present.ends_s - present.begins_s) / 3
         if time.time() < again:
             when = datetime.fromtimestamp(again, UTC).isoformat(timespec="seconds")
-            return self._refuse(address, 409, f"the certificate is new; it is renewed from {when} on", f"{node}: new")
+            return self._refuse(whose, 409, f"the certificate is new; it is renewed from {when} on", f"{node}: new")
         try:
             (csr,) = _texts(body, "csr")
             key = _key(csr)
         except ValueError as error:
-            return self._refuse(address, 400, str(error), f"{node}: {error}")
+            return self._refuse(whose, 400, str(error), f"{node}: {error}")
         return self._issue(address, node, key)
 
     def _issue(self, address: str, node: str, key: ec.EllipticCurvePublicKey) -> Reply:
@@ -140,9 +145,10 @@ class Desk:
         log.info("%s from %s: serial %s, until %s", node, address, line.serial, line.ends)
         return Reply(200, {"certificate": pem.decode(), "ca": self.ca().decode()})
 
-    def _refuse(self, address: str, status: int, told: str, why: str) -> Reply:
-        self._refusals.add(address)
-        log.warning("refused %s: %r", address, why)  # !r: who is refused chose some of it
+    def _refuse(self, whose: str, status: int, told: str, why: str) -> Reply:
+        """`whose`: the address or certificate for which it counts."""
+        self._refusals.add(whose)
+        log.warning("refused %s: %r", whose, why)  # !r: who is refused chose some of it
         return Reply(status, {"error": told})
 
 

@@ -298,6 +298,18 @@ def test_a_node_renews_by_the_certificate_in_force(
     assert "it is renewed from" in refused(capfd, *words, "--within-days", "90")  # a new one is not renewed again
 
 
+def test_a_node_that_renews_too_often_locks_out_nobody_of_its_address(service: Service, tmp_path: Path) -> None:
+    """A NAT gives many nodes one address."""
+    hasty, other = (service.fleet.issue("agent", name, ends_in=timedelta(days=80)) for name in ("hasty", "other"))
+    answers = [service.ask("/v1/renew", {"csr": csr()}, hasty.cert)[0] for _ in range(REFUSALS + 1)]
+    assert answers == [409] * REFUSALS + [429]
+    assert service.ask("/v1/renew", {"csr": csr()}, other.cert)[0] == 409
+    assert service.ask("/v1/enrol", {"node": NODE, "token": service.token(), "csr": csr()})[0] == 200
+    guesses = [service.ask("/v1/enrol", {"node": NODE, "token": "x", "csr": csr()})[0] for _ in range(REFUSALS + 1)]
+    assert guesses[-1] == 429
+    assert service.ask("/v1/renew", {"csr": csr()}, other.cert)[0] == 409, "who has a certificate guesses nothing"
+
+
 def test_who_is_revoked_or_ended_or_no_agent_does_not_renew(
     service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
