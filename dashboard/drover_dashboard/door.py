@@ -48,7 +48,7 @@ class Door:
     def _refusal(self, scope: Scope) -> str:
         """Why it is not let in, or ""."""
         way, path = people.chosen(), str(scope.get("path", ""))
-        if path.endswith(HEALTH):
+        if path == _health():
             return ""
         if way.header:
             if not way.trusts(str((scope.get("client") or ("",))[0])):
@@ -61,6 +61,14 @@ class Door:
         if way.oidc and OURS in path and STYLES not in path and not signed_in(HTTPConnection(scope)):
             return UNKNOWN
         return ""
+
+
+def _health() -> str:
+    """Compared whole: a path that only ends so may be another page's."""
+    from streamlit import config
+
+    base = str(config.get_option("server.baseUrlPath") or "").strip("/")
+    return f"/{base}{HEALTH}" if base else HEALTH
 
 
 def signed_in(connection: HTTPConnection) -> bool:

@@ -128,6 +128,8 @@ NAMED = ("X-User", "kim")
         ("http", "/", "10.0.0.5", [NAMED, ("x-user", "alex@example.com")], "403"),
         ("http", "/", "10.0.0.5", [NAMED, ("X-Groups", "sre"), ("X-Groups", "dev")], "403"),
         ("http", "/_stcore/health", "10.0.0.9", [], "let in"),
+        ("http", "/drover/picture/_stcore/health", "10.0.0.9", [], "403"),
+        ("websocket", "//_stcore/health", "10.0.0.9", [], "1008"),
     ],
 )
 def test_nobody_but_the_proxy_is_answered(
