@@ -17,7 +17,11 @@ STOP_S = 20.0
 
 
 class ChildError(Exception):
-    """A child ended that should run; the message carries the end of its log."""
+    """A child ended that should run; the message carries the end of its log, and `name` whose it is ("": none's)."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
 
 
 def free_port(preferred: int) -> int:
@@ -74,7 +78,12 @@ class Processes:
             code = child.poll()
             if code is not None:
                 tail = self.log(name).read_text("utf-8", "replace").strip().splitlines()[-8:]
-                raise ChildError(f"{name} ended with code {code}; its last lines:\n  " + "\n  ".join(tail))
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                last = "\n  ".join(["its last lines:", *tail]) if tail else "it had said nothing"
+                raise ChildError(f"the {name} {how}; {last}", name)
+
+    def runs(self, name: str) -> bool:
+        return name in self._children and self._children[name].poll() is None
 
     def stop(self, name: str) -> None:
         child = self._children.pop(name)

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -20,9 +21,11 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.disk import DiskThread
 from drover_agent.simulation.faults import demo_faults, load_faults
 from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_agent.simulation.operations import Operations
 from drover_agent.simulation.probing import Prober
 from drover_agent.simulation.readings import inventory
 from drover_agent.simulation.sku import SimulationError
+from drover_agent.simulation.stand_in import StandIn, listening
 from drover_agent.sources.base import Reading
 from drover_agent.spool import SpoolError
 from drover_proto import telemetry_pb2 as pb
@@ -51,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", type=Path, metavar="FILE", help="append the ground truth, a line as a fault begins")
     parser.add_argument("--spool-dir", type=Path, metavar="DIR", help="a spool per node in there (default: temporary)")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between readings, 0.2 to 60 (default 1)")
+    parser.add_argument(
+        "--scheduler", type=Path, metavar="SOCKET", help="answer as a stand-in for a scheduler on this Unix socket"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,6 +128,11 @@ class NodeAgent(Agent):
             body = pb.ProbeResult(request_id=request.id, json=to_json(result))
             self.spool.add_record(result.ts_ms, pb.Record(probe_result=body))
 
+    def booted(self, times: int) -> None:
+        """The node has been rebooted so often; 0: its boot is this machine's."""
+        if times:
+            self._boot_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._boot_id} {self.node} {times}"))
+
     async def _goodbye(self) -> None:
         if not self.cut_off:
             await super()._goodbye()
@@ -138,6 +149,7 @@ class _LiveFleet:
         self._args, self._spools, self._labels = args, spools, labels
         self._fleet = SimulatedFleet(spec, args.seed, faults, time.time_ns() // 1_000_000)
         self._prober = Prober(self._fleet, args.seed)
+        self._operations = Operations(self._fleet)
         self._agents: dict[str, NodeAgent] = {}
         self._disks = [DiskThread() for _ in range(DISK_THREADS)]
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -153,10 +165,11 @@ class _LiveFleet:
             loop.add_signal_handler(number, stop.set)
         spec = self._fleet.spec
         self._say(f"{len(spec.nodes)} simulated nodes, {spec.gpu_count} GPUs, towards {self._args.collector}")
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            if self._args.scheduler is not None:
+                await stack.enter_async_context(listening(StandIn(self._fleet, self._operations), self._args.scheduler))
+            stack.push_async_callback(self._end)
             await self._tick(stop)
-        finally:
-            await self._end()
         self._say(f"ended after {self._fleet.now_s:.0f} s")
         return 0
 
@@ -189,7 +202,8 @@ class _LiveFleet:
             if task.done() and not task.cancelled():
                 raise _StoppedError(f"the agent of {name} ended: {task.exception() or 'without an error'}")
             if name not in readings:
-                self._agents.pop(name).cut_off = True
+                down = self._fleet.hardware.number[name] not in self._fleet.booting
+                self._agents.pop(name).cut_off = down  # before a boot an agent is stopped, and says so
                 cut = self._tasks.pop(name)
                 cut.cancel()
                 self._cutting.add(cut)
@@ -214,6 +228,7 @@ class _LiveFleet:
         disk = self._disks[self._fleet.hardware.number[name] % DISK_THREADS]
         agent = self._agents[name] = NodeAgent(config, name, facts, disk=disk)
         agent.prober = self._prober
+        agent.booted(self._operations.boots.get(name, 0))
         self._tasks[name] = asyncio.create_task(self._agents[name].run(), name=name)
 
     def _write_labels(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import grpc
 
 from drover_cli.arguments import count, finite
 from drover_cli.commands.incidents import where
+from drover_cli.demo_act import SCHEDULER, SOCKET, Guide, policy, settings
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
 from drover_cli.output import plain, print_json
@@ -43,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir", type=Path, help="folder for store, logs and labels, kept at the end (default: temporary)"
     )
+    parser.add_argument(
+        "--act",
+        action="store_true",
+        help="Drover acts when you say so, through a stand-in for a scheduler: approve, drain, reboot and resume",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object at the end on stdout, all else on stderr")
 
 
@@ -54,10 +62,12 @@ def run(args: argparse.Namespace) -> int:
             import_module(module)
     signal.signal(signal.SIGTERM, _interrupt)  # else the children, in sessions of their own, would outlive us
     with _folder(args.dir) as folder, Processes(folder) as processes:
+        demo = _Demo(args, folder, processes)
         try:
-            return _Demo(args, folder, processes).run()
+            return demo.run()
         except ChildError as error:
-            raise CliError(str(error)) from None
+            demo.stay(error)
+            raise CliError(f"{error}\nthe logs are kept in {folder}; remove it when you have read them") from None
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -70,8 +80,10 @@ def _folder(given: Path | None) -> Iterator[Path]:
         made = Path(tempfile.mkdtemp(prefix="drover-demo-"))
         try:
             yield made
-        finally:
+        except KeyboardInterrupt:
             shutil.rmtree(made, ignore_errors=True)
+            raise
+        shutil.rmtree(made, ignore_errors=True)  # not after a failure: its logs say why
         return
     if given.exists() and any(given.iterdir()):
         raise CliError(f"{given} is not empty; give a new folder with --dir, or remove it first")
@@ -93,6 +105,11 @@ class _Demo:
         self.injected: set[str] = set()
         self.told = False
         self.away = False
+        self.console = ""
+        self.guide: Guide | None = None
+        self.strangers: set[str] = set()
+        self.summaries: dict[str, str] = {}
+        self.troubles: list[str] = []
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr if self.args.json else sys.stdout, flush=True)
@@ -101,12 +118,16 @@ class _Demo:
         from drover_agent.simulation.fleet import build_fleet
         from drover_proto.fleet import dump_toml
 
-        agents, api, console = free_port(7301), free_port(7302), free_port(8501)
+        api, console = free_port(7302), free_port(8501)
         spec = build_fleet(self.args.nodes, self.args.seed)
+        if self.args.act:
+            spec = replace(spec, name=f"{spec.name} ({SCHEDULER})")
+            (self.folder / "policy.toml").write_text(policy(), "utf-8")
         (self.folder / "fleet.toml").write_text(dump_toml(spec), "utf-8")
         (self.folder / "collector.toml").write_text(
             f'fleet = "{self.folder}/fleet.toml"\n[store]\nurl = "chdb://{self.folder}/store"\n'
-            f'[ingest]\nlisten = "127.0.0.1:{agents}"\n[api]\nlisten = "127.0.0.1:{api}"\n',
+            f'[ingest]\nlisten = "127.0.0.1:0"\n[api]\nlisten = "127.0.0.1:{api}"\n'
+            + (settings(self.folder) if self.args.act else ""),
             "utf-8",
         )
         self.say(
@@ -117,28 +138,63 @@ class _Demo:
         with grpc.insecure_channel(f"127.0.0.1:{api}", soon) as channel:
             stub = FleetStub(channel)
             self._wait("the collector", lambda: bool(stub.GetStatus(pb.StatusRequest(), timeout=2)))
+            agents = self._agents_port()
             if not self.args.no_dashboard:
                 self.processes.start(
                     "dashboard", "drover_dashboard.main", "--collector", f"127.0.0.1:{api}", "--port", str(console)
                 )
                 self._wait("the console", lambda: _answers(f"http://127.0.0.1:{console}/_stcore/health"))
-                self.say(f"console:     http://127.0.0.1:{console}")
+                self.console = f"http://127.0.0.1:{console}"
+                self.say(f"console:     {self.console}")
             self.say(f"command line: drover status --collector 127.0.0.1:{api}")
             self.processes.start(
                 "fleet", "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}",
                 "--nodes", str(self.args.nodes), "--seed", str(self.args.seed), "--faults", self.args.faults,
                 "--labels", str(self.labels_file), "--spool-dir", f"{self.folder}/spool",
+                *(["--scheduler", SOCKET] if self.args.act else []),
             )  # fmt: skip
             self._wait("the fleet", lambda: stub.GetStatus(pb.StatusRequest(), timeout=2).nodes_reporting > 0)
             self.started = time.monotonic()
             self.say(
                 "the fleet streams; faults begin in the next minute" + ("" if self.args.seconds else ", Ctrl-C ends")
             )
+            if self.args.act:
+                self.guide = Guide(self._line, spec, f"127.0.0.1:{api}")
+                self.guide.begin(self.console)
             self._watch(stub)
             try:
                 return self._summary(stub)
             except grpc.RpcError as error:
                 raise ChildError(f"the collector does not answer ({error.code().name.lower()}): no summary") from None
+
+    def stay(self, error: ChildError) -> None:
+        """Keep the console up after a part has ended, until Ctrl-C: it shows what the fleet's users would see."""
+        if not self.console or self.args.seconds or self.args.json or not self.processes.runs("dashboard"):
+            return
+        self.say(f"failed: {error}")
+        self.say(f"The console stays up at {self.console}, to show how this looks there. Logs are in {self.folder}.")
+        self.say("Ctrl-C ends")
+        with contextlib.suppress(KeyboardInterrupt):
+            while self.processes.runs("dashboard"):
+                time.sleep(0.5)
+
+    def _agents_port(self) -> int:
+        """The port on which the collector listens for agents: a free one, as others' agents may send to the usual one.
+
+        Raises:
+            ChildError: it does not say.
+        """
+        log = self.processes.log("collector")
+        found = None
+
+        def said() -> bool:
+            nonlocal found
+            found = re.search(r"is ready: agents on 127\.0\.0\.1:(\d+)", log.read_text("utf-8", "replace"))
+            return found is not None
+
+        self._wait("the collector", said)
+        assert found is not None
+        return int(found[1])
 
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_S
@@ -159,6 +215,8 @@ class _Demo:
                 self._tell_injected()
                 try:
                     self._tell_incidents(stub)
+                    if self.guide is not None:
+                        self.guide.look(stub, self._labels(), self.summaries)
                     if time.monotonic() >= next_status:
                         next_status = time.monotonic() + 10
                         self._tell_status(stub)
@@ -176,8 +234,13 @@ class _Demo:
         health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n)
         nodes = f"{status.nodes_reporting}/{status.nodes_expected} nodes"
         self._line(f"{nodes}, GPUs: {health}, {status.samples_stored:,} samples")
+        for node in sorted(set(status.unknown_nodes) - self.strangers):
+            self.strangers.add(node)
+            self._line(f"stranger   {plain(node)} sends to this demo and is not part of it: stop its agent")
         for trouble in status.troubles:
-            self._line(f"trouble    {plain(trouble)}")
+            if trouble not in self.troubles:
+                self._line(f"trouble    {plain(trouble)}")
+        self.troubles = list(status.troubles)
         if not self.args.seconds and not self.told and time.monotonic() > self.started + 120:
             self.told = True
             self._print_summary(self._result(stub))
@@ -208,6 +271,7 @@ class _Demo:
     def _tell_incidents(self, stub: FleetStub) -> None:
         for i in sorted(self._incidents(stub), key=lambda i: i.opened_ms):
             state = (i.severity, i.action.value)
+            self.summaries[i.id] = i.summary
             if self.seen.get(i.id) != state:
                 word = "incident" if i.id not in self.seen else "changed "
                 self.seen[i.id] = state

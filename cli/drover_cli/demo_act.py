@@ -1,0 +1,145 @@
+"""`drover demo --act`: settings by which the demo acts through a stand-in scheduler, and what a new user types next."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from drover_cli.output import plain
+from drover_proto import fleet_pb2 as pb
+from drover_proto.events import Decision, Duty, Health, Wanted, from_json
+from drover_proto.fleet import FleetSpec
+from drover_proto.fleet_pb2_grpc import FleetStub
+
+SCHEDULER = "demo scheduler: a stand-in, no real nodes"
+SOCKET = "scheduler.sock"
+CALL_S = 10.0
+DEFAULT_API = "127.0.0.1:7302"
+NO_BOOT = "No boot ends this fault: on a real fleet a technician replaces the part. Leave the node out."
+
+
+def settings(folder: Path) -> str:
+    """The collector's settings, TOML: it asks a person, and acts through the stand-in of the simulated fleet."""
+    program = json.dumps([sys.executable, "-m", "drover_cli.demo_scheduler", f"{folder}/{SOCKET}"])
+    return (
+        f'[act]\nmode = "approve"\nvalidate_level = "deep"\nreset_command = {program}\nreboot_command = {program}\n'
+        f'[act.command]\nprogram = {program}\n[policy]\npath = "{folder}/policy.toml"\n'
+    )
+
+
+def policy() -> str:
+    """The default policy in approve mode; its name, which the console shows, says what it acts through."""
+    text = (importlib.resources.files("drover_collector") / "policies/nvidia.toml").read_text("utf-8")
+    for before, after in (('name = "nvidia"', f'name = "nvidia ({SCHEDULER})"'), ('"observe"', '"approve"')):
+        if before not in text:
+            raise ValueError(f"policies/nvidia.toml has no {before}")
+        text = text.replace(before, after, 1)
+    return text
+
+
+class Guide:
+    """Says what waits for a person, how far each node is that is out, and the command that goes on.
+
+    Args:
+        say: prints one line. spec: the demo's fleet. api: address of the Fleet API.
+    """
+
+    def __init__(self, say: Callable[[str], None], spec: FleetSpec, api: str) -> None:
+        self._say, self._spec = say, spec
+        self._at = "" if api == DEFAULT_API else f" --collector {api}"
+        self._asked: set[str] = set()
+        self._stages: dict[str, tuple[Health, str]] = {}
+        self._suggested = False
+
+    def begin(self, console: str) -> None:
+        buttons = f"; the Policy and Node pages of {console} have buttons for the same" if console else ""
+        for line in (
+            f"{SCHEDULER.capitalize()}. Drover asks before each act, and what it does reaches simulated nodes only.",
+            f"Type the commands that follow in a second terminal{buttons}.",
+        ):
+            self._say(line)
+
+    def look(self, stub: FleetStub, labels: Sequence[Mapping[str, object]], summaries: Mapping[str, str]) -> None:
+        """Say what is new.
+
+        Args:
+            labels: the faults that were injected. summaries: incident -> what is wrong.
+        Raises:
+            grpc.RpcError: the collector does not answer.
+        """
+        state = stub.GetPolicy(pb.PolicyRequest(), timeout=CALL_S)
+        for text in state.pending_json:
+            self._ask(from_json(Decision, text), summaries)
+        out = {duty.node: duty for text in state.duties_json if (duty := from_json(Duty, text)).stage != Health.HEALTHY}
+        for node in [node for node in self._stages if node not in out]:
+            del self._stages[node]
+            self._say(f"{node} is back in service.")
+            self._suggest(labels, out)
+        for node, duty in out.items():
+            if self._stages.get(node) != (duty.stage, duty.reason):
+                self._stages[node] = (duty.stage, duty.reason)
+                self._tell(duty, labels)
+
+    def _type(self, command: str) -> None:
+        self._say(f"    type: drover {command}{self._at}")
+
+    def _ask(self, decision: Decision, summaries: Mapping[str, str]) -> None:
+        if decision.id in self._asked:
+            return
+        self._asked.add(decision.id)
+        why = summaries.get(decision.incident_id, decision.reason)
+        self._say(f"Drover asks: {_asked(decision)}? {plain(why)}")
+        self._type(f'approve {decision.id} --why "I looked at it"')
+
+    def _tell(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
+        node = duty.node
+        if duty.stage is Health.DRAINING:
+            self._say(f"{node} gets no new jobs. Those that run there leave it within 20 s.")
+        elif duty.stage is Health.VALIDATING:
+            self._say(f"{node} is empty. Its GPUs are probed.")
+        elif duty.by != "drover":
+            self._say(f"{node} is empty. {plain(duty.by)} drained it by hand, so it stays out until you want it back.")
+            self._type(f'resume {node} --why "the work is done"')
+        elif duty.stage is Health.DRAINED and not duty.reason.startswith(("not validated", "resume withheld")):
+            self._say(f"{node} is empty.")
+        else:
+            word = "failed its probes" if duty.stage is Health.REPAIR else "stays out"
+            self._say(f"{node} {word}: {plain(duty.reason)}")
+            self._remedy(duty, labels)
+
+    def _remedy(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
+        from drover_agent.simulation.kinds import KINDS
+
+        node = duty.node
+        cures = {KINDS[str(x["kind"]), str(x["cause"])].cured_by for x in labels if x["node"] == node}
+        if "" in cures:
+            self._say(f"    {NO_BOOT}")
+        elif cures:
+            self._type(f'reboot {node} --why "a boot ends this fault"')
+            self._say("    it is up after 20 s; if it is not probed by itself then:")
+            self._type(f'resume {node} --why "it was rebooted"')
+        else:
+            self._type(f'resume {node} --why "I looked at it"')
+
+    def _suggest(self, labels: Sequence[Mapping[str, object]], out: Mapping[str, Duty]) -> None:
+        """A healthy node to drain by hand, once; in a rack without faults where there is one."""
+        faulty = {str(label["node"]) for label in labels} | set(out)
+        racks = {node.rack for node in self._spec.nodes if node.name in faulty}
+        free = [node for node in self._spec.nodes if node.name not in faulty]
+        if self._suggested or not free:
+            return
+        self._suggested = True
+        chosen = next((node for node in free if node.rack not in racks), free[0])
+        self._say("You can also take out a healthy node by hand, for work on it:")
+        self._type(f'drain {chosen.name} --why "a fan is replaced"')
+
+
+def _asked(decision: Decision) -> str:
+    """What a yes does, in words."""
+    if not decision.node:
+        return "go on, although many nodes fail at once"
+    words = {Wanted.NONE: "put {} back", Wanted.ADVISE: "have new jobs avoid {}"}
+    return words.get(decision.wanted, f"{decision.wanted} {{}}").format(decision.node)
