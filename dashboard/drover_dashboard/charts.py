@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import streamlit as st
 
+from drover_dashboard import address, theme
 from drover_dashboard import format as fmt
-from drover_dashboard import theme
 from drover_dashboard.components import component
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Metric
@@ -27,6 +27,7 @@ BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIME_STEPS = ((1e6, ""), (1e3, "m"))  # from microseconds
 DASH = (8, 4)
 OPEN = "open"  # in the URL
+CLOSED = {OPEN: None}  # the page shows something else
 LEAST_S = 10
 BACK = "double-click: all of it again"
 
@@ -152,19 +153,11 @@ def window(from_ms: int, to_ms: int) -> tuple[int, int]:
     return drawn_open() or (from_ms, to_ms)
 
 
-def close() -> None:
-    """The page shows something else."""
-    st.query_params.pop(OPEN, None)
-
-
 def _open(key: str) -> None:
     """In place of the coarser data of before the next run asks for this time alone; a double click ends it."""
     told = st.session_state[key].zoom
     from_s, to_s = math.floor(told["from_s"]), math.ceil(told["to_s"])
-    if to_s:
-        st.query_params[OPEN] = f"{from_s}-{max(to_s, from_s + LEAST_S)}"
-    else:
-        close()
+    address.write(**{OPEN: f"{from_s}-{max(to_s, from_s + LEAST_S)}" if to_s else None})
 
 
 def show(key: str, chart: Chart, loads: bool = False) -> None:

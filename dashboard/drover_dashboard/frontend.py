@@ -122,12 +122,14 @@ class Frontend:
             manifest = json.loads((self._root / "manifest.json").read_text("utf-8"))
             if page.count(HEAD_END) != 1 or page.count(HEAD_BEGIN) != 1:
                 raise ValueError("its head is another one")
+            steps = (ASSETS / "steps.js").read_text("utf-8")
             made = {}
             for path in pages:
                 parts, ours = FIRST.get(path, ((), OURS))
                 links = [*_chunks(manifest, (*PARTS, *parts)), *(f"{OWN}{name}" for name in ours)]
                 tags = "".join(f'<link rel="modulepreload" crossorigin href="{escape(link)}">\n    ' for link in links)
-                plain = page.replace(HEAD_END, f"{tags}{HEAD_END}")
+                plain = page.replace(HEAD_BEGIN, f"{HEAD_BEGIN}\n    <script>\n{steps}</script>")
+                plain = plain.replace(HEAD_END, f"{tags}{HEAD_END}")
                 made[path] = plain.encode(), (_early(plain) if path == "/" else plain).encode()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("this Streamlit's page is not as expected (%s): it is sent as it is, and opens later", error)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from drover_dashboard import answering, charts, client, silencing, view
+from drover_dashboard import address, answering, charts, client, silencing, view
 from drover_dashboard import format as fmt
 from drover_dashboard.fleet_canvas import STATE_UNITS
 from drover_dashboard.table import Cell, Column, Row, table
@@ -36,6 +36,7 @@ def show(incident_id: str) -> None:
     detail = answer.value
     incident = from_json(Incident, detail.incident_json)
     decisions = [from_json(Decision, text) for text in detail.decisions_json]
+    address.title(f"{fmt.cause(incident.cause)} {incident.node or fmt.where(incident, {})}")
     _head(incident, detail, decisions, who)
     _evidence(incident, who)
     _history(detail, who)

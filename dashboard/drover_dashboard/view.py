@@ -105,14 +105,6 @@ def href(page: Path, **params: str | int | None) -> str:
     return f"{page.stem}?{urlencode(given)}"
 
 
-def keep(name: str, value: str, default: str) -> None:
-    """Keep a choice in the URL, which stays bare while it is the default."""
-    if value == default:
-        st.query_params.pop(name, None)
-    elif st.query_params.get(name) != value:
-        st.query_params[name] = value
-
-
 def deviation_mark(number: float, median: float, unit: str) -> Mark | None:
     """How far a GPU lies from its peers, where that is worth a look: from 5 %, or 6 °C."""
     if unit == "°C":

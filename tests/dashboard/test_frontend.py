@@ -118,6 +118,10 @@ def test_a_page_names_files_that_are_there_each_once(app: Frontend, path: str) -
     original = (ROOT / "index.html").read_text()
     ours_there = r"    <style>.*?</style>\n    <script>\n//.*?</script>\n    <template .*?</template>\n"
     without = re.sub(ours_there, "", body.decode(), count=1, flags=re.DOTALL)
+    steps = f"<script>\n{(ASSETS / 'steps.js').read_text()}</script>"
+    assert without.count(steps) == 1, "before anything that changes the address"
+    assert without.index(steps) < without.index("<script type=" if path != "/" else frontend.HEAD_END)
+    without = without.replace(steps, "")
     if path == "/":
         original, entries = frontend.ENTRY.subn("", original)
         assert entries == 1, "what begins Streamlit is begun by early.js, after the picture"

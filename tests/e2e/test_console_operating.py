@@ -19,7 +19,7 @@ from drover_proto.events import Audit, from_json
 from drover_proto.fleet import dump_toml
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.browser import CHROMIUM, FLAGS
-from testbed.browsing import CONTRAST, EXPECTED_404, PAGE_MS, PHONE, SCREEN, SHOTS, barriers
+from testbed.browsing import CONTRAST, PAGE_MS, PHONE, SCREEN, SHOTS, barriers
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -84,9 +84,8 @@ def browse() -> Iterator[Open]:
     problems: list[str] = []
 
     def note(line: Any) -> None:
-        where = line.location.get("url", "")
-        if line.type == "error" and not EXPECTED_404.search(where):
-            problems.append(f"{line.text} ({where})")
+        if line.type == "error":
+            problems.append(f"{line.text} ({line.location.get('url', '')})")
 
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text("utf-8")
 SCREEN, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 ZONE = "Europe/Berlin"
 PAGE_MS, REFRESHED_S = 60_000, 60.0
-# Streamlit asks for its own endpoints below the page's path first, then at the root.
-EXPECTED_404 = re.compile(r"/[a-z]+/_stcore/(health|host-config)$")
 BACKGROUND = "Number(getComputedStyle(document.querySelector('.stApp')).backgroundColor.match(/[0-9]+/)[0])"
 # What refreshes by a timer refreshes every 5 s at the latest, and at once when it is told to: some timers run 30 s.
 INTERVALS = """(() => {
@@ -40,12 +37,13 @@ SCROLLED_PX = 120
 @dataclass
 class Tab:
     """A page in the browser. `fragments`: its parts that refresh themselves; `ran`: those that did since it was
-    emptied; `problems`: errors in the browser's console."""
+    emptied; `runs`: how often all of it ran; `problems`: errors in the browser's console."""
 
     page: Any
     problems: list[str] = field(default_factory=list)
     fragments: set[str] = field(default_factory=set)
     ran: set[str] = field(default_factory=set)
+    runs: int = 0
     _running: set[str] = field(default_factory=set)
 
     def shot(self, name: str) -> None:
@@ -98,6 +96,14 @@ class Tab:
         app = "({...document.querySelector('[data-testid=stApp]').dataset})"
         return f"{self.page.evaluate(app)}, ran {len(self.ran)} of {len(self.fragments)}, {self.problems}"
 
+    def goto(self, address: str) -> None:
+        """And wait until all of the page has run."""
+        self.page.goto("about:blank")  # so that nothing more comes of the page before
+        before = self.runs
+        self.page.goto(address)
+        until({"page": self}, lambda tab: "" if tab.runs > before else "it has not run", REFRESHED_S)
+        at_rest(self.page)
+
     def close(self) -> None:
         assert not self.problems
         self.page.close()
@@ -111,9 +117,8 @@ class Tab:
         page.on("websocket", lambda socket: socket.on("framereceived", self._frame))
 
     def _line(self, line: Any) -> None:
-        where = line.location.get("url", "")
-        if line.type == "error" and not EXPECTED_404.search(where):
-            self.problems.append(f"{line.text} ({where})")
+        if line.type == "error":
+            self.problems.append(f"{line.text} ({line.location.get('url', '')})")
 
     def _failed(self, failed: Any) -> None:
         if failed.failure != "net::ERR_ABORTED":  # the page went elsewhere: no failure of anybody
@@ -132,6 +137,7 @@ class Tab:
             self.fragments.add(message.auto_rerun.fragment_id)
         elif message.HasField("script_finished"):
             self.ran |= self._running
+            self.runs += not self._running
             self._running = set()
 
 
@@ -157,6 +163,21 @@ def until(tabs: dict[str, Tab], lacks: Callable[[Tab], str], limit_s: float) -> 
     except AssertionError:
         found = {name: (lacks, tabs[name].state()) for name, lacks in lacking.items()}
         raise AssertionError(f"after {limit_s:g} s: {found}") from None
+
+
+def at_rest(page: Any) -> None:
+    """No part of the page runs."""
+    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
+
+
+def entries(page: Any) -> list[tuple[str, str]]:
+    """Address and title of each entry of the browser's history up to this one."""
+    told = page.context.new_cdp_session(page).send("Page.getNavigationHistory")
+    return [(entry["url"], entry["title"]) for entry in told["entries"][: told["currentIndex"] + 1]]
+
+
+def addresses(page: Any) -> list[str]:
+    return [url for url, _ in entries(page)]
 
 
 class Browser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import capacity_parts, client, view
+from drover_dashboard import address, capacity_parts, client, view
 
 SPANS = {"1 day": 1.0, "7 days": 7.0, "30 days": 30.0, "90 days": 90.0}
 USUAL_SPAN = "7 days"
@@ -13,12 +13,7 @@ EVERY_S = 15
 
 def choose() -> float:
     """Days that costs are added up over, kept in the URL."""
-    asked = st.query_params.get("span", USUAL_SPAN)
-    span = st.segmented_control(
-        "What faults cost in the last", list(SPANS), default=asked if asked in SPANS else USUAL_SPAN, required=True
-    )
-    view.keep("span", span, USUAL_SPAN)
-    return SPANS[span]
+    return SPANS[address.segments("span", "What faults cost in the last", list(SPANS), USUAL_SPAN, key="capacity_span")]
 
 
 @st.fragment(run_every=EVERY_S)
@@ -46,4 +41,5 @@ def now(days: float) -> None:
         capacity_parts.services(reply, who)
 
 
+address.title("Capacity")
 now(choose())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, fabric_parts, probe_parts, view
+from drover_dashboard import address, client, fabric_parts, probe_parts, view
 from drover_dashboard import format as fmt
 from drover_proto import fleet_pb2 as pb
 
@@ -14,17 +14,8 @@ NO_NODE = "choose a node for its NVLinks"
 
 def choose() -> tuple[str, str]:
     """Leaf and node ("": none), kept in the URL."""
-    leaf, asked = st.query_params.get("leaf", ""), st.query_params.get("node", "")
-    layout = client.fleet().layout()
-    names = [node.name for rack in layout.value.racks for node in rack.nodes] if layout.value else []
-    if asked and asked not in names:
-        names.insert(0, asked)  # the answer says whether it exists
-    node = st.selectbox(
-        "Node", names, index=names.index(asked) if asked in names else None, placeholder=NO_NODE,
-        label_visibility="collapsed", width=300,
-    )  # fmt: skip
-    view.keep("node", node or "", "")
-    return leaf, node or ""
+    node = address.node(NO_NODE, key="fabric_node", width=300)
+    return st.query_params.get("leaf", ""), node
 
 
 @st.fragment(run_every=NOW_S)
@@ -36,7 +27,7 @@ def leafs(leaf: str, node: str) -> None:
         return
     reply = answer.value
     if not leaf and not node and reply.leafs and reply.leafs[0].nodes_troubled:
-        st.query_params["leaf"] = reply.leafs[0].name  # the worst one first: one click less at night
+        address.write(leaf=reply.leafs[0].name)  # the worst one first: one click less at night
         st.rerun()
     with view.place():
         kind, text = fabric_parts.verdict(reply, who)
@@ -48,8 +39,7 @@ def leafs(leaf: str, node: str) -> None:
             view.notice("cut", "remark", f"The worst {len(reply.leafs)} of {fmt.number(reply.leafs_total)} leafs.")
     clicked = fabric_parts.show_tiles("leafs", fabric_parts.leaf_tiles(reply, leaf, who))
     if clicked and clicked != leaf:
-        st.query_params["leaf"] = clicked
-        st.query_params.pop("node", None)
+        address.write(leaf=clicked, node=None)
         st.rerun()
     with view.place():
         if reply.counted_from_ms:
@@ -80,4 +70,6 @@ def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
             probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
 
 
-leafs(*choose())
+leaf, node = choose()
+address.title(" ".join(("Fabric", node or leaf)).strip())
+leafs(leaf, node)

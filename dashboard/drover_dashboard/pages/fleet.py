@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, incident_rows, view
+from drover_dashboard import address, client, incident_rows, view
 from drover_dashboard import format as fmt
 from drover_dashboard.fleet_canvas import canvas, metrics
 from drover_dashboard.grouping import GROUPS, USUAL
@@ -138,32 +138,21 @@ def incidents() -> None:
 def picture() -> None:
     """The canvas refreshes itself; only a click or another colour runs this again."""
     named = {metric.name: f"{fmt.capital(metric.label)}" for metric in metrics()}
-    options = [HEALTH, *named]
-    asked = st.query_params.get("color", HEALTH)
     with st.container(horizontal=True, vertical_alignment="center"):
-        chosen = st.selectbox(
-            "Colour every GPU by",
-            options,
-            index=options.index(asked) if asked in options else 0,
+        chosen = address.select(
+            "color", "Colour every GPU by", [HEALTH, *named], HEALTH, key="fleet_color",
             format_func=lambda name: named.get(name, "Health"),
-            label_visibility="collapsed",
-        )
-        asked_group = st.query_params.get("group", USUAL)
-        group = st.selectbox(
-            "Group them by",
-            list(GROUPS),
-            index=list(GROUPS).index(asked_group) if asked_group in GROUPS else 0,
-            format_func=lambda by: f"by {GROUPS[by]}",
-            label_visibility="collapsed",
-            width=130,
-        )
-    view.keep("color", chosen, HEALTH)
-    view.keep("group", group, USUAL)
+        )  # fmt: skip
+        group = address.select(
+            "group", "Group them by", list(GROUPS), USUAL, key="fleet_group",
+            format_func=lambda by: f"by {GROUPS[by]}", width=130,
+        )  # fmt: skip
     clicked = canvas(chosen, group)
     if clicked:
         st.switch_page(view.NODE, query_params={"node": clicked.node, "gpu": str(clicked.gpu)})
 
 
+address.title("Fleet")
 # The picture first: it asks for itself while the rest is still being found out. `above_fleet` keeps the room of what
 # stands above it (page.css), so that nothing moves when that comes.
 above = st.container(key="above_fleet")

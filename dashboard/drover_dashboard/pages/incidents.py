@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import charts, client, incident_detail, incident_rows, view
+from drover_dashboard import address, charts, client, incident_detail, incident_rows, view
 from drover_proto.events import Severity
 
 LIST_PX = 730
@@ -14,25 +14,12 @@ SEVERITIES = {"info": "every severity", "warning": "warning and worse", "critica
 
 def filters() -> tuple[str, str]:
     """State and least severity, kept in the URL."""
-    asked_state, asked_severity = st.query_params.get("state", "open"), st.query_params.get("severity", "info")
     with st.container(horizontal=True, vertical_alignment="center"):
-        state = st.segmented_control(
-            "State",
-            STATES,
-            default=asked_state if asked_state in STATES else "open",
-            required=True,
-            label_visibility="collapsed",
-        )
-        severity = st.selectbox(
-            "Severity",
-            list(SEVERITIES),
-            index=list(SEVERITIES).index(asked_severity) if asked_severity in SEVERITIES else 0,
-            format_func=lambda key: SEVERITIES[key],
-            label_visibility="collapsed",
-            width=190,
-        )
-    view.keep("state", state, "open")
-    view.keep("severity", severity, Severity.INFO)
+        state = address.segments("state", "State", STATES, "open", key="incidents_state", label_visibility="collapsed")
+        severity = address.select(
+            "severity", "Severity", list(SEVERITIES), Severity.INFO.value, key="incidents_severity",
+            format_func=lambda severity: SEVERITIES[severity], width=190,
+        )  # fmt: skip
     return state, severity
 
 
@@ -45,7 +32,7 @@ def listing(state: str, severity: str) -> None:
         return
     found = incident_rows.parse(answer.value)
     if "id" not in st.query_params and found:
-        st.query_params["id"] = found[0].id  # the worst one first: one click less at night
+        address.write(id=found[0].id)  # the worst one first: one click less at night
         st.session_state["unasked"] = found[0].id
         st.rerun()
     lines = incident_rows.rows(found, view.racks(), who)
@@ -54,8 +41,7 @@ def listing(state: str, severity: str) -> None:
         "incidents", lines, empty=empty, selected=st.query_params.get("id", ""), height=LIST_PX
     )
     if clicked and clicked != st.query_params.get("id"):
-        st.query_params["id"] = clicked
-        charts.close()
+        address.write(id=clicked, **charts.CLOSED)
         st.rerun()
 
 
@@ -66,6 +52,7 @@ def detail() -> None:
         incident_detail.show(chosen)
 
 
+address.title("Incidents")
 # On a phone an incident that somebody asked for comes before the list (page.css).
 asked = st.query_params.get("id", "") not in ("", st.session_state.get("unasked"))
 with st.container(key="reversed_asked" if asked else "unasked"):

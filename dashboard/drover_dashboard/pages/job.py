@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from drover_dashboard import charts, client, incident_rows, job_parts, view
+from drover_dashboard import address, charts, client, incident_rows, job_parts, view
 from drover_dashboard import format as fmt
 from drover_proto import catalog
 from drover_proto import fleet_pb2 as pb
@@ -30,17 +30,12 @@ class _Span(NamedTuple):
 
 def choose() -> tuple[str, bool]:
     """The job ("": the list) and whether ended ones are listed, kept in the URL."""
-    job, state = st.query_params.get("job", ""), st.query_params.get("state", STATES[0])
-    if job:
+    if job := st.query_params.get("job", ""):
         if st.button("All jobs", icon=":material/arrow_back:"):
-            st.query_params.pop("job", None)
-            charts.close()
+            address.write(job=None, **charts.CLOSED)
             st.rerun()
         return job, False
-    state = st.segmented_control(
-        "State", STATES, default=state if state in STATES else STATES[0], required=True, label_visibility="collapsed"
-    )
-    view.keep("state", state, STATES[0])
+    state = address.segments("state", "State", STATES, STATES[0], key="job_state", label_visibility="collapsed")
     return "", state == STATES[1]
 
 
@@ -64,7 +59,7 @@ def listing(ended: bool) -> None:
             view.notice("steps", "remark", job_parts.NO_STEPS)
     clicked = job_parts.show_list("jobs", answer.value, who, NO_JOBS)
     if clicked:
-        st.query_params["job"] = clicked
+        address.write(job=clicked)
         st.rerun()
 
 
@@ -159,6 +154,7 @@ def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, span: _S
 
 
 job, ended = choose()
+address.title(fmt.job(job) if job else "Job")
 if job:
     now(job)
     past(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import charts, client, node_acts, node_detail, node_history, probe_parts, view
+from drover_dashboard import address, charts, client, node_acts, node_detail, node_history, probe_parts, view
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health
 
@@ -16,32 +16,17 @@ OUT = (Health.DRAINED, Health.VALIDATING, Health.REPAIR)  # no job runs there
 
 def choose() -> tuple[str, int]:
     """The node and the charts' span in ms, both kept in the URL."""
-    layout = client.fleet().layout()
-    names = [node.name for rack in layout.value.racks for node in rack.nodes] if layout.value else []
-    asked = st.query_params.get("node", "")
-    if asked and asked not in names:
-        names.insert(0, asked)  # the answer says whether it exists
-    if not asked and names:
+    usual = st.query_params.get("node", "")
+    if not usual:
         worst = client.fleet().nodes(limit=1).value
-        asked = worst.nodes[0].name if worst and worst.nodes else names[0]
-    span_asked = st.query_params.get("span", USUAL_SPAN)
+        usual = worst.nodes[0].name if worst and worst.nodes else ""
     with st.container(horizontal=True, vertical_alignment="center"):
-        node = st.selectbox(
-            "Node", names, index=names.index(asked) if asked in names else None, placeholder=NO_NODE,
-            label_visibility="collapsed", width=260,
-        )  # fmt: skip
-        span = st.segmented_control(
-            "Charts over", list(SPANS), default=span_asked if span_asked in SPANS else USUAL_SPAN, required=True,
+        node = address.node(NO_NODE, key="node_node", usual=usual, drops=("gpu", charts.OPEN))
+        span = address.segments(
+            "span", "Charts over", list(SPANS), USUAL_SPAN, key="node_span", drops=(charts.OPEN,),
             label_visibility="collapsed",
         )  # fmt: skip
-    if node and node != st.query_params.get("node"):
-        st.query_params.pop("gpu", None)
-        st.query_params["node"] = node
-        charts.close()
-    if span != span_asked:
-        charts.close()
-    view.keep("span", span, USUAL_SPAN)
-    return node or "", SPANS[span] * 60_000
+    return node, SPANS[span] * 60_000
 
 
 @st.fragment(run_every=3)
@@ -90,6 +75,7 @@ def _asked_gpu() -> int | None:
 
 
 node, span_ms = choose()
+address.title(node or "Node")
 if node:
     node_acts.buttons(node)
     now(node)

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from drover_dashboard import answering, backtest_parts, client, view
+from drover_dashboard import address, answering, backtest_parts, client, view
 from drover_dashboard import format as fmt
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
@@ -261,4 +261,5 @@ def _matches(rule: dict[str, Any]) -> str:
     return "; ".join(said) or "everything"
 
 
+address.title("Policy")
 show()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, probe_parts, view
+from drover_dashboard import address, client, probe_parts, view
 from drover_dashboard.table import Column, table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.probes import FIGURES, Better
@@ -17,27 +17,13 @@ JUDGED = [name for name, figure in FIGURES.items() if figure.better is not Bette
 
 def choose() -> tuple[str, str]:
     """Figure and node ("": none), kept in the URL."""
-    asked = st.query_params.get("figure", USUAL)
-    layout = client.fleet().layout()
-    names = [node.name for rack in layout.value.racks for node in rack.nodes] if layout.value else []
-    node_asked = st.query_params.get("node", "")
-    if node_asked and node_asked not in names:
-        names.insert(0, node_asked)  # the answer says whether it exists
     with st.container(horizontal=True, vertical_alignment="center"):
-        figure = st.selectbox(
-            "Figure", JUDGED, index=JUDGED.index(asked) if asked in JUDGED else JUDGED.index(USUAL),
-            format_func=lambda name: f"{name}, {probe_parts.unit(FIGURES[name].unit)}", label_visibility="collapsed",
-            width=260,
+        figure = address.select(
+            "figure", "Figure", JUDGED, USUAL, key="probes_figure", width=260,
+            format_func=lambda name: f"{name}, {probe_parts.unit(FIGURES[name].unit)}",
         )  # fmt: skip
-        node = st.selectbox(
-            "Node", names, index=names.index(node_asked) if node_asked in names else None, placeholder=NO_NODE,
-            label_visibility="collapsed", width=260,
-        )  # fmt: skip
-    view.keep("figure", figure, USUAL)
-    if (node or "") != node_asked:
-        st.query_params.pop("gpu", None)
-    view.keep("node", node or "", "")
-    return figure, node or ""
+        node = address.node(NO_NODE, key="probes_node", drops=("gpu",))
+    return figure, node
 
 
 def go(clicked: str | None) -> None:
@@ -46,9 +32,7 @@ def go(clicked: str | None) -> None:
         return
     node, _, gpu = clicked.rpartition("/")
     if (node, gpu) != (st.query_params.get("node", ""), st.query_params.get("gpu", "")):
-        st.query_params.update({"node": node} | ({"gpu": gpu} if gpu else {}))
-        if not gpu:
-            st.query_params.pop("gpu", None)
+        address.write(node=node, gpu=gpu or None)
         st.rerun()
 
 
@@ -104,7 +88,7 @@ def of_node(figure: str, node: str) -> None:
         return
     clicked = probe_parts.show_node("node_probes", node, answer.value, who, figure)
     if clicked and clicked != figure:
-        view.keep("figure", clicked, USUAL)
+        address.write(figure=clicked if clicked != USUAL else None)
         st.rerun()
     if answer.value.figures:
         named = {one.figure: one for one in answer.value.figures}
@@ -132,6 +116,7 @@ def _asked_gpu() -> int | None:
 
 
 figure, node = choose()
+address.title(f"Probes {node}".strip())
 left, right = st.columns([1.35, 1], gap="medium")
 with left:
     fleet(figure, node)

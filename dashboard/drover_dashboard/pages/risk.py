@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, view
+from drover_dashboard import address, client, view
 from drover_dashboard import format as fmt
 from drover_dashboard.table import Cell, Column, Mark, Row, table
 from drover_proto import fleet_pb2 as pb
@@ -106,4 +106,5 @@ def _percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
+address.title("Risk")
 show()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, system_parts, view
+from drover_dashboard import address, client, system_parts, view
 
 EVERY_S = 3
 
@@ -31,4 +31,5 @@ def show() -> None:
         system_parts.notifiers(system.notifiers)
 
 
+address.title("System")
 show()

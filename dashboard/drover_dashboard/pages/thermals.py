@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import client, fabric_parts, heat_parts, view
+from drover_dashboard import address, client, fabric_parts, heat_parts, view
 
 NOW_S = 5
 
 
 def choose() -> tuple[str, str]:
     """What racks are coloured by, and the rack chosen ("": none), kept in the URL."""
-    asked = st.query_params.get("by", heat_parts.USUAL)
-    by = st.segmented_control(
-        "Colour by", list(heat_parts.MEASURES), default=asked if asked in heat_parts.MEASURES else heat_parts.USUAL,
-        format_func=lambda key: heat_parts.MEASURES[key].label, required=True, label_visibility="collapsed",
+    by = address.segments(
+        "by", "Colour by", list(heat_parts.MEASURES), heat_parts.USUAL, key="thermals_by",
+        format_func=lambda name: heat_parts.MEASURES[name].label, label_visibility="collapsed",
     )  # fmt: skip
-    view.keep("by", by, heat_parts.USUAL)
     return by, st.query_params.get("rack", "")
 
 
@@ -36,7 +34,7 @@ def racks(by: str, rack: str) -> None:
     with left:
         clicked = fabric_parts.show_tiles("racks", heat_parts.rack_tiles(reply, heat_parts.MEASURES[by], rack))
         if clicked and clicked != rack:
-            st.query_params["rack"] = clicked
+            address.write(rack=clicked)
             st.rerun()
     with right:
         with view.place():
@@ -51,4 +49,6 @@ def racks(by: str, rack: str) -> None:
         view.go(heat_parts.show_nodes("nodes", reply))
 
 
-racks(*choose())
+by, rack = choose()
+address.title(f"Thermals {rack}".strip())
+racks(by, rack)

@@ -8,15 +8,16 @@ import logging
 
 import streamlit as st
 
-from drover_dashboard import signin, upgraded, view
+from drover_dashboard import address, signin, upgraded, view
 from drover_dashboard.components import ASSETS
 
 ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
 
-st.set_page_config(page_title="Drover", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
+st.set_page_config(page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
 st.html(ASSETS / "page.css")
 who = signin.person()
 if who is None:
+    st.set_page_config(page_title="Drover")
     signin.ask()
     st.stop()
 page = st.navigation(
@@ -35,6 +36,7 @@ page = st.navigation(
     ],
     position="top",
 )
+address.settle(page.url_path)
 if upgraded.replaced():
     view.notice("upgraded", "trouble", upgraded.TEXT)
     try:

@@ -1,0 +1,167 @@
+"""Every selector of every page of the console in a real browser: each choice is obeyed, stands in the address, and is
+one step back.
+
+The selectors are found on the pages themselves, so that a new one is tried too. They need no agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drover_dashboard
+from drover_agent.simulation.fleet import build_fleet
+from drover_proto.fleet import dump_toml
+from testbed.browsing import Tab, addresses, at_rest, lone_tab
+from testbed.system_processes import collector, free_port, reachable, running
+from testbed.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+PAGES = sorted(path.stem for path in (Path(drover_dashboard.__file__).parent / "pages").glob("*.py"))
+WITHOUT = {"policy", "risk", "system"}  # they have none
+LIST, BUTTONS = "combobox", "radiogroup"
+# All that chooses, of any kind; what a popover holds is not on the page before it is opened.
+FOUND = """[...document.querySelector('[data-testid=stMain]').querySelectorAll('input, textarea, select, [role]')]
+  .map((e) => e.getAttribute('role') || e.tagName)
+  .filter((r) => !['alert', 'group', 'img', 'progressbar', 'radio', 'region', 'status'].includes(r))"""
+CHOICES = 3
+SOON_MS = 15_000
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, port = tmp_path_factory.mktemp("selectors"), free_port()
+    with (
+        collector(folder, dump_toml(build_fleet(16, 7))) as served,
+        running(folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port)) as log,
+    ):
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        yield f"http://127.0.0.1:{port}"
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def tab(url: str) -> Iterator[Tab]:
+    with lone_tab("light") as made:
+        made.page.set_default_timeout(SOON_MS)
+        yield made
+
+
+class Selector:
+    """One on the page, found again by its place among those of its kind: what it is made of may change."""
+
+    def __init__(self, page: Any, kind: str, at: int) -> None:
+        self._page, self._kind, self._at = page, kind, at
+
+    def shown(self) -> str:
+        if self._kind == LIST:
+            return str(self._here().input_value())
+        chosen = self._here().get_by_role("radio", checked=True)
+        return str(chosen.inner_text()) if chosen.count() else ""
+
+    def options(self) -> list[str]:
+        """Some that are not chosen."""
+        if self._kind == LIST:
+            self._here().click()
+            options = self._page.get_by_role("option")
+            options.first.wait_for()
+            texts = options.all_inner_texts()
+            self._here().press("Tab")  # Escape would empty it where it may be empty
+            options.first.wait_for(state="detached")
+        else:
+            texts = self._here().get_by_role("radio").all_inner_texts()
+        return [text for text in texts if text != self.shown()][:CHOICES]
+
+    def choose(self, option: str) -> None:
+        """And wait until the address has changed, which it does for each choice that is obeyed."""
+        before = self._page.url
+        if self._kind == LIST:
+            self._here().click()
+            self._page.get_by_role("option", name=option, exact=True).click()
+        else:
+            self._here().get_by_role("radio", name=option, exact=True).click()
+        self._page.wait_for_function("(before) => location.href !== before", arg=before)
+        self.shows(option)
+
+    def shows(self, option: str) -> None:
+        """Once nothing runs any more."""
+        at_rest(self._page)
+        wait_until(lambda: self.shown() == option, f"{self._kind} {self._at} is {option!r}", SOON_MS / 1000)
+        at_rest(self._page)
+        assert self.shown() == option
+
+    def _here(self) -> Any:
+        # By its attribute: for a screen reader it is not there while the list of another one is open.
+        return self._page.get_by_test_id("stMain").locator(f"[role={self._kind}]").nth(self._at)
+
+
+def selectors(page: Any) -> list[Selector]:
+    kinds = page.evaluate(FOUND)
+    assert set(kinds) <= {LIST, BUTTONS}, "of another kind: say here how one chooses with it"
+    return [Selector(page, kind, at) for kind in (LIST, BUTTONS) for at in range(kinds.count(kind))]
+
+
+def opened(tab: Tab, url: str, name: str) -> list[Selector]:
+    tab.goto(f"{url}/{'' if name == 'fleet' else name}")
+    there = "[class*=st-key-]" if name in WITHOUT else f"[role={LIST}], [role={BUTTONS}]"
+    tab.page.get_by_test_id("stMain").locator(there).first.wait_for()
+    return selectors(tab.page)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_of_three_choices_in_a_row_is_obeyed_and_is_one_step_back(tab: Tab, url: str, name: str) -> None:
+    page, found = tab.page, opened(tab, url, name)
+    assert bool(found) != (name in WITHOUT)
+    for selector in found:
+        shown, options = [selector.shown()], selector.options()
+        for step in range(CHOICES):
+            wanted = ([*options, shown[0]] if len(options) < CHOICES else options)[step % (len(options) + 1)]
+            before = addresses(page)
+            selector.choose(wanted)
+            assert addresses(page)[:-1] == before, "one entry more"
+            shown.append(wanted)
+        for earlier in reversed(shown[:-1]):
+            page.go_back()
+            selector.shows(earlier)
+        selector.choose(options[0])  # after Back as before
+        page.go_back()
+        selector.shows(shown[0])
+    for selector in found:
+        selector.choose(selector.options()[0])
+    kept = [selector.shown() for selector in found]
+    page.reload()
+    for selector, option in zip(found, kept, strict=True):
+        selector.shows(option)  # so it can be sent
+    assert not tab.problems
+
+
+def test_two_selectors_one_right_after_the_other(tab: Tab, url: str) -> None:
+    """The second choice leaves the browser before the first has come back as an address."""
+    page = tab.page
+    node, span = opened(tab, url, "node")
+    page.get_by_role("combobox", name="Node").click()
+    option = page.get_by_role("option", name="r02n03", exact=True)
+    option.wait_for()
+    page.evaluate(
+        "[...document.querySelectorAll('[role=radio]')].find((e) => e.innerText === '6 h').click(),"
+        " [...document.querySelectorAll('[role=option]')].find((e) => e.innerText === 'r02n03').click()"
+    )
+    span.shows("6 h")
+    node.shows("r02n03")
+    assert ("node=r02n03" in page.url, "span=6+h" in page.url) == (True, True)
+
+
+def test_each_page_is_named_in_its_tab(tab: Tab, url: str) -> None:
+    titles = []
+    for name in PAGES:
+        opened(tab, url, name)
+        titles.append(tab.page.title())
+    assert len(set(titles)) == len(PAGES)
+    links = {"node?node=r01n05": "r01n05", "fabric?leaf=leaf01": "Fabric leaf01", "job?job=j1": "job j1"}
+    for link, title in links.items():
+        tab.page.goto(f"{url}/{link}")
+        tab.page.wait_for_function("(title) => document.title === `${title} · Drover`", arg=title)
