@@ -6,6 +6,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from drover_agent.absences import Absences
@@ -102,7 +103,7 @@ class Agent:
         self.packer.add(ts_ms, reading)
         if reading.events or reading.holdings:
             for event in reading.events:
-                self._tell(self._merger.offer(event, ts_ms))
+                self._tell(self._merger.offer(self._dated(event), ts_ms))
             for gpu, job in reading.holdings:
                 self._holdings[gpu] = holding = pb.Holding(gpu=gpu, job=job or "", from_ms=ts_ms)
                 self.spool.add_record(ts_ms, pb.Record(holding=holding))
@@ -137,6 +138,13 @@ class Agent:
         now_ms = self._clock.now_ms()
         self._tell([NodeEvent(now_ms, gpu, EventKind.LIFECYCLE, code, message, "agent", count=count)])
 
+    def _dated(self, event: NodeEvent) -> NodeEvent:
+        """With the time since boot: what a sum of lines waits for may be a step of the wall clock."""
+        if event.up_ms:
+            return event
+        ago_ms = max(0, self._clock.now_ms() - event.ts_ms)
+        return replace(event, up_ms=max(1, self._clock.up_ms() - ago_ms))
+
     def _tell(self, events: Iterable[NodeEvent]) -> None:
         now_ms = self._clock.now_ms()
         for event in events:
@@ -151,6 +159,8 @@ class Agent:
                 count=event.count,
                 forgeable=event.forgeable,
                 told_ms=now_ms,
+                boot_id=self._boot_id,
+                up_ms=self._dated(event).up_ms,
             )
             self.spool.add_record(event.ts_ms, pb.Record(event=message))
 
@@ -234,6 +244,7 @@ class Agent:
             agent_version=VERSION,
             protocol=PROTOCOL,
             ts_ms=self._clock.now_ms(),
+            up_ms=self._clock.up_ms(),
             interval_ms=int(self.config.interval_s * 1000),
             inventory=self._inventory,
             capabilities=[f"hardware:{self.config.hardware}", *(["kmsg"] if self.config.kmsg_enabled else [])],

@@ -16,6 +16,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
 
+    def up_ms(self) -> int:
+        """Since the machine booted, the time it slept too."""
+
     async def sleep(self, seconds: float) -> None: ...
 
     async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
@@ -37,6 +40,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def up_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

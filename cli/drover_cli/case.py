@@ -274,6 +274,7 @@ def _read_events(path: Path, index: FleetIndex, notes: list[str]) -> list[Event]
                 forgeable=bool(row.get("forgeable", False)),
                 received_ms=None if received is None else from_iso(received),
                 clock_suspect=bool(row.get("clock_suspect", False)),
+                boot=str(row.get("boot") or ""),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CaseError(

@@ -24,9 +24,10 @@ from drover_collector.guard import Census
 from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
+from drover_collector.late import Boots, dealt_with
 from drover_collector.policy import Policy
 from drover_collector.probes import proof
-from drover_collector.recall import LAG_MS, Recall, back, dealt_with
+from drover_collector.recall import LAG_MS, Recall, back
 from drover_collector.senses import WINDOW_BUCKETS, Senses, Trouble
 from drover_proto.events import Action, Approval, Decision, Duty, Event, Finding, Health, Incident, ProbeVerdict
 
@@ -64,6 +65,7 @@ class Engine:
         self._inventory = Inventory(index)
         self._past = Troubles()
         self._senses = Senses(index, detectors, started_ms, self._inventory, self._past, self.troubles, self.seconds)
+        self._boots = Boots(index)
         self._recall: Recall | None = None
         self.decider = decider = Decider(index, policy, ceiling)
         self._book = IncidentBook(
@@ -124,8 +126,10 @@ class Engine:
         """Judge events at once."""
         if not events:
             return Outcome()
-        returned = self.decider.pace.returned
-        news = tuple(dealt_with(event, returned) for event in events)
+        returned, window = self.decider.pace.returned, self._senses.window(False)
+        for event in events:
+            self._boots.note(event)
+        news = tuple(dealt_with(event, now_ms, returned, window, self._boots) for event in events)
         if self._recall is not None:
             self._recall.judged(now_ms, news)
         return self._judge(self._senses.window(False, news), now_ms)
@@ -264,6 +268,8 @@ class Engine:
             held: those buckets, of which only rows and jobs are looked at; None: no event is judged before the end.
         """
         self.decider.restore(decisions, incidents)
+        for event in sorted(events, key=lambda e: e.received_ms or e.ts_ms):
+            self._boots.note(event)
         incidents = [incident for incident in incidents if not of_guard(incident)]
         returned = {node: duty for node, duty in (duties or {}).items() if duty.stage is Health.HEALTHY}
         self._recall = Recall(self._senses.afresh(), incidents, events, returned, self._book.subject_of)

@@ -317,8 +317,9 @@ class Ingest:
         taken: Taken | Refusal = session.no_dictionary
         if session.dictionary is not None:
             taken = take_record(
-                record, session.node, session.spool, self._now_ms(), session.hello_ms, session.clock_offset_ms
-            )
+                record, session.node, session.spool, self._now_ms(), session.hello_ms, session.clock_offset_ms,
+                session.boot, session.age_ms(record.event.boot_id, record.event.up_ms),
+            )  # fmt: skip
         held = None if isinstance(taken, Refusal) else taken
         waiting = Waiting(session, session.key, pb.EVENTS, record.seq, OVERHEAD + size, record=held)
         records = self._writers.records

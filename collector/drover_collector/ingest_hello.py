@@ -16,7 +16,7 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller
 from drover_collector.ingest_claims import Claims, Things
 from drover_collector.ingest_limits import Accounts, Bucket, Limits, Teller
-from drover_collector.ingest_session import EndError, Session, lane_seqs
+from drover_collector.ingest_session import EndError, Session, boot_s, lane_seqs
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_writers import Writers
 from drover_proto import telemetry_pb2 as pb
@@ -90,6 +90,7 @@ class Hellos:
         self._things.take(session, dictionary)
         came_ms = now_ms if session.welcomed else session.hello_came_ms or now_ms  # not what it waited for its turn
         session.clock_offset_ms = came_ms - hello.ts_ms
+        session.up_ms, session.up_s = hello.up_ms, boot_s() - max(0, now_ms - came_ms) / 1000
         session.dictionary = dictionary
         session.hello_bytes = size
         self._note(session, hello, now_ms)

@@ -25,6 +25,11 @@ MAX_REFUSALS = 1000  # told with one Ack
 NO_HELLO = Refusal("no hello", "the stream did not begin with a Hello")
 
 
+def boot_s() -> float:
+    """Of this machine's steady clock, the time it slept too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class EndError(Exception):
     """The stream cannot go on: `code` and the message go to the agent."""
 
@@ -42,7 +47,7 @@ class Session:
     __slots__ = (
         "_refusals", "_settled", "_task", "_writing", "account", "acked_s", "boot", "clock_offset_ms", "context",
         "dictionary", "end", "gapped", "heard_s", "hello_bytes", "hello_came_ms", "hello_ms", "no_dictionary", "node",
-        "opened_s", "sending", "spool", "told_back_s", "unacked", "waiting", "welcomed",
+        "opened_s", "sending", "spool", "told_back_s", "unacked", "up_ms", "up_s", "waiting", "welcomed",
     )  # fmt: skip
 
     def __init__(self, context: Any, account: Account) -> None:
@@ -55,6 +60,8 @@ class Session:
         self.no_dictionary = NO_HELLO
         self.hello_ms = 0  # the agent's clock at its Hello's answer
         self.clock_offset_ms = 0  # the collector's clock minus the agent's, when the Hello came
+        self.up_ms = 0  # of its node, as of `up_s`; 0: its agent does not say
+        self.up_s = 0.0
         self.hello_came_ms = 0  # when the first Hello was there, which may have waited for its turn; 0: not yet
         self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
         self.end: EndError | None = None  # why we end this stream
@@ -75,6 +82,13 @@ class Session:
     def key(self) -> tuple[str, str]:
         """Whose sequences these are; ("", "") while the stream speaks for nobody."""
         return (self.node, self.spool) if self.dictionary is not None else ("", "")
+
+    def age_ms(self, boot: str, up_ms: int) -> int | None:
+        """How long ago it was that its node was up for `up_ms` in this boot, whatever any wall clock says; None: not
+        known, or of another boot."""
+        if not boot or boot != self.boot or not up_ms or not self.up_ms:
+            return None
+        return max(0, self.up_ms + round(1000 * (boot_s() - self.up_s)) - up_ms)
 
     @property
     def identity(self) -> tuple[str, str]:

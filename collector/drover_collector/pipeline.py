@@ -117,7 +117,7 @@ class Pipeline(Judging):
             except StoreError as error:
                 self.past.steps.appendleft(step)
                 self.ticks.store_failed(error)
-                await loop.run_in_executor(self._judge, self.note_settings)
+                await loop.run_in_executor(self._judge, self.judge_nothing)
                 await asyncio.sleep(self._wake_s)
                 continue
             await loop.run_in_executor(self._judge, work, self.engine)
@@ -168,7 +168,7 @@ class Pipeline(Judging):
             self._told = await asyncio.to_thread(self._inventories.news, now_ms)
         except StoreError as error:
             self.ticks.store_failed(error)
-            await asyncio.get_running_loop().run_in_executor(self._judge, self.note_settings)
+            await asyncio.get_running_loop().run_in_executor(self._judge, self.judge_nothing)
             return
         except Exception as error:  # noqa: BLE001  # nor may one unreadable bucket
             self.ticks.failed(error, self.now_ms())

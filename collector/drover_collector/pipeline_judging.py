@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
+import numpy as np
+
 from drover_collector import policy_diff
 from drover_collector.actions.base import Survey
 from drover_collector.actions.desk import ActionDesk
@@ -22,6 +24,7 @@ from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.inventories import Inventories, Told
+from drover_collector.late import HISTORY_MS
 from drover_collector.looks import HEARD_MS, Looks
 from drover_collector.notify import Outbox
 from drover_collector.notify.news import OLD_MS, News, of_actions, of_decisions, of_duties
@@ -40,6 +43,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
+PROMPT_MS = 60_000  # what a crash left over for no longer than this is judged at once: no node boots in that time
+LEFT_MS = 120_000  # how long the rest waits for its node: agents come back within half a minute of a start
 ANSWER_S = 20.0  # for what comes of a person's answer: a tick that is under way goes first
 
 
@@ -101,6 +106,7 @@ class Judging:
         self.saving.known = lambda: self.incidents
         self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
         self._inventories = Inventories(store)
+        self._left: list[Event] = []  # by a crash, and not judged yet; see `judge_left`
         self._told: Sequence[Told] = ()  # of inventories, for the next bucket
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
@@ -250,6 +256,28 @@ class Judging:
     def _judge_together(self, at_ms: int, events: list[Event]) -> None:
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)
 
+    def judge_left(self, bucket: Bucket | None = None) -> None:
+        """Judge what a crash left over, once the node is heard again: whether it has booted since, and which of its
+        GPUs answer, must be known. What is not heard for `LEFT_MS` is judged without. `bucket`: the newest."""
+        if not self._left:
+            return
+        now_ms = self.now_ms()
+        all_ = not self.began_ms <= now_ms < self.began_ms + LEFT_MS
+        heard = frozenset() if bucket is None else self._heard(bucket)
+        due = [event for event in self._left if all_ or event.node in heard]
+        if due:
+            self._left = [event for event in self._left if not (all_ or event.node in heard)]
+            self._judge_together(now_ms, due)
+
+    def _heard(self, bucket: Bucket) -> Set[str]:
+        rows = bucket.node_rows + np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
+        return frozenset(self.index.nodes[n].name for n in np.flatnonzero(rows > 0).tolist())
+
+    def judge_nothing(self) -> None:
+        """There is no bucket to be had."""
+        self.note_settings()
+        self.judge_left()
+
     def judge_bucket(self, bucket: Bucket) -> None:
         for ts_ms, node, facts in self._told:
             self.engine.on_inventory(node, facts, ts_ms)
@@ -257,6 +285,7 @@ class Judging:
         self.note_settings()
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
+        self.judge_left(bucket)
         self.newest = bucket
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1
@@ -336,6 +365,7 @@ class Judging:
 
     def _forget(self) -> None:
         self._arrivals.forget()
+        self._left = []
         self.saving.forget()
         self._looks.forget()
         self.pauses.newest = None
@@ -356,7 +386,9 @@ class Judging:
         self.past = Past(self.store, self.index, self._inventories, self.next_ms, now_ms)
         self.newest = None
         self.engine.begin(found.incidents, found.judged, found.decisions, found.duties, self.past.held)
-        self._arrivals.resume(found.unjudged)
+        waits = {e.id for e in found.unjudged if PROMPT_MS < now_ms - (e.received_ms or now_ms) <= HISTORY_MS}
+        self._left = [e for e in found.unjudged if e.id in waits]
+        self._arrivals.resume([e for e in found.unjudged if e.id not in waits])
         self._looks.know(found.unjudged)
         self.incidents = self.engine.incidents
         if self.store.shared:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from drover_collector.buckets import Bucket
 from drover_collector.detectors import RESTORED, kernel, liveness, xid
 from drover_collector.detectors.xid_state import State, back_in_service
+from drover_collector.late import Boots, dealt_with
 from drover_collector.senses import Senses
-from drover_proto.events import SEVERITY_ORDER, Duty, Event, EventKind, Finding, Incident, Severity
+from drover_proto.events import SEVERITY_ORDER, Duty, Event, Finding, Incident, Severity
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
 TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
-LATE_MS = 60_000  # an event that comes so long after its time was not told as it happened
 
 
 class Recall:
@@ -47,8 +46,8 @@ class Recall:
         self._known = [i for i in incidents if not {kernel.NAME, xid.NAME}.isdisjoint(i.detectors)]
         senses.states |= {name: restored(incidents) for name, restored in RESTORED.items()}
         senses.states[liveness.NAME] = liveness.restored(senses.index, incidents, senses.started_ms)
-        told = sorted(((e.received_ms or e.ts_ms, dealt_with(e, back)) for e in events), key=lambda entry: entry[0])
-        self._told = deque(told)
+        self._back, self._boots = back, Boots(senses.index)
+        self._told = deque(sorted(((e.received_ms or e.ts_ms, e) for e in events), key=lambda entry: entry[0]))
         self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # what was judged, and who came back, meanwhile
 
     def hear(self, bucket: Bucket) -> None:
@@ -81,20 +80,30 @@ class Recall:
             if isinstance(what, str):
                 back(self.senses, what, at_ms)
             else:  # told by those other senses
+                for event in what:
+                    self._boots.note(event)
                 self._note(self.senses.detect(self.senses.window(False, what), at_ms), told=True)
         self._since.clear()
+        # What was judged as history of an earlier boot, or waited when its node was booted, is none.
+        self.missed = {
+            key: f for key, f in self.missed.items() if f.node is None or not self._boots.since(f.node, f.ts_ms)
+        }
 
     def _tell(self, before_ms: int | None) -> None:
         """Events up to a time, those together that came together, as they do live."""
         while self._told and (before_ms is None or self._told[0][0] <= before_ms):
             first_ms, event = self._told.popleft()
-            together, newest_ms = [event], first_ms
+            together, newest_ms = [(first_ms, event)], first_ms
             while self._told and (before_ms is None or self._told[0][0] <= before_ms):
                 if self._told[0][0] - first_ms > TOGETHER_MS:
                     break
                 newest_ms, event = self._told.popleft()
-                together.append(event)
-            self._note(self.senses.detect(self.senses.window(False, tuple(together)), newest_ms))
+                together.append((newest_ms, event))
+            window = self.senses.window(False)
+            for _, event in together:
+                self._boots.note(event)
+            judged = tuple(dealt_with(event, at_ms, self._back, window, self._boots) for at_ms, event in together)
+            self._note(self.senses.detect(self.senses.window(False, judged), newest_ms))
 
     def _note(self, findings: Iterable[Finding], told: bool = False) -> None:
         """What ended in the time that a restart reads again: told with the first bucket, unless it began anew."""
@@ -127,14 +136,3 @@ def back(senses: Senses, node: str, now_ms: int) -> None:
     state = senses.states.get(xid.NAME)
     if isinstance(state, State):
         back_in_service(state, node, now_ms, xid.BURST_GAP_MS)
-
-
-def dealt_with(event: Event, returned: Mapping[str, Duty]) -> Event:
-    """An error that is told late (no agent ran, or no collector) and was before its node's return to service is what
-    the node was mended of: noted like all backlog, or the node would go out again for it. Of one that passed probes
-    only what was before these were asked for."""
-    late = event.received_ms is not None and event.received_ms - event.ts_ms > LATE_MS and not event.clock_suspect
-    duty = returned.get(event.node) if late else None
-    if duty is None or event.ts_ms >= (duty.asked_ms or duty.ts_ms) or event.kind is EventKind.LIFECYCLE:
-        return event
-    return replace(event, backlog=True)

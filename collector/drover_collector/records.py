@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from drover_collector.dictionary import Refusal
+from drover_collector.late import HISTORY_MS, is_error
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import BY_NAME
 from drover_proto.events import Absence, Event, EventKind, Holding, ProbeResult, from_json
@@ -25,16 +26,25 @@ class Taken:
 
 
 def take_record(
-    record: pb.Record, node: str, spool: str, received_ms: int, hello_ms: int, clock_offset_ms: int
+    record: pb.Record,
+    node: str,
+    spool: str,
+    received_ms: int,
+    hello_ms: int,
+    clock_offset_ms: int,
+    boot: str = "",
+    age_ms: int | None = None,
 ) -> Taken | Refusal:
     """The value of a record, or why it is none. No record is refused for its time.
 
     Args:
         hello_ms: the agent's clock when its Hello was answered; clock_offset_ms: the collector's minus the agent's.
+        boot: the node's boot as of that Hello. age_ms: how old an event is by the node's time since that boot, which no
+            step of a clock changes; None: not known.
     """
     kind = record.WhichOneof("body")
     if kind == "event":
-        return _event(record, node, spool, received_ms, hello_ms, clock_offset_ms)
+        return _event(record, node, spool, received_ms, hello_ms, clock_offset_ms, boot, age_ms)
     if kind == "absence":
         return _absence(record.absence, node, received_ms)
     if kind == "holding":
@@ -49,17 +59,29 @@ def take_record(
 
 
 def _event(
-    record: pb.Record, node: str, spool: str, received_ms: int, hello_ms: int, clock_offset_ms: int
+    record: pb.Record,
+    node: str,
+    spool: str,
+    received_ms: int,
+    hello_ms: int,
+    clock_offset_ms: int,
+    boot: str,
+    age_ms: int | None,
 ) -> Taken | Refusal:
     event = record.event
     if event.kind not in tuple(EventKind):
         return Refusal("bad record", f"an event of kind {event.kind[:80]!r}, which is none of {', '.join(EventKind)}")
-    if event.gpu > 255 or max(len(event.code), len(event.message), len(event.source)) > MAX_TEXT:
+    if event.gpu > 255 or max(map(len, (event.code, event.message, event.source, event.boot_id))) > MAX_TEXT:
         return Refusal("bad record", f"an event with GPU {event.gpu} or a text that is too long (over {MAX_TEXT})")
     ts_ms = _moment(event.ts_ms, received_ms)
-    suspect = ts_ms != event.ts_ms or (
-        not event.backlog and _clock_suspect(ts_ms, event.told_ms or ts_ms, received_ms, hello_ms, clock_offset_ms)
-    )
+    if age_ms is not None:  # the node counted the time since: its wall clock can be checked by it
+        wrong = abs(received_ms - age_ms - ts_ms) > SUSPECT_MS
+    else:
+        wrong = _clock_suspect(ts_ms, event.told_ms or ts_ms, received_ms, hello_ms, clock_offset_ms)
+    # Of before its node's boot, or so old by the node's own count that somebody may have dealt with it.
+    past = bool(event.boot_id and boot and event.boot_id != boot) or (age_ms or 0) > HISTORY_MS
+    backlog = event.backlog or (past and is_error(event.kind, event.code))
+    suspect = ts_ms != event.ts_ms or (wrong and not backlog)
     taken = Event(
         id=f"{node}/{spool}/{record.seq}",
         ts_ms=ts_ms,
@@ -69,11 +91,12 @@ def _event(
         code=event.code,
         message=event.message,
         source=event.source,
-        backlog=event.backlog,
+        backlog=backlog,
         count=max(event.count, 1),
         received_ms=received_ms,
         clock_suspect=suspect,
         forgeable=event.forgeable,
+        boot=event.boot_id,
     )
     return Taken(event=taken)
 

@@ -293,7 +293,7 @@ def event_rows(events: Sequence[Event], who: view.Viewer) -> list[Row]:
 def _doubt(event: Event) -> str:
     remarks = [event.source] if event.source else []
     if event.backlog:
-        remarks.append("from before the agent's start")
+        remarks.append("history: not acted on")
     if event.forgeable:
         remarks.append("a place that any user can write; never acted on")
     return ", ".join(remarks)

@@ -118,11 +118,12 @@ class Event:
     code: str  # the number of an XID or SXid; else a word
     message: str
     source: str = ""  # nvml, kmsg, agent, simulation, case
-    backlog: bool = False  # read from the log of before the agent's start
+    backlog: bool = False  # history: of before the agent's start or the node's boot, or too old to be acted on
     count: int = 1  # equal lines collapsed into this one
     received_ms: int | None = None  # the collector's clock at receipt
     clock_suspect: bool = False  # ts_ms and received_ms disagree
     forgeable: bool = False  # came from a place that user space can write (kept, never acted on)
+    boot: str = ""  # of its node, in which it happened; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class Hello(_message.Message):
     SCHEMAS_FIELD_NUMBER: _builtins.int
     INVENTORY_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    UP_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     spool_id: _builtins.str
@@ -147,6 +148,8 @@ class Hello(_message.Message):
     ts_ms: _builtins.int
     """the agent's clock"""
     interval_ms: _builtins.int
+    up_ms: _builtins.int
+    """since the boot `boot_id`, time asleep too; 0: not known"""
     @_builtins.property
     def entities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entity]: ...
     @_builtins.property
@@ -173,10 +176,11 @@ class Hello(_message.Message):
         schemas: _abc.Iterable[Global___Schema] | None = ...,
         inventory: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        up_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "capabilities", b"capabilities", "entities", b"entities", "interval_ms", b"interval_ms", "inventory", b"inventory", "node", b"node", "protocol", b"protocol", "schemas", b"schemas", "spool_id", b"spool_id", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "capabilities", b"capabilities", "entities", b"entities", "interval_ms", b"interval_ms", "inventory", b"inventory", "node", b"node", "protocol", b"protocol", "schemas", b"schemas", "spool_id", b"spool_id", "ts_ms", b"ts_ms", "up_ms", b"up_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,6 +431,8 @@ class Event(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     FORGEABLE_FIELD_NUMBER: _builtins.int
     TOLD_MS_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    UP_MS_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     gpu: _builtins.int
     kind: _builtins.str
@@ -439,6 +445,10 @@ class Event(_message.Message):
     forgeable: _builtins.bool
     told_ms: _builtins.int
     """the agent's clock when it was told: long after ts_ms where its reader stood still; 0: not known"""
+    boot_id: _builtins.str
+    """of the boot in which it happened; empty: not known"""
+    up_ms: _builtins.int
+    """since that boot when it happened, time asleep too: no step of the clock changes it; 0: not known"""
     def __init__(
         self,
         *,
@@ -452,10 +462,12 @@ class Event(_message.Message):
         count: _builtins.int = ...,
         forgeable: _builtins.bool = ...,
         told_ms: _builtins.int = ...,
+        boot_id: _builtins.str = ...,
+        up_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "backlog", b"backlog", "code", b"code", "count", b"count", "forgeable", b"forgeable", "gpu", b"gpu", "kind", b"kind", "message", b"message", "source", b"source", "told_ms", b"told_ms", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "backlog", b"backlog", "boot_id", b"boot_id", "code", b"code", "count", b"count", "forgeable", b"forgeable", "gpu", b"gpu", "kind", b"kind", "message", b"message", "source", b"source", "told_ms", b"told_ms", "ts_ms", b"ts_ms", "up_ms", b"up_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
     _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015

@@ -44,6 +44,10 @@ def test_everything_arrives_once_and_the_spool_is_empty(tmp_path: Path) -> None:
             hello = server.hellos[-1]
             assert (hello.node, hello.inventory["driver"], hello.protocol) == ("n1", "570", 1)
             assert hello.boot_id == BOOT_ID
+            assert {event.boot_id for event in server.events.values()} == {BOOT_ID}
+            assert all(abs(hello.up_ms - event.up_ms) < 60_000 for event in server.events.values()), (
+                "of the same seconds"
+            )
             told = {e.key: e for e in hello.entities}
             assert (told["SN0"].gpu, told["SN0"].pci, told["SN0"].scope) == (0, "0000:3b:00.0", pb.GPU)
         await until(lambda: server.codes()[-1] == "agent_stopped", "the last word")

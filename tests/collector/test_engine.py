@@ -13,8 +13,8 @@ from drover_agent.simulation.faults import Fault, demo_faults
 from drover_collector.detectors import DETECTORS
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
 from drover_collector.engine import LAG_MS, Engine, Outcome
+from drover_collector.late import dealt_with
 from drover_collector.policy import Policy
-from drover_collector.recall import dealt_with
 from drover_collector.replay import replay
 from drover_collector.senses import Senses
 from drover_proto.events import Duty, Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
@@ -279,7 +279,7 @@ def test_an_error_that_is_told_late_was_mended_only_if_it_was_before_the_probes_
     duty = Duty("n01", Health.HEALTHY, START_MS + 600_000, "gone", "validated", asked_ms=START_MS + 300_000)
     for at_ms, mended in ((299_999, True), (300_000, False), (599_999, False)):
         event = dataclasses.replace(xid(79, at_ms=at_ms), received_ms=START_MS + 900_000)
-        assert dealt_with(event, {"n01": duty}).backlog is mended
+        assert dealt_with(event, START_MS + 900_000, {"n01": duty}).backlog is mended
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same engine", "engine restarted"])
@@ -317,7 +317,7 @@ def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned
     bucket = training_bucket(INDEX, 400)
     told = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
     late = Event(
-        "e", START_MS + 60_000, "n01", 2, EventKind.KERNEL, "aer", told, "kmsg", received_ms=bucket.end_ms + LAG_MS
+        "e", START_MS + 600_000, "n01", 2, EventKind.KERNEL, "aer", told, "kmsg", received_ms=bucket.end_ms + LAG_MS
     )
     subject.restore([], [training_bucket(INDEX, 399), bucket], [late], [], duties)
     found = [incident for outcome in feed(subject, range(401, 404)) for incident in outcome.incidents]

@@ -315,6 +315,58 @@ def test_an_event_that_is_told_late_is_not_one_of_a_wrong_clock(ts_ms: int, told
     assert (taken.event.ts_ms, taken.event.clock_suspect) == (T0 + ts_ms, suspect)
 
 
+HOURS = 60 * MINUTES
+UP = 100 * HOURS  # of the node, at its Hello
+
+
+@pytest.mark.parametrize(
+    ("boot", "ago_ms", "ts_ms", "node_ms", "backlog", "suspect"),
+    [
+        ("b1", 2_000, -2_000, 0, False, False),
+        ("b1", 30 * MINUTES, -30 * MINUTES, 0, False, False),
+        ("b1", 9 * HOURS, -9 * HOURS, 0, True, False),
+        ("b0", 9 * HOURS, -9 * HOURS, 0, True, False),
+        ("b0", 10 * MINUTES, -10 * MINUTES, 0, True, False),
+        ("b1", 2 * MINUTES, -1_000 * 24 * HOURS, 0, False, True),
+        ("b1", 2 * MINUTES, -2 * HOURS, 0, False, True),
+        ("b1", 2 * MINUTES, -2 * HOURS, -2 * HOURS, False, True),
+        ("b1", 9 * HOURS, -11 * HOURS, -2 * HOURS, True, False),
+        ("b1", 9 * HOURS, -2_000, 0, True, False),
+        ("b1", 2_000, 5 * HOURS, 0, False, True),
+    ],
+    ids=[
+        "fresh", "a short outage", "an outage of a night", "a night, and booted since", "minutes, and booted since",
+        "its clock was of 2024 until just now", "its clock was set by two hours since",
+        "its clock is two hours behind", "behind, and of the night", "of the night, with the clock of now",
+        "its clock was ahead until just now",
+    ],
+)  # fmt: skip
+@in_loop
+async def test_the_age_of_an_error_goes_by_its_boot_and_the_time_since_then(
+    store: Store, boot: str, ago_ms: int, ts_ms: int, node_ms: int, backlog: bool, suspect: bool
+) -> None:
+    """No step of a wall clock makes history of a fresh fault, nor a fresh one of history."""
+    message = hello(boot_id="b1", up_ms=UP, ts_ms=T0 + 2000 + node_ms)
+    async with Collector(store, now_ms=T0 + 2000) as collector, collector.agent(message) as agent:
+        record = event(1, T0 + 2000 + ts_ms, boot_id=boot, up_ms=UP - ago_ms, told_ms=T0 + 2000 + ts_ms)
+        await agent.send(record=record)
+        await agent.until_held(EVENTS, 1)
+        (found,) = collector.events
+        assert (found.backlog, found.clock_suspect, found.boot) == (backlog, suspect, boot)
+        assert store.events(0, T0 * 2) == [found]
+
+
+@in_loop
+async def test_only_errors_of_an_earlier_boot_are_history(store: Store) -> None:
+    async with Collector(store) as collector, collector.agent(hello(boot_id="b1", up_ms=UP)) as agent:
+        for seq, code in enumerate(("agent_stopped", "gpu_back", "gpu_lost", "driver_hung"), 1):
+            await agent.send(record=event(seq, kind="lifecycle", code=code, boot_id="b0", up_ms=5))
+        await agent.until_held(EVENTS, 4)
+        assert [(e.code, e.backlog) for e in collector.events] == [
+            ("agent_stopped", False), ("gpu_back", False), ("gpu_lost", True), ("driver_hung", True),
+        ]  # fmt: skip
+
+
 @in_loop
 async def test_a_failing_store_loses_nothing_and_holds_agents_back(
     store: Store, monkeypatch: pytest.MonkeyPatch

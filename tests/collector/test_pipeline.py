@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from drover_collector.buckets import BUCKET_MS, Bucket
@@ -16,11 +18,12 @@ from drover_collector.fleet_index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
 from drover_collector.pipeline_history import history
+from drover_collector.pipeline_judging import LEFT_MS
 from drover_collector.policy import Policy
 from drover_collector.policy_reload import PolicyWatch
 from drover_collector.store import Store, StoreError
-from drover_proto.events import Act, Action, ActionState, Decision, Event, Health, Severity, Wanted
-from testbed.collected import small_index, write_entities, write_ticks
+from drover_proto.events import Act, Action, ActionState, Decision, Event, EventKind, Health, Severity, Wanted
+from testbed.collected import BUSY, small_index, write_entities, write_ticks
 from testbed.pipelines import LAG_MS, T0, Clock, advance, pipeline_of, running, until, xid
 
 
@@ -190,12 +193,57 @@ def test_an_event_that_a_crash_left_unjudged_is_judged_after_the_restart(store: 
         store.write_events([xid(1), xid(2, "n2", T0 - day), xid(3, "n3", T0 - 30 * day)])
         async with running(pipeline_of(store, index, Clock(T0 + 5000))):
             await until(lambda: len(store.incidents("open")) == 2, "what was left over is judged")
-            assert {i.node for i in store.incidents("open")} == {"n1", "n2"}, "what is a month old alarms nobody"
+            assert {(i.node, i.severity) for i in store.incidents("open")} == {
+                ("n1", Severity.CRITICAL), ("n2", Severity.INFO)
+            }, "what is a day old is noted, what is a month old not even that"  # fmt: skip
         assert store.unjudged_events(T0 + 5000, 10) == []
         versions = {i.id: i.version for i in store.incidents("all")}
         async with running(pipeline_of(store, index, Clock(T0 + 9000))):
             pass
         assert {i.id: i.version for i in store.incidents("all")} == versions, "once is enough"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_what_a_crash_left_some_minutes_ago_is_judged_when_its_node_is_heard(
+    store: Store, index: FleetIndex, rebooted: bool
+) -> None:
+    """By then it is known whether the node has booted since: a fresh fault is not lost, a mended node not closed."""
+
+    async def scenario() -> None:
+        began_ms = T0 + 180_000
+        clock = Clock(began_ms)
+        write_entities(store, index)
+        store.write_events([replace(xid(1), boot="A")])
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            boot = "B" if rebooted else "A"
+            started = Event(
+                "n1/spool/2", began_ms, "n1", None, EventKind.LIFECYCLE, "agent_started", "", received_ms=began_ms,
+                boot=boot,
+            )  # fmt: skip
+            store.write_events([started])
+            pipeline.take_events([started])
+            assert store.incidents("open") == []
+            write_ticks(store, index, began_ms, began_ms + 10_000, changed={("n1", 1): dict.fromkeys(BUSY, np.nan)})
+            await advance(pipeline, clock, began_ms + 20_000 + LAG_MS)
+            await until(lambda: len(store.incidents("open")) == 1, "it is judged")
+        (found,) = store.incidents("open")
+        assert (found.node, found.severity) == ("n1", Severity.INFO if rebooted else Severity.CRITICAL)
+        assert store.unjudged_events(clock.now_ms, 10) == []
+
+    asyncio.run(scenario())
+
+
+def test_what_a_crash_left_of_a_node_that_stays_silent_is_judged_all_the_same(store: Store, index: FleetIndex) -> None:
+    async def scenario() -> None:
+        clock = Clock(T0 + 180_000)
+        write_entities(store, index)
+        store.write_events([xid(1)])
+        async with running(pipeline_of(store, index, clock)) as pipeline:
+            await advance(pipeline, clock, T0 + 180_000 + LEFT_MS + 10_000 + LAG_MS)
+            await until(lambda: any(i.cause == "xid_79" for i in store.incidents("open")), "it is judged")
+        assert {i.severity for i in store.incidents("open") if i.node == "n1"} == {Severity.CRITICAL}
 
     asyncio.run(scenario())
 

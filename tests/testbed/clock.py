@@ -25,6 +25,9 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._steady_s
 
+    def up_ms(self) -> int:
+        return round(self._steady_s * 1000)
+
     async def sleep(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._steady_s + seconds, next(self._order), future))

@@ -45,6 +45,7 @@ class NodeEvent:
     backlog: bool = False
     count: int = 1
     forgeable: bool = False
+    up_ms: int = field(default=0, compare=False)  # since boot; 0: not known yet
     where: str = ""  # what tells it from others with its code (device, port, severity); kept within the agent
 
 

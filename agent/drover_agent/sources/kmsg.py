@@ -269,7 +269,10 @@ class KmsgReader:
         forgeable = record.facility != 0 and not self._accept_user
         ts_ms, age_us = self._clock.when(record.us)
         backlog = self._is_backlog(record, age_us)
-        yield NodeEvent(ts_ms, gpu, line.kind, line.code, line.message, "kmsg", backlog, 1, forgeable, where=line.where)
+        up_ms = (self._clock.boot_us() - age_us) // 1000
+        yield NodeEvent(
+            ts_ms, gpu, line.kind, line.code, line.message, "kmsg", backlog, 1, forgeable, up_ms, where=line.where
+        )
 
     def _is_backlog(self, record: KernelRecord, age_us: int) -> bool:
         """Whether the line is from before somebody watched, or too old to be news: an agent that was stopped, or whose

@@ -72,6 +72,7 @@ class State:
     hosts_tell: bool = False  # rows of nodes themselves were seen, not only of their GPUs
     planned: dict[str, int] = field(default_factory=dict)  # node -> when its agent was stopped on purpose
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
+    unsure: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # likewise, of long ago: see _confirm
     clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> last report, its text; see _clocks
     told: dict[Key, Finding] = field(default_factory=dict)  # what is now so
     left: set[Key] = field(default_factory=set)  # of it, what a former run told and this one has not told again
@@ -192,16 +193,19 @@ def _on_lifecycle(s: State, event: Event, now_ms: int) -> None:
         s.planned[event.node] = now_ms
     elif event.code == "agent_started":
         s.planned.pop(event.node, None)
-        for key in [key for key in s.reported if key[0] == event.node]:
-            del s.reported[key]  # the new agent looks for itself
+        for known in (s.reported, s.unsure):
+            for key in [key for key in known if key[0] == event.node]:
+                del known[key]  # the new agent looks for itself
     elif event.code in LOST:
-        s.reported.setdefault((event.node, event.gpu, event.code), event.ts_ms)
+        (s.unsure if event.backlog else s.reported).setdefault((event.node, event.gpu, event.code), event.ts_ms)
     elif event.code == "gpu_back":
-        s.reported.pop((event.node, event.gpu, "gpu_lost"), None)
+        for known in (s.reported, s.unsure):
+            known.pop((event.node, event.gpu, "gpu_lost"), None)
     elif event.code == "driver_back":
-        for key in [key for key in s.reported if key[0] == event.node and key[2].startswith("driver")]:
-            if event.gpu in (None, key[1]):  # of one GPU: a call for it returned, which says nothing of the others
-                del s.reported[key]
+        for known in (s.reported, s.unsure):
+            for key in [key for key in known if key[0] == event.node and key[2].startswith("driver")]:
+                if event.gpu in (None, key[1]):  # of one GPU: a call for it returned, which says nothing of the others
+                    del known[key]
     elif event.code == "clock_wrong":  # told once, when it goes wrong
         s.clock_wrong[event.node] = (now_ms, event.message)
 
@@ -237,10 +241,28 @@ def _listen(window: Window, s: State) -> Bools:
         g = index.gpu(node, gpu) if gpu is not None else None
         if g is not None and answers[g] and bucket.end_ms - s.reported[node, gpu, code] >= ANSWERS_AGAIN_MS:
             del s.reported[node, gpu, code]
+    _confirm(s, index, bucket, heard)
     for n in [n for n, since in s.planned.items() if n in index.node_number]:
         if heard[index.node_number[n]] and bucket.start_ms > s.planned[n]:
             del s.planned[n]
     return heard
+
+
+def _confirm(s: State, index: FleetIndex, bucket: Bucket, heard: Bools) -> None:
+    """What agents reported long ago holds once the GPUs give nothing now; a value of one of them ends it."""
+    for node, gpu, code in list(s.unsure):
+        n = index.node_number.get(node)
+        g = index.gpu(node, gpu) if gpu is not None else None
+        if n is None or (gpu is not None and g is None):
+            del s.unsure[node, gpu, code]
+            continue
+        gpus = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if g is None else slice(g, g + 1)
+        answered_ms = int(s.answered_ms[gpus].max(initial=0))
+        if answered_ms >= bucket.end_ms:
+            del s.unsure[node, gpu, code]
+        # Since the node came back: an agent that starts sends of the host some seconds before the driver answers.
+        elif heard[n] and bucket.end_ms - max(answered_ms, int(s.returned_ms[n])) >= _silent_after(bucket):
+            s.reported.setdefault((node, gpu, code), s.unsure.pop((node, gpu, code)))
 
 
 def _resume(s: State, bucket: Bucket) -> None:

@@ -117,7 +117,7 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
     if event.backlog or event.forgeable:
         if same_burst:
             return []
-        old = "from before the agent's start or the node's return to service"
+        old = "history: over an hour old, or from before the agent's start, the node's boot or its return to service"
         why = old if event.backlog else "from a place that users can write to"
         plain = replace(verdict, severity=Severity.INFO, action=Wanted.NONE, advice=f"Only noted: the line is {why}.")
         return [_opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))]

@@ -67,7 +67,7 @@ class History(Base):
         # Not FINAL, which would read the ids of all events: what has the same id is the same event.
         found = self._clients.rows(
             f"SELECT id, {_ms('ts')} AS ts_ms, node, gpu, kind, code, message, source, backlog, count,"
-            f" {_ms('received')} AS received_ms, clock_suspect, forgeable FROM events WHERE {where}"
+            f" {_ms('received')} AS received_ms, clock_suspect, forgeable, boot FROM events WHERE {where}"
             f" ORDER BY {order} LIMIT 1 BY id LIMIT {int(limit)}",
             parameters,
         )

@@ -28,7 +28,7 @@ ROLLUP_SETTINGS = (*SAMPLES_SETTINGS[:2], ("min_compress_block_size", 1 << 16))
 SYNCED = (("fsync_after_insert", 1), ("fsync_part_directory", 1))
 # What goes at once when the disk runs full: at 100,000 GPUs a day would be half of many a disk.
 PARTITION = "toStartOfInterval(ts, toIntervalHour(4))"
-UNJUDGED_DAYS = 7  # an event older than this alarms nobody any more
+UNJUDGED_DAYS = 7  # what a crash left unjudged for longer is not judged any more
 EVENT_DAYS = 400  # a year and a bit: what risk and repair histories look back on
 
 
@@ -194,6 +194,7 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
                 Column("kind", WORD), Column("code", WORD), Column("message", "String", "CODEC(ZSTD(3))"),
                 Column("source", WORD), Column("backlog", "Bool"), Column("count", "UInt32"),
                 Column("received", TIME), Column("clock_suspect", "Bool"), Column("forgeable", "Bool"),
+                Column("boot", "String", "CODEC(ZSTD(1))"),
             ),
             "ReplacingMergeTree", "(ts, id)", "", event_ttl,
         ),

@@ -123,6 +123,7 @@ class Writes(Base):
                 "received": _received,
                 "clock_suspect": lambda e: e.clock_suspect,
                 "forgeable": lambda e: e.forgeable,
+                "boot": lambda e: e.boot,
             },
         )
 
