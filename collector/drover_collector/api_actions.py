@@ -10,7 +10,7 @@ import numpy as np
 
 from drover_collector import api_return
 from drover_collector.actions.base import ActError
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.desk import OBSERVES, ActionDesk
 from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
 from drover_collector.engine import Engine
@@ -29,7 +29,6 @@ MOST_LISTED = 10_000
 LOST_DAYS = 90
 NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an operator's acts within the guard"
 FORCE = "--force does it all the same (over TLS an admin's)"
-NOT_ACTIVE = "this collector is not the active one: ask that one"
 
 
 def act_on_node(facts: Facts, request: pb.ActRequest, by: str, forces: bool = True) -> pb.ActReply:
@@ -93,10 +92,8 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool, forces: bool = 
         may_act=may, no_force=not forces, jobs=_jobs_on(facts, n), mode=facts.pipeline.ceiling,
         stage=str(duty.stage) if duty is not None and is_out(duty) else "",
     )  # fmt: skip
-    if desk is None or not desk.acting:
-        reply.hindrance = "this collector only observes: it acts on no node" if desk is None else NOT_ACTIVE
-    elif desk.actuator_of(request.node) is None:
-        reply.hindrance = "no actuator has this node's pool ([act] of the settings)"
+    if desk is None or (why_not := desk.acts_not(request.node)):
+        reply.hindrance = OBSERVES if desk is None else why_not
     elif act is Act.RESUME:
         reply.hindrance = may_resume(request.node, duty) or ""
         if desk.validator is not None and desk.config.validate:
@@ -147,7 +144,7 @@ def list_actions(facts: Facts, request: pb.ActionsRequest) -> pb.ActionList:
 def _desk(facts: Facts) -> ActionDesk:
     desk = facts.pipeline.desk
     if desk is None:
-        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "this collector only observes: it acts on no node")
+        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, OBSERVES)
     return desk
 
 

@@ -227,7 +227,7 @@ def test_a_window_of_the_settings_holds_from_the_start_and_can_be_ended(opened: 
 @pytest.mark.parametrize(
     ("why", "forces", "says"),
     [
-        ("broken fan", True, "this collector only observes: it acts on no node"),
+        ("broken fan", True, "this collector only observes; set act.mode"),
         (" ", True, "say why"),
         ("broken fan", False, "by force acts whose certificate has a name drover://admin/NAME"),
     ],

@@ -294,11 +294,13 @@ def test_a_span_that_is_none_is_refused(against: Against) -> None:
 
 # ---- before an act
 
+ONLY_OBSERVES = 'this collector only observes; set act.mode to "approve" or "enforce", and an actuator'
+
 
 def test_a_look_before_an_act_tells_jobs_and_that_this_one_only_observes(against: Against) -> None:
     async def check(fleet: Served) -> None:
         look = await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act="drain"))
-        assert look.hindrance == "this collector only observes: it acts on no node"
+        assert look.hindrance == ONLY_OBSERVES
         assert look.may_act and not look.no_force
         (job,) = look.jobs
         assert (job.job, job.gpus_here, job.gpus, job.nodes) == ("train", 2, 3, 2)
@@ -309,10 +311,28 @@ def test_a_look_before_an_act_tells_jobs_and_that_this_one_only_observes(against
     against(check)
 
 
+@pytest.mark.parametrize("act", ["drain", "resume", "reboot"])
+def test_in_observe_mode_a_look_and_the_act_itself_give_the_same_reason(
+    against: Against, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """A collector that only observes has a desk too: nobody is sent to look for a second collector."""
+
+    async def check(fleet: Served) -> None:
+        actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
+        desk = ActionDesk(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
+        desk.start()
+        monkeypatch.setattr(fleet.pipeline, "desk", desk)
+        assert (await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act=act))).hindrance == ONLY_OBSERVES
+        done = fleet.stub.ActOnNode(pb.ActRequest(node="n0", act=act, why="fan", force=act == "reboot"))
+        assert (await fleet.refused(done))[1] == ONLY_OBSERVES
+
+    against(check)
+
+
 def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
-        config = ActConfig(reboot_command=("true",))
+        config = ActConfig(mode="approve", reboot_command=("true",))
         desk = ActionDesk(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
         monkeypatch.setattr(fleet.pipeline, "desk", desk)
 
@@ -320,10 +340,12 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
             found = await fleet.stub.PreviewAct(pb.ActRequest(node=node, act=act))
             return found.hindrance, found.guard
 
-        assert await look("n0", "drain") == ("this collector is not the active one: ask that one", "")
+        assert await look("n0", "drain") == ("this collector is not the active one; ask the one that is", "")
         monkeypatch.setattr(type(desk), "acting", True)
         assert (await look("n3", "drain"))[0].startswith("no actuator")
-        assert (await look("n0", "drain"))[1] == "2 of 4 nodes of the fleet would be out (at most 1 may be)"
+        assert await look("n0", "drain") == ("", ""), "what observe mode only said holds nobody back"
+        fleet.pipeline.engine.on_away({"n2"})
+        assert (await look("n0", "drain"))[1].startswith("2 of 4 nodes of the fleet would be out (at most 1 may be")
         assert (await look("n0", "resume"))[0].endswith("whoever did it puts it back")
         assert await look("n0", "reboot") == ("", "jobs may run on n0: drain it first")
         assert (await look("n0", "reset"))[0].startswith("no command for it: set act.reset_command")

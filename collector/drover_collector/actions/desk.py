@@ -43,6 +43,8 @@ UNBEGUN_MS = 3_600_000  # a decision older than this that a stop left without an
 LOOKED_BACK_MS = 30 * 86_400_000  # for those, and for actions that failed
 STOP_S = 15.0  # for an effect under way
 
+OBSERVES = 'this collector only observes; set act.mode to "approve" or "enforce", and an actuator'
+
 
 class ActionDesk(Returning):
     """`take` and the calls for people may be used from any thread, between `start` and `stop`.
@@ -356,13 +358,19 @@ class ActionDesk(Returning):
         self.store.write_actions([failed])
         self._tell_failed([failed])
 
-    def _must_act(self, node: str) -> None:
+    def acts_not(self, node: str) -> str:
+        """Return why nothing can be done to this node here; "": it can."""
         if self.config.mode == "observe":
-            raise ActError('this collector only observes; set act.mode to "approve" or "enforce", and an actuator')
+            return OBSERVES
         if not self.acting:
-            raise ActError("this collector is not the active one; ask the one that is")
+            return "this collector is not the active one; ask the one that is"
         if self.actuator_of(node) is None:
-            raise ActError(f"no actuator has {node}: see act.slurm, act.kubernetes and act.command in the settings")
+            return f"no actuator has {node}: see act.slurm, act.kubernetes and act.command in the settings"
+        return ""
+
+    def _must_act(self, node: str) -> None:
+        if why := self.acts_not(node):
+            raise ActError(why)
 
 
 def _id_of(seed: str, node: str, act: Act) -> str:
