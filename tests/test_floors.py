@@ -89,13 +89,13 @@ def test_a_node_needs_no_more_than_four_packages() -> None:
 
 
 def test_no_file_outgrows_one_sitting() -> None:
-    """About 400 lines a file; tables are exempt because they are looked up, not read."""
+    """About 600 lines a file; tables are exempt because they are looked up, not read."""
     tables = {"xid_table.py", "catalog_rows.py"}
     long = {
         str(file.relative_to(ROOT)): lines
         for package in PACKAGES.values()
         for file in package.rglob("*.py")
         if "_pb2" not in file.name and file.name not in tables
-        and (lines := len(file.read_text("utf-8").splitlines())) > 430
+        and (lines := len(file.read_text("utf-8").splitlines())) > 600
     }  # fmt: skip
     assert not long

@@ -35,6 +35,7 @@ from drover_proto.times import iso
 
 JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs that an incident's node works for
 Key = tuple[str, str]  # (incident id, node)
+Counted = Callable[[bool], Census]  # asked with whether what observe mode only said counts too
 
 DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
@@ -116,13 +117,13 @@ class Decider:
         answers = self.answers.get(incident.node)
         return None if answers is None else not answers
 
-    def out(self, really: bool = False) -> set[str]:
+    def out(self, really: bool = False, said: bool = True) -> set[str]:
         """Nodes that are out of service by decisions and duties, or would be, or wait to be taken out.
 
         Args:
-            really: without those that would be, or wait.
+            really: without those that would be, or wait. said: with those that would be, as observe mode says.
         """
-        outcomes = ("act",) if really else ("act", "would_act")
+        outcomes = ("act", "would_act") if said and not really else ("act",)
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
         gone |= frozenset() if really else self.leaving()
         for key, decision in self.standing.items():
@@ -164,7 +165,7 @@ class Decider:
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
         if wanted:
-            census = cache(lambda: self.census(fold, [i for i, _ in judged]))  # seldom asked for
+            census = cache(lambda said: self.census(fold, [i for i, _ in judged], said))  # seldom asked for
             for incident, verdict in wanted:
                 if only is not None and incident.id not in only:
                     continue
@@ -202,7 +203,7 @@ class Decider:
             # Of a question from before a restart the policy may have been lowered since.
             mode = least_mode(found.mode, self.ceiling, self.policy.most_mode)
             verdict = Verdict(found.wanted, found.rule, mode)
-            census = cache(lambda: self.census(fold, incidents.values()))
+            census = cache(lambda said: self.census(fold, incidents.values(), said))
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
 
@@ -290,7 +291,7 @@ class Decider:
         ]
 
     def _decide(
-        self, incident: Incident, verdict: Verdict, census: Callable[[], Census], job_nodes: JobNodes, now_ms: int
+        self, incident: Incident, verdict: Verdict, census: Counted, job_nodes: JobNodes, now_ms: int
     ) -> list[Decision]:
         node, policy = incident.node or "", self.policy
         key = (incident.id, node)
@@ -329,7 +330,9 @@ class Decider:
         if same and last is not None and outcome == "held" == last.outcome and _alike(text, last.reason):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
-            census().take(node)
+            census(True).take(node)
+            if outcome == "act":
+                census(False).take(node)
         made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms))
         return made
 
@@ -353,31 +356,35 @@ class Decider:
         return verdict.mode
 
     def _held(
-        self, incident: Incident, verdict: Verdict, asked: Callable[[], Census], job_nodes: JobNodes, now_ms: int
+        self, incident: Incident, verdict: Verdict, asked: Counted, job_nodes: JobNodes, now_ms: int
     ) -> str | None:
-        """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not."""
+        """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not.
+
+        What observe mode only said counts for what observe mode says, and for nothing that is done.
+        """
         node = incident.node or ""
         if node in self.maintenance:
             return self.maintenance[node]
         if verdict.wanted not in DISRUPTIVE:
             return None
-        census = asked()
+        said = verdict.mode == "observe"
+        census = asked(said)
         if node in census.out:
-            if verdict.mode == "observe" or node in census.really:
+            if said or node in census.really:
                 return None
-            census.give_back(node)  # until now it would have been out: whoever goes in earnest passes the guard first
+            census.give_back(node)  # it waits to be taken out, and is not: who goes in earnest passes the guard first
         limits = self.policy.guard
         return (
             self.breaker.hold(node, now_ms, limits)
             or hold(node, job_nodes(incident), census, limits)
-            or self.pace.hold(node, now_ms, limits)
+            or self.pace.hold(node, now_ms, limits, said)
         )
 
-    def census(self, fold: health.Fold, incidents: Iterable[Incident]) -> Census:
+    def census(self, fold: health.Fold, incidents: Iterable[Incident], said: bool = False) -> Census:
         """Who is out of service, dead nodes and what others took out among them.
 
         Args:
-            incidents: open ones.
+            incidents: open ones. said: with the nodes that would be out, as observe mode says.
         """
         open_ = [i for i in incidents if i.closed_ms is None]
         dead = {node for i in open_ if i.cause in DEAD for node, _ in i.members}
@@ -393,7 +400,13 @@ class Decider:
         theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
         known = self.index.node_count - codes[unknown] + theirs[unknown]
         return Census(
-            self.index, self.out(), codes[healthy] - theirs[healthy], known, away, self.out(really=True), doubtful
+            self.index,
+            self.out(said=said),
+            codes[healthy] - theirs[healthy],
+            known,
+            away,
+            self.out(really=True),
+            doubtful,
         )
 
     def _mode(self) -> str:
@@ -415,7 +428,7 @@ class Decider:
         if decision.outcome == "approved":
             self._approved[key] = decision
         if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act") and decision.takes:
-            self.pace.note_taken(decision.node, decision.ts_ms)
+            self.pace.note_taken(decision.node, decision.ts_ms, decision.outcome == "would_act")
         return decision
 
 

@@ -15,27 +15,32 @@ class Pace:
     """What was taken out in the last hour, and who came back when."""
 
     def __init__(self) -> None:
-        self.taken: deque[tuple[int, str]] = deque()
+        self.taken: deque[tuple[int, str]] = deque()  # what observe mode only said among it
+        self.done: deque[tuple[int, str]] = deque()  # without that
         self.returned: dict[str, Duty] = {}
 
-    def note_taken(self, node: str, at_ms: int) -> None:
-        """A decision took `node` out (or would have)."""
+    def note_taken(self, node: str, at_ms: int, said: bool = False) -> None:
+        """A decision took `node` out; `said`: it would have, in observe mode."""
         self.taken.append((at_ms, node))
+        if not said:
+            self.done.append((at_ms, node))
 
     def note_duty(self, duty: Duty) -> None:
         if duty.stage is Health.HEALTHY:
             self.returned[duty.node] = duty
 
-    def within_hour(self, now_ms: int) -> int:
-        if any(at_ms > now_ms for at_ms, _ in self.taken):  # the clock went back: as if it were now, or it would stay
-            self.taken = deque((min(at_ms, now_ms), node) for at_ms, node in self.taken)
-        while self.taken and now_ms - self.taken[0][0] >= HOUR_MS:
-            self.taken.popleft()
-        return len({node for _, node in self.taken})
+    def within_hour(self, now_ms: int, said: bool = True) -> int:
+        for taken in (self.taken, self.done):
+            for at, (at_ms, node) in enumerate(taken):
+                if at_ms > now_ms:  # the clock went back: as if it were now, or it would stay
+                    taken[at] = now_ms, node
+            while taken and now_ms - taken[0][0] >= HOUR_MS:
+                taken.popleft()
+        return len({node for _, node in (self.taken if said else self.done)})
 
-    def hold(self, node: str, now_ms: int, limits: GuardLimits) -> str | None:
-        """Why `node` must wait, as a sentence; None when it need not."""
-        if limits.per_hour and (count := self.within_hour(now_ms)) >= limits.per_hour:
+    def hold(self, node: str, now_ms: int, limits: GuardLimits, said: bool = False) -> str | None:
+        """Why `node` must wait, as a sentence; None when it need not. `said`: what observe mode says counts too."""
+        if limits.per_hour and (count := self.within_hour(now_ms, said)) >= limits.per_hour:
             return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
         duty = self.returned.get(node)
         if duty is not None and duty.ts_ms > now_ms:  # likewise

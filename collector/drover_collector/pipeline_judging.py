@@ -269,7 +269,7 @@ class Judging:
             self._left = [event for event in self._left if not (all_ or event.node in heard)]
             self._judge_together(now_ms, due)
 
-    def _heard(self, bucket: Bucket) -> Set[str]:
+    def _heard(self, bucket: Bucket) -> frozenset[str]:
         rows = bucket.node_rows + np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         return frozenset(self.index.nodes[n].name for n in np.flatnonzero(rows > 0).tolist())
 

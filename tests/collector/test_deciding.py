@@ -8,6 +8,7 @@ import pytest
 
 from drover_collector.deciding import AGAIN_MS, PERSON_MS, Decider
 from drover_collector.guard import GuardLimits
+from drover_collector.policy import Rule
 from drover_proto.events import (
     Act,
     Action,
@@ -172,6 +173,43 @@ def test_what_was_only_said_in_observe_mode_passes_the_guard_when_it_becomes_ear
     made, _ = decide(subject, open_, 5 * HOUR_MS)
     assert [d.outcome for d in made] == ["act", "act", "held", "held"]
     assert subject.out() == {"n001", "n005"}
+
+
+SAID = Rule("drain", "said", mode="observe", cause=("said",))
+RULES = (SAID, Rule("drain", "rest"))
+
+
+@pytest.mark.parametrize("limit", [{"fleet_nodes": 2}, {"per_hour": 2}], ids=["caps", "pace"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_rule_in_observe_mode_only_said_counts_against_nothing_that_is_done(
+    limit: dict[str, int], restarted: bool
+) -> None:
+    """Two nodes would be out by one rule, and are not: another rule's fault is acted on all the same."""
+    limits = dataclasses.replace(OPEN, **limit)  # type: ignore[arg-type]  # by name
+    subject = decider("enforce", guard=limits, rules=RULES)
+    said = [incident(node, "said") for node in ("n001", "n005", "n009")]
+    made, _ = decide(subject, said, 1000)
+    assert [d.outcome for d in made] == ["would_act", "would_act", "held"], "among themselves they count"
+    assert subject.out() == {"n001", "n005"}, "shown as out if they were enforced"
+    if restarted:
+        first, subject = subject, decider("enforce", guard=limits, rules=RULES)
+        subject.restore(first.standing.values(), said)
+    open_ = [*said, *(incident(node) for node in ("n013", "n017", "n021"))]
+    made, _ = decide(subject, open_, 2000)
+    assert [(d.node, d.outcome) for d in made] == [("n013", "act"), ("n017", "act"), ("n021", "held")]
+
+
+def test_what_is_done_counts_against_what_a_rule_in_observe_mode_says() -> None:
+    subject = decider("enforce", guard=dataclasses.replace(OPEN, fleet_nodes=1), rules=RULES)
+    made, _ = decide(subject, [incident("n001"), incident("n005", "said")], 1000)
+    assert [d.outcome for d in made] == ["act", "held"]
+
+
+def test_a_node_that_is_only_said_to_be_out_counts_when_it_is_taken_out_in_earnest() -> None:
+    subject = decider("enforce", guard=dataclasses.replace(OPEN, fleet_nodes=1), rules=RULES)
+    decide(subject, [incident("n001", "said")], 1000)
+    made, _ = decide(subject, [incident("n001", "said"), incident("n001"), incident("n005")], 2000)
+    assert [(d.node, d.outcome) for d in made] == [("n001", "act"), ("n005", "held")]
 
 
 def test_an_answer_that_comes_too_late_does_nothing() -> None:

@@ -107,6 +107,23 @@ async def test_what_people_take_out_while_slurm_is_away_counts_for_what_drover_d
 
 
 @in_loop
+async def test_what_observe_mode_only_said_holds_back_nothing_that_a_person_does(site: Site) -> None:
+    """A policy in observe mode, settings that allow acts: one node would be out, and none is."""
+    pipeline = site.collector(replace(ONE_OUT, mode="observe"))
+    await pipeline.start()
+    try:
+        assert site.falls(pipeline, "n005").outcome == "would_act"
+        facts = Facts(pipeline, IngestStats(), CollectorConfig())
+        look = api_actions.preview_act(facts, pb.ActRequest(node="n000", act="drain"), True)
+        assert (look.hindrance, look.guard) == ("", "")
+        asked(pipeline, "n000")
+        await until(lambda: site.drained() == {"n000"}, "it is done")
+        assert site.falls(pipeline, "n009").outcome == "held", "what is done counts for what is only said"
+    finally:
+        await pipeline.stop()
+
+
+@in_loop
 async def test_who_asks_while_anothers_wish_is_being_stored_is_held_by_it(site: Site) -> None:
     """Between the guard's word and the stored intent of one, the guard is asked for others."""
     pipeline = site.collector(ONE_OUT)

@@ -241,15 +241,17 @@ def _listen(window: Window, s: State) -> Bools:
         g = index.gpu(node, gpu) if gpu is not None else None
         if g is not None and answers[g] and bucket.end_ms - s.reported[node, gpu, code] >= ANSWERS_AGAIN_MS:
             del s.reported[node, gpu, code]
-    _confirm(s, index, bucket, heard)
+    _confirm(window, s, heard)
     for n in [n for n, since in s.planned.items() if n in index.node_number]:
         if heard[index.node_number[n]] and bucket.start_ms > s.planned[n]:
             del s.planned[n]
     return heard
 
 
-def _confirm(s: State, index: FleetIndex, bucket: Bucket, heard: Bools) -> None:
+def _confirm(window: Window, s: State, heard: Bools) -> None:
     """What agents reported long ago holds once the GPUs give nothing now; a value of one of them ends it."""
+    index, bucket = window.index, window.newest
+    limit_ms = window.silent_after_ms(np.ones(index.node_count, bool)) if s.unsure else np.zeros(0)
     for node, gpu, code in list(s.unsure):
         n = index.node_number.get(node)
         g = index.gpu(node, gpu) if gpu is not None else None
@@ -261,7 +263,7 @@ def _confirm(s: State, index: FleetIndex, bucket: Bucket, heard: Bools) -> None:
         if answered_ms >= bucket.end_ms:
             del s.unsure[node, gpu, code]
         # Since the node came back: an agent that starts sends of the host some seconds before the driver answers.
-        elif heard[n] and bucket.end_ms - max(answered_ms, int(s.returned_ms[n])) >= _silent_after(bucket):
+        elif heard[n] and bucket.end_ms - max(answered_ms, int(s.returned_ms[n])) >= limit_ms[n]:
             s.reported.setdefault((node, gpu, code), s.unsure.pop((node, gpu, code)))
 
 
