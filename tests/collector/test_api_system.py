@@ -15,6 +15,7 @@ import pytest
 
 from collector.test_api import END, NOW, T0, Served, served
 from drover_collector import metrics_families
+from drover_collector.actions.base import Survey
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
@@ -344,7 +345,7 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
         monkeypatch.setattr(type(desk), "acting", True)
         assert (await look("n3", "drain"))[0].startswith("no actuator")
         assert await look("n0", "drain") == ("", ""), "what observe mode only said holds nobody back"
-        fleet.pipeline.engine.on_away({"n2"})
+        fleet.pipeline.engine.on_survey(Survey({"n2"}))
         assert (await look("n0", "drain"))[1].startswith("2 of 4 nodes of the fleet would be out (at most 1 may be")
         assert (await look("n0", "resume"))[0].endswith("whoever did it puts it back")
         assert await look("n0", "reboot") == ("", "jobs may run on n0: drain it first")
