@@ -40,8 +40,8 @@ class Baseline:
         self._xid_ms = np.full(index.gpu_count, -(10**15))
         self._slowdowns: deque[tuple[int, Bools]] = deque()
         self._unheard_ms = np.zeros(index.node_count)
-        self._down_ms = np.zeros(sum(len(node.links) for node in index.nodes))
-        self._link_node = np.array([n for n, node in enumerate(index.nodes) for _ in node.links], np.int64)
+        self._down_ms = np.zeros(len(index.ports))
+        self._link_node = np.array([port.node for port in index.ports.all()], np.int64)
 
     def step(self, bucket: Bucket, events: Sequence[Event]) -> tuple[Bools, Bools]:
         index, count, length_s = self._index, self._index.gpu_count, bucket.length_ms / 1000

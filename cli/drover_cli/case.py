@@ -18,8 +18,8 @@ from drover_cli.case_inventory import read_inventories
 from drover_cli.case_lines import CaseError as CaseError
 from drover_cli.case_lines import read_jsonl as read_jsonl
 from drover_cli.case_probes import CaseProbes, read_probes
-from drover_cli.case_samples import Samples, ports_of, read_samples
-from drover_cli.ports import with_ports
+from drover_cli.case_samples import Samples, read_samples
+from drover_cli.ports import add_ports
 from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.catalog import BY_NAME, Scope
@@ -75,7 +75,7 @@ class Case:
             count = min(CHUNK_BUCKETS, last + 1 - start)
             gpu = _Chunk(self.gpu, start, count, length, self.index.gpu_count, refused)
             node = _Chunk(self.node, start, count, length, self.index.node_count, refused)
-            link = _Chunk(self.link, start, count, length, len(ports_of(self.index)), refused)
+            link = _Chunk(self.link, start, count, length, len(self.index.ports), refused)
             for i in range(count):
                 begin = (start + i) * length
                 # A case without node.parquet: its GPUs speak for it.
@@ -202,8 +202,7 @@ def read_case(path: Path, *, for_store: bool = False) -> Case:
     """Read a case folder.
 
     Args:
-        for_store: to be stored, not judged: ports of known nodes that fleet.json does not list count too, and a case
-            may be without samples, as that of an hour in which none came.
+        for_store: to be stored, not judged: a case may be without samples, as that of an hour in which none came.
     Raises:
         CaseError: it cannot be used; the message names the file and the mend.
     """
@@ -217,10 +216,9 @@ def read_case(path: Path, *, for_store: bool = False) -> Case:
         spec = load_json(path / "fleet.json")
     except FleetError as error:
         raise CaseError(str(error)) from None
-    if for_store:
-        spec = with_ports(spec, path / "link.parquet")
     index = FleetIndex(spec)
     notes: list[str] = []
+    add_ports(index, path / "link.parquet", notes)
     gpu = read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
     node = read_samples(path / "node.parquet", Scope.NODE, index, notes)
     if gpu is None and node is None and not for_store:

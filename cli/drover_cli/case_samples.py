@@ -193,7 +193,7 @@ def _entities(
     places = {name: code for code, name in enumerate(names)}
     part_places = {name: code for code, name in enumerate(part_names)}
     table = np.full((len(names) + 1, len(part_names) + 1), -1, np.int32)  # the last of each: not named
-    for at, (name, port) in enumerate(ports_of(index) if scope is Scope.LINK else workloads):
+    for at, (name, port) in enumerate(_ports_of(index) if scope is Scope.LINK else workloads):
         if name in places and port in part_places:
             table[places[name], part_places[port]] = at
     return table[nodes, parts]
@@ -208,9 +208,9 @@ def _coded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
     return np.asarray(coded.indices.fill_null(-1), np.int32), coded.dictionary.to_pylist()
 
 
-def ports_of(index: FleetIndex) -> list[tuple[str, str]]:
+def _ports_of(index: FleetIndex) -> list[tuple[str, str]]:
     """(node, link) of all ports of the fleet, in the order that buckets have them."""
-    return [(node.name, link.link) for node in index.nodes for link in node.links]
+    return [(index.nodes[port.node].name, port.name) for port in index.ports.all()]
 
 
 def _times(path: Path, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

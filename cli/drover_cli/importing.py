@@ -188,7 +188,7 @@ def _places(case: Case, scope: Scope) -> list[Key]:
         return [(node.name, slot, "", "") for node in nodes for slot in range(node.gpus)]
     if scope is Scope.NODE:
         return [(node.name, None, "", "") for node in nodes]
-    return [(node.name, None, link.link, "") for node in nodes for link in node.links]
+    return [(nodes[port.node].name, None, port.name, "") for port in case.index.ports.all()]
 
 
 def _instance(node: str, name: str) -> Key:

@@ -1,28 +1,24 @@
-"""Ports that a case has rows of and its fleet.json does not list: a collector stores what agents tell of."""
+"""Ports that a case has rows of and its fleet.json does not list: they are judged like those that it lists."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drover_proto.fleet import FleetSpec, LinkSpec
+from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet_ports import FOUND_MOST, name_key
 
 
-def with_ports(spec: FleetSpec, path: Path) -> FleetSpec:
-    """The fleet with the ports of a link.parquet. A file that cannot be read is told by who reads its samples."""
+def add_ports(index: FleetIndex, path: Path, notes: list[str]) -> None:
+    """Add the ports of a link.parquet to a fleet. Who reads its samples reports a file that cannot be read."""
     try:
         rows = pq.ParquetFile(path).read(columns=["node", "link"])
     except (OSError, pa.ArrowInvalid):
-        return spec
-    found: dict[str, set[str]] = {}
-    for row in rows.group_by(["node", "link"]).aggregate([]).to_pylist():
-        if row["link"] is not None:
-            found.setdefault(str(row["node"]), set()).add(str(row["link"]))
-    nodes = []
-    for node in spec.nodes:
-        new = sorted(found.get(node.name, set()) - {link.link for link in node.links})
-        nodes.append(replace(node, links=(*node.links, *map(LinkSpec, new))))
-    return replace(spec, nodes=tuple(nodes))
+        return
+    pairs = rows.group_by(["node", "link"]).aggregate([]).to_pylist()
+    found = {(str(row["node"]), str(row["link"])) for row in pairs if row["node"] and row["link"]}
+    index.ports.add(sorted(found, key=lambda pair: (index.node_number.get(pair[0], -1), name_key(pair[1]))))
+    if over := sum(index.ports.left_out.values()):
+        notes.append(f"{path.name}: {over} ports of nodes with more than {FOUND_MOST} were left out")

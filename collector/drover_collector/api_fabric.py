@@ -16,7 +16,8 @@ import numpy.typing as npt
 from drover_collector.api_facts import Facts, not_found, worst_first
 from drover_collector.api_recent import NOW, counted, known, last_known, per_second, recent, told, total
 from drover_collector.buckets import Bucket, Floats
-from drover_collector.detectors.links_ports import ports_of
+from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.links_ports import ports_of, ports_version
 from drover_collector.detectors.robust import group_medians
 from drover_collector.detectors.texts import listing
 from drover_collector.fleet_index import FleetIndex
@@ -37,28 +38,27 @@ COUNTED = (*ERRORS, "link_downed", "tx_discards")
 OF_PORTS = frozenset({"port_down", "port_flaps", "port_errors", "nic", "switch"})  # causes of incidents about ports
 NO_LEAF = "no leaf"
 NO_LINKS = (
-    'No port is known: fleet.toml names none. Give each node its links, as in links = [{link = "mlx5_0", gpu = 0,'
-    ' leaf = "leaf01"}]; `drover-agent once` on a node lists the names of its ports.'
+    "No port is known: no agent has reported one, and fleet.toml lists none. `drover-agent sources` on a node says what"
+    " it reads of its ports, and why not."
 )
 
 
 class Layout:
-    """The ports of a fleet file, laid out once: arrays [L], and [P] over the pairs of a leaf and a node.
+    """The ports of a fleet, laid out once: arrays [L], and [P] over the pairs of a leaf and a node.
 
     Attributes:
         leafs: names; leaf: number of each port's. node: of each port. gpu: the slot that it serves, -1 for none.
         pair: number of each port's pair; pair_leaf, pair_node: of each pair. number: (node, port name) -> port.
     """
 
-    def __init__(self, index: FleetIndex) -> None:
-        self.ports = ports_of(index)
+    def __init__(self, index: FleetIndex, inventory: Inventory) -> None:
+        self.ports = ports_of(index, inventory)
         names = [port.leaf or NO_LEAF for port in self.ports]
         codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
         self.leafs = list(codes)
         self.leaf = np.array([codes[name] for name in names], np.int64)
         self.node = np.array([port.node for port in self.ports], np.int64)
-        slots = (link.gpu for node in index.nodes for link in node.links)
-        self.gpu = np.array([-1 if slot is None else slot for slot in slots], np.int64)
+        self.gpu = np.array([-1 if port.gpu is None else port.gpu for port in self.ports], np.int64)
         whole, self.pair = np.unique(self.leaf * index.node_count + self.node, return_inverse=True)
         self.pair_leaf, self.pair_node = whole // max(1, index.node_count), whole % max(1, index.node_count)
         self.of_node: dict[int, list[int]] = {}
@@ -66,12 +66,20 @@ class Layout:
             self.of_node.setdefault(n, []).append(k)
 
 
-layout_of = functools.lru_cache(2)(Layout)  # an index is never changed
+@functools.lru_cache(2)
+def _layout(index: FleetIndex, inventory: Inventory, _version: tuple[int, int]) -> Layout:
+    return Layout(index, inventory)
+
+
+def layout_of(facts: Facts) -> Layout:
+    """Made again when a port came, or a node said which GPU its ports serve."""
+    index, inventory = facts.index, facts.pipeline.engine.inventory
+    return _layout(index, inventory, ports_version(index, inventory))
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All ports of the fleet file, arrays [L]; NaN where not known.
+    """All ports of the fleet, arrays [L]; NaN where not known.
 
     Attributes:
         state: up, down, unused or unknown. rx, tx: B/s. saturation: 0..1 of the rate, the busier direction. All three
@@ -128,7 +136,7 @@ def all_ports(facts: Facts) -> Ports:
 
 
 def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
-    layout = layout_of(facts.index)
+    layout = layout_of(facts)
     size = len(layout.ports)
     up, rate = (last_known(buckets[-NOW:], Scope.LINK, name, size) for name in ("link_up", "rate_gbps"))
     rx, tx = (per_second(buckets, Scope.LINK, name, size) for name in ("rx_bytes", "tx_bytes"))
@@ -193,7 +201,7 @@ def _incidents(facts: Facts, layout: Layout) -> dict[int, Incident]:
         for node, _ in incident.members:
             for k in layout.of_node.get(facts.index.node_number.get(node, -1), ()):
                 port = layout.ports[k]
-                if (port.leaf if incident.scope == "leaf" else port.name) in words:
+                if (port.group if incident.scope == "leaf" and port.group else port.name) in words:
                     found.setdefault(k, incident)
     return found
 
@@ -311,7 +319,10 @@ def _absent(buckets: Sequence[Bucket], ports: Ports) -> list[str]:
     if not {*ERRORS} & link.keys():
         found.append("Errors: no port reports an error counter.")
     if not any(port.leaf for port in ports_known):
-        found.append("Leafs: fleet.toml names none, so that a switch cannot be told from its nodes; give leaf = there.")
+        found.append(
+            "Leafs: fleet.toml names none, so that a switch is known only by ports of several nodes that go down"
+            " together; give leaf = there."
+        )
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from drover_collector.api_facts import LONG_S, Facts
 from drover_collector.buckets import BUCKET_MS, Bucket, Floats
+from drover_collector.fleet_ports import fitted
 from drover_collector.store.schema import samples_table
 from drover_proto.catalog import Scope
 from drover_proto.events import SEVERITY_ORDER, Incident, Severity
@@ -46,11 +47,18 @@ def columns(buckets: Sequence[Bucket], scope: Scope) -> list[tuple[int, Mapping[
     return [(b.end_ms, {Scope.GPU: b.gpu, Scope.NODE: b.node, Scope.LINK: b.link}[scope]) for b in buckets]
 
 
+def _sized(values: Floats | None, scope: Scope, size: int) -> Floats | None:
+    """A column of `size` entities: ports may have come since it was laid out. None for a column of another fleet."""
+    if values is None or len(values) == size:
+        return values
+    return fitted(values, size) if scope is Scope.LINK else None
+
+
 def last_known(buckets: Sequence[Bucket], scope: Scope, metric: str, size: int) -> Floats:
     """The newest value of each entity within the buckets, float64 [size]; NaN where none came."""
     found = np.full(size, np.nan)
     for _, column in columns(buckets, scope):
-        if (values := column.get(metric)) is not None and len(values) == size:
+        if (values := _sized(column.get(metric), scope, size)) is not None:
             found = np.where(np.isnan(values), found, values)
     return found
 
@@ -60,7 +68,7 @@ def per_second(buckets: Sequence[Bucket], scope: Scope, metric: str, size: int) 
     values came or it began anew."""
     before, now, since_ms, at_ms = (np.full(size, np.nan) for _ in range(4))
     for end_ms, column in columns(buckets, scope):
-        if (values := column.get(metric)) is None or len(values) != size:
+        if (values := _sized(column.get(metric), scope, size)) is None:
             continue
         known = ~np.isnan(values)
         fresh = known & np.isnan(before)
@@ -91,8 +99,8 @@ def counted(
     since_ms, before = facts.once(("counters", scope), COUNTED_S, read)
     found = {}
     for metric in metrics:
-        now, then = last_known(buckets, scope, metric, size), before.get(metric)
-        if then is not None and len(then) == size:
+        now, then = last_known(buckets, scope, metric, size), _sized(before.get(metric), scope, size)
+        if then is not None:
             with np.errstate(invalid="ignore"):
                 found[metric] = np.where(now >= then, now - then, np.where(np.isnan(now) | np.isnan(then), np.nan, now))
     return since_ms, found

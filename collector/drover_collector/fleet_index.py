@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector.fleet_ports import FleetPorts
 from drover_proto.fleet import FleetSpec, NodeSpec
 
 IntArray = npt.NDArray[np.int32]
@@ -16,12 +17,13 @@ RACK_NODES = 64  # more of one name are no rack: some write the same for all
 
 
 class FleetIndex:
-    """Arrays over N nodes and G GPUs. Frozen: a changed fleet is a new index.
+    """Arrays over N nodes and G GPUs. Frozen: a changed fleet is a new index. Only `ports` grows, as agents report.
 
     Attributes:
         nodes: N node specs; node_number: name -> n.
         gpu_node, gpu_slot: int32 [G].
         first_gpu: int32 [N + 1]; GPUs of node n are first_gpu[n] .. first_gpu[n + 1].
+        ports: the network ports by number, what link columns of buckets are laid out by.
         rack, leaf, pool, sku: code per node, int32 [N]; names in `racks`, `leafs`, `pools`, `skus`.
     """
 
@@ -29,6 +31,7 @@ class FleetIndex:
         self.spec = spec
         self.nodes: tuple[NodeSpec, ...] = spec.nodes
         self.node_number = {node.name: n for n, node in enumerate(self.nodes)}
+        self.ports = FleetPorts(self.nodes)
         counts = np.array([node.gpus for node in self.nodes], np.int32)
         self.first_gpu: IntArray = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.gpu_node: IntArray = np.repeat(np.arange(len(self.nodes), dtype=np.int32), counts)

@@ -22,7 +22,10 @@ class FleetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """A NIC port: its name, the GPU slot it serves (None: the node), the leaf switch it hangs on."""
+    """A NIC port: its name, the GPU slot it serves, the leaf switch it hangs on.
+
+    `gpu`: None: not said here, so the node's PCI bus says it; -1: none.
+    """
 
     link: str
     gpu: int | None = None
@@ -274,7 +277,15 @@ def _node(path: Path, where: str, entry: dict[str, Any]) -> NodeSpec:
     for item in _list(path, f"{where}.links", entry.get("links", [])):
         if not isinstance(item.get("link"), str):
             raise FleetError(f"{path}: {where}.links: each entry needs a link name")
-        links.append(LinkSpec(item["link"], item.get("gpu"), item.get("leaf")))
+        slot, leaf = item.get("gpu"), item.get("leaf")
+        if slot is not None and (isinstance(slot, bool) or not isinstance(slot, int) or slot < -1):
+            raise FleetError(
+                f"{path}: {where}.links: gpu of {item['link']!r} must be the slot of a GPU, or -1 for a port that"
+                f" serves none; found {slot!r}"
+            )
+        if leaf is not None and not isinstance(leaf, str):
+            raise FleetError(f"{path}: {where}.links: leaf of {item['link']!r} must be a string, found {leaf!r}")
+        links.append(LinkSpec(item["link"], slot, leaf))
     fields = {key: entry.get(key, "") for key in ("rack", "leaf", "pool", "sku")}
     return NodeSpec(name=name, gpus=gpus, links=tuple(links), **fields)
 

@@ -107,13 +107,14 @@ def test_jobs_hold_gpus_in_their_time(tmp_path: Path) -> None:
     assert next(case.buckets()).job_names == ("812",)
 
 
-def test_links_are_laid_out_as_the_fleet_lists_them(tmp_path: Path) -> None:
+def test_links_are_those_that_the_fleet_lists_and_then_those_that_have_rows(tmp_path: Path) -> None:
     nodes = [{"name": "n1", "gpus": 2}, {"name": "n2", "gpus": 2, "links": [{"link": "mlx5_0"}, {"link": "mlx5_1"}]}]
     path = write(tmp_path / "c", rows((0, "n1", 0, 1.0)), nodes=nodes)
-    links = {"ts": [START, START, START], "node": ["n2", "n2", "n1"], "link": ["mlx5_1", "mlx5_0", "mlx5_0"]}
-    pq.write_table(pa.table({**links, "rate_gbps": [200.0, 400.0, 100.0]}), path / "link.parquet")
+    names = ["mlx5_1", "mlx5_0", "mlx5_10", "mlx5_2", "mlx5_0"]
+    links = {"ts": [START] * 5, "node": ["n2", "n2", "n1", "n1", "n9"], "link": names}
+    pq.write_table(pa.table({**links, "rate_gbps": [200.0, 400.0, 100.0, 50.0, 10.0]}), path / "link.parquet")
     case = read_case(path)
-    assert [list(b.link["rate_gbps"]) for b in case.buckets()] == [[400.0, 200.0]]
+    assert [list(b.link["rate_gbps"]) for b in case.buckets()] == [[400.0, 200.0, 50.0, 100.0]]
     assert any("link.parquet: 1 rows of things fleet.json does not list" in note for note in case.notes)
 
 

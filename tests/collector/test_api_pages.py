@@ -283,7 +283,7 @@ def test_without_values_all_is_absent_and_the_answer_says_why(facts: Facts, monk
     assert job.absent[0] == "Its GPUs: no values of the last minute."
 
 
-def test_a_fleet_file_without_links_says_how_to_name_them(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_without_any_port_says_where_to_look(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = FleetSpec(tuple(replace(node, links=()) for node in facts.index.nodes))
     monkeypatch.setattr(facts.pipeline, "index", FleetIndex(bare))
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest())
@@ -328,7 +328,7 @@ def test_a_port_that_is_down_has_no_traffic(facts: Facts, monkeypatch: pytest.Mo
     *before, newest = facts.pipeline.engine.buckets
     up, at = newest.link["link_up"].copy(), api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0])).ports[-1]
     assert (at.state, at.HasField("saturation")) == ("up", True)
-    ports = api_fabric.layout_of(facts.index).ports
+    ports = api_fabric.layout_of(facts).ports
     up[[(facts.index.nodes[port.node].name, port.name) for port in ports].index((at.node, at.link))] = 0.0
     down = replace(newest, link={**newest.link, "link_up": up})
     monkeypatch.setattr(type(facts.pipeline.engine), "buckets", property(lambda _: (*before, down)))

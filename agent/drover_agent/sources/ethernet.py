@@ -3,12 +3,14 @@
 The kernel's words for it: Documentation/ABI/testing/sysfs-class-net.
 
 Only cards (what has a `device`), not bridges, bonds, tunnels and the ends of containers; no virtual functions and no
-ports of an embedded switch, which are others' views of the same wire; only those that someone has switched on; and
-none that `infiniband.py` tells already, as RoCE.
+ports of an embedded switch, which are others' views of the same wire; none on USB, which is how a BMC shows its own
+port and takes it away again; only those that someone has switched on; and none that `infiniband.py` tells already, as
+RoCE.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -80,6 +82,8 @@ class EthernetSource:
 
     def _is_card(self, folder: Path) -> bool:
         if not (folder / "device").exists() or line(folder / "type") != ETHERNET or (folder / "phy80211").exists():
+            return False
+        if "/usb" in os.path.realpath(folder / "device"):
             return False
         # "p0" is a port of a card, "pf0vf3" and "pf0sf2" are one end of what a virtual machine has: switchdev.rst
         return not line(folder / "phys_port_name").startswith("pf")

@@ -28,7 +28,7 @@ from drover_agent.sources.link_files import (
     pci_of,
     read_ports,
 )
-from drover_agent.sources.pci_paths import nearest
+from drover_agent.sources.pci_paths import distance, nearest
 
 FIND_MS = 60_000  # what is known of the cards is read again at least this often
 ACTIVE = 4  # kernel: include/rdma/ib_verbs.h, enum ib_port_state
@@ -115,6 +115,8 @@ class InfinibandSource:
             device = nearest(self._sys, gpu.pci, self._functions)
             if device is not None:
                 found[f"gpu{gpu.gpu}.nic"] = device
+                first = self._functions[device.partition(",")[0]]
+                found[f"gpu{gpu.gpu}.nic_path"] = distance(self._sys, gpu.pci, first)
         return found
 
 

@@ -87,7 +87,7 @@ def training_columns(index: FleetIndex, number: int) -> tuple[dict[str, npt.NDAr
 
 def port_columns(index: FleetIndex) -> dict[str, npt.NDArray[np.float64]]:
     """Ports that are up and count no errors; nothing for a fleet without."""
-    count = sum(len(node.links) for node in index.nodes)
+    count = len(index.ports)
     values = {"link_up": 1.0, "rate_gbps": 400.0, "link_downed": 3.0, "symbol_errors": 0.0, "ack_timeouts": 0.0}
     return {name: np.full(count, value) for name, value in values.items()} if count else {}
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet_ports import FOUND_MOST, in_order
 
 Codes = npt.NDArray[np.int32]
 Times = npt.NDArray[np.int64]
@@ -34,6 +35,8 @@ NODE_KEYS: Mapping[str, str] = {
     "host.bios_version": "bios", "bios": "bios", "cuda_version": "cuda", "cuda": "cuda",
 }  # fmt: skip
 _NIC = re.compile(r"nic\.(.+)\.(firmware|board)")
+_CARD = re.compile(r"nic\.(.+)\.(?:driver|pci|mac|guid)")
+MAX_CARDS = 4 * FOUND_MOST  # names of a node's network cards
 
 
 class Column:
@@ -70,6 +73,9 @@ class Inventory:
         gpu, node: attribute -> Column over the GPUs or nodes of the fleet.
         told_ms: int64 [N], when each node told first; 0 never.
         version: grows with each change.
+        serves: node number -> network card -> slot of the GPU that it is nearest to on the PCI bus.
+        cards: node number -> network cards that the node has, as of its newest word; no key where it says nothing.
+        ports_version: grows with each change of these two.
     """
 
     def __init__(self, index: FleetIndex) -> None:
@@ -81,6 +87,9 @@ class Inventory:
         self.nic_boards: dict[str, Column] = {}  # of the adapter "nic.NAME" in `node`, where its firmware is
         self.told_ms: Times = np.zeros(index.node_count, np.int64)
         self.version = 0
+        self.serves: dict[int, Mapping[str, int]] = {}
+        self.cards: dict[int, frozenset[str]] = {}
+        self.ports_version = 0
 
     def update(self, node: str, told: Mapping[str, str], now_ms: int) -> None:
         """Take in all that a node tells. A node that the fleet does not have is left out."""
@@ -101,6 +110,10 @@ class Inventory:
                 news |= self.gpu[name].put(g, self._number(told.get(f"gpu{slot}.{key}", "")), now_ms)
         news |= self._nics(n, told, now_ms)
         self.version += news
+        serves, cards = served_by(told, int(self._index.first_gpu[n + 1] - self._index.first_gpu[n])), cards_of(told)
+        if (serves, cards) != (self.serves.get(n, {}), self.cards.get(n, frozenset())):
+            self.serves[n], self.cards[n] = serves, cards
+            self.ports_version += 1
 
     def _nics(self, n: int, told: Mapping[str, str], now_ms: int) -> bool:
         found: dict[str, dict[str, str]] = {}
@@ -127,3 +140,26 @@ class Inventory:
             number = self._numbers[value] = len(self.values)
             self.values.append(value)
         return number
+
+
+def served_by(told: Mapping[str, str], gpus: int) -> dict[str, int]:
+    """Network card -> slot of the GPU that it serves, of what a node says is nearest to each of its GPUs.
+
+    GPUs that have the same cards nearest share them in order, as NCCL does: of two GPUs and two cards at one switch
+    each GPU has one. A card that is the nearest of several GPUs, and the only one, is said to serve the first.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for slot in range(gpus):
+        names = tuple(in_order(set(filter(None, told.get(f"gpu{slot}.nic", "").split(",")[:FOUND_MOST]))))
+        if names:
+            groups.setdefault(names, []).append(slot)
+    found: dict[str, int] = {}
+    for names, slots in groups.items():
+        for at, name in enumerate(names):
+            found.setdefault(name, slots[at * len(slots) // len(names)])
+    return found
+
+
+def cards_of(told: Mapping[str, str]) -> frozenset[str]:
+    names = (match[1] for key, value in told.items() if value and (match := _CARD.fullmatch(key)))
+    return frozenset(in_order(set(names))[:MAX_CARDS])

@@ -17,6 +17,7 @@ from drover_collector.detectors.links_ports import (
     Port,
     State,
     flaps_of,
+    graded,
     own_flaps,
 )
 from drover_collector.detectors.robust import Bools
@@ -88,7 +89,7 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
     ) -> Told:
         metric, value, expected = fact
         return Told(
-            Severity.CRITICAL if grave else Severity.WARNING,
+            Severity.CRITICAL if grave and graded(port) else Severity.WARNING,
             Wanted.DRAIN if grave and port.computes else Wanted.ADVISE, cause, f"{port.name} {text}",
             Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms), since_ms,
         )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from drover_collector.buckets import Bucket, Ints
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.store.base import Base, during, numbers
-from drover_collector.store.placements import link_numbers
+from drover_collector.store.reads import size_of
 from drover_collector.store.records import EntityRow
 from drover_collector.store.rows import Span, merged, without
 from drover_collector.store.schema import samples_table
@@ -60,13 +60,13 @@ class Following(Base):
 
     def heard(self, index: FleetIndex, start_ms: int, length_ms: int) -> Bucket:
         """A bucket without values: how many rows of each GPU and node are there, and who holds what."""
-        gpu_rows = self._heard(index, Scope.GPU, start_ms, length_ms, index.gpu_count)
-        node_rows = self._heard(index, Scope.NODE, start_ms, length_ms, index.node_count)
-        self._heard(index, Scope.LINK, start_ms, length_ms, len(link_numbers(index)))
+        gpu_rows = self._heard(index, Scope.GPU, start_ms, length_ms)
+        node_rows = self._heard(index, Scope.NODE, start_ms, length_ms)
+        self._heard(index, Scope.LINK, start_ms, length_ms)
         jobs = np.full(index.gpu_count, -1, np.int32)
         return Bucket(start_ms, length_ms, {}, {}, gpu_rows, node_rows, jobs, (), {})
 
-    def _heard(self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int, count: int) -> Ints:
+    def _heard(self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int) -> Ints:
         table = self._clients.arrow(
             "SELECT entity_id, count() AS n, toUnixTimestamp64Milli(max(ts)) AS newest"
             f" FROM {samples_table(scope)} WHERE {during(start_ms, start_ms + length_ms)} GROUP BY entity_id"
@@ -74,6 +74,6 @@ class Following(Base):
         ids = numbers(table, "entity_id")
         self._placements.note_seen(ids, numbers(table, "newest"))
         rows, target = self._placements.map(index, scope, start_ms + length_ms).find(ids)
-        counts = np.zeros(count, np.int32)
+        counts = np.zeros(size_of(index, scope), np.int32)
         counts[target] = numbers(table, "n")[rows]
         return counts

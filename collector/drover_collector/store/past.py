@@ -14,8 +14,7 @@ from drover_collector.buckets import BUCKET_MS, Bucket, Ints, Lazy
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.store.base import Floats, moment, numbers, word
 from drover_collector.store.fold import Folded
-from drover_collector.store.placements import link_numbers
-from drover_collector.store.reads import Reads, coded, packed
+from drover_collector.store.reads import Reads, coded, packed, size_of
 from drover_collector.store.records import Mask, Millis, Stored, storage_dtype
 from drover_collector.store.rows import IDS_MAX, Span, merged
 from drover_proto.catalog import Scope
@@ -50,9 +49,9 @@ class PastBuckets(Reads):
             values: False: without them, who was heard and who held which GPU.
         """
         starts = [start_ms + n * BUCKET_MS for n in range(count)]
-        gpu = self._laid(index, Scope.GPU, starts, index.gpu_count, values)
-        node = self._laid(index, Scope.NODE, starts, index.node_count, values)
-        link = self._laid(index, Scope.LINK, starts, len(link_numbers(index)), values)
+        gpu = self._laid(index, Scope.GPU, starts, values)
+        node = self._laid(index, Scope.NODE, starts, values)
+        link = self._laid(index, Scope.LINK, starts, values)
         held = self.jobs_over(index, [at + BUCKET_MS for at in starts])
         return [
             Bucket(
@@ -68,14 +67,15 @@ class PastBuckets(Reads):
         held = self.jobs_over(index, [at + BUCKET_MS for at in starts])
         return [Bucket(at, BUCKET_MS, {}, {}, gpus, nodes, *held[n]) for n, at in enumerate(starts)]
 
-    def _laid(self, index: FleetIndex, scope: Scope, starts: list[int], size: int, values: bool) -> list[_Laid]:
+    def _laid(self, index: FleetIndex, scope: Scope, starts: list[int], values: bool) -> list[_Laid]:
+        places = [self._placements.map(index, scope, at + BUCKET_MS) for at in starts]
+        size = size_of(index, scope)  # after the maps, which bring ports that are new
         laid = [_Laid(np.zeros(size, np.int32)) for _ in starts]
         if not size or not self._placements.count(scope):
             return laid
         by_level: dict[str | None, list[Span]] = {}
         for at in starts:
             by_level.setdefault(self.level_of(scope, (at, at + BUCKET_MS)), []).append((at, at + BUCKET_MS))
-        places = [self._placements.map(index, scope, at + BUCKET_MS) for at in starts]
         for level, spans in by_level.items():
             for folded in self.folds(scope, merged(spans), BUCKET_MS, level=level, metrics=None if values else ()):
                 for n, at in enumerate(starts):

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.fleet_index import FleetIndex, IntArray
+from drover_collector.fleet_ports import name_key
 from drover_collector.store.records import EntityRow, Ids, Millis
 from drover_proto.catalog import Scope
 
 FOREVER = 2**63 - 1
+PORT_KEPT_MS = 7 * 86_400_000  # a port that its agent reported no more for so long is not laid out at a start
 Place = tuple[int, str, int | None, str, str]  # entity id, node, gpu, link, mig
 Target = tuple[str, int | None, str | None]  # node, gpu, link
 
@@ -233,8 +235,26 @@ class Placements:
         with self._lock:
             return self._seen_ids.copy(), self._seen_ms.copy()
 
+    def _add_ports(self, index: FleetIndex) -> None:
+        """Ports that agents reported and the index does not have yet, the newest first: a node has a limit."""
+        rows = [row for row in self._places.values() if row.scope is Scope.LINK]
+        new = [at for at, row in enumerate(rows) if index.ports.number(row.node, row.link) is None]
+        if not new:
+            return
+        heard_ms = np.array(
+            [row.last_ms for row in rows], np.int64
+        )  # when each was reported, or its newest sample is of
+        if len(self._seen_ids):
+            ids = np.array([row.entity_id for row in rows], np.uint64)
+            place = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
+            heard_ms = np.where(self._seen_ids[place] == ids, np.maximum(heard_ms, self._seen_ms[place]), heard_ms)
+        fresh = [at for at in new if heard_ms[at] >= heard_ms.max() - PORT_KEPT_MS]
+        fresh.sort(key=lambda at: (-int(heard_ms[at]), rows[at].node, name_key(rows[at].link)))
+        index.ports.add((rows[at].node, rows[at].link) for at in fresh)
+
     def _all(self, index: FleetIndex, scope: Scope) -> Map:
-        links = link_numbers(index) if scope is Scope.LINK else {}
+        if scope is Scope.LINK:
+            self._add_ports(index)
         ids: list[int] = []
         since: list[int] = []
         target: list[int] = []
@@ -247,16 +267,10 @@ class Placements:
             elif scope is Scope.NODE:
                 place = index.node_number.get(row.node)
             elif scope is Scope.LINK:
-                place = links.get((row.node, row.link))
+                place = index.ports.number(row.node, row.link)
             ids.append(row.entity_id)
             since.append(row.first_ms)
             target.append(-1 if place is None else place)
         id_array, since_array = np.array(ids, np.uint64), np.array(since, np.int64)
         order = np.lexsort((since_array, id_array))
         return Map(id_array[order], np.array(target, np.int32)[order], since_array[order])
-
-
-def link_numbers(index: FleetIndex) -> dict[tuple[str, str], int]:
-    """(node, link) -> number, over the links of the fleet's nodes in order."""
-    pairs = ((node.name, link.link) for node in index.nodes for link in node.links)
-    return {pair: number for number, pair in enumerate(pairs)}

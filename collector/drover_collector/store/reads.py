@@ -17,7 +17,7 @@ from drover_collector.buckets import BUCKET_MS, Bucket, Ints, Lazy
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.store.base import Floats, during, in_units, moment, numbers, values, word
 from drover_collector.store.fold import Folded, units
-from drover_collector.store.placements import Map, link_numbers
+from drover_collector.store.placements import Map
 from drover_collector.store.records import EntityRow, Ids, Mask, Millis, Stored, Totals
 from drover_collector.store.rollups import Rollups
 from drover_collector.store.rows import IDS_MAX, LEAN, Span
@@ -54,9 +54,9 @@ class Reads(Rollups):
 
     def _bucket(self, index: FleetIndex, start_ms: int, length_ms: int, folds: Mapping[Scope, Folded]) -> Bucket:
         end_ms = start_ms + length_ms
-        gpu, gpu_rows = self._laid_out(index, Scope.GPU, folds, end_ms, index.gpu_count)
-        node, node_rows = self._laid_out(index, Scope.NODE, folds, end_ms, index.node_count)
-        link, _ = self._laid_out(index, Scope.LINK, folds, end_ms, len(link_numbers(index)))
+        gpu, gpu_rows = self._laid_out(index, Scope.GPU, folds, end_ms)
+        node, node_rows = self._laid_out(index, Scope.NODE, folds, end_ms)
+        link, _ = self._laid_out(index, Scope.LINK, folds, end_ms)
         jobs, names = self.jobs_at(index, end_ms)
         return Bucket(start_ms, length_ms, gpu, node, gpu_rows, node_rows, jobs, names, link)
 
@@ -96,8 +96,7 @@ class Reads(Rollups):
         span = (start_ms, start_ms + length_ms)
         level = self.level_of(scope, span)
         folds = {scope: self.fold(scope, [span], length_ms, level=level, metrics=metrics, counts=False)}
-        counts = {Scope.GPU: index.gpu_count, Scope.NODE: index.node_count, Scope.LINK: len(link_numbers(index))}
-        return dict(self._laid_out(index, scope, folds, span[1], counts[scope])[0])
+        return dict(self._laid_out(index, scope, folds, span[1])[0])
 
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
         """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""
@@ -194,8 +193,7 @@ class Reads(Rollups):
             if scope is Scope.GPU:
                 target = index.gpu_node[target]
             elif scope is Scope.LINK:
-                nodes = [n for n, node in enumerate(index.nodes) for _ in node.links]
-                target = np.array(nodes, np.int32)[target]
+                target = np.array([port.node for port in index.ports.all()], np.int32)[target]
             np.maximum.at(result, target, seen[rows])
         return result
 
@@ -247,13 +245,15 @@ class Reads(Rollups):
         )
 
     def _laid_out(
-        self, index: FleetIndex, scope: Scope, folds: Mapping[Scope, Folded], at_ms: int, count: int
+        self, index: FleetIndex, scope: Scope, folds: Mapping[Scope, Folded], at_ms: int
     ) -> tuple[Mapping[str, Floats], Ints]:
-        counts = np.zeros(count, np.int32)
         folded = folds.get(scope)
-        if folded is None or not count:
+        places = None if folded is None else self._placements.map(index, scope, at_ms)
+        count = size_of(index, scope)  # after the map, which brings ports that are new
+        counts = np.zeros(count, np.int32)
+        if folded is None or places is None or not count:
             return {}, counts
-        rows, target = self._placements.map(index, scope, at_ms).find(folded.ids)
+        rows, target = places.find(folded.ids)
         counts[target] = folded.rows[rows]
         columns: dict[str, Callable[[], Floats]] = {}
         for name, (stored, mask) in folded.columns.items():
@@ -266,6 +266,11 @@ class Reads(Rollups):
 
 
 _NOW = 2**62
+
+
+def size_of(index: FleetIndex, scope: Scope) -> int:
+    """How many entities a column of a bucket has."""
+    return {Scope.GPU: index.gpu_count, Scope.NODE: index.node_count, Scope.LINK: len(index.ports)}[scope]
 
 
 def packed(metric: str, stored: Stored, told: Mask) -> Callable[[], Floats]:
