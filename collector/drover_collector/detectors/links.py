@@ -81,6 +81,7 @@ def _lay_out(s: State, window: Window) -> None:
     s.ports, known = ports_of(window.index, window.inventory), len(s.seen_up)
     new = len(s.ports) - known
     s.of_node = np.array([port.node for port in s.ports], np.int64)
+    s.computes = np.array([port.computes for port in s.ports], bool)
     s.there = np.array([port.listed or port.there for port in s.ports], bool)
     of_leaf: dict[str, list[int]] = {}
     for k, port in enumerate(s.ports):
@@ -182,8 +183,9 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
     heard = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
     down = (s.down_ms > 0) & (heard[s.of_node] | ~np.isnan(up))
     leafs = list(_leafs(window, ports, s, down, now_ms))
-    hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - {""}
-    dark = {leaf for leaf in hit if not s.was_up[s.of_leaf[leaf]].any()}  # switches of which nothing is seen
+    # Switches of which nothing is seen; where no leaf is named, a port of the same use must be up.
+    hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()}
+    dark = {leaf for leaf in hit if not (s.was_up & (s.computes | bool(leaf)))[s.of_leaf[leaf]].any()}
     of_leafs = {member[0] for finding in leafs for member in finding.members}
     together = list(_together(window, s, down, of_leafs))
     shared = np.zeros(len(ports), bool)

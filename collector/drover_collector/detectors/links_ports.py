@@ -105,6 +105,7 @@ class State:
     of_leaf: dict[str, Ints] = field(default_factory=dict)  # leaf -> its ports, in order
     # leaf -> when most of its ports flapped together; "": when ports of several nodes did whose leafs are not sure
     shared: dict[str, set[int]] = field(default_factory=dict)
+    computes: Bools = field(default_factory=lambda: np.zeros(0, bool))  # it serves a GPU, [L]
     there: Bools = field(default_factory=lambda: np.zeros(0, bool))  # the node still has the card, [L]
     gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row without it and a value, [L]
     left: Sequence[Incident] = ()  # open at the start: their ports were up once, and have flapped

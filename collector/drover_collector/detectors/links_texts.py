@@ -69,9 +69,10 @@ def of_node(
     severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
     advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
     if any(worst is one for one in doubted):  # the node may be well
-        leafs = listing({ports[k].leaf for k in gone})
+        leafs = listing({ports[k].leaf for k in gone} - {""})
+        where = f"at leaf {leafs}" if leafs else "that serves a GPU"
         some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
-        summary = f"{some} of node {node} are down, and no other port at leaf {leafs} is up: the switch or the node."
+        summary = f"{some} of node {node} are down, and no other port {where} is up: the switch or the node."
         advice = "Look at the switch first; if it is well, at the node's adapters (lspci, mlxlink) and cables."
     return Finding(
         NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
