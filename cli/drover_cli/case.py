@@ -218,7 +218,7 @@ def read_case(path: Path, *, for_store: bool = False) -> Case:
         raise CaseError(str(error)) from None
     index = FleetIndex(spec)
     notes: list[str] = []
-    add_ports(index, path / "link.parquet", notes)
+    add_ports(index, path / "link.parquet")
     gpu = read_samples(path / "gpu.parquet", Scope.GPU, index, notes)
     node = read_samples(path / "node.parquet", Scope.NODE, index, notes)
     if gpu is None and node is None and not for_store:

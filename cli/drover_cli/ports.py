@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.fleet_ports import FOUND_MOST, name_key
+from drover_collector.fleet_ports import name_key
 
 
-def add_ports(index: FleetIndex, path: Path, notes: list[str]) -> None:
+def add_ports(index: FleetIndex, path: Path) -> None:
     """Add the ports of a link.parquet to a fleet. Who reads its samples reports a file that cannot be read."""
     try:
         rows = pq.ParquetFile(path).read(columns=["node", "link"])
@@ -20,5 +20,3 @@ def add_ports(index: FleetIndex, path: Path, notes: list[str]) -> None:
     pairs = rows.group_by(["node", "link"]).aggregate([]).to_pylist()
     found = {(str(row["node"]), str(row["link"])) for row in pairs if row["node"] and row["link"]}
     index.ports.add(sorted(found, key=lambda pair: (index.node_number.get(pair[0], -1), name_key(pair[1]))))
-    if over := sum(index.ports.left_out.values()):
-        notes.append(f"{path.name}: {over} ports of nodes with more than {FOUND_MOST} were left out")

@@ -45,6 +45,22 @@ def test_a_port_that_is_switched_on_later_is_told_and_stays(tmp_path: Path) -> N
     assert rows["ens3"]["link_up"] == 0
 
 
+def test_a_bmcs_port_on_usb_is_not_the_nodes(tmp_path: Path) -> None:
+    """It comes and goes with the BMC."""
+    plant(CARDS / "tree.txt", tmp_path)
+    for bus in ("0000:00:14.0/usb1/1-3/1-3:1.0", "0000:00:15.0"):
+        device = tmp_path / "sys/devices/pci0000:00" / bus
+        folder = device / "net" / f"enx{len(bus)}"
+        folder.mkdir(parents=True)
+        for name, text in (("type", "1"), ("flags", "0x1003"), ("operstate", "up"), ("address", "02:00:00:00:00:09")):
+            (folder / name).write_text(f"{text}\n")
+        (folder / "device").symlink_to(device)
+        (tmp_path / "sys/class/net" / folder.name).symlink_to(folder)
+    found = {entity.link for entity, _ in EthernetSource("n1", tmp_path / "sys").read(T).rows}
+    assert f"enx{len('0000:00:15.0')}" in found
+    assert f"enx{len('0000:00:14.0/usb1/1-3/1-3:1.0')}" not in found
+
+
 @pytest.fixture
 def pair() -> Iterator[str]:
     """A real pair of ports of the kernel."""

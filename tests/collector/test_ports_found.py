@@ -221,6 +221,9 @@ def test_an_agent_that_reports_thousands_of_ports_fills_no_memory() -> None:
     assert len(index.ports) == FOUND_MOST + 1
     assert index.ports.left_out == {"n00": 8000 - FOUND_MOST}
     assert index.ports.number("n01", "mlx5_0") is not None
+    engine = Engine(index, Policy.load(), 0)
+    engine.on_bucket(training_bucket(index, 0), T0)
+    assert any(f"{8000 - FOUND_MOST} network ports of n00" in text for text in engine.could_not_judge())
 
 
 def test_the_order_in_which_ports_came_changes_nothing_that_is_said() -> None:

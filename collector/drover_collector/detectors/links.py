@@ -40,7 +40,7 @@ from drover_collector.detectors.robust import Bools
 from drover_collector.detectors.texts import duration, listing
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.fleet_ports import fitted, name_key
+from drover_collector.fleet_ports import FOUND_MOST, fitted, name_key
 from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "links"
@@ -142,6 +142,10 @@ def _take_over_resets(s: State, index: FleetIndex, incident: Incident) -> None:
 
 def could_not_judge(window: Window) -> list[str]:
     bucket, result = window.newest, []
+    over = window.index.ports.left_out
+    if over:
+        some = f"{sum(over.values())} network ports of {listing(sorted(over))}"
+        result.append(f"{some}: {FOUND_MOST} that fleet.toml does not list are judged of each node; list the others")
     if "link_up" not in bucket.link and "link_downed" not in bucket.link:
         result.append("network ports that go down: needs link_up or link_downed of links")
     if not RATES.keys() & bucket.link.keys():
