@@ -312,7 +312,7 @@ def _absent(buckets: Sequence[Bucket], ports: Ports) -> list[str]:
         return ["Nothing was stored in the last minute: are the agents running, and do they reach the collector?"]
     link, found = buckets[-1].link, []
     if "link_up" not in link:
-        found.append("No agent reports the ports that fleet.toml names: `drover-agent sources` on a node says why.")
+        found.append("No agent reports whether its ports are up: `drover-agent sources` on a node says why.")
         return found
     if "rate_gbps" not in link or not {"rx_bytes", "tx_bytes"} & link.keys():
         found.append("Saturation: needs rate_gbps, and rx_bytes or tx_bytes, of the ports.")

@@ -156,7 +156,7 @@ def _absent(reply: pb.JobDetail, over: bool) -> list[str]:
     if not reply.workloads:
         found.append(NO_STEPS)
     if not reply.ports_total:
-        found.append("Network: fleet.toml names no port that serves its GPUs.")
+        found.append("Network: no port is known to serve its GPUs; fleet.toml can name them (links).")
     elif not reply.HasField("saturation_max") and any(port.state != "down" for port in reply.ports):
         found.append("Network: its ports do not report their rate and traffic.")
     return found

@@ -32,7 +32,7 @@ def leaf_tiles(reply: pb.Fabric, chosen: str, who: view.Viewer) -> dict[str, Any
     """What assets/tiles.js draws: the worst leaf first, each node a cell."""
     empty = ""
     if not reply.leafs:
-        empty = next(iter(reply.absent), "fleet.toml names no port.")
+        empty = next(iter(reply.absent), "No port is known.")
     tiles = [_leaf(row, who) for row in reply.leafs]
     return {
         "groups": [{"label": "", "tiles": tiles}], "selected": chosen, "wide": TILE_PX, "empty": empty,

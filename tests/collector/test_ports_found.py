@@ -330,3 +330,16 @@ def test_buckets_of_the_store_grow_with_the_ports(store: Store) -> None:
     assert [len(b.link["link_up"]) for b in store.past_buckets(index, T0, 1)] == [2]
     write_ports(store, rows, T0 + BUCKET_MS, T0 + 2 * BUCKET_MS)
     assert store.last_seen(index)[1] == T0 + 19_000
+
+
+def test_a_port_that_nobody_reported_for_a_week_is_left_out_until_it_is_reported_again(store: Store) -> None:
+    index, day_ms = small_index(), 86_400_000
+    old, new = port_row("n0", "eth0"), port_row("n0", "ens3").during(T0 + 8 * day_ms, T0 + 8 * day_ms)
+    store.write_entities([old, new])
+    store.bucket(index, T0)
+    write_ports(store, [old, new], T0, T0 + BUCKET_MS)
+    store.bucket(index, T0)
+    assert [found.name for found in index.ports.all()] == ["ens3"]
+    store.write_entities([old.during(T0, T0 + 9 * day_ms)])
+    store.bucket(index, T0)
+    assert [found.name for found in index.ports.all()] == ["ens3", "eth0"]

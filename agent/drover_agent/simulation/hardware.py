@@ -84,7 +84,7 @@ class Hardware:
         for n, name in enumerate(self.names):
             for link in links_of(self.spec.nodes[n]):
                 nodes.append(n)
-                gpus.append(-1 if link.gpu is None else int(self.first_gpu[n]) + link.gpu)
+                gpus.append(-1 if link.gpu is None or link.gpu < 0 else int(self.first_gpu[n]) + link.gpu)
                 self.link_names.append((name, link.link))
         self.link_node: Ints = np.array(nodes, np.int64)
         self.link_gpu: Ints = np.array(gpus, np.int64)

@@ -56,6 +56,8 @@ def inventory(hardware: Hardware, node: int) -> dict[str, str]:
             ("vbios", "92.00.36.00.01" if "A100" in sku.model else "96.00.A5.00.01"),
         ):  # fmt: skip
             facts[f"gpu{entity.gpu}.{key}"] = value
+    for k in np.flatnonzero(np.isin(hardware.link_gpu, hardware.gpus_of(node))).tolist():
+        facts.setdefault(f"gpu{hardware.gpu_slot[hardware.link_gpu[k]]}.nic", hardware.link_names[k][1])
     return facts
 
 

@@ -56,7 +56,7 @@ def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
         else f"{reply.ports_total}"
     )
     view.notice("ports", "remark", f"Ports of {of}: {shown}, those in trouble first, then the busiest.")
-    view.go(fabric_parts.show_ports("ports", reply, who, f"fleet.toml names no port of {of}."), view.FABRIC)
+    view.go(fabric_parts.show_ports("ports", reply, who, f"No port of {of} is known."), view.FABRIC)
     if not node:
         return
     left, right = st.columns([1.1, 1], gap="medium")
