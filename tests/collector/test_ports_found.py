@@ -100,6 +100,7 @@ def test_a_port_of_storage_or_management_is_a_warning_however_long_it_is_down() 
     found_ports(index)
     (found,) = incidents(index, 40, down(port(index, "n02", "eno0")), nearest())
     assert (found.node, found.severity, found.asked) == ("n02", Severity.WARNING, Wanted.ADVISE)
+    assert found.summary == "Port eno0 has been down for 6 min (node n02)."
 
 
 def test_a_port_that_was_never_up_is_not_in_use() -> None:

@@ -58,7 +58,8 @@ def of_node(
     """All that is wrong with a node's ports; the headline is the worst of it."""
     index, n = window.index, ports[mine[0]].node
     node = index.nodes[n].name
-    gone = [k for k in mine if down[k] and ports[k].leaf in dark]  # nothing proves that their switch is alive
+    # Nothing proves that their switch is alive. Of a port without a leaf and a GPU nobody asks.
+    gone = [k for k in mine if down[k] and ports[k].leaf in dark and (ports[k].leaf or ports[k].computes)]
     told, doubted = [], []
     for k in mine:
         for one in _of_port(ports[k], k, s, bool(down[k]), rates, window):
