@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+from itertools import islice
 from typing import Any
 
-from drover_collector.api_facts import Facts
-from drover_collector.detectors.risk_model import HORIZON_DAYS
+from drover_collector.api_facts import Facts, worst_first
+from drover_collector.detectors.risk_model import HORIZON_DAYS, counts
 from drover_proto import fleet_pb2 as pb
 
 LIMIT = 50
@@ -17,12 +18,27 @@ MEASURED = "risk_measured.json"  # what benchmarks/bench_risk.py prints; a test 
 
 
 def list_risk(facts: Facts, request: pb.RiskRequest) -> pb.RiskList:
-    found = facts.pipeline.engine.risks
-    rows = [
-        pb.RiskRow(node=risk.node, chance=risk.chance, reasons=risk.reasons, in_trouble=risk.in_trouble)
-        for risk in found[: min(request.limit or LIMIT, MOST)]
-    ]
-    return pb.RiskList(nodes=rows, total=len(found), days=HORIZON_DAYS, measured=measured())
+    found, most = facts.pipeline.engine.risks, min(request.limit or LIMIT, MOST)
+    troubled = _in_trouble(facts)
+    ranked = (risk for risk in found if risk.node not in troubled)
+    rows = [pb.RiskRow(node=risk.node, chance=risk.chance, reasons=risk.reasons) for risk in islice(ranked, most)]
+    return pb.RiskList(
+        nodes=rows, total=len(found), days=HORIZON_DAYS, measured=measured(),
+        in_trouble=islice(troubled.values(), most), in_trouble_total=len(troubled),
+    )  # fmt: skip
+
+
+def _in_trouble(facts: Facts) -> dict[str, pb.TroubledNode]:
+    """Nodes with an open incident of their own hardware, the worst first: as of now, not of the last ranking."""
+    found: dict[str, pb.TroubledNode] = {}
+    for i in sorted(facts.open_incidents(), key=worst_first):
+        for node in dict.fromkeys(node for node, _ in i.members) if counts(i) else ():
+            if node in facts.index.node_number and node not in found:
+                found[node] = pb.TroubledNode(
+                    node=node, incident_id=i.id, kind=i.kind.value, cause=i.cause, severity=i.severity.value,
+                    since_ms=i.since_ms, summary=i.summary,
+                )  # fmt: skip
+    return found
 
 
 @functools.cache

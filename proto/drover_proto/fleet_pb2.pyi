@@ -1887,16 +1887,23 @@ class RiskList(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    IN_TROUBLE_FIELD_NUMBER: _builtins.int
+    IN_TROUBLE_TOTAL_FIELD_NUMBER: _builtins.int
     total: _builtins.int
-    """nodes that were ranked; 0: no ranking yet (a standby has none)"""
+    """nodes that were ranked, those in trouble too; 0: no ranking yet (a standby has none)"""
     days: _builtins.int
     """within which"""
+    in_trouble_total: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RiskRow]:
-        """the likeliest to fail first"""
+        """the likeliest to fail first, without those that are in trouble now"""
 
     @_builtins.property
     def measured(self) -> Global___RiskMeasured: ...
+    @_builtins.property
+    def in_trouble(self) -> _containers.RepeatedCompositeFieldContainer[Global___TroubledNode]:
+        """these have failed already; the worst first, at most `limit`"""
+
     def __init__(
         self,
         *,
@@ -1904,14 +1911,56 @@ class RiskList(_message.Message):
         total: _builtins.int = ...,
         days: _builtins.int = ...,
         measured: Global___RiskMeasured | None = ...,
+        in_trouble: _abc.Iterable[Global___TroubledNode] | None = ...,
+        in_trouble_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "measured", b"measured", "nodes", b"nodes", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "in_trouble", b"in_trouble", "in_trouble_total", b"in_trouble_total", "measured", b"measured", "nodes", b"nodes", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RiskList: _TypeAlias = RiskList  # noqa: Y015
+
+@_typing.final
+class TroubledNode(_message.Message):
+    """A node with an open incident of its own hardware, by its worst one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    INCIDENT_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incident_id: _builtins.str
+    kind: _builtins.str
+    cause: _builtins.str
+    severity: _builtins.str
+    """warning or critical"""
+    since_ms: _builtins.int
+    summary: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        incident_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        severity: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        summary: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "incident_id", b"incident_id", "kind", b"kind", "node", b"node", "severity", b"severity", "since_ms", b"since_ms", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TroubledNode: _TypeAlias = TroubledNode  # noqa: Y015
 
 @_typing.final
 class RiskMeasured(_message.Message):
@@ -1980,7 +2029,7 @@ class RiskRow(_message.Message):
     chance: _builtins.float
     """0..1, of a new failure within `days`"""
     in_trouble: _builtins.bool
-    """an incident is open: it is being dealt with"""
+    """never set since RiskList.in_trouble is there; older collectors set it"""
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """empty: nothing known of it"""

@@ -43,7 +43,13 @@ DRAIN = Action("a1", "d1", "7ue5", "n1", Act.DRAIN, "slurm", ActionState.DONE, T
 class Fleet(FleetServicer):
     def ListRisk(self, request: pb.RiskRequest, context: grpc.ServicerContext) -> pb.RiskList:
         rows = [pb.RiskRow(node="n7", chance=0.4, reasons=["2 failures in 30 days"])] if request.limit > 1 else []
-        return pb.RiskList(nodes=[*rows, pb.RiskRow(node="n1", chance=0.023)], total=9, days=7)
+        hurt = pb.TroubledNode(
+            node="n4", incident_id="i4", kind="xid", cause="xid_79", severity="critical", since_ms=T0,
+            summary="GPU 3 fell off the bus.",
+        )  # fmt: skip
+        return pb.RiskList(
+            nodes=[*rows, pb.RiskRow(node="n1", chance=0.023)], total=10, days=7, in_trouble=[hurt], in_trouble_total=1
+        )
 
     def GetFabric(self, request: pb.FabricRequest, context: grpc.ServicerContext) -> pb.Fabric:
         if request.leaf and request.leaf != "leaf02":
@@ -195,10 +201,21 @@ def test_the_rack_that_an_incident_names_is_first_and_the_unknown_one_last(say: 
 def test_a_node_of_which_nothing_is_known_stands_in_no_ranking(say: Say) -> None:
     code, out, _ = say("risk")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("n")] == ["n7"]
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("n")] == ["n4", "n7"]
     assert "of the other 8 nodes nothing is known" in out
     out = say("risk", "--limit", "1")[1]
-    assert out == "of 9 nodes nothing is known that sets one apart: 2.3% each within 7 days\n"
+    assert out.endswith("of 9 nodes nothing is known that sets one apart: 2.3% each within 7 days\n")
+
+
+def test_nodes_in_trouble_come_first_and_apart_from_those_that_may_fail_next(say: Say) -> None:
+    head, _, ranking = say("risk")[1].partition("\n\n")
+    assert "IN TROUBLE NOW" in head
+    assert "n4" in head
+    assert "GPU 3 fell off the bus." in head
+    assert "n4" not in ranking
+    rows = [json.loads(line) for line in say("risk", "--json")[1].splitlines()]
+    assert [(row["node"], row["in_trouble"]) for row in rows] == [("n4", True), ("n7", False), ("n1", False)]
+    assert rows[0]["incident"] == "i4"
 
 
 def test_what_faults_cost(say: Say) -> None:

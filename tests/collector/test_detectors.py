@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from drover_collector.detectors import DETECTORS, Detector
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
+from drover_collector.detectors.straggler_texts import CAUSES
 from drover_collector.detectors.window import Window
+from drover_proto.events import Wanted
 
 EXAMPLES = [pytest.param(d, e, id=f"{d.name}: {e.name}") for d in DETECTORS for e in d.examples]
 each_detector = pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.name)
@@ -21,6 +24,23 @@ def test_example(detector: Detector, example: Example) -> None:
         findings, state = detector.detect(window, state, now_ms)
         found |= {(f.kind.value, f.cause, f.scope, f.severity.value) for f in findings if not f.cleared}
     assert found == example.expected
+
+
+ORDERS = {Wanted.PROBE: r"\b(test|probe|diagnostics)\b", Wanted.DRAIN: r"\bdrain\b", Wanted.ISOLATE: r"\bisolate\b"}
+
+
+@pytest.mark.parametrize(("detector", "example"), EXAMPLES)
+def test_the_advice_gives_the_order_that_the_recommendation_gives(detector: Detector, example: Example) -> None:
+    """ "Test it", said the headline, and the text below "Set the power limit back"."""
+    state = None
+    for window, now_ms in example.play():
+        findings, state = detector.detect(window, state, now_ms)
+        for f in findings:
+            assert f.cleared or re.search(ORDERS.get(f.action, ""), f.advice, re.IGNORECASE), (f.action, f.advice)
+
+
+def test_each_cause_of_a_straggler_is_to_be_tested_first() -> None:
+    assert [cause for cause, (_, advice, _) in CAUSES.items() if not advice.startswith("Test ")] == []
 
 
 @each_detector

@@ -8,6 +8,7 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import print_json, print_table
 from drover_proto import fleet_pb2 as pb
+from drover_proto.times import iso
 
 HELP = "nodes by their chance to fail within a week, the likeliest first, and why"
 
@@ -22,6 +23,14 @@ def run(args: argparse.Namespace) -> int:
     with client.connect(args) as stub:
         reply = stub.ListRisk(pb.RiskRequest(limit=args.limit), timeout=client.DEADLINE_S)
     if args.json:
+        for node in reply.in_trouble:
+            print_json(
+                {
+                    "node": node.node, "in_trouble": True, "incident": node.incident_id, "kind": node.kind,
+                    "cause": node.cause, "severity": node.severity, "since": iso(node.since_ms),
+                    "summary": node.summary,
+                }
+            )  # fmt: skip
         for row in reply.nodes:
             print_json(
                 {
@@ -30,24 +39,33 @@ def run(args: argparse.Namespace) -> int:
                 }
             )  # fmt: skip
         return 0
-    if not reply.nodes:
+    if reply.in_trouble:
+        print_table(
+            ["IN TROUBLE NOW", "SEVERITY", "SINCE", "WHAT"],
+            [[node.node, node.severity, iso(node.since_ms), node.summary] for node in reply.in_trouble],
+        )
+        if reply.in_trouble_total > len(reply.in_trouble):
+            print(f"{len(reply.in_trouble)} of {reply.in_trouble_total} nodes in trouble shown; --limit shows more")
+        print("They have failed already: drover incidents says what to do. Which of the others may fail next:")
+        print()
+    if not reply.total:
         print("no ranking yet: it comes with the first buckets, and a standby collector has none")
         return 0
-    known = [row for row in reply.nodes if row.reasons]
+    known, total = [row for row in reply.nodes if row.reasons], reply.total - reply.in_trouble_total
+    if not reply.nodes:
+        print("there is no other node")
+        return 0
     if not known:
         each = f"{reply.nodes[0].chance:.1%} each"
-        print(f"of {reply.total} nodes nothing is known that sets one apart: {each} within {reply.days} days")
+        print(f"of {total} nodes nothing is known that sets one apart: {each} within {reply.days} days")
         return 0
     print_table(
-        ["NODE", f"WITHIN {reply.days} DAYS", "NOW", "WHY"],
-        [
-            [row.node, f"{row.chance:.0%}", "in trouble" if row.in_trouble else "-", "; ".join(row.reasons)]
-            for row in known
-        ],
+        ["NODE", f"WITHIN {reply.days} DAYS", "WHY"],
+        [[row.node, f"{row.chance:.0%}", "; ".join(row.reasons)] for row in known],
     )
     if len(known) < len(reply.nodes):
-        print(f"of the other {reply.total - len(known)} nodes nothing is known")
-    elif reply.total > len(known):
-        print(f"{len(known)} of {reply.total} shown; --limit shows more")
+        print(f"of the other {total - len(known)} nodes nothing is known")
+    elif total > len(known):
+        print(f"{len(known)} of {total} shown; --limit shows more")
     print("A ranking, not a prophecy: most failures come without a forerunner (docs/detectors.md, risk)")
     return 0

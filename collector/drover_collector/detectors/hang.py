@@ -235,8 +235,8 @@ def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Fi
         else:
             text += ", and none shows which one stopped."
         advice = (
-            "Look at that rank's process (py-spy dump, the framework's flight recorder) before you end the job; if the"
-            " same GPU stops another job, do not trust it."
+            "Look at that rank's process (py-spy dump, the framework's flight recorder) before you end the job; then"
+            " test the GPU, and do not trust it if it stops another job."
             if node is not None
             else "Dump the stacks of all ranks (py-spy, the framework's flight recorder) before you end the job."
         )

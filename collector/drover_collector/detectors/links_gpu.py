@@ -197,17 +197,19 @@ def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms
 
     if cause == "nvlink_down":
         text = f"{where} has {against('nvlink_active_links', 'NVLinks up')}."
-        advice = "Collectives run at this GPU's pace: reset it when its work is done; a link that stays away is broken."
+        advice = "Test its NVLinks when its work is done, and reset it: a link that stays away is broken. Until then "
+        advice += "collectives run at this GPU's pace."
     elif cause == "nvlink_errors":
         words = {"nvlink_crc_errors": "CRC errors", "nvlink_replays": "replays", "nvlink_recoveries": "recoveries"}
         over = [metric for metric, limit in NVLINK_RATES.items() if look.rates[metric][g] > limit]
         counts = " and ".join(growing(metric, NVLINK_RATES[metric], words[metric]) for metric in over)
         text = f"NVLinks of {where} count {counts}."
-        advice = "Probe its NVLinks when its work is done; reseat or replace."
+        advice = "Test its NVLinks when its work is done; reseat or replace."
     elif cause == "pcie_narrow":
         metric, unit = ("pcie_width", "PCIe lanes") if look.narrow[g] else ("pcie_generation", "is its PCIe generation")
         text = f"{where}: {against(metric, unit)}."
-        advice = "Reseat the board or its riser; a reboot trains the link anew, and tells whether it stays so."
+        advice = "Test its PCIe link, then reseat the board or its riser; a reboot trains the link anew, and shows "
+        advice += "whether it stays so."
     else:
         counts = growing("pcie_replays", float(look.replays_limit(np.array([g]))[0]) / 60, "replays")
         text = f"The PCIe link of {where} repeats itself: {counts}."

@@ -69,6 +69,8 @@ def of_node(
     worst = max(told, key=lambda one: one.rank)
     severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
     advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
+    if action is Wanted.DRAIN:
+        advice = f"Drain the node. {advice}"
     if any(worst is one for one in doubted):  # the node may be well
         leafs = listing({ports[k].leaf for k in gone} - {""})
         where = f"at leaf {leafs}" if leafs else "that serves a GPU"

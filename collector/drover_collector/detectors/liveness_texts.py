@@ -71,7 +71,8 @@ def node_silent(
         NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
         Severity.CRITICAL if long else Severity.WARNING, 0.9 if long else 0.8, Wanted.DRAIN if long else Wanted.ADVISE,
         f"Node {node.name} has been silent for {duration(quiet_ms)} while other nodes report.",
-        "Check power and console of the node. If it runs, its agent or management network is at fault, not the node: "
+        ("Drain the node if its scheduler does not hear it either. " if long else "")
+        + "Check power and console of the node. If it runs, its agent or management network is at fault, not the node: "
         "jobs on it may be well.",
         (Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),),
         job_of(window, node.name), lost_gpus=float(node.gpus),

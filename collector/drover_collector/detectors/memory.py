@@ -228,7 +228,14 @@ def _piles(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
 def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms: int, now_ms: int) -> Finding:
     node, gpu = window.index.member(g)
     memory = "HBM" if "dram" in metric else "SRAM"
-    evidence = Evidence(f"{metric} has grown to {value:.0f}", metric, value, 0.0, to_ms=grown_ms)
+    evidence = Evidence(
+        f"{metric} has grown to {value:.0f}",
+        metric,
+        value,
+        0.0,
+        from_ms=grown_ms,
+        to_ms=grown_ms + window.newest.length_ms,
+    )
     return Finding(
         NAME, IncidentKind.MEMORY, "uncorrected_errors", "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms,
         Severity.WARNING, 0.85, Wanted.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",

@@ -28,37 +28,39 @@ _DOES: Mapping[str, str] = {
 CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "thermal": (
         "heat holds it down",
-        "See the cooling of this GPU; let a probe confirm, then drain the node when its work is done.",
+        "Test it with a probe; if it is slow there too, drain the node when its work is done, and see its cooling.",
         ("sm_clock_mhz", "gpu_temp_c", "thermal_margin_c", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "power_cap": (
         "its power is capped below its peers'",
-        "Set the power limit back (nvidia-smi -pl), or look at the node's power supplies if nobody set it.",
+        "Test it with a probe; if it is slow there too, set the power limit back (nvidia-smi -pl), or look at the "
+        "node's power supplies if nobody set it.",
         ("sm_clock_mhz", "power_limit_w", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "clock": (
         "neither heat nor a power cap explains it",
-        "Reset its clock settings (nvidia-smi -rgc -rac); let a probe confirm it, and drain the node if it stays slow.",
+        "Test it with a probe; if it is slow there too, reset its clock settings (nvidia-smi -rgc -rac), and drain the "
+        "node if it stays slow.",
         ("sm_clock_mhz", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "hbm": (
         "its HBM is slower than its peers'",
-        "Let a memory-bandwidth probe confirm it; check remapped rows and ECC counters, then drain the node.",
+        "Test its memory bandwidth with a probe; check remapped rows and ECC counters, then drain the node.",
         ("memory_clock_mhz", "dram_active_ratio", "sm_active_ratio", "tensor_active_ratio"),
     ),
     "pcie": (
         "it trained with fewer lanes or a lower generation than its peers",
-        "Let a PCIe probe confirm it; then drain the node, reseat the GPU or its riser, and reboot to train it again.",
+        "Test its PCIe link with a probe; then drain the node, reseat GPU or riser, and reboot to train it anew.",
         ("pcie_width", "pcie_generation", "gpu_util_ratio", "pcie_rx_bytes_per_s", "pcie_replays"),
     ),
     "nvlink": (
         "it lost NVLinks that its peers have",
-        "Look for XID 74 on it and let a probe confirm it; then drain the node, and reset the GPU and the fabric.",
+        "Test its NVLinks with a probe, and look for XID 74; then drain the node, and reset the GPU and the fabric.",
         ("nvlink_active_links", "nvlink_tx_bytes_per_s", "nvlink_crc_errors", "sm_active_ratio"),
     ),
     "host": (
         "its host is late with work for its GPUs",
-        "Look at the node's CPUs: a stray process, a wrong governor, or a NUMA or memory fault.",
+        "Test the node with a probe, and see its CPUs: a stray process, a wrong governor, or a NUMA or memory fault.",
         ("gpu_util_ratio", "sm_active_ratio", "power_w"),
     ),
 }  # fmt: skip
@@ -179,6 +181,7 @@ def nic_finding(
         NAME, IncidentKind.STRAGGLER, "nic", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,
         0.85, Wanted.PROBE,
         f"Port {link} of node {node} runs at {rate:g} Gb/s while {count} ports of its kind have {usual:g} Gb/s.",
-        "Check the cable, its transceivers and the switch port; its job's collectives run at the slowest port's pace.",
+        "Test it with a probe between nodes; check the cable, its transceivers and the switch port. Its job's "
+        "collectives run at the slowest port's pace.",
         (evidence,), job,
     )  # fmt: skip

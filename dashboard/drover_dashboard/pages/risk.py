@@ -47,11 +47,13 @@ def ranking(reply: pb.RiskList, who: view.Viewer) -> None:
         st.switch_page(view.NODE, query_params={"node": clicked})
     others = [risk.chance for risk in reply.nodes if not risk.reasons]
     if others:
-        which = f"{fmt.number(reply.total - len(rows))} more" if rows else f"all {fmt.number(reply.total)}"
+        total = reply.total - reply.in_trouble_total
+        which = f"{fmt.number(total - len(rows))} more" if rows else f"all {fmt.number(total)}"
         text = f"Of {which} nodes nothing is known: {_percent(others[0])} each, as any node has."
         view.notice("risk_others", "remark", text)
-    elif reply.total > len(rows):
-        text = f"{fmt.number(len(rows))} of {fmt.number(reply.total)} nodes shown, the likeliest first."
+    elif reply.total - reply.in_trouble_total > len(rows):
+        total = reply.total - reply.in_trouble_total
+        text = f"{fmt.number(len(rows))} of {fmt.number(total)} nodes shown, the likeliest first."
         view.notice("risk_more", "remark", text)
 
 
