@@ -27,7 +27,8 @@ from drover_collector.ingest_admission import Admission, ComeAgainError
 from drover_collector.ingest_clocks import Clocks
 from drover_collector.ingest_hello import Hellos
 from drover_collector.ingest_limits import Account, Limits, Room, Teller
-from drover_collector.ingest_session import EndError, Session, Waiting
+from drover_collector.ingest_parts import HELLO_TAG, JUNK, RECORDS, PartsError, check
+from drover_collector.ingest_session import NO_HELLO, EndError, Session, Waiting
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_writers import Writers
 from drover_collector.records import Taken, take_record
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 OVERHEAD = 512  # bytes of memory that a message takes beside its own
 TELEMETRY = (pb.LIVE, pb.BACKFILL)
 HELLO_SLACK_BYTES = 1 << 20  # a Hello that is a little too long is told so in our words
+RECORDS_IN_A_ROW = 64  # before others have their turn: as many as agents put into one message
 BACKOFF_S = 1.0  # an agent that must wait for longer is told so
 
 
@@ -148,7 +150,10 @@ class Ingest:
             self._count(str(who), Refusal("no hello", f"{self._limits.nameless} streams of {who} say nothing"))
             text = f"{self._limits.nameless} other streams of {who} have not begun with a Hello; use one stream a node"
             raise EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        session.context.most_bytes = self._limits.hello_bytes + HELLO_SLACK_BYTES
+        large = who is None or not self._nameless_of[who]
+        session.context.most_bytes = (
+            self._limits.hello_bytes + HELLO_SLACK_BYTES if large else self._limits.nameless_bytes
+        )
         self._nameless[session] = who
         if who is not None:
             self._nameless_of[who] += 1
@@ -168,39 +173,60 @@ class Ingest:
         await session.settled()
 
     async def _open(self, session: Session, raw: Any) -> bool:
-        """The first message, in its turn."""
+        """The first message, in its turn.
+
+        Raises:
+            EndError: it is no Hello, and was not parsed.
+        """
         if raw is grpc.aio.EOF:
             return False
-        session.hello_came_ms = self._now_ms()
+        if not raw or raw[0] != HELLO_TAG:
+            raise self._unread(NO_HELLO)
+        try:
+            check(raw, self._limits.entities)
+        except PartsError as error:
+            raise self._unread(error.refusal) from None
+        session.hello_came_ms, session.queued = self._now_ms(), True
         try:
             await self._admission.enter(session, len(raw))
-            return await self._take(session, raw)
+            session.queued, session.due_s = False, time.monotonic()
+            await self._take(session, raw)
+            if not session.node:
+                raise self._unread(NO_HELLO)
+            return True
         except ComeAgainError as error:
             back = pb.Backoff(wait_ms=round(1000 * error.wait_s), reason=str(error))
             await session.send(pb.CollectorMessage(backoff=back))
             raise
         finally:
             self._admission.leave(session)
-            if not session.node:
-                session.hello_came_ms = 0  # it was no Hello, which is still to come in time
+
+    def _unread(self, refusal: Refusal) -> EndError:
+        """How a stream ends that did not begin with a Hello."""
+        who = caller()
+        self._count("an agent before its Hello" if who is None else str(who), refusal)
+        return EndError(grpc.StatusCode.INVALID_ARGUMENT, refusal.text)
 
     async def _take(self, session: Session, raw: Any) -> bool:
         """Whether there was a message: bytes, else EOF."""
         if raw is grpc.aio.EOF:
             return False
         session.heard_s = time.monotonic()
+        message, kind = pb.AgentMessage(), "refused"
         try:
+            check(raw, self._limits.entities)
             message = pb.AgentMessage.FromString(raw)
-            kind: str = message.WhichOneof("kind") or "unknown"
+            kind = message.WhichOneof("kind") or "unknown"
+        except PartsError as error:
+            await self._refuse_unread(session, error)
         except DecodeError:
-            self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("junk", "a message that is none of ours"))
-            message, kind = pb.AgentMessage(), "junk"
+            self._refuse(session, pb.LANE_UNSPECIFIED, 0, JUNK)
         if session.node:
             self.stats.last_seen[session.node] = self._now_ms()
         size, rows, events = len(raw), 0, 0
         del raw  # twice what waits for room, else
         match kind:
-            case "junk":
+            case "refused":
                 pass  # counted; and against its share, below
             case "hello":
                 await self._hellos.take(session, message.hello, size)
@@ -216,8 +242,7 @@ class Ingest:
                 await self._record(session, message.record, size)
             case "records":
                 events = len(message.records.records)
-                for record in message.records.records:
-                    await self._record(session, record, record.ByteSize())
+                await self._records(session, message.records)
             case _:
                 self.stats.skipped[kind] += 1  # from a newer agent
         await self._writers.acks.piggyback(session)
@@ -232,8 +257,9 @@ class Ingest:
         if session.dictionary is None or size > self._limits.batch_bytes:
             return False
         try:
+            check(raw, self._limits.entities)
             batch = pb.AgentMessage.FromString(raw).batch
-        except DecodeError:
+        except (DecodeError, PartsError):
             return False
         lane = batch.lane
         if lane not in TELEMETRY or lane in session.gapped or self._clocks.doubted:  # also what is no batch
@@ -277,20 +303,42 @@ class Ingest:
         waits = self._writers.storing.failing or self._clocks.doubted
         again = 0 if waits else round(self._limits.ends_per_s * self._limits.care_s)
         for session in list(self._nameless):
-            if session.hello_came_ms:
-                continue
-            if now - session.opened_s > self._limits.hello_s:
-                text = f"no Hello came within {self._limits.hello_s:g} s"
-                session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-            else:
+            if now - session.opened_s <= self._limits.hello_s:
                 break  # all after it are younger
+            if not session.queued and now - session.due_s > self._limits.hello_s:
+                what = "its Hello took more than" if session.hello_came_ms else "no Hello came within"
+                text = f"{what} {self._limits.hello_s:g} s"
+                session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
+        self._bound_unread()
         for session in self._clocks.differing():
             session.stop(EndError(grpc.StatusCode.UNAVAILABLE, "come again: this node had another time than here"))
         for session in list(self._gapped)[:again] if not self._writers.room.filling else ():
             text = "the store takes data again; what was not acknowledged is to be sent again"
             session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))
 
+    def _bound_unread(self) -> None:
+        """Of streams that have not said who they are, let those go that hold most where all hold too much."""
+        held = {session: session.context.held_bytes for session in self._nameless}
+        total = sum(held.values())
+        if total <= self._limits.openings_bytes:
+            return
+        for session in sorted(held, key=held.__getitem__, reverse=True):
+            text = "Hellos that are not there whole take too much; come again"
+            session.stop(EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+            total -= held[session]
+            if total <= self._limits.openings_bytes:
+                return
+
     # ---- batches and records
+
+    async def _refuse_unread(self, session: Session, error: PartsError) -> None:
+        """A message that was not parsed. That of a batch is known, so its agent can drop it."""
+        lane = pb.Lane.ValueType(error.lane)
+        if lane not in TELEMETRY or session.dictionary is None:
+            self._refuse(session, pb.LANE_UNSPECIFIED, 0, error.refusal)
+        elif await self._may_wait(session, lane, self._writers.room):
+            self._refuse(session, lane, error.seq, error.refusal)
+            self._writers.put(Waiting(session, session.key, lane, error.seq, OVERHEAD))
 
     async def _batch(self, session: Session, batch: pb.Batch, size: int) -> None:
         if not await self._may_wait(session, batch.lane, self._writers.room):
@@ -312,6 +360,16 @@ class Ingest:
         self._writers.put(
             Waiting(session, session.key, batch.lane, batch.seq, OVERHEAD + size, batch=(dictionary, batch))
         )
+
+    async def _records(self, session: Session, records: pb.Records) -> None:
+        if len(records.records) > RECORDS:
+            text = f"{len(records.records)} records in a message; up to {RECORDS} are right"
+            self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("too many parts", text))
+            return
+        for number, record in enumerate(records.records, 1):
+            await self._record(session, record, record.ByteSize())
+            if number % RECORDS_IN_A_ROW == 0:
+                await asyncio.sleep(0)
 
     async def _record(self, session: Session, record: pb.Record, size: int) -> None:
         taken: Taken | Refusal = session.no_dictionary

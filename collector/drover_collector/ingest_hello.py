@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import grpc
 
 from drover_collector import identity
-from drover_collector.dictionary import Refusal, read_hello
+from drover_collector.dictionary import Dictionary, Refusal, reading_hello
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.gate import caller
 from drover_collector.ingest_claims import Claims, Things
@@ -84,7 +84,7 @@ class Hellos:
             self._stats.slowed += 1
             await asyncio.sleep(min(wait_s, self._limits.pause_s))
         near = self._index.near(hello.node)
-        dictionary = read_hello(hello, lambda key: self._gpu_id(key, hello.node, near))
+        dictionary = await _in_turns(reading_hello(hello, lambda key: self._gpu_id(key, hello.node, near)))
         self._check_entities(session, dictionary.known)
         self._things.leave(session)  # it may not have all that it had before
         self._things.take(session, dictionary)
@@ -202,6 +202,17 @@ class Hellos:
         if session.account.inventory != digest:
             session.account.inventory = digest
             self._writers.put_inventory(session.node, now_ms, inventory)
+
+
+async def _in_turns(reading: Generator[None, None, Dictionary]) -> Dictionary:
+    """Others have their turns meanwhile."""
+    while True:
+        try:
+            next(reading)
+        except StopIteration as done:
+            found: Dictionary = done.value
+            return found
+        await asyncio.sleep(0)
 
 
 def _is_name(text: str) -> bool:

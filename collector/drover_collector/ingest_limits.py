@@ -41,15 +41,18 @@ class Limits:
     hello_s: float = 60.0  # a stream that has not said by then who it is ends; agents wait as long for their Welcome
     openings: int = 8  # Hellos that are worked on at a time; the others wait for their turn
     openings_waiting: int = 30_000
-    openings_bytes: int = 128 << 20  # of Hellos that wait; 12,500 of 8 GPUs are 34 MB
+    openings_bytes: int = 128 << 20  # of Hellos that wait, and of those that are not there whole; 12,500 are 34 MB
     nameless: int = 16  # streams of one certificate that have not said yet who they are
+    # Of the first message of such a stream, but for one of them, whose Hello may be the longest there is: 16 GPUs in 7
+    # parts with 128 ports take 44 kB.
+    nameless_bytes: int = 256 << 10
     pause_s: float = 30.0  # at most, before an agent that sends too much is read on
     care_s: float = 0.5  # how often all streams are looked after
     judge_s: float = 1.0  # an event that is not stored by then is judged all the same
     alive_s: float = 40.0  # agents send every 30 s at the least; one silent for longer may be replaced by another
     ends_per_s: int = 200  # streams that are asked to come again when the store works again
     hello_bytes: int = 4 << 20  # of one Hello; 16 GPUs take 5 kB
-    entities: int = 8_192  # of one Hello; 16 GPUs in 7 parts, 64 ports and the node are 200
+    entities: int = 8_192  # of one Hello, which take 528 kB; 16 GPUs in 7 parts, 64 ports and the node are 200
     fresh_entities: int = 16_384  # of one agent, at once; they come back at `fresh_per_s`
     fresh_per_s: float = 1.0
     unknown_nodes: int = 10_000  # nodes that are not in the fleet file

@@ -46,8 +46,9 @@ class Session:
 
     __slots__ = (
         "_refusals", "_settled", "_task", "_writing", "account", "acked_s", "boot", "clock_offset_ms", "context",
-        "dictionary", "end", "gapped", "heard_s", "hello_bytes", "hello_came_ms", "hello_ms", "no_dictionary", "node",
-        "opened_s", "sending", "spool", "told_back_s", "unacked", "up_ms", "up_s", "waiting", "welcomed",
+        "dictionary", "due_s", "end", "gapped", "heard_s", "hello_bytes", "hello_came_ms", "hello_ms", "no_dictionary",
+        "node", "opened_s", "queued", "sending", "spool", "told_back_s", "unacked", "up_ms",
+        "up_s", "waiting", "welcomed",
     )  # fmt: skip
 
     def __init__(self, context: Any, account: Account) -> None:
@@ -66,6 +67,8 @@ class Session:
         self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
         self.end: EndError | None = None  # why we end this stream
         self.opened_s = self.heard_s = time.monotonic()
+        self.due_s = self.opened_s  # since when its Hello is due, or worked on
+        self.queued = False  # its Hello waits for its turn, which takes as long as it takes
         self.waiting = 0  # messages that are neither durable nor given up
         self.unacked = 0  # those that are durable since the last Ack
         self.acked_s = 0.0  # when the last Ack left

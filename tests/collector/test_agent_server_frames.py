@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import tracemalloc
 import zlib
 
@@ -66,7 +67,12 @@ def test_what_is_compressed_grows_no_further_than_a_message_may() -> None:
     tracemalloc.stop()
     assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert peak < 4_000_000
-    assert messages.inflate(gzip.compress(bytes(1_000_000)), 1_000_000) == bytes(1_000_000)
+    tight = gzip.compress(bytes(messages.FREE_BYTES))
+    assert messages.inflate(tight, 1_000_000) == bytes(messages.FREE_BYTES)
+    with pytest.raises(messages.MessageError, match="larger than max"):  # tighter than data is
+        messages.inflate(gzip.compress(bytes(messages.FREE_BYTES + 1)), 1_000_000)
+    still = (b"a row of GPUs at rest" + bytes(79)) * 9_000 + os.urandom(6_000)
+    assert messages.inflate(gzip.compress(still), 1_000_000) == still
     assert messages.inflate(zlib.compress(b"deflate"), 10) == b"deflate"
 
 

@@ -135,12 +135,17 @@ async def test_a_batch_for_another_node(store: Store) -> None:
 
 @in_loop
 async def test_before_hello(store: Store) -> None:
-    async with Collector(store) as collector, collector.agent() as agent:
-        await agent.send(batch=batch(1, GOOD))
-        await agent.read("ack")
-        assert agent.rejected == {(LIVE, 1): "the stream did not begin with a Hello"}
-        await agent.send(hello=hello())
-        await agent.read("welcome")
+    """What is none is not parsed, and ends its stream: agents begin each stream with one."""
+    async with Collector(store) as collector:
+        for raw in (pb.AgentMessage(batch=batch(1, GOOD)).SerializeToString(), b"", b"\x0a\xff junk"):
+            async with collector.agent() as agent:
+                await agent.call.write(raw)
+                code, details = await agent.ended()
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert details == "the stream did not begin with a Hello"
+        assert collector.ingest.stats.rejected["no hello"] == 3
+        async with collector.agent(hello()):
+            pass
 
 
 @pytest.mark.parametrize(

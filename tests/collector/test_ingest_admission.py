@@ -263,11 +263,18 @@ async def test_a_hello_that_waited_makes_no_wrong_clock(store: Store) -> None:
 
 
 @in_loop
-async def test_who_begins_with_something_else_still_has_to_say_who_it_is(store: Store) -> None:
+async def test_the_time_for_a_hello_goes_on_while_it_is_worked_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Collector(store, Limits(hello_s=0.05, care_s=0.02)) as collector, collector.agent() as agent:
-        await agent.send(batch=batch(1, GOOD))
+
+        async def stuck(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(collector.ingest._hellos, "take", stuck)
+        await agent.send(hello=hello())
         code, text = await agent.ended()
-        assert (code, "no Hello came" in text) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+        assert (code, text) == (grpc.StatusCode.DEADLINE_EXCEEDED, "its Hello took more than 0.05 s")
 
 
 @in_loop

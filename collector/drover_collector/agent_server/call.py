@@ -186,6 +186,11 @@ class Call:
     def peer(self) -> str:
         return self._link.peer
 
+    @property
+    def held_bytes(self) -> int:
+        """Of a message that is not there whole."""
+        return len(self._stream.buffer)
+
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """What gRPC gives; empty without TLS."""
         return self._link.auth_context()
