@@ -13,13 +13,16 @@ import grpc
 import pytest
 
 from drover_collector.agent_server import AgentServer, frames, server
+from drover_collector.agent_server import link as link_module
 from drover_collector.agent_server.call import STOPPED
 from drover_collector.agent_server.link import Link, LinkLostError, peer_name
 from drover_collector.tls import ServerTls
 from testbed.agent_server import WAIT_S, Echo, Raw, calling, said, serving
-from testbed.certificates import Fleet
-from testbed.http2 import GREETING, goodbye, kinds, opened
+from testbed.certificates import Files, Fleet
+from testbed.hostile_agents import HostileAgent
+from testbed.http2 import GREETING, data, goodbye, kinds, opened
 from testbed.loop import in_loop
+from testbed.waiting import until
 
 # ---- time
 
@@ -147,6 +150,92 @@ async def test_who_resets_before_its_handshake_is_worth_no_line(tmp_path: Path) 
             await last.until_closed()
     assert tls.connections["ingest.listen"] == 3
     assert complaints == []
+
+
+# ---- an end that is said
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_why_a_connection_ended_is_read_though_the_peer_had_sent_more(tmp_path: Path, secure: bool) -> None:
+    """A socket that is closed with unread data is reset, and the peer may lose the GOAWAY before that."""
+    fleet = Fleet(tmp_path / "ca")
+    tls = ServerTls(*fleet.issue("collector", "c1").paths) if secure else None
+    agent = fleet.issue("agent", "n0") if secure else None
+
+    async def scenario() -> None:
+        async with serving(Echo(), tls) as (served, port):
+
+            def attack() -> HostileAgent:
+                hostile = HostileAgent(f"127.0.0.1:{port}", agent)
+                hostile.send(frames.settings({frames.MAX_FRAME_SIZE: 1}) + data(bytes(16_000)) * 16)
+                hostile.until(lambda: False)
+                return hostile
+
+            hostile = await asyncio.to_thread(attack)
+            assert hostile.goaway == frames.Code.PROTOCOL_ERROR
+            assert not hostile.was_reset
+            hostile.close()
+            lingering = served._lingering
+            await until(lambda: lingering is not None and not lingering.links)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["goes on", "stays"])
+@in_loop
+async def test_who_was_told_to_go_and_does_not_is_cut(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(server, "LINGER_S", 100.0 if how == "goes on" else 0.05)
+    monkeypatch.setattr(link_module, "LINGER_BYTES", 100_000)
+    async with serving(Echo()) as (served, port), Raw(port, b"no HTTP/2" + bytes(100)) as raw:
+        assert goodbye(await raw.until_closed()) == frames.Code.PROTOCOL_ERROR
+        lingering = served._lingering
+        assert lingering is not None
+        if how == "goes on":
+            with contextlib.suppress(ConnectionError):
+                while lingering.links:
+                    await raw.send(bytes(10_000))
+        await until(lambda: not lingering.links)
+
+
+# ---- connections of one certificate
+
+
+@in_loop
+async def test_a_certificate_has_so_many_connections_and_its_agent_is_never_locked_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that its network has cut make room, then the newest: not the one at work."""
+    monkeypatch.setattr(server, "EACH_MOST", 3)
+    fleet = Fleet(tmp_path / "ca")
+    tls = ServerTls(*fleet.issue("collector", "c1").paths)
+    agent, other = fleet.issue("agent", "n0"), fleet.issue("agent", "n1")
+
+    async with serving(Echo(), tls) as (served, port), contextlib.AsyncExitStack() as stack:
+        assert served._open is not None
+        links = served._open.links
+
+        async def connect(files: Files) -> Link:
+            before = set(links.values())
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            channel = grpc.aio.secure_channel(f"localhost:{port}", files.credentials, options)
+            call = (await stack.enter_async_context(channel)).stream_stream("/echo")()
+            await said(call)
+            (fresh,) = set(links.values()) - before
+            return fresh
+
+        bystander = await connect(other)
+        at_work, cut, newest = [await connect(agent) for _ in range(3)]
+        cut.quiet = server.STALE_LOOKS
+        fourth = await connect(agent)
+        assert set(links.values()) == {bystander, at_work, newest, fourth}
+        fifth = await connect(agent)
+        assert set(links.values()) == {bystander, at_work, newest, fifth}
+        share = at_work.connection.share
+        assert share is not None and share is fifth.connection.share
+        assert bystander.connection.share is not share
+    assert not served._of
+    served._relax()
+    assert not served._shares
 
 
 # ---- a stop

@@ -76,7 +76,7 @@ class HostileAgent:
         self.ended: dict[int, dict[str, str]] = {}  # stream -> the headers of its end
         self.reset: dict[int, int] = {}  # stream -> the code of its RST_STREAM
         self.goaway: int | None = None
-        self.closed = False
+        self.closed = self.was_reset = False
         self._rest, self._window, self._decoder = b"", frames.WINDOW, hpack.Decoder()
         self.socket.sendall(GREETING)
 
@@ -106,7 +106,7 @@ class HostileAgent:
         try:
             came = self.socket.recv(65_536)
         except ConnectionError:
-            came = b""
+            came, self.was_reset = b"", True
         self.closed |= not came
         self._rest += came
         while len(self._rest) >= frames.HEAD_BYTES:

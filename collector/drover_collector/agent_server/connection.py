@@ -2,7 +2,8 @@
 
 What it keeps is bounded whatever comes: the beginning of one frame, one header list, a window of each stream beside the
 message that somebody waits for, and answers. Frames that ask for work and bring nothing (pings, settings, resets, new
-streams, crumbs of data) are counted against `budget`; who uses it up is told to calm down, and the connection ends.
+streams, crumbs of data) are counted against `budget`, and against that of its certificate (`share`); a connection that
+uses one up is ended with ENHANCE_YOUR_CALM.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from drover_collector.agent_server.outgoing import BrokenError, Outgoing, Stream
 
 STREAMS = 100  # at once on a connection; an agent has one
 BUDGET = 10_000  # of a connection until `relax`
+FREE = 200  # of these a connection may use where others of its certificate have used up all: one stream takes some 30
 OPENING, CONTROL, TRIFLE = 20, 5, 1  # what things cost of it
 SMALL = 64  # bytes of data in a frame that counts as a trifle
 HALF = frames.WINDOW // 2  # of a window is used up before it is filled again
@@ -26,22 +28,40 @@ OURS = {
 }
 
 
+class Share:
+    """What all connections of one certificate may ask for until `relax`, however many there are.
+
+    Attributes:
+        crowded: there were too many of them, which was logged.
+    """
+
+    __slots__ = ("crowded", "left")
+
+    def __init__(self) -> None:
+        self.left, self.crowded = BUDGET, False
+
+    def relax(self) -> None:
+        self.left = BUDGET
+
+
 class Connection(Outgoing):
     """
     Attributes:
         broken: why the connection ends as soon as `outgoing` is sent; "": it goes on.
         busy: calls that are being served, also those whose peer has reset them; whoever serves them counts down.
         leaving: takes no more streams. begun: there has been one.
+        share: of its certificate; None where there is none.
     """
 
     __slots__ = (
         "_first", "_fragments", "_greeted", "_last", "_opening", "_reader", "_rest", "_window_in", "broken", "budget",
-        "busy", "leaving",
+        "busy", "leaving", "share",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__(frames.settings(OURS))
         self.broken, self.leaving, self.busy, self.budget = "", False, 0, BUDGET
+        self.share: Share | None = None
         self._rest = b""  # of a frame that is not there whole
         self._greeted = False  # the preface has come
         self._first = True  # the next frame is the first, which must be SETTINGS
@@ -161,10 +181,14 @@ class Connection(Outgoing):
                 self._ping(number, flags, body)
             case frames.WINDOW_UPDATE:
                 return self._window(number, body)
+            case frames.PRIORITY:
+                self._priority(number, body)
+            case frames.GOAWAY if number:
+                raise BrokenError(Code.PROTOCOL_ERROR, "GOAWAY of a stream")
             case frames.PUSH_PROMISE:
                 raise BrokenError(Code.PROTOCOL_ERROR, "a client cannot push")
             case _:
-                self._spend(TRIFLE)  # priorities, its GOAWAY, and what is not known
+                self._spend(TRIFLE)  # its GOAWAY, and what is not known
         return None
 
     def _data(self, _: int, flags: int, number: int, body: bytes) -> Stream | None:
@@ -178,10 +202,12 @@ class Connection(Outgoing):
         if size < SMALL:
             self._spend(TRIFLE)
         stream = self.streams.get(number)
-        if stream is None or stream.ended:
+        if stream is None:
             self._known(number)
             self._spend(TRIFLE)
             return None  # what was under way when the stream ended
+        if stream.ended:
+            raise BrokenError(Code.STREAM_CLOSED, "data behind the end of a stream")
         stream.window_in -= size
         stream.buffer += _unpadded(body) if flags & frames.PADDED else body
         if flags & frames.END_STREAM:
@@ -199,6 +225,7 @@ class Connection(Outgoing):
         if flags & frames.WITH_PRIORITY:
             if len(body) < 5:
                 raise BrokenError(Code.FRAME_SIZE_ERROR, "HEADERS without its priority")
+            self._check_priority(number, body)
             body = body[5:]
         if number % 2 == 0:
             raise BrokenError(Code.PROTOCOL_ERROR, f"a stream with number {number}")
@@ -230,11 +257,16 @@ class Connection(Outgoing):
         if number <= self._last:
             stream = self.streams.get(number)
             if stream is not None:  # trailers, which gRPC's clients do not send
+                if stream.ended:
+                    raise BrokenError(Code.STREAM_CLOSED, "HEADERS behind the end of a stream")
                 if not last:
                     raise BrokenError(Code.PROTOCOL_ERROR, "HEADERS in the middle of a stream")
                 stream.ended = True
             return stream
         self._last = number
+        if request.malformed:
+            self.outgoing += frames.reset(number, Code.PROTOCOL_ERROR)
+            return None
         if self.leaving or self.busy >= STREAMS:
             self.outgoing += frames.reset(number, Code.REFUSED_STREAM)
             return None
@@ -255,21 +287,41 @@ class Connection(Outgoing):
         return stream
 
     def _settings(self, number: int, flags: int, body: bytes) -> None:
-        self._spend(CONTROL)
+        self._spend(CONTROL + len(body) // 6 * TRIFLE)
         if len(body) % 6 or (flags & frames.ACK and body):
             raise BrokenError(Code.FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
         if number:
             raise BrokenError(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
         if flags & frames.ACK:
+            self._reader.settled = True
             return
+        window = self._initial_out
         for name, value in struct.iter_unpack(">HL", body):
             if name == frames.INITIAL_WINDOW_SIZE:
                 if value > frames.MAX_WINDOW:
                     raise BrokenError(Code.FLOW_CONTROL_ERROR, "a window that is too large")
-                more, self._initial_out = value - self._initial_out, value
-                for stream in list(self.streams.values()):
-                    self._widen(stream, more)
+                window = value
+            elif name == frames.ENABLE_PUSH and value > 1:
+                raise BrokenError(Code.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+            elif name == frames.MAX_FRAME_SIZE and not frames.FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
+                raise BrokenError(Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+        if window != self._initial_out:  # the last one counts: each has to look at all streams
+            self._spend(len(self.streams) * TRIFLE)
+            more, self._initial_out = window - self._initial_out, window
+            for stream in list(self.streams.values()):
+                self._widen(stream, more)
         self.outgoing += frames.settings_taken()
+
+    def _priority(self, number: int, body: bytes) -> None:
+        _sized(body, 5)
+        self._spend(TRIFLE)
+        if not number:
+            raise BrokenError(Code.PROTOCOL_ERROR, "PRIORITY of no stream")
+        self._check_priority(number, body)
+
+    def _check_priority(self, number: int, body: bytes) -> None:
+        if int.from_bytes(body[:4]) & frames.MAX_WINDOW == number:
+            raise BrokenError(Code.PROTOCOL_ERROR, "a stream that depends on itself")
 
     def _ping(self, number: int, flags: int, body: bytes) -> None:
         _sized(body, 8)
@@ -300,7 +352,10 @@ class Connection(Outgoing):
 
     def _spend(self, cost: int) -> None:
         self.budget -= cost
-        if self.budget < 0:
+        share = self.share
+        if share is not None:
+            share.left -= cost
+        if self.budget < 0 or (share is not None and share.left < 0 and self.budget < BUDGET - FREE):
             raise BrokenError(Code.ENHANCE_YOUR_CALM, "too many frames that say nothing")
 
 

@@ -30,6 +30,7 @@ READS = 8  # of one connection in its turn; TLS gives up to 16 KiB at a time
 LONG_BYTES = 8_192  # after so much there is more; after less, to look costs as much as a message
 MUCH_BYTES = 16_384  # at a look: a message of 10 s and 8 GPUs is 4 kB
 SEND_BYTES = 16_384
+LINGER_BYTES = 1 << 20  # that are thrown away of one whose end was said: HTTP/2's windows let less be under way
 _SHARED = memoryview(bytearray(READ_BYTES))  # for all: who reads into it takes its bytes out at once
 _UNWATCHED = Watch()
 AGAIN = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
@@ -57,10 +58,12 @@ class Link:
     Attributes:
         writing: calls that wait until what they said is sent. wants: events of epoll.
         quiet, idle: for how many looks of the server nothing has come, and there was no call.
+        who: the names in its certificate; "" before the handshake, and without TLS.
+        said_end: its end was said, and all of it sent: GOAWAY is lost where the socket is closed with unread data.
     """
 
-    __slots__ = ("_owner", "_read", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer", "quiet",
-                 "wants", "writing")  # fmt: skip
+    __slots__ = ("_lingered", "_owner", "_read", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer",
+                 "quiet", "said_end", "wants", "who", "writing")  # fmt: skip
 
     def __init__(self, sock: socket.socket, address: Any, owner: Links, watch: Watch = _UNWATCHED) -> None:
         self._sock, self._owner, self._watch_reads = sock, owner, watch
@@ -69,6 +72,7 @@ class Link:
         self.connection = Connection()
         self.writing: dict[Call, None] = {}
         self.wants, self.quiet, self.idle, self.closed = select.EPOLLIN, 0, 0, False
+        self.who, self.said_end, self._lingered = "", False, 0
 
     # ---- TLS
 
@@ -96,6 +100,8 @@ class Link:
         if self._sock.selected_alpn_protocol() != "h2":
             raise LinkLostError("TLS without HTTP/2")
         self._read = partial(self._sock.read, READ_BYTES, _SHARED)  # what its `recv_into` does in the end
+        told: Any = self._sock.getpeercert()
+        self.who = " ".join(sorted(str(name) for _, name in told.get("subjectAltName", ()))) if told else ""
         return True
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
@@ -189,6 +195,7 @@ class Link:
         for call in list(self.writing):
             call.drained()
         if connection.broken or (connection.leaving and not connection.busy):
+            self.said_end = True
             raise LinkLostError(connection.broken or "has left")
 
     def _watch(self, wants: int) -> None:
@@ -203,14 +210,35 @@ class Link:
 
     def close(self) -> None:
         """Its calls are cancelled."""
+        self.half_close()
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def half_close(self) -> None:
+        """Its calls are cancelled; what its peer still sends can be thrown away, by `linger`."""
         self.closed = True
         for stream in self.connection.lose():
             if stream.owner is not None:
                 stream.owner.changed()
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(OSError):
-            self._sock.close()
+            self._sock.shutdown(socket.SHUT_WR)  # TLS ends here: what is read from now on is not decrypted
+
+    def linger(self) -> None:
+        """Throw away what came.
+
+        Raises:
+            LinkLostError: the peer has closed too, or does not cease to send.
+        """
+        for _ in range(READS):
+            try:
+                size = self._sock.recv_into(_SHARED)
+            except AGAIN:
+                return
+            except (OSError, ValueError) as error:
+                raise LinkLostError(str(error)) from None
+            self._lingered += size
+            if not size or self._lingered > LINGER_BYTES:
+                raise LinkLostError("has left" if not size else "goes on after its end")
 
 
 def peer_name(family: int, address: Any) -> str:

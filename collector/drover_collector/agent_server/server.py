@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping
 
 from drover_collector.agent_server.call import Behaviour, Call
+from drover_collector.agent_server.connection import Share
 from drover_collector.agent_server.endless import QUEUE_BYTES, Watch
 from drover_collector.agent_server.link import Link, LinkLostError
 from drover_collector.agent_server.outgoing import Stream
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 READ_MOST = 64  # connections that are read before other work has its turn
 SHAKE_MOST = 4  # handshakes likewise: about a millisecond each
 SHAKING_MOST = 4_096  # handshakes under way, each of up to 46 KiB; then the oldest makes room
+EACH_MOST = 8  # connections of one certificate: an agent has one, and some that its network has cut
+STALE_LOOKS = 8  # an agent says something every 30 s at the least
+LINGER_MOST, LINGER_S = 256, 2.0  # connections that have been ended and may read why
 ACCEPT_MOST = 32
 BACKLOG = 65_535  # the kernel has a bound of its own
 FULL_S = 1.0  # no more files can be opened: before the next try
@@ -61,6 +65,9 @@ class AgentServer:
         self._new: Poller | None = None
         self._shaking: Poller | None = None
         self._open: Poller | None = None
+        self._lingering: Poller | None = None  # ended by us; not read any more
+        self._of: dict[str, dict[Link, None]] = {}  # names in a certificate -> its connections, oldest first
+        self._shares: dict[str, Share] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._carer: asyncio.Task[None] | None = None
         self._reads = Watch()
@@ -99,6 +106,7 @@ class AgentServer:
         self._open = Poller(READ_MOST, Link.ready, self.lost, pausing=True)
         self._new = Poller(SHAKE_MOST, self._begin_handshake, self.lost, pausing=False)
         self._shaking = Poller(SHAKE_MOST, self._shake, self.lost, pausing=False)
+        self._lingering = Poller(READ_MOST, _linger, self._gone, pausing=False)
         if self._contexts is not None:
             self._reads.start()
         loop = asyncio.get_running_loop()
@@ -108,7 +116,7 @@ class AgentServer:
 
     async def stop(self, grace_s: float | None) -> None:
         """Take nobody new; end what has not ended by itself after so many seconds."""
-        if self._open is None or self._shaking is None or self._new is None:
+        if self._open is None or self._shaking is None or self._new is None or self._lingering is None:
             self._stop_listening()
             return
         loop = asyncio.get_running_loop()
@@ -130,10 +138,12 @@ class AgentServer:
             self._carer.cancel()
         for link in list(self._open.links.values()):
             self.lost(link, "the collector stops")
-        for poller in (self._new, self._shaking, self._open):
+        for link in list(self._lingering.links.values()):
+            self._gone(link, "the collector stops")
+        for poller in (self._new, self._shaking, self._open, self._lingering):
             poller.close()
         self._reads.stop()
-        self._new = self._shaking = self._open = None
+        self._new = self._shaking = self._open = self._lingering = None
 
     # ---- for links
 
@@ -158,8 +168,33 @@ class AgentServer:
             for poller in (self._new, self._shaking, self._open):
                 if poller is not None:
                     poller.remove(link)
+            self._forget(link)
+            log.debug("%s: %s", link.peer, why)
+            if link.said_end and self._lingering is not None:
+                self._linger(link, self._lingering)
+            else:
+                link.close()
+
+    def _linger(self, link: Link, lingering: Poller) -> None:
+        """Close it once its peer has: with unread data, the kernel would have it forget what we said last."""
+        if len(lingering.links) >= LINGER_MOST:
+            self._gone(next(iter(lingering.links.values())), "others need its place")
+        link.half_close()
+        lingering.add(link)
+        asyncio.get_running_loop().call_later(LINGER_S, self._gone, link, "does not leave")
+
+    def _gone(self, link: Link, why: str) -> None:
+        """One that lingered; may be told twice."""
+        if self._lingering is not None and self._lingering.links.get(link.fd) is link:
+            self._lingering.remove(link)
             link.close()
             log.debug("%s: %s", link.peer, why)
+
+    def _forget(self, link: Link) -> None:
+        links = self._of.get(link.who, {})
+        links.pop(link, None)
+        if not links:
+            self._of.pop(link.who, None)
 
     def watch(self, link: Link, events: int) -> None:
         for poller in (self._new, self._shaking, self._open):
@@ -170,6 +205,7 @@ class AgentServer:
 
     def _accept(self, sock: socket.socket) -> None:
         assert self._open is not None and self._shaking is not None and self._new is not None
+        assert self._lingering is not None
         for _ in range(ACCEPT_MOST):
             try:
                 own, address = sock.accept()
@@ -178,13 +214,17 @@ class AgentServer:
             except OSError as error:
                 self._full(sock, str(error))
                 return
-            new, shaking = self._new.links, self._shaking.links
-            if self._most is not None and len(self._open.links) + len(shaking) + len(new) >= self._most:
-                if not (new or shaking):
+            new, shaking, lingering = self._new.links, self._shaking.links, self._lingering.links
+            count = len(self._open.links) + len(shaking) + len(new) + len(lingering)
+            if self._most is not None and count >= self._most:
+                if lingering:
+                    self._gone(next(iter(lingering.values())), "others need its place")
+                elif not (new or shaking):
                     self._tell_full(f"{self._most} connections are open")
                     own.close()
                     continue
-                self.lost(next(iter((new or shaking).values())), "others need its place")
+                else:
+                    self.lost(next(iter((new or shaking).values())), "others need its place")
             own.setblocking(False)
             with contextlib.suppress(OSError):  # one that has left again is found to be lost
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -228,15 +268,37 @@ class AgentServer:
 
     def _welcome(self, link: Link) -> None:
         assert self._open is not None
+        if link.who:
+            self._share(link)
         self._open.add(link)
         link.idle = 0
         link.flush()
+
+    def _share(self, link: Link) -> None:
+        """All connections of a certificate have one budget, and so many places."""
+        share = self._shares.setdefault(link.who, Share())
+        others = self._of.setdefault(link.who, {})
+        if len(others) >= EACH_MOST:
+            if not share.crowded:
+                log.warning("%s: %d connections at once; one makes room for each new one", link.who, len(others))
+                share.crowded = True
+            self.lost(_least(others), "another connection of its certificate needs its place")
+            others = self._of.setdefault(link.who, {})
+        others[link] = None
+        link.connection.share = share
+
+    def _relax(self) -> None:
+        for who, share in list(self._shares.items()):
+            share.relax()
+            if who not in self._of:
+                del self._shares[who]
 
     async def _care(self) -> None:
         while True:
             await asyncio.sleep(CARE_S)
             assert self._open is not None and self._shaking is not None and self._new is not None
             self._told_full = False
+            self._relax()
             looks = (self._new, _look_at_handshake), (self._shaking, _look_at_handshake), (self._open, _look_at)
             for poller, look in looks:
                 for link in list(poller.links.values()):
@@ -253,6 +315,18 @@ class AgentServer:
             with contextlib.suppress(OSError):
                 sock.close()
         self._listening.clear()
+
+
+def _least(links: dict[Link, None]) -> Link:
+    """Which of a certificate's connections makes room: the one that says nothing for longest, as one does whose
+    network was cut; where all speak, the newest, so that none takes the place of an agent at work."""
+    quietest = max(links, key=lambda link: link.quiet)
+    return quietest if quietest.quiet >= STALE_LOOKS else next(reversed(links))
+
+
+def _linger(link: Link, _: int) -> bool:
+    link.linger()
+    return False
 
 
 def _look_at_handshake(link: Link) -> None:
