@@ -76,7 +76,7 @@ class HostileAgent:
         self.ended: dict[int, dict[str, str]] = {}  # stream -> the headers of its end
         self.reset: dict[int, int] = {}  # stream -> the code of its RST_STREAM
         self.goaway: int | None = None
-        self.closed = self.was_reset = False
+        self.closed = False
         self._rest, self._window, self._decoder = b"", frames.WINDOW, hpack.Decoder()
         self.socket.sendall(GREETING)
 
@@ -106,7 +106,7 @@ class HostileAgent:
         try:
             came = self.socket.recv(65_536)
         except ConnectionError:
-            came, self.was_reset = b"", True
+            came = b""
         self.closed |= not came
         self._rest += came
         while len(self._rest) >= frames.HEAD_BYTES:
@@ -136,6 +136,14 @@ class HostileAgent:
     def status(self, stream: int) -> str | None:
         """The number of gRPC's status with which a stream ended."""
         return self.ended.get(stream, {}).get("grpc-status")
+
+    def is_reset(self) -> bool:
+        """Whether the other end is gone, rather than done with sending; asked by sending it something."""
+        try:
+            socket.socket.send(self.socket, b"x")  # not TLS's, which has ended
+        except OSError:
+            return True
+        return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def close(self) -> None:
         self.socket.close()
