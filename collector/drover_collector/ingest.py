@@ -27,7 +27,7 @@ from drover_collector.ingest_admission import Admission, ComeAgainError
 from drover_collector.ingest_clocks import Clocks
 from drover_collector.ingest_hello import Hellos
 from drover_collector.ingest_limits import Account, Limits, Room, Teller
-from drover_collector.ingest_parts import HELLO_TAG, JUNK, RECORDS, PartsError, check
+from drover_collector.ingest_parts import HELLO_TAG, JUNK, RECORDS, UNCOUNTED_BYTES, PartsError, check
 from drover_collector.ingest_session import NO_HELLO, EndError, Session, Waiting
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_writers import Writers
@@ -257,7 +257,8 @@ class Ingest:
         if session.dictionary is None or size > self._limits.batch_bytes:
             return False
         try:
-            check(raw, self._limits.entities)
+            if size > UNCOUNTED_BYTES:
+                check(raw, self._limits.entities)
             batch = pb.AgentMessage.FromString(raw).batch
         except (DecodeError, PartsError):
             return False

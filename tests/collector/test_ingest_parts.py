@@ -19,7 +19,7 @@ from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop
 
 ENTITIES = Limits().entities
-FILL = b"\x52\x84\x80\x01\x0a\x80\x80\x01" + bytes(16_384)  # a long entry of an inventory: the rest is counted
+FILL = nested(b"\x52", nested(b"\x0a", bytes(UNCOUNTED_BYTES)))  # a long entry of an inventory: the rest is counted
 
 
 def hello_of(part: bytes, count: int) -> bytes:
@@ -27,11 +27,13 @@ def hello_of(part: bytes, count: int) -> bytes:
 
 
 def batch_of(count: int) -> bytes:
-    return nested(BATCH, b"\x08\x02\x10\x07" + b"\x1a\x00" * count + nested(b"\x1a", nested(b"\x22", bytes(16_384))))
+    return nested(
+        BATCH, b"\x08\x02\x10\x07" + b"\x1a\x00" * count + nested(b"\x1a", nested(b"\x22", bytes(UNCOUNTED_BYTES)))
+    )
 
 
 def records_of(count: int) -> bytes:
-    long = nested(b"\x0a", nested(b"\x12", nested(b"\x2a", bytes(16_384))))
+    long = nested(b"\x0a", nested(b"\x12", nested(b"\x2a", bytes(UNCOUNTED_BYTES))))
     return nested(SEVERAL, b"\x0a\x02\x12\x00" * (count - 1) + long)
 
 
@@ -68,7 +70,7 @@ def test_bombs_are_refused(kind: str) -> None:
 
 def test_a_record_that_is_one_thing_and_then_another_is_refused() -> None:
     """Of the things of a `oneof` the last counts, and each is parsed."""
-    changing = b"\x12\x00\x1a\x00" * 10_000
+    changing = b"\x12\x00\x1a\x00" * 40_000
     for raw in (nested(RECORD, changing), nested(SEVERAL, nested(b"\x0a", changing))):
         with pytest.raises(PartsError):
             check(raw, ENTITIES)
@@ -77,13 +79,13 @@ def test_a_record_that_is_one_thing_and_then_another_is_refused() -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        nested(BATCH, bytes(20_000))[:-1],
-        nested(BATCH, b"\x1a\xff\xff\xff\x7f" + bytes(20_000)),
-        b"\x12" + b"\xff" * 20_000,
-        b"\x7b" * 20_000 + b"\x7c" * 20_000,
+        nested(BATCH, bytes(80_000))[:-1],
+        nested(BATCH, b"\x1a\xff\xff\xff\x7f" + bytes(80_000)),
+        b"\x12" + b"\xff" * 80_000,
+        b"\x7b" * 80_000 + b"\x7c" * 80_000,
         nested(HELLO, FILL) + nested(BATCH, batch_of(1)),
         nested(HELLO, FILL) * 2,
-        bytes(20_000),
+        bytes(80_000),
     ],
 )
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
@@ -141,7 +143,7 @@ async def test_what_was_not_parsed_is_refused_once_and_ends_no_stream(store: Sto
 
 def test_a_varint_is_read_as_protobuf_reads_it() -> None:
     seq = 2**64 - 1
-    raw = nested(BATCH, b"\x08\x02\x10" + varint(seq) + b"\x1a\x00" * (MAX_BLOCKS * 4))
+    raw = nested(BATCH, b"\x08\x02\x10" + varint(seq) + b"\x1a\x00" * (MAX_BLOCKS * 16))
     with pytest.raises(PartsError) as raised:
         check(raw, ENTITIES)
     assert (raised.value.lane, raised.value.seq) == (pb.LIVE, seq)

@@ -53,7 +53,9 @@ def inflate(packed: bytes | memoryview, most: int) -> bytes:
         MessageError: not compressed, or more than `most` bytes, or packed more tightly than data is; no more than
             these are made.
     """
-    most = min(most, max(FREE_BYTES, RATIO * len(packed)))
+    loosely = RATIO * len(packed)
+    if loosely < most:
+        most = min(most, max(FREE_BYTES, loosely))
     stream = zlib.decompressobj(EITHER)
     try:
         message = stream.decompress(packed, most + 1)
