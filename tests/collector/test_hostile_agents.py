@@ -14,11 +14,19 @@ import pytest
 from drover_collector.agent_server.frames import Code
 from testbed.certificates import Files, Fleet
 from testbed.collector_process import collector, write
-from testbed.hostile_agents import bombs_before_hello, empty_parts, measured, settings_floods
+from testbed.fleets import hello
+from testbed.hostile_agents import (
+    bombs_after_hello,
+    bombs_before_hello,
+    empty_parts,
+    loose,
+    measured,
+    settings_floods,
+)
 
 CGROUPS = Path("/sys/fs/cgroup/memory")  # of version 1
 MOST_BYTES = 2 << 30
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED = "3", "8"
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED = "0", "3", "8"
 BOMB_BYTES = 5_100_000  # 5 kB once it is compressed
 SMALL_BYTES = 250_000  # which no bound of bytes refuses
 
@@ -73,6 +81,17 @@ def test_bombs_before_a_hello_are_refused_before_they_are_parsed(attacked: Attac
     assert set(ends.values()) <= {INVALID_ARGUMENT, RESOURCE_EXHAUSTED}
     assert cost.grown_mib < 100
     assert cost.answers
+
+
+@pytest.mark.parametrize("kind", ["records", "blocks"])
+def test_bombs_of_a_welcomed_agent_are_refused_before_they_are_parsed(attacked: Attacked, kind: str) -> None:
+    """10 MB from 70 kB each, which is less tight than the bound; its stream goes on."""
+    message = loose(empty_parts(kind, 10_000_000))
+    with measured(attacked.pid, attacked.api, attacked.viewer) as cost:
+        end = bombs_after_hello(attacked.ingest, attacked.agent, hello("n1"), message, 10)
+    print(kind, cost)
+    assert end == OK
+    assert cost.grown_mib < 100
 
 
 def test_floods_of_settings_on_many_connections_end_them(attacked: Attacked) -> None:

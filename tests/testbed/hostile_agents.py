@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import random
 import socket
 import ssl
 import threading
@@ -20,6 +21,7 @@ import hpack
 
 from drover_collector.agent_server import frames
 from drover_proto import fleet_pb2, fleet_pb2_grpc
+from drover_proto import telemetry_pb2 as pb
 from testbed.certificates import Files
 from testbed.http2 import GREETING, block, data
 
@@ -163,6 +165,25 @@ def bombs_before_hello(address: str, files: Files | None, message: bytes, stream
     agent.until(lambda: all(agent.status(number) is not None for number in numbers))
     agent.close()
     return {number: agent.status(number) for number in numbers}
+
+
+def bombs_after_hello(address: str, files: Files | None, hello: pb.Hello, message: bytes, count: int) -> str | None:
+    """A welcomed agent sends this message again and again, then ends its stream. The status it gets."""
+    agent = HostileAgent(address, files)
+    agent.open(1)
+    agent.say(1, pb.AgentMessage(hello=hello).SerializeToString())
+    packed = gzip.compress(message, 9, mtime=0)
+    for _ in range(count):
+        agent.say(1, packed, packed=True)
+    agent.send(data(b"", flags=frames.END_STREAM))
+    agent.until(lambda: agent.status(1) is not None)
+    agent.close()
+    return agent.status(1)
+
+
+def loose(message: bytes, size: int = 60_000) -> bytes:
+    """A message with random bytes behind it, in a field that nobody knows: so it is compressed less tightly."""
+    return message + nested(b"\x7a", random.Random(size).randbytes(size))
 
 
 def settings_flood(address: str, files: Files | None, streams: int = 100, seconds: float = 5.0) -> HostileAgent:
