@@ -126,7 +126,7 @@ async def test_a_hello_with_too_many_things(store: Store) -> None:
         await agent.send(hello=message)
         code, details = await agent.ended()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert details == "a message with too many entities; up to 1000 are right"
+        assert details == "a Hello with 2005 entities; up to 1000 are right"
 
 
 @in_loop
