@@ -36,11 +36,12 @@ from drover_collector.config import (
     store_password,
 )
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.front import Front
 from drover_collector.gate import Gate
 from drover_collector.identity import Denied
 from drover_collector.ingest import Ingest
+from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
 from drover_collector.maintenance import Maintenance
-from drover_collector.metrics import MetricsServer
 from drover_collector.notify import Outbox
 from drover_collector.notify.heartbeat import Heartbeat
 from drover_collector.notify.making import notifiers
@@ -54,7 +55,7 @@ from drover_collector.policy_reload import PolicyWatch
 from drover_collector.probing import Probing
 from drover_collector.role import Leadership, holder
 from drover_collector.store import KEEP_FREE_BYTES, Look, Store, StoreError, look
-from drover_collector.tls import ServerTls, server_tls
+from drover_collector.tls import server_tls
 from drover_proto import interrupts, logs, x509
 from drover_proto.events import Severity
 from drover_proto.fleet import FleetError, FleetSpec, load_toml
@@ -73,19 +74,15 @@ REQUEST_BYTES = 65_536
 STREAMS_MOST = 64  # of one connection to the Fleet API; a client keeps the next one back until one has ended
 CALLS_MOST = 1_024  # of all together, also those that are being refused; the gate has bounds for each certificate
 SERVER_OPTIONS = (  # of the Fleet API
-    ("grpc.so_reuseport", 0),  # else a second collector on the same port would get half of the calls
     # Its largest honest request, a silence of 1,000 nodes by name, takes some 40 kB; parsed one may take 30 times that.
     ("grpc.max_receive_message_length", REQUEST_BYTES),
     ("grpc.max_concurrent_streams", STREAMS_MOST),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # else a connection that says nothing stands for two minutes
     # A peer that lost its power never says so; and one that pings while we have nothing to say is no nuisance.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-
-
-class AddressError(Exception):
-    """An address that cannot be listened on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -315,24 +312,32 @@ async def _serve(
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
     agents = AgentServer(methods, open_files.connections())
-    people = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
+    most = open_files.people()
+    bounded = *SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)
+    people = grpc.aio.server(options=bounded, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
     add_FleetServicer_to_server(api, people)
+    front = Front(most, on_crowded=lambda: gate.refused.update(("too many connections",)))
     async with contextlib.AsyncExitStack() as stack:
+        # A file, and not a port: other users of this machine would go round the bound.
+        api_file = f"{stack.enter_context(socket_folder())}/api"
         addresses = [
             f"agents on {listen_for_agents(agents, 'ingest.listen', config.ingest.listen, tls)}",
-            f"Fleet API on {listen(people, 'api.listen', config.api.listen, tls)}",
+            f"Fleet API on {listen(front, people, 'api.listen', config.api.listen, tls, api_file)}",
         ]
         if config.metrics.listen:
             metrics = metrics_server(config, facts, tls)
             stack.callback(metrics.close)
             addresses.append(f"metrics on {split_address(config.metrics.listen)[0]}:{metrics.port}")
         stack.callback(api.close)
+        stack.push_async_callback(front.stop)
         stack.push_async_callback(people.stop, GRACE_S)
+        stack.callback(front.close)
         stack.push_async_callback(ingest.close)
         stack.push_async_callback(agents.stop, GRACE_S)
         memory.settled()
         await agents.start()
         await people.start()
+        await front.start(api_file)
         guarding = asyncio.create_task(gate.watch())
         stack.callback(guarding.cancel)
         maintenance = Maintenance(
@@ -356,54 +361,6 @@ async def _serve(
         with contextlib.suppress(asyncio.CancelledError):
             await judging
     # Left: first the agents' streams end, then ingest stores what it holds, then the API.
-
-
-def listen(server: grpc.aio.Server, name: str, address: str, tls: ServerTls | None) -> str:
-    """Listen there.
-
-    Returns:
-        HOST:PORT, with the port that port 0 became.
-    Raises:
-        AddressError: occupied, or not an address of this machine.
-    """
-    try:
-        if tls is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, tls.credentials(name))
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise _no_address(name, address)
-    return f"{address.rpartition(':')[0]}:{port}"
-
-
-def listen_for_agents(server: AgentServer, name: str, address: str, tls: ServerTls | None) -> str:
-    """The same for agents."""
-    host, port = split_address(address)
-    try:
-        port = server.listen(host, port, None if tls is None else tls.contexts(name))
-    except OSError:
-        raise _no_address(name, address) from None
-    return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _no_address(name: str, address: str) -> AddressError:
-    return AddressError(
-        f"{name}: cannot listen on {address}; it is taken (by another collector?) or not an address of this"
-        f" machine: stop what holds it, or set {name} to another"
-    )
-
-
-def metrics_server(config: CollectorConfig, facts: Facts, tls: ServerTls | None) -> MetricsServer:
-    host, port = split_address(config.metrics.listen)
-    try:
-        return MetricsServer(facts, host, port, None if tls is None else tls.context)
-    except OSError as error:
-        raise AddressError(
-            f"metrics.listen: cannot serve on {config.metrics.listen}: {error.strerror or error};"
-            " set metrics.listen to another address, or to nothing"
-        ) from None
 
 
 class _NoPandas(importlib.abc.MetaPathFinder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -12,6 +13,7 @@ from typing import Any
 from drover_collector import metrics_families as families
 from drover_collector import metrics_store
 from drover_collector.api_facts import Facts
+from drover_collector.crowd import Crowd
 from drover_collector.exposition import CONTENT_TYPE, Page
 from drover_collector.gate import PAGE
 from drover_collector.metrics_store import StoreWatch
@@ -20,7 +22,8 @@ from drover_proto import x509
 
 log = logging.getLogger(__name__)
 
-REQUEST_S = 10.0
+REQUEST_S = 10.0  # a request as a whole, handshake and all
+BACKLOG = 128
 
 
 def exposition(facts: Facts, watch: StoreWatch) -> str:
@@ -38,12 +41,14 @@ def exposition(facts: Facts, watch: StoreWatch) -> str:
 class MetricsServer:
     """Serves /metrics from threads of its own until `close`."""
 
-    def __init__(self, facts: Facts, host: str, port: int, tls: Contexts | None = None) -> None:
+    def __init__(self, facts: Facts, host: str, port: int, tls: Contexts | None = None, most: int = 64) -> None:
         """
+        Args:
+            most: connections at once, each with a thread; then the oldest of the address that has most is cut off.
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = _server(facts, host, port, tls)
+        self._server = _server(facts, host, port, tls, most)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -53,8 +58,10 @@ class MetricsServer:
         self._server.server_close()
 
 
-def _server(facts: Facts, host: str, port: int, tls: Contexts | None) -> ThreadingHTTPServer:
+def _server(facts: Facts, host: str, port: int, tls: Contexts | None, most: int) -> ThreadingHTTPServer:
     watch = StoreWatch(facts)
+    crowd: Crowd[socket.socket] = Crowd()
+    lock = threading.Lock()  # of the crowd
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_S
@@ -81,6 +88,7 @@ def _server(facts: Facts, host: str, port: int, tls: Contexts | None) -> Threadi
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         allow_reuse_port = False
+        request_queue_size = BACKLOG
 
         def get_request(self) -> tuple[socket.socket, Any]:
             connection, address = super().get_request()
@@ -89,7 +97,43 @@ def _server(facts: Facts, host: str, port: int, tls: Contexts | None) -> Threadi
             # The handshake happens in the request's own thread, which a stuck client may hold.
             return tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
+        def process_request(self, request: Any, client_address: Any) -> None:
+            with lock:
+                if len(crowd) >= most and (spare := crowd.spare()) is not None:
+                    crowd.leave(spare)
+                    _cut(spare)
+                crowd.join(request, str(client_address[0]))
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # no thread more
+                self.shutdown_request(request)
+                raise
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            # Each read has its own timeout, and a peer that sends a byte now and then would have for ever.
+            end = threading.Timer(REQUEST_S, _cut, [request])
+            end.daemon = True
+            end.start()
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                end.cancel()
+
+        def shutdown_request(self, request: Any) -> None:
+            with lock:  # before it is closed: another may have its number then
+                crowd.leave(request)
+            super().shutdown_request(request)
+
+        def handle_error(self, _request: Any, client_address: Any) -> None:
+            log.debug("a request of %s", client_address, exc_info=True)
+
     return Server((host, port), Handler)
+
+
+def _cut(connection: socket.socket) -> None:
+    """Its thread is in the midst of a read, which ends then."""
+    with contextlib.suppress(OSError):  # it has gone by itself
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS's own
 
 
 def _tls_of(connection: ssl.SSLSocket) -> dict[str, list[bytes]]:

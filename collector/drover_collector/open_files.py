@@ -9,6 +9,8 @@ log = logging.getLogger(__name__)
 
 OTHERS = 2_000  # files that the store has open at most, as ClickHouse keeps them; people's connections, logs
 
+PEOPLE, LEAST = 256, 16  # connections to the Fleet API: consoles, commands; fewer where few files may be open
+
 
 def raise_limit() -> None:
     """The soft limit up to the hard one, which only the system's owner may raise."""
@@ -30,6 +32,17 @@ def connections() -> int | None:
     """How many the agents' server may have at once, so that the store can still open its files; None: any number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else max(soft - OTHERS, soft // 2)
+
+
+def people() -> int:
+    """Connections to the Fleet API at once. Each takes up to three files: its own, and both ends of its way to gRPC."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return PEOPLE if soft == resource.RLIM_INFINITY else max(LEAST, min(PEOPLE, soft // 16))
+
+
+def scrapers() -> int:
+    """Connections to the metrics page at once, a file and a thread each."""
+    return people() // 4
 
 
 def troubles(nodes: int) -> list[str]:

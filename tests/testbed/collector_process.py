@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import subprocess
 import sys
@@ -26,10 +27,12 @@ def write(folder: Path, extra: str = "", ingest: str = "127.0.0.1:0", api: str =
 class Running:
     """A collector process that has said it is ready."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, files: int | None = None) -> None:
+        """`files`: how many it may open."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=config.parent,
+            preexec_fn=None if files is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )  # fmt: skip
         self.errors: list[str] = []
         assert self.process.stdout is not None
@@ -48,8 +51,8 @@ class Running:
 
 
 @contextlib.contextmanager
-def collector(config: Path) -> Iterator[Running]:
-    running = Running(config)
+def collector(config: Path, files: int | None = None) -> Iterator[Running]:
+    running = Running(config, files)
     try:
         yield running
     finally:

@@ -63,6 +63,10 @@ def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
+def threads_of(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+
+
 def channel(target: str, files: Files) -> grpc.Channel:
     """A connection of its own: gRPC else shares one among all channels to an address."""
     return grpc.secure_channel(target, files.credentials, (("grpc.use_local_subchannel_pool", 1),))
