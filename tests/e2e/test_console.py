@@ -20,11 +20,12 @@ import pytest
 
 from drover_agent.simulation.faults import Fault, dump_faults
 from drover_agent.simulation.fleet import build_fleet
+from drover_dashboard import format as fmt
 from drover_dashboard.client import FleetClient
 from drover_proto.events import Incident, from_json
 from drover_proto.fleet import dump_toml
 from testbed import console_walks
-from testbed.browsing import COMPONENTS, PHONE, SCREEN, Tab, lone_tab
+from testbed.browsing import COMPONENTS, PHONE, SCREEN, Tab, at_rest, entries, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -125,6 +126,62 @@ def test_from_a_red_gpu_to_its_node_and_its_incident(console: Console, tab: Tab,
     tab.shot(f"node-{theme}")
     console_walks.its_incident(tab, wanted)
     tab.shot(f"incident-{theme}")
+
+
+def test_each_step_is_one_entry_of_the_history_and_says_what_it_shows(console: Console) -> None:
+    """A GPU, a row, a tab, a button: one press of Back undoes it."""
+    wanted = red_gpu(console)
+    with lone_tab("light") as tab:
+        page = tab.page
+        tab.goto(console.url)
+        steps = [(f"{console.url}/", "Fleet · Drover")]
+        before = entries(page)[:-1]  # the blank page
+
+        def at(address: str, title: str) -> None:
+            page.wait_for_url(re.compile(address))
+            page.wait_for_function("(title) => document.title === title", arg=title)
+            at_rest(page)
+            steps.append((page.url, title))
+            assert entries(page) == [*before, *steps]
+
+        page.wait_for_function(
+            f"([node, gpu]) => {STANDS} && window.__drover_fleet.cells().some((c) => c.node === node && c.gpu === gpu)",
+            arg=[wanted.node, wanted.gpu],
+        )
+        page.get_by_text("Held, idle").wait_for()  # the numbers above are there: nothing moves the picture any more
+        cell = next(
+            c
+            for c in page.evaluate("window.__drover_fleet.cells()")
+            if (c["node"], c["gpu"]) == (wanted.node, wanted.gpu)
+        )
+        page.mouse.click(cell["x"], cell["y"])
+        at(rf"/node\?node={wanted.node}&gpu={wanted.gpu}$", f"{wanted.node} · Drover")
+        page.locator("tr.opens a").get_by_text(wanted.summary).first.click()
+        at(r"/incidents\?id=\w+$", named(wanted))
+        page.get_by_role("button", name=f"Open {wanted.node}").click()
+        at(rf"/node\?node={wanted.node}", f"{wanted.node} · Drover")
+        page.get_by_role("link", name="Incidents", exact=True).click()  # the worst one is shown without a click
+        at(r"/incidents\?id=\w+$", page_title := named(opened(console.fleet)[0]))
+        for address, title in reversed(steps[:-1]):
+            page.go_back()
+            page.wait_for_function("(title) => document.title === title", arg=title)
+            at_rest(page)
+            assert page.url == address
+        assert page.locator("canvas").first.is_visible()
+        page.go_forward()
+        page.wait_for_function("(title) => document.title === title", arg=steps[1][1])
+        assert page.url == steps[1][0]
+        tab.goto(f"{console.url}/incidents")
+        page.wait_for_function("(title) => document.title === title", arg=page_title)
+        assert [address.partition("?")[0] for address, _ in entries(page)][-2:] == [
+            "about:blank",
+            f"{console.url}/incidents",
+        ]
+
+
+def named(incident: Incident) -> str:
+    """The title of its page, where it is of one node."""
+    return f"{fmt.cause(incident.cause)} {incident.node} · Drover"
 
 
 def held_back(page: Any) -> list[Any]:
