@@ -140,22 +140,6 @@ def test_each_of_three_choices_in_a_row_is_obeyed_and_is_one_step_back(tab: Tab,
     assert not tab.problems
 
 
-def test_two_selectors_one_right_after_the_other(tab: Tab, url: str) -> None:
-    """The second choice leaves the browser before the first has come back as an address."""
-    page = tab.page
-    node, span = opened(tab, url, "node")
-    page.get_by_role("combobox", name="Node").click()
-    option = page.get_by_role("option", name="r02n03", exact=True)
-    option.wait_for()
-    page.evaluate(
-        "[...document.querySelectorAll('[role=radio]')].find((e) => e.innerText === '6 h').click(),"
-        " [...document.querySelectorAll('[role=option]')].find((e) => e.innerText === 'r02n03').click()"
-    )
-    span.shows("6 h")
-    node.shows("r02n03")
-    assert ("node=r02n03" in page.url, "span=6+h" in page.url) == (True, True)
-
-
 def test_the_tab_says_what_a_link_shows(tab: Tab, url: str) -> None:
     links = {"node?node=r01n05": "r01n05", "fabric?leaf=leaf01": "Fabric leaf01", "job?job=j1": "job j1"}
     for link, title in links.items():

@@ -1,0 +1,84 @@
+"""Selectors keep their choice in the page's address, which leads them where something else changed it."""
+
+from __future__ import annotations
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from drover_dashboard import address
+
+
+def script() -> None:
+    import streamlit as st
+
+    from drover_dashboard import address
+
+    address.settle("page")
+    address.select("by", "By", ["a", "b", "c", "d"], "a", key="test_by")
+    address.select("span", "Span", ["1 h", "6 h", "24 h"], "1 h", key="test_span")
+    if st.button("row"):
+        address.write(by="d", span=None)
+        st.rerun()
+
+
+def opened(**asked: str) -> AppTest:
+    app = AppTest.from_function(script, default_timeout=20)
+    return at(app, **asked)
+
+
+def at(app: AppTest, **asked: str) -> AppTest:
+    """Run with what the browser says of its address."""
+    app.query_params.clear()
+    for name, value in asked.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def shown(app: AppTest) -> tuple[str, str]:
+    return app.selectbox(key="test_by").value, app.selectbox(key="test_span").value
+
+
+def asked(app: AppTest) -> dict[str, str]:
+    """Its address."""
+    return {name: one if isinstance(one, str) else one[-1] for name, one in app.query_params.items()}
+
+
+def test_three_choices_in_a_row() -> None:
+    app = opened()
+    for option in ("b", "c", "d"):
+        app.selectbox(key="test_by").select(option).run()
+        assert shown(app) == (option, "1 h")
+        assert asked(app) == {"by": option}
+    app.selectbox(key="test_by").select("a").run()
+    assert asked(app) == {}, "bare while it is the usual"
+
+
+def test_a_link_a_row_and_back_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = opened(by="c", span="24 h")
+    assert shown(app) == ("c", "24 h")
+    app.button[0].click().run()
+    assert (shown(app), asked(app)) == (("d", "1 h"), {"by": "d"})
+    monkeypatch.setattr(address, "_back", lambda: True)
+    assert shown(at(app, by="c", span="24 h")) == ("c", "24 h"), "the one of a moment ago"
+
+
+def test_what_is_no_option_is_the_usual() -> None:
+    app = opened(by="<script>", span="6 h")
+    assert (shown(app), asked(app)) == (("a", "6 h"), {"span": "6 h"})
+
+
+def test_a_second_choice_that_the_browser_sent_with_the_address_of_before_the_first() -> None:
+    app = opened()
+    app.selectbox(key="test_by").select("b").run()
+    app.selectbox(key="test_span").select("6 h")
+    at(app)
+    assert (shown(app), asked(app)) == (("b", "6 h"), {"by": "b", "span": "6 h"})
+
+
+def test_an_address_of_long_ago_is_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "LATE_S", 0.0)
+    app = opened()
+    app.selectbox(key="test_by").select("b").run()
+    assert (shown(at(app)), asked(app)) == (("a", "1 h"), {})
