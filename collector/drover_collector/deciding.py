@@ -28,6 +28,7 @@ from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard import MAINTENANCE, OUT_STAGES, Census, hold
 from drover_collector.guard_breaker import Breaker
+from drover_collector.guard_clock import Steps
 from drover_collector.guard_pace import Pace
 from drover_collector.policy import Policy, Verdict, least_mode
 from drover_proto.events import WANTED_ORDER, Action, ActionState, Approval, Decision, Duty, Health, Incident, Wanted
@@ -78,8 +79,9 @@ class Decider:
         self.live = False
         self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
-        self.breaker = Breaker(index)
-        self.pace = Pace()
+        self._steps = Steps()  # of the clock
+        self.breaker = Breaker(index, self._steps)
+        self.pace = Pace(self._steps)
         self._approved: dict[Key, Decision] = {}
         self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}  # of open incidents, and on what they rest
         self._heard: Bools | None = None
@@ -189,7 +191,7 @@ class Decider:
         yes = "approved" if approval.approved else "rejected"
         text = f"{yes} by {approval.by}: {approval.why}"
         at_ms = max(approval.ts_ms, found.ts_ms + 1)  # of one that a stop left unanswered: when it was given
-        late = at_ms - found.ts_ms >= self.policy.approval_expires_s * 1000
+        late = self._steps.age_ms(at_ms, found.ts_ms) >= self.policy.approval_expires_s * 1000
         if late and found.incident_id not in self.breaker.events:
             return [self._keep(replace(found, ts_ms=at_ms, outcome="expired", reason=f"too late, {text}"))], []
         answered = self._keep(replace(found, ts_ms=at_ms, outcome=yes, reason=text))
@@ -231,6 +233,12 @@ class Decider:
         """These incidents are over."""
         over = set(incidents)
         self.standing = {key: d for key, d in self.standing.items() if key[0] not in over}
+
+    def clock_set(self, at_ms: int, step_ms: int) -> None:
+        """The collector's clock was set by `step_ms`: times of before it are below `at_ms` where it was set forward."""
+        self._steps.note(at_ms, step_ms)
+        if step_ms < 0:
+            self.breaker.went_back(at_ms)
 
     def restore(self, decisions: Iterable[Decision], incidents: Sequence[Incident]) -> None:
         """After a restart: how all stood. `decisions`: of open incidents, and all of the last hour; in any order."""
@@ -297,8 +305,11 @@ class Decider:
         key = (incident.id, node)
         last = self.standing.get(key)
         approved = self._approved.get(key)
+        if approved is not None and self._steps.now_of(approved.ts_ms) > now_ms:  # the clock went back: as of now
+            approved = self._approved[key] = replace(approved, ts_ms=now_ms)
         if approved is not None and (
-            approved.wanted is not verdict.wanted or now_ms - approved.ts_ms >= policy.approval_expires_s * 1000
+            approved.wanted is not verdict.wanted
+            or self._steps.age_ms(now_ms, approved.ts_ms) >= policy.approval_expires_s * 1000
         ):
             approved = self._approved.pop(key) and None
         mode = self._asking(node, verdict, now_ms)
@@ -308,11 +319,11 @@ class Decider:
             if last.outcome in ("act", "would_act") and not self._again(key, now_ms):
                 return []
             if last.outcome == "pending_approval":
-                if now_ms - last.ts_ms < policy.approval_expires_s * 1000:
+                if self._steps.age_ms(now_ms, last.ts_ms) < policy.approval_expires_s * 1000:
                     return []
                 text = f"{UNANSWERED} within {policy.approval_expires_s / 60:.0f} min"
                 return [self._keep(replace(last, ts_ms=now_ms, outcome="expired", reason=text))]
-            if last.outcome == "expired" and now_ms - last.ts_ms < policy.approval_again_s * 1000:
+            if last.outcome == "expired" and self._steps.age_ms(now_ms, last.ts_ms) < policy.approval_again_s * 1000:
                 return []
         if last is not None and last.outcome == "rejected" and _rank(verdict.wanted) <= _rank(last.wanted):
             return []
@@ -342,17 +353,19 @@ class Decider:
         action, node = self.failed.get(key), key[1]
         if action is None or action.detail.endswith(LEFT):
             return False
-        if action.ts_ms > now_ms:  # the clock went back: as if it were now, or it would wait for ever
+        if (
+            self._steps.now_of(action.ts_ms) > now_ms
+        ):  # the clock went back: as if it were now, or it would wait for ever
             action = self.failed[key] = replace(action, ts_ms=now_ms)
         duty = self.duties.get(node)
         out = node in self.away or (duty is not None and duty.stage in OUT_STAGES)
-        return not out and now_ms - action.ts_ms >= AGAIN_MS
+        return not out and self._steps.age_ms(now_ms, action.ts_ms) >= AGAIN_MS
 
     def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
         """The mode for this node: what a person put back goes out again only after asking."""
         duty = self.pace.returned.get(node)
         if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
-            return "approve" if now_ms - duty.ts_ms < PERSON_MS else verdict.mode
+            return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
         return verdict.mode
 
     def _held(

@@ -197,6 +197,10 @@ class Engine:
         """Note what the schedulers say of all their nodes: for the guard's count."""
         self.decider.away, self.decider.answers = frozenset(survey.closed), dict(survey.answers)
 
+    def on_clock_set(self, at_ms: int, step_ms: int) -> None:
+        """The collector's clock was set: the guard goes on to count the time that passes."""
+        self.decider.clock_set(at_ms, step_ms)
+
     def on_failed(self, actions: Iterable[Action]) -> None:
         """Actions of decisions that failed: each is decided again later, while its incident is open and wants it."""
         self.decider.take_failed(actions)

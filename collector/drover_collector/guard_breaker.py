@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard import GuardLimits
+from drover_collector.guard_clock import Steps
 from drover_proto.events import Evidence, Incident, IncidentKind, Note, Severity, Wanted
 
 GUARD = "guard"  # the detector's name
@@ -43,14 +44,21 @@ class Breaker:
         events: mass events by id, open ones and those closed in the last hour.
     """
 
-    def __init__(self, index: FleetIndex) -> None:
-        self.index = index
+    def __init__(self, index: FleetIndex, steps: Steps | None = None) -> None:
+        self.index, self._steps = index, steps or Steps()
         self.events: dict[str, Incident] = {}
         self._wishes: dict[tuple[IncidentKind, str], deque[tuple[int, str]]] = {}  # cause -> when, node
         self._seen: set[Wish] = set()
         self._silenced: deque[tuple[int, str]] = deque()
         self._joined_ms: dict[str, int] = {}
         self._nodes: dict[str, set[str]] = {}  # of each event, with those that are not in the stored incident yet
+
+    def went_back(self, now_ms: int) -> None:
+        """The clock was set back: what lies ahead of it counts as of now, or it would stay."""
+        for key, wishes in self._wishes.items():
+            self._wishes[key] = deque((min(at_ms, now_ms), node) for at_ms, node in wishes)
+        self._silenced = deque((min(at_ms, now_ms), node) for at_ms, node in self._silenced)
+        self._joined_ms = {id_: min(at_ms, now_ms) for id_, at_ms in self._joined_ms.items()}
 
     def restore(self, incidents: Iterable[Incident]) -> None:
         """Take over what a former run left."""
@@ -76,7 +84,8 @@ class Breaker:
     def _quiet(self, incident: Incident, now_ms: int, limits: GuardLimits) -> bool:
         # A gap ends with the silence itself: those nodes are heard again, or have incidents of their own.
         after_s = limits.mass_window_s if incident.cause == GAP else limits.quiet_s
-        return after_s > 0 and now_ms - self._joined_ms.get(incident.id, incident.opened_ms) >= after_s * 1000
+        joined_ms = self._joined_ms.get(incident.id, incident.opened_ms)
+        return after_s > 0 and self._steps.age_ms(now_ms, joined_ms) >= after_s * 1000
 
     def hold(self, node: str, now_ms: int, limits: GuardLimits) -> str | None:
         """Why `node` must not be taken out, as a sentence; None when the breaker is closed for it."""
@@ -108,7 +117,7 @@ class Breaker:
         changed = []
         for key in causes:
             recent = self._wishes[key]
-            while recent and now_ms - recent[0][0] > limits.mass_window_s * 1000:
+            while recent and self._steps.age_ms(now_ms, recent[0][0]) > limits.mass_window_s * 1000:
                 recent.popleft()
             nodes = dict.fromkeys(node for _, node in recent)
             event = self._event(key[1], key[0])
@@ -122,7 +131,7 @@ class Breaker:
         """Take in nodes that were heard until now and are not any more; returns mass events that are new or changed."""
         fresh = [(now_ms, node) for node in nodes]
         self._silenced.extend(fresh)
-        while self._silenced and now_ms - self._silenced[0][0] > limits.mass_window_s * 1000:
+        while self._silenced and self._steps.age_ms(now_ms, self._silenced[0][0]) > limits.mass_window_s * 1000:
             self._silenced.popleft()
         silent = dict.fromkeys(node for _, node in self._silenced)
         least = max(limits.mass_nodes, math.ceil(limits.gap_ratio * self.index.node_count), 2)

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from drover_collector.guard import GuardLimits
+from drover_collector.guard_clock import Steps
 from drover_proto.events import Duty, Health
 
 HOUR_MS = 3_600_000
@@ -14,7 +15,8 @@ HOUR_MS = 3_600_000
 class Pace:
     """What was taken out in the last hour, and who came back when."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Steps | None = None) -> None:
+        self._steps = steps or Steps()
         self.taken: deque[tuple[int, str]] = deque()  # what observe mode only said among it
         self.done: deque[tuple[int, str]] = deque()  # without that
         self.returned: dict[str, Duty] = {}
@@ -32,9 +34,9 @@ class Pace:
     def within_hour(self, now_ms: int, said: bool = True) -> int:
         for taken in (self.taken, self.done):
             for at, (at_ms, node) in enumerate(taken):
-                if at_ms > now_ms:  # the clock went back: as if it were now, or it would stay
+                if self._steps.now_of(at_ms) > now_ms:  # the clock went back: as if it were now, or it would stay
                     taken[at] = now_ms, node
-            while taken and now_ms - taken[0][0] >= HOUR_MS:
+            while taken and self._steps.age_ms(now_ms, taken[0][0]) >= HOUR_MS:
                 taken.popleft()
         return len({node for _, node in (self.taken if said else self.done)})
 
@@ -43,9 +45,10 @@ class Pace:
         if limits.per_hour and (count := self.within_hour(now_ms, said)) >= limits.per_hour:
             return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
         duty = self.returned.get(node)
-        if duty is not None and duty.ts_ms > now_ms:  # likewise
+        if duty is not None and self._steps.now_of(duty.ts_ms) > now_ms:  # likewise
             duty = self.returned[node] = replace(duty, ts_ms=now_ms)
-        if duty is not None and now_ms - duty.ts_ms < limits.cooldown_s * 1000:
-            minutes = max(0, now_ms - duty.ts_ms) // 60_000
+        age_ms = 0 if duty is None else self._steps.age_ms(now_ms, duty.ts_ms)
+        if duty is not None and age_ms < limits.cooldown_s * 1000:
+            minutes = max(0, age_ms) // 60_000
             return f"{node} came back {minutes} min ago: it is left alone for {limits.cooldown_s / 60:.0f} min"
         return None

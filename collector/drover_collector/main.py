@@ -241,6 +241,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         pipeline = Pipeline(
             index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
+            boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
         )  # fmt: skip
         made = actuators(config.act)
         pipeline.act_by(

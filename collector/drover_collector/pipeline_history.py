@@ -12,11 +12,14 @@ from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors.risk_model import KEPT_MS
 from drover_collector.engine import Engine
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.guard_clock import MOST
 from drover_collector.inventories import Inventories, Told
 from drover_collector.store import Store
 from drover_proto.events import Approval, Decision, Duty, Event, Incident
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
+DAY_MS = 86_400_000
+CLOCK = "clock"  # of an audit line: this collector's clock was set
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
 HEARD_BUCKETS = 6  # of them, those that tell who reports
 TOGETHER = 10  # buckets read at once: those of 100,000 GPUs take some 15 MB each
@@ -33,6 +36,7 @@ class History:
     decisions: list[Decision] = field(default_factory=list)
     approvals: list[Approval] = field(default_factory=list)
     duties: dict[str, Duty] = field(default_factory=dict)
+    steps: list[tuple[int, int]] = field(default_factory=list)  # of the clock, oldest first: when, by how many ms
 
 
 def history(store: Store, now_ms: int) -> History:
@@ -47,10 +51,18 @@ def history(store: Store, now_ms: int) -> History:
     unjudged = store.unjudged_events(now_ms, MAX_EVENTS)  # after them: what another collector stores meanwhile was not
     left = {e.id for e in unjudged}
     events = [e for e in stored if e.id not in left]
-    decisions = store.decisions_of([i.id for i in incidents if i.closed_ms is None], now_ms - RESTORED_MS)
+    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit(what=CLOCK, limit=MOST))]
+    # The last hour lies further back by what the clock was set forward in it.
+    ahead_ms = sum(max(0, step_ms) for at_ms, step_ms in steps if now_ms - RESTORED_MS <= at_ms <= now_ms)
+    since_ms = now_ms - RESTORED_MS - min(ahead_ms, DAY_MS)
+    decisions = store.decisions_of([i.id for i in incidents if i.closed_ms is None], since_ms)
     approvals = store.approvals(now_ms - RESTORED_MS)
     judged = sorted(events, key=lambda e: e.ts_ms)
-    return History(incidents, judged, unjudged, decisions, approvals, store.duties())
+    return History(incidents, judged, unjudged, decisions, approvals, store.duties(), steps)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.removeprefix("-").isdigit() else 0
 
 
 class Past:

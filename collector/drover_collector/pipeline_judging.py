@@ -30,7 +30,7 @@ from drover_collector.notify import Outbox
 from drover_collector.notify.news import OLD_MS, News, of_actions, of_decisions, of_duties
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pauses import Pauses
-from drover_collector.pipeline_history import RESTORED_MS, Past, history
+from drover_collector.pipeline_history import CLOCK, RESTORED_MS, Past, history
 from drover_collector.pipeline_saving import Saving
 from drover_collector.policy import Policy, least_mode
 from drover_collector.policy_reload import PolicyWatch
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
+STEP_MS = 10_000  # between two looks the wall clock went so much more, or less, than the time since boot
 PROMPT_MS = 60_000  # what a crash left over for no longer than this is judged at once: no node boots in that time
 LEFT_MS = 120_000  # how long the rest waits for its node: agents come back within half a minute of a start
 ANSWER_S = 20.0  # for what comes of a person's answer: a tick that is under way goes first
@@ -72,9 +73,11 @@ class Judging:
         wake_s: float = 1.0,
         ceiling: str = "observe",
         watch: PolicyWatch | None = None,
+        boot_ms: Callable[[], int] | None = None,
     ) -> None:
         """
         Args:
+            boot_ms: a clock that no one sets; by it a step of `now_ms` is noticed. None: none is.
             ceiling: the mode beyond which no policy goes, `[act] mode` of the settings.
             watch: of the policy's file.
         """
@@ -99,6 +102,7 @@ class Judging:
         self.now_ms = now_ms
         self.lag_ms = store.lag_ms = lag_ms
         store.settle_ms = LATE_SETTLE_MS
+        self._boot_ms, self._clocks = boot_ms, (0, 0)  # both clocks as of the newest look
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
         self._arrivals = Arrivals(self.ticks)
@@ -292,6 +296,7 @@ class Judging:
 
     def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = (), news: Sequence[News] = ()) -> None:
         try:
+            self._note_step()
             outcome = call()
         except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
             self.ticks.failed(error, self.now_ms())
@@ -299,6 +304,22 @@ class Judging:
         self.saving.put(outcome, events, news=news)
         self.ticks.tell_detectors(self.engine.troubles)
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
+
+    def _note_step(self) -> None:
+        """Tell the engine before it judges that this machine's clock was set; the audit too, for the next start."""
+        if self._boot_ms is None:
+            return
+        (wall_ms, boot_ms), self._clocks = self._clocks, (self.now_ms(), self._boot_ms())
+        passed_ms = self._clocks[1] - boot_ms
+        step_ms = self._clocks[0] - wall_ms - passed_ms
+        if not wall_ms or abs(step_ms) < STEP_MS:
+            return
+        # Between the two looks: what was noted before the step has an earlier time, what was noted since a later one.
+        at_ms = self._clocks[0] - (min(passed_ms, step_ms) if step_ms > 0 else 0)
+        self.engine.on_clock_set(at_ms, step_ms)
+        text = f"this collector's clock was set by {step_ms / 1000:+.0f} s; the guard counts the time that passed"
+        log.warning("%s", text)
+        self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
@@ -385,6 +406,10 @@ class Judging:
         found = history(self.store, now_ms)
         self.past = Past(self.store, self.index, self._inventories, self.next_ms, now_ms)
         self.newest = None
+        self._clocks = (0, 0)
+        for at_ms, step_ms in found.steps:
+            if at_ms <= now_ms:
+                self.engine.on_clock_set(at_ms, step_ms)
         self.engine.begin(found.incidents, found.judged, found.decisions, found.duties, self.past.held)
         waits = {e.id for e in found.unjudged if PROMPT_MS < now_ms - (e.received_ms or now_ms) <= HISTORY_MS}
         self._left = [e for e in found.unjudged if e.id in waits]

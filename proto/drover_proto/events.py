@@ -280,11 +280,11 @@ class Audit:
     id: str
     ts_ms: int
     by: str
-    what: str  # approve, reject, silence, drain, resume, probe, policy, ...
+    what: str  # approve, reject, silence, drain, resume, probe, policy, clock, ...
     subject: str  # incident, node or decision
     why: str
     detail: str = ""
-    state: str = ""  # of a policy: all of it, by which the next start tells what has changed
+    state: str = ""  # of a policy: all of it, by which the next start tells what has changed; of a clock: its step, ms
 
 
 @dataclass(frozen=True, slots=True)
