@@ -11,6 +11,7 @@ from drover_collector.incidents_rules import width
 from drover_proto.events import (
     AGAIN,
     CAME_BACK,
+    WANTED_ORDER,
     Evidence,
     Finding,
     Incident,
@@ -79,6 +80,9 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     # Whoever reads it must do what the worst of it asks for, although its root cause was told before.
     raises = not info and not leads and worse(incident.severity, finding.severity) is not incident.severity
     words = raises or (leads and not _outdone(record, finding))
+    # The advice is that of the finding that asks for most, or has made it worse: the recommendation says the same.
+    asks, asked = WANTED_ORDER.index(finding.action), WANTED_ORDER.index(record.wanted)
+    advises = not info and (raises or asks > asked or (words and asks == asked))
     summary = finding.summary if words else incident.summary
     if raises:
         summary += BEFORE + incident.summary
@@ -116,7 +120,7 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
         kind=finding.kind if leads else incident.kind,
         cause=finding.cause if leads else incident.cause,
         summary=summary,
-        advice=finding.advice if words else incident.advice,
+        advice=finding.advice if advises else incident.advice,
         severity=severity,
         confidence=max(incident.confidence, finding.confidence) if not info else incident.confidence,
         members=members,

@@ -108,7 +108,22 @@ def test_what_makes_an_incident_worse_says_what_to_do_and_the_root_cause_stays()
         assert (incident.summary, incident.advice) == ("It is gone. Before that: Rows pile up.", "Drain it.")
     give(b, 30, dataclasses.replace(lost, cleared=True), piles)
     (incident,) = opened(b)
-    assert (incident.summary, incident.advice) == ("Rows pile up.", "Run a memory test.")
+    assert (incident.summary, incident.action, incident.advice) == ("Rows pile up.", Wanted.DRAIN, "Drain it.")
+
+
+def test_the_advice_is_that_of_the_finding_that_asks_for_most() -> None:
+    """A hot GPU asks for a look, its slowness for a test: the headline said "test it", and the text another thing."""
+    b = book()
+    hot = finding("thermal", "cooling", action="advise", advice="Look at its heat sink.")
+    give(b, 0, hot)
+    give(b, 10, finding(cause="thermal", action="probe", advice="Test it with a probe."))
+    for at_s in (20, 30):
+        give(b, at_s, hot)
+        (one,) = opened(b)
+        assert (one.kind, one.summary) == (IncidentKind.THERMAL, hot.summary), "the root cause leads"
+        assert (one.action, one.advice) == (Wanted.PROBE, "Test it with a probe.")
+    give(b, 40, dataclasses.replace(hot, action=Wanted.DRAIN, advice="Drain the node, then see its heat sink."))
+    assert (opened(b)[0].action, opened(b)[0].advice) == (Wanted.DRAIN, "Drain the node, then see its heat sink.")
 
 
 def test_neighbours_are_separate() -> None:
