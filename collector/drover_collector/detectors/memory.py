@@ -106,7 +106,8 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         s.last[metric] = np.where(np.isnan(values), last, values)
         alone, _ = s.crowd.split(window, metric, now_ms - grown <= GROWTH_HELD_MS, bucket.start_ms)
         for g in np.flatnonzero(alone).tolist():
-            found.append(_growth_finding(window, g, metric, float(s.last[metric][g]), int(grown[g]), now_ms))
+            since_ms = int(grown[g]) - bucket.length_ms  # the bucket in which it grew, not its end
+            found.append(_growth_finding(window, g, metric, float(s.last[metric][g]), since_ms, now_ms))
         found += _common(window, s, metric, "uncorrected_errors", now_ms)
     return found, s
 

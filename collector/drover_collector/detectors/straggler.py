@@ -26,11 +26,11 @@ from drover_collector.detectors.straggler_causes import (
     limits_of,
     small_effects,
 )
-from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, LEARN, Drifts, of_node
+from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, Drifts, of_node
 from drover_collector.detectors.straggler_look import Look, UsualLimit
 from drover_collector.detectors.straggler_nics import Nics, slow_nics
 from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, node_finding, usual_of
-from drover_collector.detectors.window import Window
+from drover_collector.detectors.window import Window, onset_ms
 from drover_proto.events import Finding, Incident
 
 NAME = "straggler"
@@ -75,10 +75,10 @@ def _take_over(window: Window, s: State) -> None:
             mine = [g for g in mine if window.job_of(g) == incident.job]
             usual = value if channel == LATE else float(np.log(max(value, 1e-3)))
             if channel == DUTY:
-                s.drifts.work[:, mine] = usual
+                s.drifts.work[:, mine] = s.drifts.usual_work[:, mine] = usual
                 if incident.cause == "host":  # of the whole node
                     continue
-            s.drifts.mean[channel, mine] = usual
+            s.drifts.mean[channel, mine] = s.drifts.usual[channel, mine] = usual
             s.drifts.count[channel, mine] = FORGET
     s.left = ()
 
@@ -107,7 +107,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     if not judged.any():
         return found, s
     look = Look(window, s.judged)
-    s.drifts.advance(look)
+    s.drifts.advance(look, _flagged(s, count))
     limits = limits_of(look, s.limits)
     s.free = np.where(limits.pressed, 0, s.free + 1)
     large, small = large_effects(look, limits, s.drifts, s.free), small_effects(look, limits, s.drifts, s.free)
@@ -115,8 +115,17 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         # A bucket that could not be judged neither adds to a streak nor ends it.
         less = np.maximum(np.minimum(s.streaks[cause], MOST_STREAK) - MISSED, 0)
         s.streaks[cause] = np.where(flags, s.streaks[cause] + 1, np.where(judged, less, s.streaks[cause]))
+    s.drifts.remember(look, _flagged(s, count))
     found += _findings(look, s, large, small, now_ms)
     return found, s
+
+
+def _flagged(s: State, count: int) -> Bools:
+    """GPUs on which a large effect was seen lately, bool [G]."""
+    flagged = np.zeros(count, bool)
+    for streak in s.streaks.values():
+        flagged |= streak > 0
+    return flagged
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -138,7 +147,7 @@ _TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "h
 
 
 def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bools], now_ms: int) -> Iterator[Finding]:
-    window = look.window
+    window, past = look.window, _Past(look)
     standing: set[tuple[str, int]] = set()
     for cause in CAUSES:
         need = PERSIST_UNEXPLAINED if cause in ("clock", "host") else PERSIST
@@ -149,12 +158,13 @@ def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bo
         nodes = window.index.gpu_node[flagged].tolist() if flagged else []
         for g in flagged:
             standing.add((cause, g))
-            if fast[g]:
+            if fast[g] and (cause, g) not in s.since_ms:
                 run = min(int(s.streaks[cause][g]), len(window.buckets))
-                since_ms = window.buckets[-run].start_ms
-            else:
+                since_ms = past.onset_ms(cause, g, len(window.buckets) - run, s.drifts)
+                s.since_ms[cause, g] = since_ms
+            elif not fast[g]:
                 since_ms = int(s.drifts.since_ms[_TESTED[cause], g]) or window.newest.start_ms
-            s.since_ms.setdefault((cause, g), since_ms)
+                s.since_ms.setdefault((cause, g), since_ms)
         for n in sorted(set(nodes)):
             gpus = [g for g, node in zip(flagged, nodes, strict=True) if node == n]
             if cause == "host" or len(gpus) > max(1, NODE_SHARE * window.index.nodes[n].gpus):
@@ -164,6 +174,40 @@ def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bo
                 yield finding(window, g, _slow(look, s, cause, g), now_ms)
     for key in [key for key in s.since_ms if key not in standing and look.judged[key[1]]]:
         del s.since_ms[key]
+
+
+class _Past:
+    """The buckets before, looked at for those that are slow for the first time; columns are read once."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._columns: dict[str, Floats] = {}
+        self._medians: dict[tuple[str, int], Floats] = {}
+
+    def onset_ms(self, cause: str, g: int, first: int, drifts: Drifts) -> int:
+        """Return when a GPU began to be slow: bucket number `first` is the first that was judged so, and those before
+        it, in which the job's power moved too much to judge, may show it as well."""
+        for metric in CAUSES[cause][2]:
+            ratios = self._ratios(metric, g) if metric in self._look.window.newest.gpu else np.zeros(0)
+            if len(ratios) and ratios[-1] < 1:
+                channel = {"sm_clock_mhz": CLOCK, "dram_active_ratio": DRAM}.get(metric)
+                usual = np.nan if channel is None else drifts.usual[channel, g]
+                return onset_ms(self._look.window, first, ratios, 1.0 if np.isnan(usual) else float(np.exp(usual)))
+        return self._look.window.buckets[first].start_ms
+
+    def _ratios(self, metric: str, g: int) -> Floats:
+        """Of the median of its group in each bucket, float64 [T]."""
+        if metric not in self._columns:
+            self._columns[metric] = self._look.window.gpu(metric)
+        column, group = self._columns[metric], int(self._look.groups[g])
+        if (metric, group) not in self._medians:
+            inside = column[:, self._look.grouping.of(group)]
+            known = ~np.isnan(inside).all(axis=1)
+            medians = np.full(len(column), np.nan)
+            medians[known] = np.nanmedian(inside[known], axis=1)
+            self._medians[metric, group] = medians
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(column[:, g] / self._medians[metric, group])
 
 
 def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
@@ -182,13 +226,13 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
 def _usual(look: Look, drifts: Drifts, cause: str, g: int) -> dict[str, float]:
     """What the sequential tests of a cause have learnt of a GPU, and how it worked then."""
     channel = _TESTED.get(cause)
-    if channel is None or drifts.count[channel, g] < LEARN:
+    if channel is None or np.isnan(drifts.usual[channel, g]):
         return {}
-    mean = float(drifts.mean[channel, g])
+    mean = float(drifts.usual[channel, g])
     usual = {CHANNELS[channel]: mean if channel == LATE else float(np.exp(mean))}
-    work = drifts.mean[DUTY] if channel == CLOCK else drifts.work[channel]
+    work = drifts.usual[DUTY] if channel == CLOCK else drifts.usual_work[channel]
     work = of_node(look, work) if channel == LATE else work
-    return usual | ({CHANNELS[DUTY]: float(np.exp(work[g]))} if drifts.count[DUTY, g] >= LEARN else {})
+    return usual | ({} if np.isnan(work[g]) else {CHANNELS[DUTY]: float(np.exp(work[g]))})
 
 
 def _set_cap(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:

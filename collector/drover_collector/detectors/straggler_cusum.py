@@ -70,6 +70,8 @@ class Drifts:
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest
             bucket.
         duty: its x in the newest bucket, float64 [G].
+        usual, usual_work: mean and work of the last bucket in which nothing was wrong with a GPU, NaN while that is not
+            known: what it was before, which a fault that goes on must not change.
         late: for how many buckets the test of LATE has been over its threshold, int64 [G].
     """
 
@@ -84,22 +86,40 @@ class Drifts:
     since_ms: npt.NDArray[np.int64]
     late: Ints
     duty: Floats
+    usual: Floats
+    usual_work: Floats
     h: tuple[float, ...] = (10.0,) * len(CHANNELS)
 
     @classmethod
     def of(cls, gpus: int) -> Drifts:
         shape = len(CHANNELS), gpus
         a, b, c, d, e, f, g, h = np.zeros((8, *shape))
-        return cls(a, b, c, d, e, f, g, h, np.zeros(shape, np.int64), np.zeros(gpus, np.int64), np.zeros(gpus))
+        usual, usual_work = np.full((2, *shape), np.nan)
+        return cls(
+            a,
+            b,
+            c,
+            d,
+            e,
+            f,
+            g,
+            h,
+            np.zeros(shape, np.int64),
+            np.zeros(gpus, np.int64),
+            np.zeros(gpus),
+            usual,
+            usual_work,
+        )
 
     def forget(self, which: Bools) -> None:
         """Another job: what was usual in the last one says nothing."""
         for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike, self.work):
             array[:, which] = 0.0
+        self.usual[:, which] = self.usual_work[:, which] = np.nan
         self.late[which] = 0
 
-    def advance(self, look: Look) -> None:
-        """Take one bucket in."""
+    def advance(self, look: Look, slow: Bools) -> None:
+        """Take one bucket in. `slow`: GPUs that a large effect has just been seen on: nothing is learnt of them."""
         x = _inputs(look)
         newest = look.window.newest
         self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
@@ -122,7 +142,7 @@ class Drifts:
         first = known & (self.count == 0)
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
         self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
-        calm = self.score < h / 4
+        calm = (self.score < h / 4) & ~slow
         rate = np.where(known & calm, np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
         self.work = self.work + rate * np.where(known[DUTY], x[DUTY] - self.work, 0.0)
@@ -132,6 +152,12 @@ class Drifts:
         self.count = self.count + (rate > 0)
         self._relearn(look)
         self.late = np.where(self.told(LATE), self.late + known[LATE], 0)
+
+    def remember(self, look: Look, slow: Bools) -> None:
+        """Keep what is usual of those that nothing is wrong with in this bucket. `slow`: a large effect is seen."""
+        well = look.judged & ~slow & (self.score == 0).all(axis=0) & (self.count >= LEARN)
+        self.usual = np.where(well, self.mean, self.usual)
+        self.usual_work = np.where(well, self.work, self.usual_work)
 
     def told(self, channel: int, share: float = 1.0) -> Bools:
         """GPUs whose test has passed `share` of its threshold."""
@@ -160,6 +186,7 @@ class Drifts:
                 continue
             for array in (self.mean, self.var, self.count, self.score, self.last, self.alike, self.work):
                 array[channel, many] = 0.0
+            self.usual[channel, many] = self.usual_work[channel, many] = np.nan
 
 
 def _inputs(look: Look) -> Floats:

@@ -18,8 +18,15 @@ from drover_collector.detectors.example import Example, play, small_fleet
 from drover_collector.detectors.robust import Bools, group_medians, middle
 from drover_collector.detectors.steady import Ints, column, counter_share, margin_c
 from drover_collector.detectors.texts import listing, place
-from drover_collector.detectors.thermal_cooling import LEAST_ALIKE, RESISTANCE_RATIO, Places, cooling, light_and_hot
-from drover_collector.detectors.window import Window
+from drover_collector.detectors.thermal_cooling import (
+    LEAST_ALIKE,
+    RESISTANCE_RATIO,
+    Places,
+    cooling,
+    light_and_hot,
+    resistances,
+)
+from drover_collector.detectors.window import Window, onset_ms
 from drover_collector.fleet_index import FleetIndex
 from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
@@ -149,7 +156,8 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     rises = np.where(steady, over_peers, np.nan)
     bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
-    learn = settled & ~bad & (s.streak_bad == 0)
+    # Nothing is learnt of one that heat holds down either: what it had before would become what it has now.
+    learn = settled & ~bad & (s.streak_bad == 0) & (s.streak_slow == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
     s.learnt = np.where(learn, s.learnt + 1, s.learnt)
@@ -166,13 +174,20 @@ def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterato
     for g in [g for g, (_, last_ms) in s.told.items() if window.newest.end_ms - last_ms > QUIET_MS]:
         del s.told[g]  # its incident is over
     known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
+    before = np.where(np.isnan(known_past), expected, known_past)
+    earlier: Floats | None = None
     facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
     for n in np.unique(index.gpu_node[flagged]).tolist():
         gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
         for g in gpus:
-            run = max(int(s.streak_bad[g]), int(s.streak_slow[g]))
-            s.since_ms.setdefault(g, window.buckets[-min(run, len(window.buckets))].start_ms)
+            if g in s.since_ms:
+                continue
+            first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
+            s.since_ms[g] = window.buckets[first].start_ms
+            if s.streak_bad[g] >= PERSIST:  # its load may have been too unsteady to judge when it began
+                earlier = resistances(window, inlets) if earlier is None else earlier
+                s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
         if int(index.rack[n]) in hot_racks and not poor:
             continue  # hot air, told once for the rack
         of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]

@@ -63,6 +63,14 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, B
     return resistance, steady & busy, settled & busy, light
 
 
+def resistances(window: Window, inlets: Floats) -> Floats:
+    """degC/W of each GPU in each bucket, float64 [T, G], whether its load was steady or not."""
+    power, temp = window.gpu("power_w"), window.gpu("gpu_temp_c")
+    warmer_by = temp - np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)[window.index.gpu_node]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where((power > 0) & (warmer_by > 0), warmer_by / power, np.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class Cooling:
     """How each GPU is cooled in the newest bucket, arrays [G].

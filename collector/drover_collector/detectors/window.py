@@ -88,6 +88,23 @@ def _stack(rows: list[Floats | None], width: int) -> Floats:
     return np.array([nothing if row is None else row for row in rows], np.float64).reshape(len(rows), width)
 
 
+def onset_ms(window: Window, first: int, values: Floats, usual: float) -> int:
+    """Return when a change began that was judged in bucket `first` for the first time: the start of the earliest of the
+    buckets right before it that lie beyond the middle between what is usual and what is now.
+
+    Args:
+        values: float64 [T], of the buckets of the window, NaN where unknown: such a bucket says nothing.
+    """
+    middle, at = (usual + values[-1]) / 2, first
+    for number in range(first - 1, -1, -1):
+        if np.isnan(values[number]):
+            continue
+        if np.isnan(middle) or (values[number] > middle) != (values[-1] > middle):
+            break
+        at = number
+    return window.buckets[at].start_ms
+
+
 class Buckets:
     """The newest `limit` buckets in memory."""
 
