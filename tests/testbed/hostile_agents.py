@@ -79,7 +79,8 @@ class HostileAgent:
         self.reset: dict[int, int] = {}  # stream -> the code of its RST_STREAM
         self.goaway: int | None = None
         self.closed = False
-        self._rest, self._window, self._decoder = b"", frames.WINDOW, hpack.Decoder()
+        self._rest, self._decoder = b"", hpack.Decoder()
+        self._windows = {0: frames.WINDOW}  # stream -> what it may send; 0: the connection
         self.socket.sendall(GREETING)
 
     def open(self, stream: int, path: str = PATH) -> None:
@@ -87,14 +88,16 @@ class HostileAgent:
         self.send(frames.headers(stream, text, last=False))
 
     def say(self, stream: int, message: bytes, *, packed: bool = False) -> None:
-        """A message of gRPC, compressed, within the connection's window."""
+        """A message of gRPC, compressed, within the windows."""
+        self._windows.setdefault(stream, frames.WINDOW)
         body = message if packed else gzip.compress(message, 9, mtime=0)
         whole = b"\x01" + len(body).to_bytes(4) + body
         for at in range(0, len(whole), frames.FRAME_BYTES):
             part = whole[at : at + frames.FRAME_BYTES]
-            while self._window < len(part) and not self.closed:
+            while min(self._windows[0], self._windows[stream]) < len(part) and not self.closed:
                 self.read()
-            self._window -= len(part)
+            self._windows[0] -= len(part)
+            self._windows[stream] -= len(part)
             self.send(data(part, stream))
 
     def send(self, sent: bytes) -> None:
@@ -121,8 +124,8 @@ class HostileAgent:
 
     def _take(self, kind: int, stream: int, body: bytes) -> None:
         match kind:
-            case frames.WINDOW_UPDATE if stream == 0:
-                self._window += int.from_bytes(body)
+            case frames.WINDOW_UPDATE if stream in self._windows:
+                self._windows[stream] += int.from_bytes(body)
             case frames.HEADERS:
                 self.ended[stream] = self.ended.get(stream, {}) | dict(self._decoder.decode(body))
             case frames.RST_STREAM:
