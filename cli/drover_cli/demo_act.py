@@ -103,7 +103,11 @@ class Guide:
         elif duty.by != "drover":
             self._say(f"{node} is empty. {plain(duty.by)} drained it by hand, so it stays out until you want it back.")
             self._type(f'resume {node} --why "the work is done"')
-        elif duty.stage is Health.DRAINED and not duty.reason.startswith(("not validated", "resume withheld")):
+        elif (
+            duty.stage is Health.DRAINED
+            and not duty.waits_for
+            and not duty.reason.startswith(("not validated", "resume withheld"))
+        ):
             self._say(f"{node} is empty.")
         else:
             word = "failed its probes" if duty.stage is Health.REPAIR else "stays out"

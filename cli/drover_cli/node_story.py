@@ -127,7 +127,10 @@ def _json(story: Story) -> dict[str, Any]:
         "node": story.row.name,
         "health": story.row.health,
         "reason": story.row.reason,
-        "duties": [{"stage": d.stage, "since": when(d.ts_ms), "reason": d.reason, "by": d.by} for d in story.duties],
+        "duties": [
+            {"stage": d.stage, "since": when(d.ts_ms), "reason": d.reason, "by": d.by, "waits_for": d.waits_for or None}
+            for d in story.duties
+        ],
         "life": [
             {"ts": when(m.ts_ms), "source": m.source, "text": m.text, "incident": incident or None}
             for m, incident in story.moments

@@ -13,6 +13,7 @@ from drover_collector.actions.base import ActError
 from drover_collector.actions.desk import OBSERVES, ActionDesk
 from drover_collector.actions.duties import IDLE, gpu_hours_lost, is_out
 from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
+from drover_collector.deciding import UNSEEN
 from drover_collector.engine import Engine
 from drover_collector.guard import hold, may_resume
 from drover_collector.store import StoreError
@@ -158,14 +159,14 @@ def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, 
     if act in (Act.RESET, Act.REBOOT):
         if not request.force and (duty is None or duty.stage not in IDLE):
             raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
-        return _told(desk.wait(desk.drain(request.node, act, why, by), WAIT_S))
+        return _told(desk.wait(desk.drain(request.node, act, why, by, request.force), WAIT_S))
     # Counted before the guard is asked and until it waits among the others: of two that are asked for at once each
     # would find room for one, as would what Drover decides meanwhile.
     desk.asked[request.node] = None
     try:
         if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
             raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
-        made = desk.drain(request.node, act, why, by)
+        made = desk.drain(request.node, act, why, by, request.force)
     finally:
         desk.asked.pop(request.node, None)
     return _told(desk.wait(made, WAIT_S))
@@ -174,6 +175,8 @@ def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, 
 def _held(node: str, engine: Engine) -> str | None:
     """Why the caps of the guard would not let the node go; its pace and breaker are for what Drover does by itself.
     A scheduler that is away takes all that wait when it is back: they count."""
+    if engine.decider.away is None:
+        return UNSEEN
     census = engine.census()
     if node not in census.really:
         census.give_back(node)
@@ -200,5 +203,5 @@ def _duty(facts: Facts, duty: Duty) -> pb.DutyLine:
         lost = gpu_hours_lost(history, place.gpus, now_ms)
     return pb.DutyLine(
         node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
-        by=duty.by, returns=duty.returns, gpu_hours_lost=lost,
+        by=duty.by, returns=duty.returns, gpu_hours_lost=lost, waits_for=duty.waits_for,
     )  # fmt: skip

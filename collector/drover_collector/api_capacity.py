@@ -103,7 +103,7 @@ def use(facts: Facts) -> Use:
         nobody = np.zeros(index.gpu_count, np.bool_)
         return Use(held, ~held, nobody, nobody, codes, names, None, nobody, 0)
     unheard = (bucket.node_rows == 0)[index.gpu_node]
-    away = set(pipeline.engine.decider.away) | {
+    away = set(pipeline.engine.decider.away or ()) | {
         duty.node for duty in dict(pipeline.engine.duties).values() if duty.stage in OUT_STAGES
     }
     gone = np.array([node.name in away for node in index.nodes], np.bool_)[index.gpu_node]

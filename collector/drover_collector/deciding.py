@@ -45,6 +45,7 @@ DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose no
 ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence and nothing else
 AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
 UNANSWERED = "nobody answered"  # how the reason of a question begins that has expired so
+UNSEEN = "the scheduler has not answered yet: who is out of service is not known"
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
@@ -58,7 +59,8 @@ class Decider:
         standing: (incident, node) -> its newest decision.
         failed: (incident, node) -> the failed action of its standing decision to act: it is not out by that.
         duties: node -> how far it is that is or was out of service.
-        away: nodes that their scheduler gives no work, whoever closed them.
+        away: nodes that their scheduler gives no work, no matter who closed them. None: not known, as not every
+            scheduler has answered; then no node is closed.
         answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
         live: schedulers may be asked, so that no word of theirs is a doubt. A recorded fleet has none: there silence
             alone says that a node is dead.
@@ -74,7 +76,7 @@ class Decider:
         self.standing: dict[Key, Decision] = {}
         self.failed: dict[Key, Action] = {}
         self.duties: dict[str, Duty] = {}
-        self.away: Set[str] = frozenset()
+        self.away: Set[str] | None = frozenset()
         self.answers: Mapping[str, bool] = {}
         self.live = False
         self.leaving: Callable[[], Set[str]] = frozenset
@@ -358,7 +360,7 @@ class Decider:
         ):  # the clock went back: as if it were now, or it would wait for ever
             action = self.failed[key] = replace(action, ts_ms=now_ms)
         duty = self.duties.get(node)
-        out = node in self.away or (duty is not None and duty.stage in OUT_STAGES)
+        out = node in (self.away or ()) or (duty is not None and duty.stage in OUT_STAGES)
         return not out and self._steps.age_ms(now_ms, action.ts_ms) >= AGAIN_MS
 
     def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
@@ -381,6 +383,8 @@ class Decider:
         if verdict.wanted not in DISRUPTIVE:
             return None
         said = verdict.mode == "observe"
+        if self.away is None and not said:
+            return UNSEEN
         census = asked(said)
         if node in census.out:
             if said or node in census.really:
@@ -399,15 +403,16 @@ class Decider:
         Args:
             incidents: open ones. said: with the nodes that would be out, as observe mode says.
         """
+        closed = self.away or frozenset()
         open_ = [i for i in incidents if i.closed_ms is None]
         dead = {node for i in open_ if i.cause in DEAD for node, _ in i.members}
-        silent = {node for i in open_ if i.cause == SILENT for node, _ in i.members} - dead - self.away
+        silent = {node for i in open_ if i.cause == SILENT for node, _ in i.members} - dead - closed
         if self.live:  # one that its scheduler hears is in service; of one without a word the worse counts for others
             doubtful = {node for node in silent if node not in self.answers}
             silent = {node for node in silent if not self.answers.get(node, False)}
         else:
             doubtful = set()
-        away = {node for node in dead | silent | self.away if node in self.index.node_number}
+        away = {node for node in dead | silent | closed if node in self.index.node_number}
         codes = np.bincount(fold.node, minlength=len(health.HEALTHS)).tolist()
         healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
         theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)

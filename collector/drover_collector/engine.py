@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from drover_collector import health
 from drover_collector.actions.base import Survey
+from drover_collector.actions.remedies import NodeNow
 from drover_collector.buckets import Bucket
-from drover_collector.deciding import Decider
-from drover_collector.detectors import DETECTORS, Detector, idle, risk
+from drover_collector.deciding import UNSEEN, Decider
+from drover_collector.detectors import DETECTORS, Detector, idle, liveness, risk, xid, xid_state
 from drover_collector.detectors.inventory import Inventory
 from drover_collector.detectors.risk_model import Risk, Troubles
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.guard import Census
+from drover_collector.guard import OUT_STAGES, Census, hold
 from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
@@ -195,7 +196,23 @@ class Engine:
 
     def on_survey(self, survey: Survey) -> None:
         """Note what the schedulers say of all their nodes: for the guard's count."""
-        self.decider.away, self.decider.answers = frozenset(survey.closed), dict(survey.answers)
+        self.decider.away = None if survey.closed is None else frozenset(survey.closed)
+        self.decider.answers = dict(survey.answers)
+
+    def held(self, action: Action, later: Set[str]) -> str:
+        """Why the guard's caps would not let the node of an action go now; "": they would. Its pace and its breaker had
+        their say when it was decided.
+
+        Args:
+            later: nodes that are to go too, after this one.
+        """
+        if self.decider.away is None:
+            return UNSEEN
+        census, duties = self.census(), self.decider.duties
+        for node in (action.node, *later):
+            if (duty := duties.get(node)) is None or duty.stage not in OUT_STAGES:
+                census.give_back(node)
+        return hold(action.node, self.jobs_on(action.node), census, self.policy.guard) or ""
 
     def on_clock_set(self, at_ms: int, step_ms: int) -> None:
         """The collector's clock was set: the guard goes on to count the time that passes."""
@@ -220,6 +237,26 @@ class Engine:
         return Outcome(
             (), tuple(incidents), tuple(decisions), tuple(health.changes(self.index, before, self._fold, now_ms))
         )
+
+    def now_of(self, node: str) -> NodeNow | None:
+        """What is known of a node now; None: the fleet does not have it. Any thread may call it, and each of its calls
+        on what the judging thread changes is a single step."""
+        n = self.index.node_number.get(node)
+        if n is None:
+            return None
+        heard = self._senses.states.get(liveness.NAME)
+        errors = self._senses.states.get(xid.NAME)
+        first, end = int(self.index.first_gpu[n]), int(self.index.first_gpu[n + 1])
+        said = {
+            r.incident.id: dict(r.holds)
+            for r in list(self._book.records.values())
+            if r.incident.node == node and r.incident.closed_ms is None
+        }
+        held = dict(errors.open) if isinstance(errors, xid_state.State) else {}
+        resets = {gpu: one.back_ms for (name, gpu), one in held.items() if name == node and one.back_ms is not None}
+        if not isinstance(heard, liveness.State):
+            return NodeNow(0, (0,) * (end - first), said, resets)
+        return NodeNow(int(heard.heard_ms[n]), tuple(heard.answered_ms[first:end].tolist()), said, resets)
 
     @property
     def risks(self) -> list[Risk]:

@@ -20,6 +20,7 @@ from drover_collector.ingest_session import EndError, Session, boot_s, lane_seqs
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.ingest_writers import Writers
 from drover_proto import telemetry_pb2 as pb
+from drover_proto.kinds import BOOT_ID
 
 PROTOCOL = 1
 MAX_NAME = 253  # of a host
@@ -94,7 +95,7 @@ class Hellos:
         session.dictionary = dictionary
         session.hello_bytes = size
         self._note(session, hello, now_ms)
-        self._note_inventory(session, dict(hello.inventory), now_ms)
+        self._note_inventory(session, _with_boot(hello), now_ms)
         if self._shared:
             await self._writers.positions.look(session.key)
         # The agent's clock now: what it told while it waited for its turn came late, and is of no wrong clock.
@@ -213,6 +214,14 @@ async def _in_turns(reading: Generator[None, None, Dictionary]) -> Dictionary:
             found: Dictionary = done.value
             return found
         await asyncio.sleep(0)
+
+
+def _with_boot(hello: pb.Hello) -> dict[str, str]:
+    """Its inventory with the boot it runs in: a return to service may need a newer one."""
+    found = dict(hello.inventory)
+    if hello.boot_id:
+        found[BOOT_ID] = hello.boot_id[:MAX_NAME]
+    return found
 
 
 def _is_name(text: str) -> bool:

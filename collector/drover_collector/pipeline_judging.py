@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from drover_collector import policy_diff
-from drover_collector.actions.base import Survey
+from drover_collector.actions.base import LaterError, Survey
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.arrivals import Arrivals
 from drover_collector.buckets import BUCKET_MS, Bucket
@@ -89,6 +89,7 @@ class Judging:
         self.ceiling = ceiling
         self._watch = watch or PolicyWatch(None)
         self._policy_state = policy_diff.state_of(policy, ceiling)  # that the audit knows
+        self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
         self.engine = self._engine(self.started_ms)
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
@@ -108,7 +109,6 @@ class Judging:
         self._arrivals = Arrivals(self.ticks)
         self.saving = Saving(store, outbox, self.ticks, now_ms)
         self.saving.known = lambda: self.incidents
-        self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
         self._inventories = Inventories(store)
         self._left: list[Event] = []  # by a crash, and not judged yet; see `judge_left`
         self._told: Sequence[Told] = ()  # of inventories, for the next bucket
@@ -125,6 +125,9 @@ class Judging:
         desk.on_survey.append(self.take_survey)
         desk.on_failed.append(self.take_failed)
         desk.lowered = self._lowered
+        desk.held = self._held
+        self.engine.decider.away = None if desk.surveys else frozenset()
+        desk.now_of = lambda node: self.engine.now_of(node)  # a start may make another engine
         self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
         # A return is withheld for what was found since its probes were asked for: nothing of that may be left out.
         self.saving.watched = lambda: {n for n, d in desk.duties.items() if d.stage is Health.VALIDATING}
@@ -324,8 +327,21 @@ class Judging:
     def _engine(self, started_ms: int) -> Engine:
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
         engine.decider.live = True
+        if self.desk is not None and self.desk.surveys:
+            engine.decider.away = None  # until the schedulers have answered
         engine.decider.leaving = lambda: frozenset() if self.desk is None else self.desk.going()
         return engine
+
+    def _held(self, action: Action, later: Set[str]) -> str:
+        """Why the guard does not let an action close its node now; from any thread but the one that judges.
+
+        Raises:
+            LaterError: detection is too busy to say.
+        """
+        try:
+            return self.of_engine(lambda engine: engine.held(action, later))
+        except TimeoutError:
+            raise LaterError("detection is too busy to ask the guard") from None
 
     def _lowered(self, action: Action) -> str:
         """Why what was decided is not to be done any more though its incident is open: the mode was lowered.

@@ -60,6 +60,17 @@ class Health(StrEnum):
     UNKNOWN = "unknown"
 
 
+class WaitsFor(StrEnum):
+    """What the return of a drained node waits for."""
+
+    NOTHING = ""
+    TELEMETRY = "telemetry"  # values of every GPU that the fleet file gives the node
+    FINDING = "finding"  # the end of a condition that a detector still reports
+    RESET = "reset"  # a reset of the GPU, or a boot, newer than the fault
+    REBOOT = "reboot"  # a boot newer than the fault
+    PERSON = "person"  # the agent reports no boots: only a person knows
+
+
 class Act(StrEnum):
     """What is done to a node's service."""
 
@@ -246,6 +257,7 @@ class Action:
     attempts: int = 0
     why: str = ""  # the cause, as it stands in the scheduler's reason
     before: str = ""  # of an advice: what there was, to be put back (Slurm: the node's weight)
+    forced: bool = False  # a person wants it past the guard, and a reset where jobs may run
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +272,7 @@ class Duty:
     by: str = "drover"
     returns: int = 0  # how often it had come back before, and failed again
     asked_ms: int = 0  # when the probes were asked for that validate it, or did; 0: none, as when a person puts it back
+    waits_for: WaitsFor = WaitsFor.NOTHING  # of a drained node: what its return waits for; `reason` says it in words
 
 
 @dataclass(frozen=True, slots=True)

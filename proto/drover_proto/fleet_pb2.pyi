@@ -2231,6 +2231,7 @@ class DutyLine(_message.Message):
     BY_FIELD_NUMBER: _builtins.int
     RETURNS_FIELD_NUMBER: _builtins.int
     GPU_HOURS_LOST_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     stage: _builtins.str
     """draining, drained, validating, repair; healthy: back in service"""
@@ -2242,6 +2243,8 @@ class DutyLine(_message.Message):
     """how often it had come back before, and failed again"""
     gpu_hours_lost: _builtins.float
     """since its jobs were gone, of the last 90 days"""
+    waits_for: _builtins.str
+    """of a drained node: telemetry, finding, reset, reboot, person; empty: nothing"""
     def __init__(
         self,
         *,
@@ -2253,10 +2256,11 @@ class DutyLine(_message.Message):
         by: _builtins.str = ...,
         returns: _builtins.int = ...,
         gpu_hours_lost: _builtins.float = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu_hours_lost", b"gpu_hours_lost", "incident_id", b"incident_id", "node", b"node", "reason", b"reason", "returns", b"returns", "stage", b"stage", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu_hours_lost", b"gpu_hours_lost", "incident_id", b"incident_id", "node", b"node", "reason", b"reason", "returns", b"returns", "stage", b"stage", "ts_ms", b"ts_ms", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

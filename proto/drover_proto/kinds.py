@@ -24,6 +24,8 @@ class EventKind(StrEnum):
     LIFECYCLE = "lifecycle"  # code: one of LIFECYCLE_CODES
 
 
+BOOT_ID = "host.boot_id"  # in a stored inventory: the boot that the node was in when it reported
+
 LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
     {
         "agent_started": "the agent started",

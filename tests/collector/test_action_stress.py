@@ -10,6 +10,7 @@ import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.remedies import NodeNow
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
 from drover_proto.events import (
@@ -227,6 +228,7 @@ def test_one_that_passed_and_cannot_be_put_back_is_shown_as_such(store: Store, m
     store.write_duties([Duty("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
     actuator = SlurmActuator(slurm, 10_000)
     desk = ActionDesk(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9)
+    desk.now_of = lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))
     desk.start()
     try:
         slurm.away = True
@@ -249,7 +251,7 @@ def test_a_ticket_whose_command_hangs_is_not_opened_twice(tmp_path_factory: pyte
     desk = ActionDesk(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     desk.start()
     try:
-        made = desk.wait(desk.drain("n000", Act.REBOOT, "it hangs", "ann"), 20)
+        made = desk.wait(desk.drain("n000", Act.REBOOT, "it hangs", "ann", forced=True), 20)
     finally:
         desk.stop()
     assert made.state is ActionState.FAILED

@@ -354,3 +354,34 @@ def test_the_cap_of_a_job_holds_for_every_node_that_works_for_it_whatever_the_fa
     made = {d.node: d for event in events for d in subject.on_events([event], bucket.end_ms + LAG_MS + 1).decisions}
     assert {node: d.outcome for node, d in made.items()} == {"n00": "act", "n01": "held", "n06": "act", "n07": "act"}
     assert "2 of 6 nodes of job 812 would be out (at most 1 may be" in made["n01"].reason
+
+
+def test_what_is_known_of_a_node_now_has_each_gpu_of_the_fleet_file() -> None:
+    """A GPU that gives nothing, a node that is silent, what is said of both, and a reset that telemetry proves."""
+    subject = engine()
+    at_once = subject.now_of("n01")
+    assert at_once is not None
+    assert (at_once.heard_ms, at_once.gpus_ms) == (0, (0,) * 8), "nothing is known at the start"
+    assert subject.now_of("strange") is None
+
+    def lost(_: int, gpu: dict[str, Any], __: dict[str, Any]) -> None:
+        for column in gpu.values():
+            column[8 + 2] = np.nan
+
+    first, second = (training_bucket(INDEX, n, lost if n else None) for n in (0, 1))
+    subject.on_bucket(first, first.end_ms + LAG_MS)
+    subject.on_events([xid(79, at_ms=10_000)], first.end_ms + LAG_MS)
+    subject.on_bucket(second, second.end_ms + LAG_MS)
+    now = subject.now_of("n01")
+    assert now is not None
+    assert now.heard_ms == second.end_ms
+    assert now.gpus_ms == tuple(first.end_ms if gpu == 2 else second.end_ms for gpu in range(8))
+    (said,) = now.said.values()
+    assert said.keys() == {"xid"}
+    assert now.reset_ms == {}
+    for n in (2, 3):
+        bucket = training_bucket(INDEX, n)
+        subject.on_bucket(bucket, bucket.end_ms + LAG_MS)
+    back = subject.now_of("n01")
+    assert back is not None
+    assert back.reset_ms.keys() == {2}, "it was off the bus, and answers"

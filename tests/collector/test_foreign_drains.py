@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,9 @@ from drover_collector.actions.base import ActError, LaterError, NodeState, Order
 from drover_collector.actions.duties import adopted, is_out, seen, taken_out
 from drover_collector.actions.looks import AT_ONCE, Looks
 from drover_collector.actions.slurm import SlurmActuator
-from drover_proto.events import Act, Duty
+from drover_collector.store import Store
+from drover_proto.events import Act, ActionState, Duty, Health
+from testbed.desks import decision, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
 
 NODES = ("n1", "n2")
@@ -111,7 +114,7 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
         return {name: NodeState(name, Service.DRAINED, ours.get(name, "memory swap"), "root") for name in some}
 
     actuator = SimpleNamespace(
-        name="it", acts=frozenset(), survey=lambda _: Survey(set(names)), observe_all=observe_all
+        name="it", surveys=True, acts=frozenset(), survey=lambda _: Survey(set(names)), observe_all=observe_all
     )
     desk = SimpleNamespace(
         duties={}, nodes=tuple(names), troubles={}, actuator_of=lambda _: actuator, now_ms=lambda: 1,
@@ -122,3 +125,20 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
     assert len(asked) == AT_ONCE
     assert looks.look(set(), lambda: None, lambda: False), "it goes on when nothing is due"
     assert (sorted(asked), taken) == (names, names[-1:]), "and looks at each once"
+
+
+@pytest.mark.parametrize("mark", ["hand", "other"])
+def test_a_drain_that_the_store_has_forgotten_does_not_become_drovers_own(store: Store, mark: str) -> None:
+    """A fault of that node is decided before the first look at all nodes finds its drain."""
+    scene = scene_of(store)
+    scene.slurm.drain_by("n1", "root", f"drover:{mark}: alice: I work on its fans until Friday")
+    with scene.desk() as desk:
+        desk.take([decision()])
+        assert scene.wait(Act.DRAIN).state is ActionState.DONE
+        duty = scene.wait_stage(Health.DRAINED)
+        assert duty.reason.startswith("not validated: it was found closed by Drover")
+        desk.take([decision(node="n2", id_="d2")])
+        scene.wait_stage(Health.VALIDATING, "n2")
+        assert [node for node, _, _ in scene.probes.asked] == ["n2"], "nobody asks for probes of it"
+    assert scene.stage() is Health.DRAINED
+    assert not [effect for effect in scene.slurm.effects if effect.startswith("n1 ")]

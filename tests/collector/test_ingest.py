@@ -15,6 +15,7 @@ from drover_collector.store import ProbeRow, Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Absence, Event, EventKind, Holding, ProbeResult, to_json
+from drover_proto.kinds import BOOT_ID
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import BACKFILL, EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop
@@ -230,6 +231,20 @@ async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
         assert "an event of kind 'gossip'" in agent.rejected[EVENTS, 4]
         assert "'no_such'" in agent.rejected[EVENTS, 5]
         await until(lambda: store.inventory("n0") == {"driver": "580"})
+
+
+@in_loop
+async def test_the_boot_that_a_node_is_in_is_kept_with_its_inventory(store: Store) -> None:
+    """A return to service may need a newer one; an agent that knows none says nothing of it."""
+    async with Collector(store) as collector:
+        for n, boot in enumerate(("", "A", "A", "B")):
+            collector.now_ms = T0 + 1000 * n
+            async with collector.agent(hello(inventory={"driver": "580"}, boot_id=boot)):
+                told = {"driver": "580"} | ({BOOT_ID: boot} if boot else {})
+                await until(lambda told=told: store.inventory("n0") == told)
+    assert store.boots("n0", T0 + 1500) == [(T0 + 1000, "A"), (T0 + 3000, "B")]
+    assert store.boots("n0", 0) == [(T0, ""), (T0 + 1000, "A"), (T0 + 3000, "B")]
+    assert store.boots("n1", 0) == []
 
 
 @in_loop

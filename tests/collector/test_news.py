@@ -179,7 +179,9 @@ class Site:
         return f"request-{node}"
 
     async def xid(self, node: str) -> Decision:
-        made = Event(f"{node}/1", self.now_ms, node, 0, EventKind.XID, "79", "it fell", received_ms=self.now_ms)
+        made = Event(
+            f"{node}/1", self.now_ms, node, 0, EventKind.XID, "171", "its memory is bad", received_ms=self.now_ms
+        )
         self.store.write_events([made])
         self.pipeline.take_events([made])
         await asyncio.to_thread(lambda: self.pipeline._judge.submit(self.pipeline.judge_events).result(20))

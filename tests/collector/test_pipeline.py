@@ -271,6 +271,7 @@ class Desk:
     def __init__(self) -> None:
         self.on_duties: list[object] = []
         self.on_survey: list[object] = []
+        self.surveys = False
         self.on_failed: list[object] = []
         self.troubles: dict[str, str] = {}
         self.acting = False

@@ -168,7 +168,7 @@ def test_stored_events_and_findings_speak_against_it_right_before_its_effect(sce
         desk.on_verdicts([verdict(True)])
         wait_until(lambda: "slurm" in desk.troubles, "it waits")
         scene.now_ms += 5_000
-        scene.store.write_events([xid(ASKED + 5_000, gpu=3)])
+        scene.store.write_events([xid(ASKED + 5_000, gpu=3, code="171")])  # which needs no reset
         scene.slurm.away = False
         done = scene.wait(Act.RESUME)
     assert (done.state, "xid/xid_79 of GPU 3 (incident inc1) was told again" in done.detail) == (

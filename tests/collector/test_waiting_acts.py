@@ -77,6 +77,10 @@ def site(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield Site(store)
 
 
+async def surveyed(pipeline: Pipeline) -> None:
+    await until(lambda: pipeline.engine.decider.away is not None, "Slurm has said who is out")
+
+
 def asked(pipeline: Pipeline, node: str) -> pb.ActReply:
     facts = Facts(pipeline, IngestStats(), CollectorConfig())
     return api_actions.act_on_node(facts, pb.ActRequest(node=node, act="drain", why="fan"), "ann")
@@ -84,9 +88,10 @@ def asked(pipeline: Pipeline, node: str) -> pb.ActReply:
 
 @in_loop
 async def test_what_people_take_out_while_slurm_is_away_counts_for_what_drover_decides(site: Site) -> None:
-    site.slurm.away = True
     pipeline = site.collector(ONE_OUT)
     await pipeline.start()
+    await surveyed(pipeline)
+    site.slurm.away = True
     try:
         assert asked(pipeline, "n000").state == ActionState.INTENDED
         held = site.falls(pipeline, "n005")
@@ -128,6 +133,7 @@ async def test_who_asks_while_anothers_wish_is_being_stored_is_held_by_it(site: 
     """Between the guard's word and the stored intent of one, the guard is asked for others."""
     pipeline = site.collector(ONE_OUT)
     await pipeline.start()
+    await surveyed(pipeline)
     told: list[str] = []
 
     def meanwhile(step: str) -> None:
@@ -157,10 +163,11 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
     site: Site, mode: str, restarted: bool
 ) -> None:
     """At 3 a.m. somebody stops it by the policy's file; what a person asked for is done all the same."""
-    site.slurm.away = True
     policy = replace(ONE_OUT, guard=OPEN)
     pipeline = site.collector(policy)
     await pipeline.start()
+    await surveyed(pipeline)
+    site.slurm.away = True
     assert site.falls(pipeline, "n005").outcome == "act"
     asked(pipeline, "n000")
     await until(lambda: len(site.store.intended_actions()) == 2, "both wait for Slurm")

@@ -26,6 +26,7 @@ from drover_agent.simulation.run import NodeAgent
 from drover_cli.doctor import probe_jobs
 from drover_cli.doctor.finding import State
 from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.remedies import NodeNow
 from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm import SlurmActuator
@@ -235,6 +236,7 @@ class Acting:
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
+        self.desk.now_of = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # beyond the recording
         self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act)
         self.probing.stream = collector.ingest.stream
         self.probing.desk._poll_s = 0.2

@@ -24,6 +24,7 @@ from drover_agent.simulation.run import NodeAgent
 from drover_collector.actions.base import NodeState
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import gpu_hours_lost
+from drover_collector.actions.remedies import NodeNow
 from drover_collector.actions.scontrol import Scontrol, SlurmNode
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm import SlurmActuator
@@ -116,6 +117,7 @@ class Site:
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
+        self.desk.now_of = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # beyond the recording
         self.looks = 0  # at what is out, that have ended
         look = actuator.observe_all
 
@@ -239,7 +241,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         at.collector.now_ms += 3 * HOUR_MS
         await at.fatal_xid()  # another fault of the same node, three hours later
         await until(lambda: at.desk.duties[NODE].stage is not Health.HEALTHY, "it is out again", SLOW_S)
-        again = at.desk.duties[NODE]
+        again = next(d for d in store.duty_history(NODE) if d.stage is Health.DRAINING and d.returns)
         assert again.returns == 1
         assert again.reason.startswith("out again 0.1 days after it came back: xid/xid_79: ")
         assert again.incident_id not in ("", suspect.id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.remedies import NodeNow
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store
@@ -72,6 +73,14 @@ class Scene:
     incidents: dict[str, Incident]
     probes: Probes
     now_ms: int = T0
+    telemetry: NodeNow | None = None  # what the engine knows of each node; None: all its GPUs give values now
+
+    @property
+    def now(self) -> NodeNow:
+        if self.telemetry is not None:
+            return self.telemetry
+        at_ms = self.now_ms + 1  # in tests time often stands still
+        return NodeNow(at_ms, (at_ms,) * 8)
 
     @contextmanager
     def desk(
@@ -88,6 +97,7 @@ class Scene:
             incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
         )  # fmt: skip
         made.validator = self.probes
+        made.now_of = lambda _: self.now
         made.start(mode)
         try:
             yield made

@@ -81,12 +81,12 @@ class Survey:
     """What schedulers say of all nodes of a fleet.
 
     Attributes:
-        closed: nodes that get no work, no matter who closed them.
+        closed: nodes that get no work, no matter who closed them; None: not known.
         answers: node -> whether its slurmd or kubelet answers the scheduler. A node that is missing here: unknown. A
             scheduler notices late that a node is gone (Slurm within SlurmdTimeout, 300 s; Kubernetes within 40 s).
     """
 
-    closed: Set[str] = frozenset()
+    closed: Set[str] | None = frozenset()
     answers: Mapping[str, bool] = field(default_factory=dict)
 
 
@@ -126,6 +126,7 @@ class Actuator(Protocol):
     name: str
     acts: frozenset[Act]  # that it knows
     repeatable: bool  # an act may be done again after a stop, without an effect of its own
+    surveys: bool  # `survey` has an answer: the caps wait for it
 
     def do(self, act: Act, order: Order) -> Result:
         """Carry it out."""
@@ -158,6 +159,7 @@ class Scheduler(ABC):
     name: str
     label: str  # what people call it
     repeatable = True
+    surveys = True
     acts = ACTS
 
     def do(self, act: Act, order: Order) -> Result:

@@ -36,6 +36,7 @@ from drover_proto.events import Act
 class CommandActuator:
     name = "command"
     repeatable = True
+    surveys = False
     acts = ACTS
 
     def __init__(self, config: CommandConfig) -> None:

@@ -39,6 +39,7 @@ def ended(program: Sequence[str], ran: Ran) -> str:
 class Commands:
     name = "commands"
     repeatable = False
+    surveys = False
 
     def __init__(self, config: ActConfig) -> None:
         programs = {

@@ -14,13 +14,14 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from drover_collector.actions.base import ActError, Actuator, Survey
+from drover_collector.actions.base import ActError, Actuator, NodeState, Survey
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import is_out, mark_of_duty
 from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
+from drover_collector.actions.remedies import NodeNow
 from drover_collector.actions.returning import Returning, Validator
 from drover_collector.actions.settings import MODES, ActConfig, TicketConfig
 from drover_collector.actions.ticket import Ticket
@@ -32,7 +33,9 @@ from drover_proto.events import (
     ActionState,
     Decision,
     Duty,
+    Health,
     Incident,
+    WaitsFor,
 )
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ ADVICES = (Act.ADVISE, Act.UNADVISE)
 MOST_MADE = 20_000  # actions remembered: a decision may be handed over again until all of its outcome is stored
 UNBEGUN_MS = 3_600_000  # a decision older than this that a stop left without an intent is not begun any more, but told
 LOOKED_BACK_MS = 30 * 86_400_000  # for those, and for actions that failed
+STALE_S = 180.0  # a scheduler that was not heard for three of its surveys: who is out is not known any more
 STOP_S = 15.0  # for an effect under way
 
 OBSERVES = 'this collector only observes; set act.mode to "approve" or "enforce", and an actuator'
@@ -62,6 +66,9 @@ class ActionDesk(Returning):
         on_failed: each is called with actions that failed, those of before the start too; likewise.
         troubles: what goes wrong, each a sentence.
         lowered: asked right before an act why it is not wanted any more by who decided it; "": it is.
+        held: asked right before a node is closed why the guard holds it, given nodes whose turn comes later; "": it
+            does not.
+        now_of: what is known of a node now; None: nothing, and Drover puts nothing back.
         asked: nodes that people ask to have taken out, while the guard is asked and their intents are stored.
     """
 
@@ -88,13 +95,17 @@ class ActionDesk(Returning):
         self.on_failed: list[Callable[[Sequence[Action]], None]] = []
         self.troubles: dict[str, str] = {}
         self.lowered: Callable[[Action], str] = lambda _: ""
+        self.held: Callable[[Action, Set[str]], str] = lambda *_: ""
+        self.now_of: Callable[[str], NodeNow | None] = lambda _: None
         self.asked: dict[str, None] = {}
         self.nodes = tuple(nodes)
-        self._surveys: dict[str, Survey] = {}  # by actuator
+        self._surveys: dict[str, tuple[Survey, float]] = {}  # by actuator; when, time.monotonic
         self._lock = threading.RLock()
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
         self._actuators, self._look_s = tuple(actuators), look_s
+        self._recheck_s = 2 * look_s
+        self._rechecks = {}
         # In observe mode nothing is opened, and no setting of it may stop the collector.
         webhook = TicketConfig() if config.mode == "observe" else config.repair_webhook
         self._commands, self._ticket = Commands(config), Ticket(webhook)
@@ -122,6 +133,7 @@ class ActionDesk(Returning):
         self._made.clear()
         self.advices.clear()
         self._surveys.clear()  # who judges does not know it yet
+        self._rechecks.clear()
         for action in self.store.actions(acts=ADVICES):
             self._note_advice(action)
         workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, *self._own)}
@@ -230,7 +242,9 @@ class ActionDesk(Returning):
         wishes = [wish(d, fresh.get(d.incident_id) or known.get(d.incident_id)) for d in decisions]
         intents.put([wished for wished in wishes if wished is not None])
 
-    def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0) -> Action:
+    def intend(
+        self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False
+    ) -> Action:
         """The action of this `seed` (a decision's id, or what else makes it one); it is begun if it is new.
 
         Args:
@@ -253,13 +267,23 @@ class ActionDesk(Returning):
             # Nor is a return that a person wants at once that of Drover's own, which news may withhold.
             key = node, act, incident
             alike = [a for a in (worker.waiting() if worker else ()) if (a.node, a.action, a.incident_id) == key]
-            same = next((a for a in alike if act is not Act.RESUME or a.by == by), None)
+            same = next((a for a in alike if (act is not Act.RESUME or a.by == by) and a.forced >= forced), None)
             if same is not None:
                 return same
             actuator = "" if worker is None else worker.actuator.name
             decision = seed if incident and by == "drover" and act in ACT_OF.values() else ""
             made = Action(
-                id_, decision, incident, node, act, actuator, ActionState.INTENDED, self.now_ms(), by=by, why=why
+                id_,
+                decision,
+                incident,
+                node,
+                act,
+                actuator,
+                ActionState.INTENDED,
+                self.now_ms(),
+                by=by,
+                why=why,
+                forced=forced,
             )
             self.step("decided")
             if worker is None:
@@ -279,12 +303,12 @@ class ActionDesk(Returning):
             del self._made[next(iter(self._made))]
         return made
 
-    def drain(self, node: str, act: Act, why: str, by: str) -> Action:
+    def drain(self, node: str, act: Act, why: str, by: str, forced: bool = False) -> Action:
         """What a person asks for: drain, isolate, reset or reboot. Raises StoreError."""
         self._must_act(node)
         if why_not := self.hindrance(act):
             raise ActError(why_not)
-        return self.intend(node, act, f"{by} {self.now_ms()}", "", why, by)
+        return self.intend(node, act, f"{by} {self.now_ms()}", "", why, by, forced=forced)
 
     def hindrance(self, act: Act) -> str:
         """Why the settings do not let it be done; "" where they do."""
@@ -295,6 +319,8 @@ class ActionDesk(Returning):
 
     def set_duty(self, duty: Duty) -> None:
         """Raises StoreError: it is as before then."""
+        if duty.stage is not Health.DRAINED:
+            duty = replace(duty, waits_for=WaitsFor.NOTHING)
         with self._lock:
             self.store.write_duties([duty])
             self.duties = {**self.duties, duty.node: duty}
@@ -305,12 +331,44 @@ class ActionDesk(Returning):
     def set_survey(self, actuator: str, survey: Survey) -> None:
         """Note what the scheduler of an actuator says of all its nodes."""
         with self._lock:
-            news = self._surveys.get(actuator, Survey()) != survey
-            self._surveys[actuator] = survey
-            closed = frozenset[str]().union(*(s.closed for s in self._surveys.values()))
-            answers = {node: answer for s in self._surveys.values() for node, answer in s.answers.items()}
-        for told in self.on_survey if news else ():
-            told(Survey(closed, answers))
+            before = self._whole_survey()
+            self._surveys[actuator] = survey, time.monotonic()
+            after = self._whole_survey()
+        for told in self.on_survey if before != after else ():
+            told(after)
+
+    def note_stale(self) -> None:
+        """Forget what a scheduler said that has not answered for long: others may have closed nodes since."""
+        with self._lock:
+            before, oldest = self._whole_survey(), time.monotonic() - STALE_S
+            self._surveys = {name: told for name, told in self._surveys.items() if told[1] >= oldest}
+            after = self._whole_survey()
+        for told in self.on_survey if before != after else ():
+            told(after)
+
+    def _whole_survey(self) -> Survey:
+        """Of all schedulers. Who is closed is unknown until each of them has answered."""
+        found = [survey for survey, _ in self._surveys.values()]
+        known = all(a.name in self._surveys for a in self._actuators if a.surveys)
+        closed = frozenset[str]().union(*(s.closed or () for s in found)) if known else None
+        return Survey(closed, {node: answer for s in found for node, answer in s.answers.items()})
+
+    @property
+    def surveys(self) -> bool:
+        """Whether it acts, and some scheduler can be asked who is out of service."""
+        return self.config.mode != "observe" and any(a.surveys for a in self._actuators)
+
+    def observed(self, node: str) -> NodeState:
+        """A node as its scheduler sees it now, asked in the thread of its actuator.
+
+        Raises:
+            LaterError: it does not answer. ActError: it cannot be asked.
+        """
+        actuator = self.actuator_of(node)
+        worker = None if actuator is None else self._workers.get(actuator.name)
+        if actuator is None or worker is None:
+            raise ActError(f"no actuator has {node}")
+        return worker.ask(lambda: actuator.observe(node))
 
     def before_advice(self, node: str) -> str:
         """What the first advice of those that stand on a node has replaced: a later one finds the advice itself."""

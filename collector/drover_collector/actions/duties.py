@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from drover_collector.actions.base import HAND, NodeState, Service
-from drover_proto.events import Duty, Health, ProbeVerdict
+from drover_proto.events import Duty, Health, ProbeVerdict, WaitsFor
 
 OUT = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
 IDLE = frozenset({Health.DRAINED, Health.VALIDATING, Health.REPAIR})  # no job runs there
@@ -75,7 +75,15 @@ def drained_too(duty: Duty, by: str, why: str, now_ms: int) -> Duty | None:
     if kept_by(duty) or duty.stage is Health.REPAIR:
         return None
     stage = Health.DRAINED if duty.stage is Health.VALIDATING else duty.stage
-    return replace(duty, stage=stage, ts_ms=now_ms, by=by, reason=f"{why}; out before that: {duty.reason}", asked_ms=0)
+    return replace(
+        duty,
+        stage=stage,
+        ts_ms=now_ms,
+        by=by,
+        reason=f"{why}; out before that: {duty.reason}",
+        asked_ms=0,
+        waits_for=WaitsFor.NOTHING,
+    )
 
 
 def adopted(state: NodeState, now_ms: int) -> Duty | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState
+from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState, Survey
 from drover_collector.actions.duties import SOMEBODY, adopted, is_out, mark_of_duty, seen
 from drover_proto.events import Act, ActionState, Audit, Duty, Health
 
@@ -26,7 +26,9 @@ class Looks:
 
     def __init__(self, desk: ActionDesk, actuator: Actuator) -> None:
         self._desk, self._actuator = desk, actuator
-        self._all_at = 0.0
+        self._all_at = 0.0  # when all nodes are looked at again, time.monotonic
+        self._survey: Survey | None = None  # the newest, until what it shows is taken up
+        self.first = actuator.surveys  # all nodes are to be looked at before anything is done
         self._foreign: set[str] = set()  # closed, and not by us
 
     def look(self, under_way: Set[str], answered: Callable[[], object], has_come: Callable[[], bool]) -> bool:
@@ -84,33 +86,48 @@ class Looks:
         changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
         self._desk.store.write_actions(changed)
 
-    def _look_at_all(self, under_way: Set[str], has_come: Callable[[], bool]) -> bool:
-        """Who is out by others counts for the guard; what carries a mark of ours and nobody knows of is taken up."""
-        if time.monotonic() < self._all_at:
-            return True
-        self._all_at = time.monotonic() + ALL_S
+    def survey(self, older_s: float = 0.0) -> None:
+        """Look at all nodes, where the newest look is older than this: the guard counts who is out by others."""
+        if not self._actuator.surveys or (not self.first and time.monotonic() < self._all_at - ALL_S + older_s):
+            return
         desk, trouble = self._desk, f"{self._actuator.name} nodes"
         names = [name for name in desk.nodes if desk.actuator_of(name) is self._actuator]
         try:
-            survey = self._actuator.survey(names)
+            found = self._actuator.survey(names)
         except AwayError:
+            self.first = True  # what it tells next may be another thing
             raise
         except ActError as error:  # a right that is missing must not hide behind what goes well
-            desk.troubles[trouble] = f"The guard does not count nodes that others have closed: {error}."
-            return True
+            desk.troubles[trouble] = f"The guard does not know which nodes others have closed: {error}."
+            self._looked_at_all()
+            desk.note_stale()
+            return
         desk.troubles.pop(trouble, None)
-        if survey is None:
-            return True
-        desk.set_survey(self._actuator.name, survey)
-        if self._adopt(survey.closed, under_way, has_come):
-            return True
-        self._all_at = 0.0  # the rest when nothing is due
-        return False
+        self._looked_at_all()
+        if found is not None:
+            self._survey = found
+            desk.set_survey(self._actuator.name, found)
 
-    def _adopt(self, closed: Set[str], under_way: Set[str], has_come: Callable[[], bool]) -> bool:
+    def _looked_at_all(self) -> None:
+        self.first, self._all_at = False, time.monotonic() + ALL_S
+
+    def _look_at_all(self, under_way: Set[str], has_come: Callable[[], bool]) -> bool:
+        """What carries a mark of ours and nobody knows of is taken up; the rest of it when nothing is due."""
+        if time.monotonic() >= self._all_at:
+            self.survey()
+        if self._survey is None:
+            return True
+        if not self._adopt(self._survey.closed, under_way, has_come):
+            return False
+        self._survey = None
+        return True
+
+    def _adopt(self, closed: Set[str] | None, under_way: Set[str], has_come: Callable[[], bool]) -> bool:
         """Closed by Drover, and forgotten: by a store that was lost, or set back to an older backup. False: it was
         broken off, as others may have closed hundreds, and a drain is not to wait for looks at them."""
         desk = self._desk
+        if closed is None:
+            return True
         known = under_way | {node for node, duty in desk.duties.items() if is_out(duty)}
         self._foreign &= closed - known  # looked at once: in Kubernetes each is a question of its own
         strange = sorted(closed - known - self._foreign)

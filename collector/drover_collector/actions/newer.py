@@ -31,12 +31,12 @@ def newer(
         if incident.node != node or incident.action not in CLOSES or was_cleared(incident):
             continue
         if incident.opened_ms > since_ms:
-            found.append(f"{_what(incident)} was found")
+            found.append(f"{what(incident)} was found")
         elif incident.closed_ms is None and (
             any(_came_again(event, incident, since_ms) for event in lines)
             or any(f.ts_ms > since_ms and _told_again(f, incident) for f in told)
         ):
-            found.append(f"{_what(incident)} was told again")
+            found.append(f"{what(incident)} was told again")
     more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return "; ".join(found[:NAMED]) + more
 
@@ -46,7 +46,8 @@ def named(id_: str) -> str:
     return f"(incident {id_})"
 
 
-def _what(incident: Incident) -> str:
+def what(incident: Incident) -> str:
+    """An incident in a sentence."""
     gpu = "" if incident.gpu is None else f" of GPU {incident.gpu}"
     return f"{incident.kind}/{incident.cause}{gpu} {named(incident.id)}"
 

@@ -8,22 +8,67 @@ duties, incidents, events and findings, so that a restart gives the same answer.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Protocol
 
-from drover_collector.actions.base import ActError
+from drover_collector.actions.base import ActError, LaterError
 from drover_collector.actions.commands import Commands
 from drover_collector.actions.duties import ITSELF, NOT_TOLD, WITHHELD, is_out, judged, kept_by
-from drover_collector.actions.newer import CLOSES, newer
+from drover_collector.actions.newer import CLOSES, newer, what
+from drover_collector.actions.remedies import (
+    FRESH_MS,
+    XID,
+    Lack,
+    LackError,
+    NodeNow,
+    faults_of,
+    finding_lack,
+    remedy_lack,
+    telemetry_lack,
+)
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.ticket import Ticket
 from drover_collector.guard import may_resume
+from drover_collector.incidents_record import was_absorbed
 from drover_collector.store import Store
-from drover_proto.events import Act, Action, Duty, Health, Incident, ProbeReason, ProbeVerdict
+from drover_proto.events import (
+    Act,
+    Action,
+    ActionState,
+    Duty,
+    Health,
+    Incident,
+    ProbeReason,
+    ProbeVerdict,
+    WaitsFor,
+)
 
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
+RESETS = (Act.RESET, Act.REBOOT)
+LOOKED_BACK_MS = 30 * 86_400_000  # for faults that need a reset or a reboot: no incident is looked at for longer
+BEFORE_MS = 60_000  # an incident's first event may have come so long before the incident's own time
 QUIET_MS = 60_000  # nothing more may have come for so long before a node whose return was withheld is probed again
+
+
+HELD_BEFORE = "probed after it was "  # begin of the reason of one that no longer waits
+
+
+def with_help(duty: Duty, lack: Lack) -> str:
+    """What it waits for, and what ends that."""
+    by_hand = f"drover resume {duty.node} --why TEXT --force puts it back at once"
+    if lack.waits_for is WaitsFor.PERSON:
+        return f"{lack.text}. When it has rebooted: {by_hand}"
+    return f"{lack.text}. It is probed and put back when that has come; {by_hand}"
+
+
+def held(duty: Duty, lack: Lack, now_ms: int) -> Duty:
+    """A drained node whose return waits for something."""
+    return replace(
+        duty, stage=Health.DRAINED, ts_ms=now_ms, reason=with_help(duty, lack), waits_for=lack.waits_for, asked_ms=0
+    )
 
 
 class Validator(Protocol):
@@ -44,6 +89,9 @@ class Returning:
     step: Callable[[str], None]
     duties: Mapping[str, Duty]
     validator: Validator | None
+    now_of: Callable[[str], NodeNow | None]
+    _recheck_s: float  # between looks at what a held node waits for
+    _rechecks: dict[str, float]  # node -> when it is looked at again, time.monotonic
     _lock: threading.RLock
 
     @property
@@ -54,7 +102,9 @@ class Returning:
     def _own(self) -> tuple[Commands | Ticket, ...]:
         raise NotImplementedError  # the desk has it
 
-    def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0) -> Action:
+    def intend(
+        self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False
+    ) -> Action:
         raise NotImplementedError  # the desk has it
 
     def set_duty(self, duty: Duty) -> None:
@@ -80,6 +130,11 @@ class Returning:
             return made, "put back without validation"
         if duty.stage is Health.DRAINING:
             return None, "jobs still run there: it is validated and put back when they are gone; --force: at once"
+        if (lack := self._remedy_lack(duty)) is not None:
+            if lack.waits_for is WaitsFor.PERSON:
+                raise ActError(with_help(duty, lack))
+            self.set_duty(held(replace(duty, by=ITSELF), lack, self.now_ms()))
+            return None, with_help(duty, lack)
         reason = ProbeReason.REPAIRED if duty.stage is Health.REPAIR else ProbeReason.VALIDATE
         self._validate(self.validator, duty, reason, by, why)
         return None, "probes were asked for; it is put back when it passes them"
@@ -90,21 +145,37 @@ class Returning:
             return
         if duty.reason.startswith(WITHHELD) and self._newer(duty.node, self.now_ms() - QUIET_MS):
             return
-        self._validate(self.validator, duty, ProbeReason.VALIDATE, ITSELF, duty.reason)
+        if (at := self._rechecks.get(duty.node)) is not None and time.monotonic() < at:
+            return
+        lack = self._remedy_lack(duty)
+        if lack is None and duty.waits_for is not WaitsFor.NOTHING:
+            lack = self._present_lack(duty)
+        if lack is None:
+            self._rechecks.pop(duty.node, None)
+            reason = duty.reason if duty.waits_for is WaitsFor.NOTHING else f"{HELD_BEFORE}{duty.reason}"
+            self._validate(self.validator, duty, ProbeReason.VALIDATE, ITSELF, reason)
+            return
+        self._rechecks[duty.node] = time.monotonic() + self._recheck_s
+        if (duty.waits_for, duty.reason) != (lack.waits_for, with_help(duty, lack)):
+            self.set_duty(held(duty, lack, self.now_ms()))
 
     def _validate(self, validator: Validator, duty: Duty, why: ProbeReason, by: str, reason: str) -> None:
         now_ms = self.now_ms()
         try:
             order = validator.ask(duty.node, why, level=self.config.validate_level, incident_id=duty.incident_id, by=by)
         except ValueError as error:
-            self.set_duty(replace(duty, ts_ms=self.now_ms(), stage=Health.DRAINED, reason=f"{NOT_TOLD}{error}"))
+            text = f"{NOT_TOLD}{error}"
+            self.set_duty(replace(duty, ts_ms=now_ms, stage=Health.DRAINED, reason=text, waits_for=WaitsFor.NOTHING))
             return
         self.step("asked")
         first = next(iter(self.store.probe_order(order)), None)  # the same one may have been open for a while
         asked_ms = now_ms if first is None else first.ts_ms
         self.set_duty(  # whoever asks for it, its return is Drover's matter from here on
-            replace(duty, ts_ms=self.now_ms(), stage=Health.VALIDATING, reason=reason, by=ITSELF, asked_ms=asked_ms)
-        )
+            replace(
+                duty, ts_ms=self.now_ms(), stage=Health.VALIDATING, reason=reason, by=ITSELF, asked_ms=asked_ms,
+                waits_for=WaitsFor.NOTHING,
+            )
+        )  # fmt: skip
 
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """What validation has shown. Raises StoreError: call again with the same ones."""
@@ -135,7 +206,7 @@ class Returning:
         Args:
             waiting: what else is to be done to its node.
         Raises:
-            StoreError.
+            LackError: something is missing. LaterError: it may still come. StoreError.
         """
         duty = self.duties.get(resume.node)
         if resume.by != ITSELF or duty is None or not is_out(duty):
@@ -143,6 +214,7 @@ class Returning:
         closing = next((a.by for a in waiting if a.action in (Act.DRAIN, Act.ISOLATE) and a.by != ITSELF), "")
         if person := kept_by(duty) or closing:
             return f"{WITHHELD}{person} drains it by hand; drover resume {resume.node} --why TEXT has it probed again"
+        self._must_lack_nothing(resume, duty)
         if not (found := self._newer(resume.node, duty.asked_ms or duty.ts_ms)):
             return ""
         since = f"it {resume.why}; but since its probes were asked for {found}"
@@ -152,14 +224,67 @@ class Returning:
 
     def _newer(self, node: str, since_ms: int) -> str:
         """What a pass of probes that were asked for then does not speak for. Raises StoreError."""
-        mine = [i for i in self.incidents().values() if i.node == node and i.action in CLOSES]
-        mine = [i for i in mine if not self._rejected(i)]
+        mine = list(self._own_incidents(node).values())
         if not mine:
             return ""
         store, to_ms = self.store, max(self.now_ms(), since_ms) + 1
         return newer(
             node, since_ms, mine, store.events_received(node, since_ms), store.findings(since_ms, to_ms, node=node)
         )
+
+    def _must_lack_nothing(self, resume: Action, duty: Duty) -> None:
+        """Raises LackError: what a return demands is missing. LaterError: values since the probes may still come."""
+        if (lack := self._remedy_lack(duty)) is not None:
+            raise LackError(lack)
+        since_ms = duty.asked_ms or duty.ts_ms
+        if (lack := self._present_lack(duty, since_ms)) is None:
+            return
+        if lack.waits_for is WaitsFor.TELEMETRY and self.now_ms() - resume.ts_ms <= FRESH_MS:
+            raise LaterError(f"{lack.text}, since its probes were asked for")
+        raise LackError(lack)
+
+    def _own_incidents(self, node: str) -> dict[str, Incident]:
+        """Incidents about the node that want it out, open or just closed, without those that a person rejected."""
+        mine = [i for i in self.incidents().values() if i.node == node and i.action in CLOSES]
+        return {i.id: i for i in mine if not self._rejected(i)}
+
+    def _present_lack(self, duty: Duty, since_ms: int | None = None) -> Lack | None:
+        """Whether values and findings speak for a return now. `since_ms`: when its probes were asked for."""
+        now = self.now_of(duty.node)
+        if (lack := telemetry_lack(now, self.now_ms(), since_ms or 0)) is not None:
+            return lack
+        assert now is not None
+        names = {id_: what(i) for id_, i in self._own_incidents(duty.node).items() if i.closed_ms is None}
+        return finding_lack(now.said, names, self.now_ms(), since_ms)
+
+    def _remedy_lack(self, duty: Duty) -> Lack | None:
+        """Whether a boot or a reset that a fault needs is missing. Raises StoreError."""
+        node, now_ms = duty.node, self.now_ms()
+        own = self._own_incidents(node)
+        known = self.incidents().get(duty.incident_id)
+        if known is None and duty.incident_id:
+            known = next(iter(self.store.incident_history(duty.incident_id)[-1:]), None)
+        out = list(takewhile(is_out, reversed(self.store.duty_history(node)))) or [duty]
+        times = [i.since_ms for i in (*own.values(), *([] if known is None else [known]))]
+        since_ms = max(now_ms - LOOKED_BACK_MS, min([out[-1].ts_ms, *times]) - BEFORE_MS)
+        faults = faults_of(self.store.events_received(node, since_ms))
+        if not faults:
+            return None
+        reset_ms: dict[int | None, int] = {}
+
+        def note(gpu: int | None, at_ms: int) -> None:
+            reset_ms[gpu] = max(at_ms, reset_ms.get(gpu, 0))
+
+        for action in self.store.actions(node=node, acts=RESETS, since_ms=faults[0].at_ms):
+            if action.state is ActionState.DONE:
+                note(None, action.ts_ms)
+        for incident in own.values():  # its detector saw the GPU reset
+            if incident.closed_ms is not None and XID in incident.detectors and not was_absorbed(incident):
+                note(incident.gpu, incident.closed_ms)
+        now = self.now_of(node)
+        for gpu, at_ms in ({} if now is None else now.reset_ms).items():
+            note(gpu, at_ms)
+        return remedy_lack(faults, self.store.boots(node, faults[0].at_ms), reset_ms)
 
     def _rejected(self, incident: Incident) -> bool:
         """A person has said that its node is not to go for it."""

@@ -24,6 +24,7 @@ KEY = "act.repair_webhook"
 class Ticket:
     name = "ticket"
     repeatable = True
+    surveys = False
 
     def __init__(self, config: TicketConfig) -> None:
         """

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,15 +17,16 @@ from drover_collector.actions.base import (
     Actuator,
     AwayError,
     LaterError,
+    NodeState,
     Order,
     Service,
-    mark_of,
 )
 from drover_collector.actions.duties import (
     IDLE,
     ITSELF,
     NOT_TOLD,
     WITHHELD,
+    adopted,
     drained_too,
     is_out,
     kept_by,
@@ -30,6 +34,8 @@ from drover_collector.actions.duties import (
     taken_out,
 )
 from drover_collector.actions.looks import Looks
+from drover_collector.actions.remedies import Lack, LackError
+from drover_collector.actions.returning import held
 from drover_collector.store import StoreError
 from drover_proto.events import Act, Action, ActionState, Health
 
@@ -40,6 +46,8 @@ log = logging.getLogger(__name__)
 
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
 STORE_WAIT_S = 1.0
+ASK_S = 30.0  # for the answer of another actuator's thread, which may be at a slow command
+SURVEY_S = 15.0  # a node is closed by a look at all nodes that is not older
 BEGUN = "its command runs"
 CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
 RESETS = frozenset({Act.RESET, Act.REBOOT})
@@ -53,6 +61,7 @@ class Job:
     tries: int = 0
     detail: str | None = None  # of what is done, and not stored yet
     touched: bool = True  # something may have been done; of what a stop left nobody knows
+    lack: Lack | None = None  # of a return that failed: what it waits for
     given_up: str = ""  # why; then it is only looked at whether it has closed its node
 
 
@@ -64,6 +73,7 @@ class Worker:
         self._desk, self._look_s = desk, look_s
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
+        self._asks: deque[tuple[Callable[[], NodeState], Future[NodeState]]] = deque()
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
@@ -88,6 +98,31 @@ class Worker:
             self._jobs.setdefault(action.id, Job(action, touched=not fresh))
             self._changed.notify_all()
 
+    def ask(self, call: Callable[[], NodeState]) -> NodeState:
+        """What `call` finds at this actuator, in its thread: a client is not for several threads at once.
+
+        Raises:
+            LaterError: it does not answer, or is busy for too long. ActError.
+        """
+        answer: Future[NodeState] = Future()
+        with self._changed:
+            self._asks.append((call, answer))
+            self._changed.notify_all()
+        try:
+            return answer.result(ASK_S)
+        except (TimeoutError, CancelledError):
+            raise LaterError(f"{self.actuator.name} was busy for {ASK_S:.0f} s") from None
+
+    def _answer_asks(self) -> None:
+        while self._asks:
+            call, answer = self._asks.popleft()
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(call())
+            except Exception as error:  # noqa: BLE001  # it is the asker's
+                answer.set_exception(error)
+
     def waiting(self) -> list[Action]:
         with self._changed:
             return [job.action for job in self._jobs.values()]
@@ -97,15 +132,20 @@ class Worker:
         while True:
             with self._changed:
                 if self._stopping:
+                    for _, answer in self._asks:
+                        answer.cancel()
                     return
                 now = time.monotonic()
                 job = self._next(now)
-                if job is None and now < look_at:
+                if job is None and now < look_at and not self._asks:
                     times = [max(j.due, self._away_until) for j in self._jobs.values()]
                     self._changed.wait(max(0.0, min([look_at, *times]) - now))
                     continue
+            self._answer_asks()
             try:
-                if job is not None:
+                if now >= self._away_until and self._looks.first:
+                    self._survey()
+                elif job is not None:
                     self._work(job)
                 else:
                     look_at = time.monotonic() + self._look_s
@@ -143,6 +183,7 @@ class Worker:
                 self._gone_away(str(error))
             self._later(job, str(error), known=self._closed_so_far(job))
         except ActError as error:
+            job.lack = error.lack if isinstance(error, LackError) else None
             if self._closed_so_far(job):
                 self._fail(job, str(error))
             else:  # a node that it has closed must not be forgotten with it
@@ -173,6 +214,7 @@ class Worker:
             desk.store.write_actions([job.action])
             desk.step("begun")
         self._must_not_meet(job.action)
+        self._must_be_within_the_caps(job.action)
 
         def may() -> None:
             desk.store.fence()
@@ -201,6 +243,40 @@ class Worker:
             back = duty is not None and duty.stage not in IDLE and duty.ts_ms > action.ts_ms
             if back or any(a.action is Act.RESUME for a in others):
                 raise ActError(f"not done: {node} was put back since it was asked for, and jobs may run there")
+            self._must_be_idle(action)
+
+    def _must_be_within_the_caps(self, action: Action) -> None:
+        """Others may have closed nodes since it was decided. Raises LaterError: it waits, and counts as leaving."""
+        if action.action not in CLOSINGS or action.forced or self._has_closed(action):
+            return
+        self._looks.survey(SURVEY_S)
+        with self._changed:
+            own = self._jobs.get(action.id)
+            since = (action.ts_ms, action.id)
+            later = {
+                j.action.node for j in self._jobs.values() if j is not own and (j.action.ts_ms, j.action.id) > since
+            }
+        if why := self._desk.held(action, later):
+            raise LaterError(f"the guard holds it back: {why}")
+
+    def _must_be_idle(self, action: Action) -> None:
+        """A reset is not done to a node that its scheduler may give work: asked now, as what is stored is older.
+
+        Raises:
+            LaterError: the scheduler does not answer. ActError: the node is not out by Drover, or jobs run there.
+        """
+        if action.forced:
+            return
+        node, duty = action.node, self._desk.duties.get(action.node)
+        state = self._desk.observed(node)
+        if duty is None or not is_out(duty) or not state.out or state.mark != mark_of_duty(duty):
+            said = state.text or str(state.service)
+            raise ActError(
+                f"not done: its scheduler does not have {node} as drained by Drover ({said}): jobs may run there"
+            )
+        if state.jobs or state.service is not Service.DRAINED:
+            jobs = f": {', '.join(state.jobs)}" if state.jobs else ""
+            raise ActError(f"not done: jobs run on {node}{jobs}; ask again when they have ended")
 
     def _over(self, action: Action) -> str:
         """Why it is not wanted any more; "": it is."""
@@ -234,7 +310,7 @@ class Worker:
             if action.action is Act.RESUME:
                 self._drop_closings(action)  # before it is stored as done: a stop in between does both again
         elif action.action is Act.RESUME:
-            self._not_back(action, detail)
+            self._not_back(action, detail, job.lack)
         ended = replace(action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1)
         desk.store.write_actions([ended])
         with self._changed:
@@ -287,7 +363,12 @@ class Worker:
         duty = desk.duties.get(action.node)
         if action.action in CLOSINGS and not is_out(duty):
             state = self.actuator.observe_all([action.node]).get(action.node)
-            mark = (None if state is None else mark_of(state.reason)) or _mark(action)
+            found = None if state is None or not state.out else adopted(state, now_ms)
+            if found is not None and mark_of_duty(found) != _mark(action):
+                # Closed by a person, or for an incident that the store has lost: a pass proves nothing of that.
+                desk.set_duty(found if action.by == ITSELF else replace(found, by=action.by))
+                return
+            mark = _mark(action)
             desk.set_duty(taken_out(action.node, mark, action.why, action.by, duty, now_ms, desk.config.return_days))
         elif action.action in CLOSINGS and action.by != ITSELF and duty is not None:
             if kept := drained_too(duty, action.by, action.why, now_ms):
@@ -298,9 +379,12 @@ class Worker:
                 replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=action.why, by=action.by, asked_ms=asked_ms)
             )
 
-    def _not_back(self, action: Action, why: str) -> None:
+    def _not_back(self, action: Action, why: str, lack: Lack | None) -> None:
         """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
         duty = self._desk.duties.get(action.node)
+        if lack is not None and duty is not None and is_out(duty) and not kept_by(duty):
+            self._desk.set_duty(held(duty, lack, self._desk.now_ms()))
+            return
         told = why.startswith((WITHHELD, NOT_TOLD))
         if duty is not None and (duty.stage is Health.VALIDATING or (told and not kept_by(duty))):
             text = why if told else f"{NOT_TOLD}it could not be put back: {why}"
@@ -346,6 +430,8 @@ class Worker:
             log.warning("the store: %s", error)
 
     def _gone_away(self, why: str) -> None:
+        self._looks.first = self.actuator.surveys
+        self._desk.note_stale()
         self._away += 1
         self._away_until = time.monotonic() + WAITS_S[min(self._away, len(WAITS_S)) - 1]
         self._desk.troubles[self.actuator.name] = f"{why}; {len(self._jobs)} actions wait for it."
@@ -355,6 +441,18 @@ class Worker:
         self._desk.troubles.pop(self.actuator.name, None)
 
     # ---- looks at what is out
+
+    def _survey(self) -> None:
+        """Who is out, before anything is done: after a start, and when the scheduler was away."""
+        try:
+            self._desk.store.fence()
+            self._looks.survey()
+            self._back()
+        except StoreError as error:
+            log.debug("no look at all nodes: %s", error)
+            self._away_until = time.monotonic() + STORE_WAIT_S
+        except AwayError as error:
+            self._gone_away(str(error))
 
     def _look(self) -> bool:
         """False: it was broken off, as an action has come meanwhile: many nodes may be out, and a store be slow."""

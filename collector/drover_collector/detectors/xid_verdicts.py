@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from drover_proto import xids_nvlink5
 from drover_proto.events import Event, EventKind, IncidentKind, Severity, Wanted
@@ -34,6 +35,25 @@ _FATAL_ADVICE = {
 }
 
 
+class Remedy(StrEnum):
+    """What mends a fault, and nothing less."""
+
+    RESET = "reset"
+    REBOOT = "reboot"
+
+
+_REMEDIES: dict[str, Remedy] = {
+    XidAction.RESET_GPU: Remedy.RESET,
+    XidAction.WORKFLOW_XID_48: Remedy.RESET,
+    XidAction.WORKFLOW_NVLINK: Remedy.RESET,
+    XidAction.RESTART_NODE: Remedy.REBOOT,
+    XidAction.RESTART_VM: Remedy.REBOOT,
+    RecoveryAction.GPU_RESET: Remedy.RESET,
+    RecoveryAction.DRAIN_AND_RESET: Remedy.RESET,
+    RecoveryAction.NODE_REBOOT: Remedy.REBOOT,
+}
+
+
 def advice_for(severity: Severity, action: XidAction) -> str:
     """What to do first, in words that fit what the verdict asks for."""
     if severity is Severity.CRITICAL:
@@ -47,7 +67,8 @@ def advice_for(severity: Severity, action: XidAction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line, judged alone. `app`: the program that ran is the first suspect; `recovered`: the GPU is well again."""
+    """One line, judged alone. `app`: the program that ran is the first suspect; `recovered`: the GPU is well again;
+    `remedy`: the reset or reboot that the tables name, None where they name neither."""
 
     code: int
     kind: IncidentKind
@@ -60,6 +81,7 @@ class Verdict:
     app: bool = False
     recovered: bool = False
     known: bool = True
+    remedy: Remedy | None = None
 
 
 def judge(event: Event) -> Verdict | None:
@@ -110,13 +132,19 @@ def judge(event: Event) -> Verdict | None:
             meaning = f"{meaning} It now asks for: {wanted}."
             return Verdict(
                 code, kind, f"xid_{code}", severity, _action(severity, XidAction.FOLLOW_XID_154), 0.95, meaning, advice,
-                recovered=wanted == RecoveryAction.NONE,
+                recovered=wanted == RecoveryAction.NONE, remedy=_remedy(severity, wanted),
             )  # fmt: skip
     return Verdict(
         code, kind, f"xid_{code}", severity, _action(severity, action),
         0.97 if severity is Severity.CRITICAL else 0.8, meaning, advice,
         app=row.hardware is False and severity is Severity.INFO and row.category is not XidCategory.INFORMATIONAL,
+        remedy=_remedy(severity, action),
     )  # fmt: skip
+
+
+def _remedy(severity: Severity, action: XidAction | str) -> Remedy | None:
+    """Of a fatal code. `action`: the table's, or what an XID 154 asks for, which may be words of a newer driver."""
+    return _REMEDIES.get(action) if severity is Severity.CRITICAL else None
 
 
 def _action(severity: Severity, action: XidAction) -> Wanted:
@@ -135,6 +163,7 @@ def _sxid(code: int, message: str) -> Verdict:
             code, IncidentKind.LINK, f"sxid_{code}", Severity.CRITICAL, Wanted.DRAIN, 0.9,
             f"NVSwitch error {code}, which the driver calls fatal: GPUs behind that switch lose their links.",
             "Drain the node, then reset all its GPUs and switches (or reboot it); replace the tray if it comes back.",
+            remedy=Remedy.RESET,
         )  # fmt: skip
     word = "not fatal" if fatal is False else "without saying whether it is fatal"
     return Verdict(

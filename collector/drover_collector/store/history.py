@@ -22,6 +22,7 @@ from drover_proto.events import (
     from_dict,
     from_json,
 )
+from drover_proto.kinds import BOOT_ID
 
 MOST_HEALTH = 1_000  # changes of a node's and its GPUs' health in one answer
 TOGETHER = 1_000  # ids in one question: the engine reads no longer ones than 256 kB
@@ -109,6 +110,18 @@ class History(Base):
             {"node": node},
         )
         return dict(json.loads(found[0]["newest"])) if found else {}
+
+    def boots(self, node: str, since_ms: int) -> list[tuple[int, str]]:
+        """(when, boot id) of each inventory since then and of the newest one before, oldest first; "" where the agent
+        reported none."""
+        found = self._clients.rows(
+            f"SELECT {_ms('ts')} AS ts_ms, JSONExtractString(json, '{BOOT_ID}') AS boot FROM inventory FINAL"
+            f" WHERE node = {{node:String}} AND (ts >= {moment(since_ms)} OR ts ="
+            f" (SELECT max(ts) FROM inventory WHERE node = {{node:String}} AND ts < {moment(since_ms)}))"
+            " ORDER BY ts",
+            {"node": node},
+        )
+        return [(row["ts_ms"], row["boot"]) for row in found]
 
     def inventories(
         self, from_ms: int, to_ms: int, number: int = 0, slices: int = 1
