@@ -261,6 +261,15 @@ def test_an_unknown_boot_is_never_a_newer_one(case: str) -> None:
     assert rebooted_since(boots, 5) is newer
 
 
+def test_an_xid_that_names_its_boot_is_compared_by_it() -> None:
+    """It waited in the spool until the node had been booted; or the boot that it names is not stored yet."""
+    assert rebooted_since([(1, "A"), (3, "B")], 5, "A")
+    assert not rebooted_since([(1, "A"), (3, "B")], 5, "B")
+    assert not rebooted_since([(1, "A"), (3, "B")], 2, "B"), "an error of the boot itself, before its agent was heard"
+    assert not rebooted_since([(1, "A")], 5, "B")
+    assert rebooted_since([(1, "A"), (9, "B")], 5, "C"), "as of one that names none"
+
+
 def test_which_errors_need_a_reset_or_a_reboot() -> None:
     asks = "Xid 154, GPU recovery action changed from 0x0 (None) to {} ({})"
     events = [

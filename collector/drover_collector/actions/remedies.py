@@ -5,8 +5,9 @@
     finding         a detector still says that something is wrong there
     person          the agent reports no boots: nobody but a person knows
 
-Pure. Times are those of receipt, by the collector's clock: an XID that was spooled before a boot and arrives after it
-counts as newer than that boot. Then the node waits for a person; nothing is put back on a guess.
+Pure. Times are those of receipt, by the collector's clock. An XID that says in which boot it happened is compared by
+that. One that does not, that was spooled before a boot and arrives after it, counts as newer than that boot: then the
+node waits for a person. Nothing is put back on a guess.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Fault:
     name: str  # such as XID 79
     at_ms: int
     remedy: Remedy
+    boot: str = ""  # in which it happened; empty: not known
 
     @property
     def text(self) -> str:
@@ -94,7 +96,7 @@ def faults_of(events: Iterable[Event]) -> list[Fault]:
         elif verdict.remedy is not None and verdict.severity is Severity.CRITICAL:
             word = "SXid" if event.kind is EventKind.SXID else "XID"
             name = f"{word} {verdict.code}"
-            found[event.gpu, name] = Fault(event.gpu, name, _at(event), verdict.remedy)
+            found[event.gpu, name] = Fault(event.gpu, name, _at(event), verdict.remedy, event.boot)
     return sorted(found.values(), key=lambda fault: fault.at_ms)
 
 
@@ -111,7 +113,7 @@ def remedy_lack(
     """
     waiting = []
     for fault in faults:
-        if rebooted_since(boots, fault.at_ms):
+        if rebooted_since(boots, fault.at_ms, fault.boot):
             continue
         reset = max(reset_ms.get(fault.gpu, 0), reset_ms.get(None, 0)) > fault.at_ms
         if fault.remedy is Remedy.RESET and reset:
@@ -133,13 +135,20 @@ def remedy_lack(
     return Lack(WaitsFor.RESET, f"held for a GPU reset: {named} {need} a reset; no newer reset or boot is known")
 
 
-def rebooted_since(boots: Sequence[tuple[int, str]], at_ms: int) -> bool:
-    """Whether the node reported two boots, the newer of them after `at_ms`. An unknown boot proves nothing."""
+def rebooted_since(boots: Sequence[tuple[int, str]], at_ms: int, boot: str = "") -> bool:
+    """Whether the node reported two boots, the newer of them after `at_ms`. An unknown boot proves nothing.
+
+    Args:
+        boot: the one it was in then, where that is known: whether another followed it.
+    """
+    known = [told for _, told in boots if told]
+    if boot in known:
+        return known[-1] != boot
     before = ""
-    for told_ms, boot in boots:
-        if before and boot and boot != before and told_ms > at_ms:
+    for told_ms, told in boots:
+        if before and told and told != before and told_ms > at_ms:
             return True
-        before = boot or before
+        before = told or before
     return False
 
 

@@ -49,6 +49,7 @@ from drover_proto.events import (
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
 RESETS = (Act.RESET, Act.REBOOT)
 LOOKED_BACK_MS = 30 * 86_400_000  # for faults that need a reset or a reboot: no incident is looked at for longer
+BOOTS_MS = 7 * 86_400_000  # what a node says of its faults may wait so long in its spool
 BEFORE_MS = 60_000  # an incident's first event may have come so long before the incident's own time
 QUIET_MS = 60_000  # nothing more may have come for so long before a node whose return was withheld is probed again
 
@@ -284,7 +285,7 @@ class Returning:
         now = self.now_of(node)
         for gpu, at_ms in ({} if now is None else now.reset_ms).items():
             note(gpu, at_ms)
-        return remedy_lack(faults, self.store.boots(node, faults[0].at_ms), reset_ms)
+        return remedy_lack(faults, self.store.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
 
     def _rejected(self, incident: Incident) -> bool:
         """A person has said that its node is not to go for it."""
