@@ -22,10 +22,10 @@ from testbed.slurm_stand_in import SlurmStandIn
         ("IDLE*", False, False),
         ("ALLOCATED+NOT_RESPONDING", False, False),
         ("DOWN*+DRAIN", True, False),
-        ("IDLE+CLOUD+POWERED_DOWN", False, None),
-        ("IDLE~", False, None),
+        ("IDLE+CLOUD+POWERED_DOWN", True, None),
+        ("IDLE~", True, None),
         ("DOWN+REBOOT_ISSUED", True, None),
-        ("UNKNOWN", False, None),
+        ("UNKNOWN", True, None),
     ],
 )
 def test_slurm_says_whose_slurmd_answers(shown: str, closed: bool, answers: bool | None) -> None:
