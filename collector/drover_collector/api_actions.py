@@ -160,6 +160,7 @@ def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, 
         if not request.force and (duty is None or duty.stage not in IDLE):
             raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
         return _told(desk.wait(desk.drain(request.node, act, why, by, request.force), WAIT_S))
+    desk.check(request.node)
     # Counted before the guard is asked and until it waits among the others: of two that are asked for at once each
     # would find room for one, as would what Drover decides meanwhile.
     desk.asked[request.node] = None

@@ -159,7 +159,7 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
         stop = Crash(at)
         with scene.desk(config, stop) as desk:
             with contextlib.suppress(CrashError):
-                desk.drain(at, act, "it hangs", "ann")
+                desk.drain(at, act, "it hangs", "ann", forced=True)
             assert stop.happened.wait(20)
         with scene.desk(config):
             if told:

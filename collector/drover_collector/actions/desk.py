@@ -310,6 +310,10 @@ class ActionDesk(Returning):
             raise ActError(why_not)
         return self.intend(node, act, f"{by} {self.now_ms()}", "", why, by, forced=forced)
 
+    def check(self, node: str) -> None:
+        """Raises ActError: this collector can do nothing to the node, whatever the guard says."""
+        self._must_act(node)
+
     def hindrance(self, act: Act) -> str:
         """Why the settings do not let it be done; "" where they do."""
         off = act in (Act.RESET, Act.REBOOT) and not self._commands.knows(act)
