@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from drover_cli.output import plain
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, Duty, Health, Wanted, from_json
+from drover_proto.events import Decision, Duty, Health, WaitsFor, Wanted, from_json
 from drover_proto.fleet import FleetSpec
 from drover_proto.fleet_pb2_grpc import FleetStub
 
@@ -52,15 +53,21 @@ class Guide:
         self._at = "" if api == DEFAULT_API else f" --collector {api}"
         self._asked: set[str] = set()
         self._stages: dict[str, tuple[Health, str]] = {}
+        self._to_boot: set[str] = set()  # nodes whose reboot was suggested
         self._suggested = False
 
     def begin(self, console: str) -> None:
-        buttons = f"; the Policy and Node pages of {console} have buttons for the same" if console else ""
+        buttons = (
+            f". The Policy and Node pages of {console} have buttons to approve, drain and resume" if console else ""
+        )
         for line in (
             f"{SCHEDULER.capitalize()}. Drover asks before each act, and what it does reaches simulated nodes only.",
             f"Type the commands that follow in a second terminal{buttons}.",
         ):
             self._say(line)
+        folder = Path(sys.executable).parent
+        if shutil.which("drover") is None and (folder / "drover").exists():
+            self._say(f"There, make `drover` known first: export PATH={folder}:$PATH")
 
     def look(self, stub: FleetStub, labels: Sequence[Mapping[str, object]], summaries: Mapping[str, str]) -> None:
         """Say what is new.
@@ -76,6 +83,7 @@ class Guide:
         out = {duty.node: duty for text in state.duties_json if (duty := from_json(Duty, text)).stage != Health.HEALTHY}
         for node in [node for node in self._stages if node not in out]:
             del self._stages[node]
+            self._to_boot.discard(node)
             self._say(f"{node} is back in service.")
             self._suggest(labels, out)
         for node, duty in out.items():
@@ -87,14 +95,16 @@ class Guide:
         self._say(f"    type: drover {command}{self._at}")
 
     def _ask(self, decision: Decision, summaries: Mapping[str, str]) -> None:
-        if decision.id in self._asked:
-            return
+        if decision.id in self._asked or (decision.incident_id and decision.incident_id not in summaries):
+            return  # said before, or its incident has just opened: the next look knows it
         self._asked.add(decision.id)
         why = summaries.get(decision.incident_id, decision.reason)
         self._say(f"Drover asks: {_asked(decision)}? {plain(why)}")
         self._type(f'approve {decision.id} --why "I looked at it"')
 
     def _tell(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
+        from drover_collector.actions.duties import NOT_TOLD, WITHHELD
+
         node = duty.node
         if duty.stage is Health.DRAINING:
             self._say(f"{node} gets no new jobs. Those that run there leave it within 20 s.")
@@ -103,11 +113,7 @@ class Guide:
         elif duty.by != "drover":
             self._say(f"{node} is empty. {plain(duty.by)} drained it by hand, so it stays out until you want it back.")
             self._type(f'resume {node} --why "the work is done"')
-        elif (
-            duty.stage is Health.DRAINED
-            and not duty.waits_for
-            and not duty.reason.startswith(("not validated", "resume withheld"))
-        ):
+        elif duty.stage is Health.DRAINED and not duty.waits_for and not duty.reason.startswith((NOT_TOLD, WITHHELD)):
             self._say(f"{node} is empty.")
         else:
             word = "failed its probes" if duty.stage is Health.REPAIR else "stays out"
@@ -121,11 +127,15 @@ class Guide:
         cures = {KINDS[str(x["kind"]), str(x["cause"])].cured_by for x in labels if x["node"] == node}
         if "" in cures:
             self._say(f"    {NO_BOOT}")
-        elif cures:
+        elif duty.waits_for is WaitsFor.RESET:
+            self._type(f'reset {node} --why "a reset ends this fault"')
+        elif duty.waits_for is WaitsFor.TELEMETRY and node in self._to_boot:
+            self._say("    Nothing to type: it goes on when all its GPUs report.")
+        elif duty.waits_for is WaitsFor.REBOOT or cures:
+            self._to_boot.add(node)
             self._type(f'reboot {node} --why "a boot ends this fault"')
-            self._say("    it is up after 20 s; if it is not probed by itself then:")
-            self._type(f'resume {node} --why "it was rebooted"')
-        else:
+            self._say("    It is up after 20 s, and probed by itself when all its GPUs report.")
+        elif not duty.waits_for:
             self._type(f'resume {node} --why "I looked at it"')
 
     def _suggest(self, labels: Sequence[Mapping[str, object]], out: Mapping[str, Duty]) -> None:
