@@ -8,8 +8,18 @@ from drover_collector.actions.newer import named
 from drover_collector.api_facts import DAY_MS, Facts, bad_argument, not_found, worst_first
 from drover_collector.notify import tell
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import SEVERITY_ORDER, Duty, Event, Incident, ProbeOrder, ProbeVerdict, Severity, to_json
-from drover_proto.silences import told
+from drover_proto.events import (
+    SEVERITY_ORDER,
+    Duty,
+    Event,
+    Incident,
+    ProbeOrder,
+    ProbeVerdict,
+    Severity,
+    Silence,
+    to_json,
+)
+from drover_proto.silences import told, where
 from drover_proto.times import iso
 
 INCIDENTS_LIMIT = 500
@@ -20,6 +30,8 @@ AROUND_EVENTS = 200
 AROUND_NODES = 20  # of a large incident; the first ones show what happened
 BEFORE_MS = 600_000
 AFTER_MS = 60_000
+SILENCED = ("", "no", "only")
+COVERS_CHARS = 200  # a silence may name 1,000 nodes, and a list 10,000 incidents
 NAMED = 5  # ids in a message about an ambiguous one
 
 
@@ -29,6 +41,8 @@ def list_incidents(facts: Facts, request: pb.ListIncidentsRequest) -> pb.Inciden
         raise bad_argument(f"state {state!r}: give open, closed or all")
     if request.min_severity and request.min_severity not in list(Severity):
         raise bad_argument(f"min_severity {request.min_severity!r}: give one of {', '.join(Severity)}")
+    if request.silenced not in SILENCED:
+        raise bad_argument(f"silenced {request.silenced!r}: give no or only, or nothing for both")
     if request.node:
         facts.node_number(request.node)
     least = SEVERITY_ORDER.index(Severity(request.min_severity or "info"))
@@ -40,12 +54,18 @@ def list_incidents(facts: Facts, request: pb.ListIncidentsRequest) -> pb.Inciden
             if (state != "closed" or i.closed_ms is not None)
             and SEVERITY_ORDER.index(i.severity) >= least
             and (not request.node or any(node == request.node for node, _ in i.members))
+            and (not request.silenced or (_silence_of(facts, i) is not None) == (request.silenced == "only"))
         ),
         key=worst_first,
     )
     shown = found[: min(request.limit or INCIDENTS_LIMIT, INCIDENTS_MAX)]
-    silenced = {i.id: text for i in shown if (text := _silenced(facts, i))}
-    return pb.IncidentList(incidents_json=[to_json(i) for i in shown], total=len(found), silenced=silenced)
+    silent = {i.id: silence for i in shown if (silence := _silence_of(facts, i)) is not None}
+    return pb.IncidentList(
+        incidents_json=[to_json(i) for i in shown],
+        total=len(found),
+        silenced={id_: _silenced(silence) for id_, silence in silent.items()},
+        silences={id_: _note(silence, id_) for id_, silence in silent.items()},
+    )
 
 
 def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = False) -> pb.IncidentDetail:
@@ -56,6 +76,7 @@ def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = F
     if node in facts.index.node_number:
         health = str(facts.pipeline.engine.health_of(node, gpu)[0])
     rows = sorted(store.outbox_of(incident.id), key=lambda r: r.created_ms)
+    silence = _silence_of(facts, incident)
     return pb.IncidentDetail(
         incident_json=to_json(incident),
         decisions_json=[to_json(d) for d in store.decisions(incident.id)],
@@ -69,16 +90,28 @@ def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = F
         probe_orders_json=[to_json(o) for o in _orders(facts, incident)],
         probe_verdicts_json=[to_json(v) for v in _verdicts(facts, incident)],
         may_answer=may_answer,
-        silenced=_silenced(facts, incident),
+        silenced="" if silence is None else _silenced(silence),
+        silence=None if silence is None else _note(silence, incident.id),
     )
 
 
-def _silenced(facts: Facts, incident: Incident) -> str:
-    """`silenced by anna until 2026-11-22T06:00:00Z: firmware`; empty: it is not."""
+def _silence_of(facts: Facts, incident: Incident) -> Silence | None:
+    """The silence that holds back the notifications of an open incident."""
     if incident.closed_ms is not None:
-        return ""
-    silence = facts.pipeline.outbox.silences.of(incident, facts.now_ms())
-    return "" if silence is None else f"silenced {told(silence)}"
+        return None
+    return facts.pipeline.outbox.silences.of(incident, facts.now_ms())
+
+
+def _silenced(silence: Silence) -> str:
+    """`silenced by anna until 2026-11-22T06:00:00Z: firmware`."""
+    return f"silenced {told(silence)}"
+
+
+def _note(silence: Silence, incident_id: str) -> pb.SilenceNote:
+    return pb.SilenceNote(
+        id=silence.id, by=silence.by, until_ms=silence.until_ms, why=silence.why, maintenance=silence.maintenance,
+        covers=where(silence)[:COVERS_CHARS], alone=silence.incident == (incident_id,),
+    )  # fmt: skip
 
 
 def _duties(facts: Facts, incident: Incident) -> list[Duty]:

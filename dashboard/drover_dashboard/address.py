@@ -56,14 +56,16 @@ def title(what: str) -> None:
     st.set_page_config(page_title=f"{what} · Drover")
 
 
-def select(name: str, label: str, options: Sequence[str], usual: str, *, key: str, **more: Any) -> str:
+def select(
+    name: str, label: str, options: Sequence[str], usual: str, *, key: str, drops: Sequence[str] = (), **more: Any
+) -> str:
     """A list to choose from, in the address as `name`, which stays bare while it is the usual. `key`: unique among all
-    pages."""
+    pages. `drops`: names that leave the address with another choice."""
 
     def widget() -> Any:
         return st.selectbox(label, options, key=key, label_visibility="collapsed", **more)
 
-    return _kept(name, key, options, usual, widget) or usual
+    return _kept(name, key, options, usual, widget, drops=drops) or usual
 
 
 def segments(

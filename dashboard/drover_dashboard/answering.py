@@ -11,6 +11,8 @@ from drover_dashboard import client, signin, view
 from drover_dashboard.people import Person
 from drover_proto.events import WANTED_ORDER, Decision
 
+MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
+
 
 def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
     """Of equals the one that waits longest."""
@@ -54,6 +56,8 @@ def person_and_why(key: str, person: Person) -> tuple[str, str]:
     if person.name:
         # The name as the field's placeholder: a label is Markdown, and read aloud with the signs that keep it plain.
         return person.name, st.text_input("Why", key=f"why_{key}", max_chars=500, placeholder=f"as {person.name}")
+    if MY_NAME in st.session_state and f"who_{key}" not in st.session_state:
+        st.session_state[f"who_{key}"] = st.session_state[MY_NAME]
     left, right = st.columns([1, 2])
     who = left.text_input("Your name", key=f"who_{key}", max_chars=80)
     return who, right.text_input("Why", key=f"why_{key}", max_chars=500)
@@ -62,6 +66,7 @@ def person_and_why(key: str, person: Person) -> tuple[str, str]:
 def lacks(key: str, who: str, why: str) -> bool:
     """Whether one of them is not given; then it is said."""
     if who.strip() and why.strip():
+        st.session_state[MY_NAME] = " ".join(who.split())
         return False
     view.notice(f"lacks_{key}", "trouble", "Give your name and the reason: both are kept with the answer.")
     return True

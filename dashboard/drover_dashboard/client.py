@@ -29,6 +29,7 @@ KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 FRESH_S = 1.0  # answers this young are shared by all open pages
 PICTURE_FRESH_S = 2.0  # by health: one made shortly before it is asked for (fleet_ahead.py) must serve
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
+SILENCES = 200  # listed
 LAYOUT_FRESH_S = 10.0  # a layout changes with a restart of the collector, which a picture's version tells at once
 DEADLINE_S = 4.0
 SLOW_S = 2.0  # numbers kept in memory that take this long: said, as the page is then older than it looks
@@ -104,6 +105,7 @@ class FleetClient:
         self._begun: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # of questions in trouble: from, to
         self._away: Trouble | None = None
         self._retry_ms = 0
+        self._acted_ms = 0  # answers of before a person's act may say that it was not done
 
     def close(self) -> None:
         self._channel.close()
@@ -168,12 +170,14 @@ class FleetClient:
         return self._call(self._fleet().GetNode, pb.NodeRequest(node=name), f"node {name}")
 
     def incidents(
-        self, state: str = "open", node: str = "", min_severity: str = "", since_ms: int = 0, limit: int = 200
-    ) -> Answer[pb.IncidentList]:
+        self, state: str = "open", node: str = "", min_severity: str = "", since_ms: int = 0, limit: int = 200,
+        silenced: str = "",
+    ) -> Answer[pb.IncidentList]:  # fmt: skip
         request = pb.ListIncidentsRequest(
-            state=state, node=node, min_severity=min_severity, since_ms=since_ms, limit=limit
+            state=state, node=node, min_severity=min_severity, since_ms=since_ms, limit=limit, silenced=silenced
         )
-        return self._call(self._fleet().ListIncidents, request, f"incidents {state} {node} {min_severity} {limit}")
+        key = f"incidents {state} {node} {min_severity} {silenced} {limit}"
+        return self._call(self._fleet().ListIncidents, request, key)
 
     def policy(self) -> Answer[pb.PolicyState]:
         return self._call(self._fleet().GetPolicy, pb.PolicyRequest(), "policy")
@@ -195,7 +199,7 @@ class FleetClient:
         """A person's answer to a decision that waits; never one of before."""
         request = pb.Answer(decision=decision, why=why, who=who)
         method = self._fleet().ApproveDecision if approve else self._fleet().RejectDecision
-        return self._call(method, request, f"answer {decision} {approve} {self._now_ms()}", ANSWER_DEADLINE_S)
+        return self._act(method, request, f"answer {decision} {approve} {self._now_ms()}")
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
         return self._call(self._fleet().GetIncident, pb.IncidentRequest(id=incident_id), f"incident {incident_id}")
@@ -253,14 +257,28 @@ class FleetClient:
 
     def act(self, request: pb.ActRequest) -> Answer[pb.ActReply]:
         """What a person does to a node; never an answer of before."""
-        return self._call(self._fleet().ActOnNode, request, f"act {self._now_ms()}", ANSWER_DEADLINE_S)
+        return self._act(self._fleet().ActOnNode, request, f"act {self._now_ms()}")
+
+    def silences(self) -> Answer[pb.SilenceList]:
+        """Those in force or to come, with the maintenance windows that are open."""
+        return self._call(self._fleet().ListSilences, pb.SilencesRequest(limit=SILENCES), "silences")
 
     def silence(self, request: pb.SilenceAsk) -> Answer[pb.SilenceReply]:
-        return self._call(self._fleet().CreateSilence, request, f"silence {self._now_ms()}", ANSWER_DEADLINE_S)
+        return self._act(self._fleet().CreateSilence, request, f"silence {self._now_ms()}")
+
+    def end_silence(self, request: pb.SilenceEnd) -> Answer[pb.SilenceReply]:
+        return self._act(self._fleet().EndSilence, request, f"end silence {request.id} {self._now_ms()}")
 
     def ask_probe(self, request: pb.ProbeAsk) -> Answer[pb.ProbeAsked]:
-        """Likewise an order for probes."""
-        return self._call(self._fleet().RequestProbe, request, f"probe {self._now_ms()}", ANSWER_DEADLINE_S)
+        """Order probes; never an answer of before."""
+        return self._act(self._fleet().RequestProbe, request, f"probe {self._now_ms()}")
+
+    def _act(self, method: Any, request: Any, key: str) -> Answer[Any]:
+        """Do what a person asks. Pages that draw themselves next ask anew: what they had is of before it."""
+        try:
+            return self._call(method, request, key, ANSWER_DEADLINE_S)
+        finally:
+            self._acted_ms = self._now_ms()
 
     def _call(
         self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S, fresh_s: float = FRESH_S
@@ -269,7 +287,8 @@ class FleetClient:
         asked_ms = self._now_ms()
         with self._lock:
             kept, away = self._kept.get(name, _NOTHING), self._away
-            if away is None and kept.value is not None and 0 <= asked_ms - kept.as_of_ms < fresh_s * 1000:
+            young = 0 <= asked_ms - kept.as_of_ms < fresh_s * 1000 and kept.as_of_ms > self._acted_ms
+            if away is None and kept.value is not None and young:
                 return kept
             if away is not None:
                 if 0 < self._retry_ms - asked_ms <= _TO_NEXT_PROBE_MS:

@@ -69,6 +69,11 @@ def clock(ts_ms: int, where: tzinfo, now_ms: int) -> str:
     return moment.strftime("%H:%M:%S" if moment.date() == today else "%b %d %H:%M:%S")
 
 
+def minute(ts_ms: int, where: tzinfo, now_ms: int) -> str:
+    """`23:30`, with the day in front when it is not today's: `Nov 24 06:00`."""
+    return clock(ts_ms, where, now_ms)[:-3]
+
+
 def zone_name(where: tzinfo, now_ms: int) -> str:
     return datetime.fromtimestamp(now_ms / 1000, where).tzname() or "UTC"
 

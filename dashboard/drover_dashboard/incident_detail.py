@@ -47,8 +47,10 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
     facts, todo = st.columns([1.1, 1], gap="medium")
     with facts:
         links = _links(incident)
+        note = detail.silence if detail.HasField("silence") else None
         rows = [
             Row((view.severity_cell(incident.severity), Cell(_state(incident, who), kind="strong"))),
+            *([_silenced(note, who)] if note is not None else []),
             *(_fact(name, cell, links) for name, cell in _facts(incident, detail, who)),
         ]
         clicked = table("facts", (Column(), Column(wrap=True)), rows, empty="", link_column=1)
@@ -63,7 +65,12 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
             if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
                 slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
                 st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
-            silencing.button(incident)
+            silencing.button(incident, note)
+
+
+def _silenced(note: pb.SilenceNote, who: view.Viewer) -> Row:
+    why = f"{note.why}{'' if note.alone else f' (covers {note.covers})'}"
+    return Row((Cell("Notifications", kind="faint"), Cell(silencing.words(note, who), badge="muted", sub=why)))
 
 
 def _fact(name: str, cell: Cell, links: Mapping[str, Link]) -> Row:
@@ -256,12 +263,12 @@ def _history(detail: pb.IncidentDetail, who: view.Viewer) -> None:
         rows += [Row((Cell("Health", kind="faint"), Cell(who.told(text)))) for text in detail.health_history]
         table("timeline", (Column("Timeline"), Column(wrap=True)), rows, empty="Nothing noted yet.")
         sent = [Row((Cell(who.told(text)),)) for text in detail.notifications]
-        table(
-            "notifications",
-            (Column("Notifications", wrap=True),),
-            sent,
-            empty="Nobody was notified: no receiver is set for it in the collector's settings.",
-        )
+        empty = "Nobody was notified: no receiver is set for it in the collector's settings."
+        if detail.HasField("silence"):
+            muted = f"Nobody is notified: it is {silencing.words(detail.silence, who)}."
+            empty = muted
+            sent = [Row((Cell(muted, kind="strong"),)), *sent] if sent else []
+        table("notifications", (Column("Notifications", wrap=True),), sent, empty=empty)
     with right:
         events = [from_json(Event, text) for text in detail.events_json]
         table(

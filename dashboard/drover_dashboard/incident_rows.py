@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from drover_dashboard import format as fmt
-from drover_dashboard import view
+from drover_dashboard import silencing, view
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Incident, from_json
@@ -16,6 +17,7 @@ COLUMNS = (Column("Severity"), Column("What is wrong, where", wrap=True), Column
 CALM_MS, STEP_MS = 120_000, 10_000  # ages move once a minute; those of what is younger every 10 s
 _parsed: list[tuple[pb.IncidentList, list[Incident]]] = []  # of the newest answers, which all open pages share
 KEPT = 4
+NONE: Mapping[str, pb.SilenceNote] = MappingProxyType({})
 
 
 def parse(reply: pb.IncidentList) -> list[Incident]:
@@ -29,17 +31,25 @@ def parse(reply: pb.IncidentList) -> list[Incident]:
     return found
 
 
-def rows(found: Iterable[Incident], racks: dict[str, str], who: view.Viewer) -> list[Row]:
+def rows(
+    found: Iterable[Incident], racks: dict[str, str], who: view.Viewer, silences: Mapping[str, pb.SilenceNote] = NONE
+) -> list[Row]:
+    """`silences`: by incident, of those that are silenced."""
     return [
         Row(
             (
                 view.severity_cell(incident.severity),
-                Cell(who.told(incident.summary), sub=place(incident, racks)),
+                Cell(
+                    who.told(incident.summary),
+                    sub=place(incident, racks),
+                    mark=silencing.mark(silences.get(incident.id), who),
+                ),
                 Cell(who.clock(incident.since_ms), sub=_age(incident, who)),
                 Cell(fmt.action(incident.action), kind="strong"),
             ),
             id=incident.id,
             href=view.href(view.INCIDENTS, id=incident.id),
+            tone="muted" if incident.id in silences else "",
         )
         for incident in found
     ]

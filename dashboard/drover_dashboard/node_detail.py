@@ -145,9 +145,11 @@ def _no_gpu(detail: pb.NodeDetail) -> str:
 
 def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
     answer = client.fleet().incidents("open", node=row.name, limit=5)
-    found = incident_rows.parse(answer.value) if answer.value else []
+    lines = []
+    if answer.value is not None:
+        lines = incident_rows.rows(incident_rows.parse(answer.value), {}, who, answer.value.silences)
     with view.place():
-        clicked = incident_rows.show("node_incidents", incident_rows.rows(found, {}, who), empty="") if found else None
+        clicked = incident_rows.show("node_incidents", lines, empty="") if lines else None
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked})
 

@@ -860,6 +860,7 @@ class ListIncidentsRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     MIN_SEVERITY_FIELD_NUMBER: _builtins.int
+    SILENCED_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """open (default), closed, all"""
     since_ms: _builtins.int
@@ -869,6 +870,8 @@ class ListIncidentsRequest(_message.Message):
     """0: 500"""
     min_severity: _builtins.str
     """info, warning, critical; empty: info"""
+    silenced: _builtins.str
+    """no: those that are not silenced; only: those that are; empty: both"""
     def __init__(
         self,
         *,
@@ -877,10 +880,11 @@ class ListIncidentsRequest(_message.Message):
         node: _builtins.str = ...,
         limit: _builtins.int = ...,
         min_severity: _builtins.str = ...,
+        silenced: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "min_severity", b"min_severity", "node", b"node", "since_ms", b"since_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "min_severity", b"min_severity", "node", b"node", "silenced", b"silenced", "since_ms", b"since_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -910,9 +914,31 @@ class IncidentList(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SilencesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___SilenceNote: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___SilenceNote | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCIDENTS_JSON_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     SILENCED_FIELD_NUMBER: _builtins.int
+    SILENCES_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     @_builtins.property
     def incidents_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -922,20 +948,67 @@ class IncidentList(_message.Message):
     def silenced(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """incident id -> "silenced by anna until ...: why", of those that are"""
 
+    @_builtins.property
+    def silences(self) -> _containers.MessageMap[_builtins.str, Global___SilenceNote]:
+        """incident id -> the same as fields"""
+
     def __init__(
         self,
         *,
         incidents_json: _abc.Iterable[_builtins.str] | None = ...,
         total: _builtins.int = ...,
         silenced: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        silences: _abc.Mapping[_builtins.str, Global___SilenceNote] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents_json", b"incidents_json", "silenced", b"silenced", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents_json", b"incidents_json", "silenced", b"silenced", "silences", b"silences", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IncidentList: _TypeAlias = IncidentList  # noqa: Y015
+
+@_typing.final
+class SilenceNote(_message.Message):
+    """The silence that holds an incident's notifications back; of several the one that lasts longest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
+    COVERS_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    by: _builtins.str
+    until_ms: _builtins.int
+    why: _builtins.str
+    maintenance: _builtins.bool
+    """nothing is done to its nodes meanwhile, either"""
+    covers: _builtins.str
+    """"rack r1, kind thermal" """
+    alone: _builtins.bool
+    """it covers this incident and no other"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        by: _builtins.str = ...,
+        until_ms: _builtins.int = ...,
+        why: _builtins.str = ...,
+        maintenance: _builtins.bool = ...,
+        covers: _builtins.str = ...,
+        alone: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "by", b"by", "covers", b"covers", "id", b"id", "maintenance", b"maintenance", "until_ms", b"until_ms", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilenceNote: _TypeAlias = SilenceNote  # noqa: Y015
 
 @_typing.final
 class IncidentRequest(_message.Message):
@@ -974,6 +1047,7 @@ class IncidentDetail(_message.Message):
     PROBE_ORDERS_JSON_FIELD_NUMBER: _builtins.int
     PROBE_VERDICTS_JSON_FIELD_NUMBER: _builtins.int
     SILENCED_FIELD_NUMBER: _builtins.int
+    SILENCE_FIELD_NUMBER: _builtins.int
     incident_json: _builtins.str
     health: _builtins.str
     may_answer: _builtins.bool
@@ -1012,6 +1086,10 @@ class IncidentDetail(_message.Message):
     def probe_verdicts_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """drover_proto.events.ProbeVerdict"""
 
+    @_builtins.property
+    def silence(self) -> Global___SilenceNote:
+        """the same as fields; absent: it is not"""
+
     def __init__(
         self,
         *,
@@ -1028,10 +1106,11 @@ class IncidentDetail(_message.Message):
         probe_orders_json: _abc.Iterable[_builtins.str] | None = ...,
         probe_verdicts_json: _abc.Iterable[_builtins.str] | None = ...,
         silenced: _builtins.str = ...,
+        silence: Global___SilenceNote | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["silence", b"silence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json", "silenced", b"silenced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json", "silence", b"silence", "silenced", b"silenced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

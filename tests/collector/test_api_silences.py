@@ -101,6 +101,10 @@ def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_told(subje
     assert api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=silenced)).silenced == text
     listed = api_incidents.list_incidents(subject.facts, pb.ListIncidentsRequest())
     assert dict(listed.silenced) == {silenced: text}
+    note = pb.SilenceNote(id=made.id, by="anna", until_ms=T0 + 2 * HOUR_MS, why="new firmware", covers="rack r0")
+    assert dict(listed.silences) == {silenced: note}
+    assert api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=silenced)).silence == note
+    assert not api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=other)).HasField("silence")
     (line,) = subject.store.audit(what="silence")
     assert (line.by, line.what, line.subject, line.why) == ("anna", "silence", made.id, "new firmware")
     assert line.detail.startswith("rack r0 from 2027-01-15T08:00:00Z until 2027-01-15T10:00:00Z")

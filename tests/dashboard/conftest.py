@@ -25,6 +25,7 @@ from drover_proto.events import (
     Incident,
     IncidentKind,
     Note,
+    Silence,
     to_json,
 )
 from drover_proto.events import Severity as S
@@ -54,6 +55,9 @@ class Chosen(FleetServicer):
         self.series: list[pb.SeriesRequest] = []
         self.peers: list[pb.InventoryPeers] = []
         self.held: dict[int, str] = {}  # job of each GPU of a node
+        self.silence: pb.SilenceNote | None = None  # of the incident i1
+        self.silences: list[Silence] = []
+        self.asked_silenced: list[str] = []
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
@@ -107,7 +111,11 @@ class Chosen(FleetServicer):
 
     def ListIncidents(self, request: Any, context: grpc.ServicerContext) -> pb.IncidentList:
         self._called("incidents", context)
-        return pb.IncidentList(incidents_json=[to_json(incident())], total=1)
+        self.asked_silenced.append(request.silenced)
+        silences = {"i1": self.silence} if self.silence else {}
+        if (request.silenced == "no" and silences) or (request.silenced == "only" and not silences):
+            return pb.IncidentList()
+        return pb.IncidentList(incidents_json=[to_json(incident())], total=1, silences=silences)
 
     def GetIncident(self, request: pb.IncidentRequest, context: grpc.ServicerContext) -> pb.IncidentDetail:
         self._called("incident", context)
@@ -120,6 +128,7 @@ class Chosen(FleetServicer):
             incident_json=to_json(incident()), decisions_json=[to_json(decision)], events_json=[to_json(event())],
             notifications=[f"webhook ops: {HOSTILE}"], health="confirmed",
             health_history=[f"2027-01-15T08:00:00.000Z {HOSTILE}"], may_answer=self.may_answer,
+            silence=self.silence,
         )  # fmt: skip
 
     def GetPolicy(self, request: Any, context: grpc.ServicerContext) -> pb.PolicyState:
@@ -200,6 +209,16 @@ class Chosen(FleetServicer):
 
     def CreateSilence(self, request: pb.SilenceAsk, context: grpc.ServicerContext) -> pb.SilenceReply:
         self.acts.append(("silence", request.incident[0], request.why, request.who, request.hours == 4))
+        self.silence = note(request.who, request.why)
+        return pb.SilenceReply()
+
+    def ListSilences(self, request: Any, context: grpc.ServicerContext) -> pb.SilenceList:
+        self._called("silences", context)
+        return pb.SilenceList(silences_json=[to_json(s) for s in self.silences], may_change=True, max_hours=168)
+
+    def EndSilence(self, request: pb.SilenceEnd, context: grpc.ServicerContext) -> pb.SilenceReply:
+        self.acts.append(("end", request.id, request.why, request.who, False))
+        self.silence, self.silences = None, []
         return pb.SilenceReply()
 
     def QuerySeries(self, request: pb.SeriesRequest, context: grpc.ServicerContext) -> pb.SeriesReply:
@@ -220,6 +239,12 @@ def incident() -> Incident:
         "i1", IncidentKind.XID, "gpu_lost", "gpu", "n2", 1, (("n2", 1),), NOW_MS, NOW_MS - 60_000, None, S.CRITICAL,
         0.99, W.DRAIN, f"n2 GPU 1 is lost {HOSTILE}", f"Drain n2. {HOSTILE}", evidence, (Note(NOW_MS, HOSTILE),),
         ("xid",),
+    )  # fmt: skip
+
+
+def note(by: str = "alex", why: str = HOSTILE) -> pb.SilenceNote:
+    return pb.SilenceNote(
+        id="s1", by=by, until_ms=NOW_MS + 4 * 3_600_000, why=why, covers="incident i1", alone=True
     )  # fmt: skip
 
 

@@ -8,25 +8,39 @@ from drover_dashboard import address, charts, client, incident_detail, incident_
 from drover_proto.events import Severity
 
 LIST_PX = 730
+OF_LIST = ("id", charts.OPEN)
 STATES = ("open", "closed", "all")
 SEVERITIES = {"info": "every severity", "warning": "warning and worse", "critical": "critical only"}
+SILENCED = {"": "silenced too", "no": "hide silenced", "only": "only silenced"}
+OF_SEVERITY = {
+    "info": "incident",
+    "warning": "incident of severity warning or critical",
+    "critical": "critical incident",
+}
 
 
-def filters() -> tuple[str, str]:
-    """State and least severity, kept in the URL."""
+def filters() -> tuple[str, str, str]:
+    """State, least severity and what of silenced ones, kept in the URL. With another choice the incident shown is one
+    of the new list."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        state = address.segments("state", "State", STATES, "open", key="incidents_state", label_visibility="collapsed")
+        state = address.segments(
+            "state", "State", STATES, "open", key="incidents_state", drops=OF_LIST, label_visibility="collapsed",
+        )  # fmt: skip
         severity = address.select(
             "severity", "Severity", list(SEVERITIES), Severity.INFO.value, key="incidents_severity",
-            format_func=lambda severity: SEVERITIES[severity], width=190,
+            drops=OF_LIST, format_func=lambda severity: SEVERITIES[severity], width=190,
         )  # fmt: skip
-    return state, severity
+        silenced = address.select(
+            "silenced", "Silenced", list(SILENCED), "", key="incidents_silenced", drops=OF_LIST,
+            format_func=lambda silenced: SILENCED[silenced], width=150,
+        )  # fmt: skip
+    return state, severity, silenced
 
 
 @st.fragment(run_every=view.ALERT_S)
-def listing(state: str, severity: str) -> None:
+def listing(state: str, severity: str, silenced: str) -> None:
     who = view.viewer()
-    answer = client.fleet().incidents(state, min_severity=severity)
+    answer = client.fleet().incidents(state, min_severity=severity, silenced=silenced)
     view.trouble("incidents", answer.trouble, answer.as_of_ms, who)
     if answer.value is None:
         return
@@ -35,8 +49,9 @@ def listing(state: str, severity: str) -> None:
         address.write(id=found[0].id)  # the worst one first: one click less at night
         st.session_state["unasked"] = found[0].id
         st.rerun()
-    lines = incident_rows.rows(found, view.racks(), who)
-    empty = f"No {'' if state == 'all' else state + ' '}incident of this severity."
+    lines = incident_rows.rows(found, view.racks(), who, answer.value.silences)
+    kinds = (*([state] if state != "all" else []), *(["silenced"] if silenced == "only" else []), OF_SEVERITY[severity])
+    empty = f"No {' '.join(kinds)}{' that is not silenced' if silenced == 'no' else ''}."
     clicked = incident_rows.show(
         "incidents", lines, empty=empty, selected=st.query_params.get("id", ""), height=LIST_PX
     )

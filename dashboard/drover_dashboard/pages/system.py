@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, system_parts, view
+from drover_dashboard import address, client, silencing, system_parts, view
 
 EVERY_S = 3
 
@@ -29,6 +29,7 @@ def show() -> None:
     with right:
         system_parts.detection(system, who)
         system_parts.notifiers(system.notifiers)
+        silencing.listing(who)
 
 
 address.title("System")

@@ -1,0 +1,93 @@
+"""A silence in a real browser: made on the incident's page, seen in the lists, hidden by choice, ended again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import pytest
+
+from drover_agent.simulation.faults import Fault, dump_faults
+from drover_agent.simulation.fleet import build_fleet
+from drover_dashboard.client import FleetClient
+from drover_proto.events import Incident, from_json
+from drover_proto.fleet import dump_toml
+from testbed.browsing import Tab, at_rest, lone_tab
+from testbed.system_processes import collector, free_port, reachable, running
+from testbed.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+FAULT = Fault("memory", "row_remap_failure", "r01n03", 2, 5.0, None, 1.0)
+FOUND_S, SOON_MS = 120.0, 20_000
+
+
+class Console(NamedTuple):
+    url: str
+    fleet: FleetClient
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    folder, port = tmp_path_factory.mktemp("silence"), free_port()
+    (folder / "faults.json").write_text(dump_faults([FAULT]))
+    with (
+        collector(folder, dump_toml(build_fleet(8, 7))) as served,
+        closing(FleetClient(served.api)) as fleet,
+        running(
+            folder, "drover_agent.main", "fleet", "--collector", served.agents, "--fleet", str(folder / "fleet.toml"),
+            "--spool-dir", str(folder / "spool"), "--faults", str(folder / "faults.json"), "--interval", "3",
+        ),
+        running(folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port)) as log,
+    ):  # fmt: skip
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: bool(opened(fleet)), "an incident is open", FOUND_S)
+        yield Console(f"http://127.0.0.1:{port}", fleet)
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def tab(console: Console) -> Iterator[Tab]:
+    with lone_tab("light") as made:
+        made.page.set_default_timeout(SOON_MS)
+        yield made
+
+
+def opened(fleet: FleetClient) -> list[Incident]:
+    found = fleet.incidents("open").value
+    return [from_json(Incident, text) for text in found.incidents_json] if found else []
+
+
+def test_a_silence_is_made_seen_hidden_and_ended(console: Console, tab: Tab) -> None:
+    page, (incident,) = tab.page, opened(console.fleet)
+    tab.goto(f"{console.url}/incidents?id={incident.id}")
+    page.get_by_role("button", name="Silence", exact=False).first.click()
+    page.get_by_label("Your name").fill("alex")
+    page.get_by_label("Why").fill("part on Monday")
+    page.get_by_role("button", name="Silence it").click()
+    page.get_by_text("Silenced for 4 h by alex.").wait_for()
+    page.get_by_role("button", name="Silence it").wait_for(state="hidden")  # its form has closed
+    page.locator("td .badge.muted").get_by_text("silenced until").wait_for()  # the header
+    page.get_by_text("Nobody is notified: it is silenced until").wait_for()
+    page.locator("tr.muted .mark").get_by_text("by alex").wait_for()  # the list
+    for path in ("", f"node?node={incident.node}"):
+        tab.goto(f"{console.url}/{path}")
+        page.locator("tr.muted .mark").get_by_text("by alex").wait_for()
+    tab.goto(f"{console.url}/incidents")
+    page.get_by_role("combobox").nth(1).click()
+    page.get_by_role("option", name="hide silenced").click()
+    page.get_by_text("No open incident that is not silenced.").wait_for()
+    at_rest(page)
+    assert "id=" not in page.url, "nothing that the list has not stands beside it"
+    tab.goto(f"{console.url}/system")
+    page.get_by_text("part on Monday").wait_for()
+    page.get_by_role("button", name="End a silence").click()
+    page.get_by_label("Your name").fill("bo")
+    page.get_by_label("Why").fill("part came")
+    page.get_by_role("button", name="End it").click()
+    page.get_by_text("No silence and no maintenance window").wait_for()
+    tab.goto(f"{console.url}/incidents?id={incident.id}")
+    page.get_by_role("button", name="Silence", exact=False).first.wait_for()
+    assert page.get_by_text("silenced until").count() == 0
+    assert not tab.problems
