@@ -111,7 +111,7 @@ class Guide:
         elif duty.stage is Health.VALIDATING:
             self._say(f"{node} is empty. Its GPUs are probed.")
         elif duty.by != "drover":
-            self._say(f"{node} is empty. {plain(duty.by)} drained it by hand, so it stays out until you want it back.")
+            self._say(f"{node} is empty. It was drained by hand, so it stays out until you want it back.")
             self._type(f'resume {node} --why "the work is done"')
         elif duty.stage is Health.DRAINED and not duty.waits_for and not duty.reason.startswith((NOT_TOLD, WITHHELD)):
             self._say(f"{node} is empty.")
@@ -125,10 +125,11 @@ class Guide:
 
         node = duty.node
         cures = {KINDS[str(x["kind"]), str(x["cause"])].cured_by for x in labels if x["node"] == node}
-        if "" in cures:
+        if duty.waits_for is WaitsFor.RESET:
+            self._type(f'reset {node} --why "its GPU asks for a reset"')
+            self._say("    It is probed by itself when that is done.")
+        elif "" in cures and duty.waits_for is not WaitsFor.REBOOT:
             self._say(f"    {NO_BOOT}")
-        elif duty.waits_for is WaitsFor.RESET:
-            self._type(f'reset {node} --why "a reset ends this fault"')
         elif duty.waits_for is WaitsFor.TELEMETRY and node in self._to_boot:
             self._say("    Nothing to type: it goes on when all its GPUs report.")
         elif duty.waits_for is WaitsFor.REBOOT or cures:

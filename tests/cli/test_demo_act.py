@@ -70,13 +70,20 @@ def test_a_fault_that_no_boot_ends_is_left_out() -> None:
     assert NO_BOOT in lines[-1] and not [line for line in lines if "type:" in line]
 
 
+def test_a_fault_that_asks_for_a_reset_gets_it_also_where_it_does_not_help() -> None:
+    lines = said(
+        [[duty(Health.DRAINED, "held for a GPU reset", WaitsFor.RESET)], [duty(Health.REPAIR, "failed")]], FAILED_REMAP
+    )
+    assert "drover reset r01n01" in lines[1] and NO_BOOT in lines[-1]
+
+
 def test_what_a_person_drained_waits_for_that_person() -> None:
     lines = said([[duty(Health.DRAINED, "a fan", by="alice")]], [], "127.0.0.1:4711")
     assert lines[-1].strip() == 'type: drover resume r01n01 --why "the work is done" --collector 127.0.0.1:4711'
 
 
 def test_a_reset_and_a_look_are_asked_for_where_they_help() -> None:
-    assert "drover reset r01n01" in said([[duty(Health.DRAINED, "held", WaitsFor.RESET)]], LOST)[-1]
+    assert "drover reset r01n01" in said([[duty(Health.DRAINED, "held", WaitsFor.RESET)]], LOST)[-2]
     assert "drover resume r01n01" in said([[duty(Health.DRAINED, "not validated: no verdict came")]], [])[-1]
 
 
