@@ -100,6 +100,23 @@ class Decider:
             self._verdicts[incident.id] = about, verdict
         return verdict
 
+    def wants_no_more(self, action: Action) -> str:
+        """Why the policy's newest word on an incident asks for less than this; "": it does not. From any thread."""
+        _, verdict = self._verdicts.get(action.incident_id, (None, None))
+        return "" if verdict is None else _less(verdict, action)
+
+    def wants_no_more_of(self, incident: Incident, asked: Wanted, action: Action) -> str:
+        """The same, judged now: a scheduler may have said since then that the node answers."""
+        verdict = self.judge(incident, asked)
+        if less := _less(verdict, action):
+            return less
+        found = self.standing.get((action.incident_id, action.node))
+        if found is None or found.wanted.value != action.action.value:
+            return ""
+        if least_mode(found.mode, verdict.mode) == found.mode:
+            return ""
+        return f"the policy asks a person first now ({verdict.rule})"
+
     def _judge(self, incident: Incident, asked: Wanted) -> Verdict:
         names = [incident.node] if incident.node is not None else [node for node, _ in incident.members[:1]]
         place = self.index.spec.by_name.get(names[0]) if names else None
@@ -453,6 +470,12 @@ class Decider:
 def _alike(a: str, b: str) -> bool:
     """Whether both hold for maintenance, or neither does: when it is over, the guard's own reason is told."""
     return a.startswith(MAINTENANCE) == b.startswith(MAINTENANCE)
+
+
+def _less(verdict: Verdict, action: Action) -> str:
+    if _rank(verdict.wanted) >= _rank(Wanted(action.action.value)):
+        return ""
+    return f"the policy wants {verdict.wanted} now, not {action.action} ({verdict.rule})"
 
 
 def _rank(wanted: Wanted) -> int:

@@ -208,6 +208,13 @@ class Engine:
         """
         if self.decider.away is None:
             return UNSEEN
+        record = self._book.records.get(action.incident_id)
+        if (
+            action.decision_id
+            and record is not None
+            and (less := self.decider.wants_no_more_of(record.incident, record.wanted, action))
+        ):
+            return less
         census, duties = self.census(), self.decider.duties
         for node in (action.node, *later):
             if (duty := duties.get(node)) is None or duty.stage not in OUT_STAGES:

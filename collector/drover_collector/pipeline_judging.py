@@ -344,12 +344,15 @@ class Judging:
             raise LaterError("detection is too busy to ask the guard") from None
 
     def _lowered(self, action: Action) -> str:
-        """Why what was decided is not to be done any more though its incident is open: the mode was lowered.
+        """Why what was decided is not to be done any more though its incident is open: less is wanted of it, or the
+        mode was lowered.
 
         From any thread.
         """
         if not action.decision_id:
             return ""
+        if less := self.engine.decider.wants_no_more(action):
+            return less
         mode = least_mode(self.policy.most_mode, self.ceiling)
         found = self.engine.decider.standing.get((action.incident_id, action.node))
         if found is None or found.wanted.value != action.action.value:

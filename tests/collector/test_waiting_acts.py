@@ -19,10 +19,23 @@ from drover_collector.config import CollectorConfig
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.policy import Policy, Rule
 from drover_collector.store import Store
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Act, ActionState, Approval, Audit, Decision, Event, EventKind, Health
+from drover_proto.events import (
+    Act,
+    ActionState,
+    Approval,
+    Audit,
+    Decision,
+    Event,
+    EventKind,
+    Finding,
+    Health,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 from testbed.deciding import OPEN, fleet
 from testbed.loop import in_loop
 from testbed.slurm_stand_in import SlurmStandIn
@@ -188,6 +201,64 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
     assert (drain.action, drain.state) == (Act.DRAIN, ActionState.FAILED)
     assert "not done: " in drain.detail
     assert site.store.duties()["n000"].stage in (Health.DRAINING, Health.DRAINED)
+
+
+@pytest.mark.parametrize("wanted", [Wanted.ADVISE, Wanted.WATCH])
+@in_loop
+async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_incident_meanwhile(
+    site: Site, wanted: Wanted
+) -> None:
+    policy = replace(ONE_OUT, guard=OPEN)
+    pipeline = site.collector(policy)
+    await pipeline.start()
+    await surveyed(pipeline)
+    try:
+        site.slurm.away = True
+        assert site.falls(pipeline, "n005").outcome == "act"
+        await until(lambda: site.store.intended_actions(), "it waits for Slurm")
+        milder = replace(policy, rules=(Rule(wanted, "they are mended here", xid=(79,)),))
+        pipeline.policy = milder
+        pipeline.engine.set_policy(milder)
+        site.now_ms += 1000
+        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(60)
+        site.slurm.away = False
+        await until(lambda: not [a for a in site.store.intended_actions() if a.action is Act.DRAIN], "it has ended")
+    finally:
+        await pipeline.stop()
+    assert site.drained() == set()
+    drain = next(a for a in site.store.actions(node="n005") if a.action is Act.DRAIN)
+    assert drain.state is ActionState.FAILED
+    assert f"not done: the policy wants {wanted} now, not drain" in drain.detail
+
+
+@in_loop
+async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_and_hears_the_node(site: Site) -> None:
+    """Slurm was away as the node's agent fell silent: its first answer counts, before anything else is judged."""
+    pipeline = site.collector(replace(ONE_OUT, guard=OPEN))
+    desk = pipeline.desk
+    assert desk is not None
+    desk.nodes = tuple(NODES)
+    well = site.slurm.held["n005"]
+    site.slurm.held["n005"] = replace(well, states=frozenset({"DOWN", "NOT_RESPONDING"}))
+    await pipeline.start()
+    await until(lambda: pipeline.engine.decider.answers.get("n005") is False, "Slurm says that it is gone")
+    silent = Finding(
+        "liveness", IncidentKind.LIVENESS, "silent", "node", "n005", None, (("n005", None),), T0, T0, Severity.CRITICAL,
+        0.99, Wanted.DRAIN, "Node n005 has been silent for 5 min.", "Look at it.",
+    )  # fmt: skip
+    try:
+        site.slurm.away = True
+        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(60)
+        await until(lambda: "slurm" in desk.troubles, "it waits for Slurm")
+        site.slurm.held["n005"] = well
+        site.slurm.away = False
+        await until(lambda: not site.store.intended_actions(), "it has ended")
+    finally:
+        await pipeline.stop()
+    assert site.drained() == set()
+    drain = next(a for a in site.store.actions(node="n005") if a.action is Act.DRAIN)
+    assert drain.state is ActionState.FAILED
+    assert "its scheduler hears the node" in drain.detail
 
 
 @in_loop
