@@ -34,9 +34,9 @@ def judged(
 ) -> tuple[bool | None, list[str]]:
     """Pure. `first`, `now`: how it was taken out, and its present stage. `verdicts`: since then, the oldest first."""
     by = "" if first.by == "drover" else f", by {first.by}"
-    told = [f"Out since {iso(first.ts_ms)}{by}: {first.reason or 'no reason was given'}."]
+    told = [f"Out since {iso(first.ts_ms)}{by}: {_reason(first)}."]
     if now.stage is not first.stage:
-        told.append(f"Now {now.stage}: {now.reason or 'no reason was given'}.")
+        told.append(f"Now {now.stage}: {_reason(now)}.")
     own = [incident for incident in opened if incident.scope in ("gpu", "node")]
     against = [f"Still open: {incident.summary}" for incident in own[:SHOWN]]
     if len(own) > SHOWN:
@@ -59,3 +59,7 @@ def judged(
     if first.returns:
         told.append(f"It came back {first.returns} times before, and failed again.")
     return (False if against else True if passed else None), [*against, *told]
+
+
+def _reason(duty: Duty) -> str:
+    return duty.reason.rstrip(".") or "no reason was given"

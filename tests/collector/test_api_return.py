@@ -10,7 +10,7 @@ from drover_collector.api_return import judged
 from drover_proto.events import Duty, Health, Incident, IncidentKind, ProbeReason, ProbeVerdict, Severity, Wanted
 
 T0 = 1_790_000_000_000
-OUT = Duty("n1", Health.DRAINING, T0, "i1", "GPU 3 fell off the bus", "alex (console)")
+OUT = Duty("n1", Health.DRAINING, T0, "i1", "GPU 3 fell off the bus.", "alex (console)")
 NOW = replace(OUT, stage=Health.DRAINED, ts_ms=T0 + 60_000, reason="no job runs there")
 PASSED = ProbeVerdict("p1", "n1", None, True, "", "all as it should be", T0 + 120_000, ProbeReason.REPAIRED)
 OPEN = Incident(
