@@ -39,7 +39,7 @@ def get_job(facts: Facts, request: pb.JobRequest) -> pb.JobDetail:
         members = facts.store.job_members(job.job)
         gpus = [g for node, slot in members if (g := index.gpu(node, slot)) is not None]
         named = api_jobs.incidents_by_job(facts).get(job.job, ())
-        row, (ts_ms, values) = api_jobs.ended_row(job, named), _then(facts, job)
+        row, (ts_ms, values) = api_jobs.ended_row(job, named, api_jobs.running(facts).values()), _then(facts, job)
     else:
         gpus, row = list(job.gpus), api_jobs.row_of(facts, job)
         ts_ms, values = _now(facts)

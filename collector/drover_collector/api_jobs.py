@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,15 +10,21 @@ import numpy as np
 
 from drover_collector.api_facts import DAY_MS, LONG_S, RECENT_MS, Facts, not_found, worst_first
 from drover_collector.api_recent import told
+from drover_collector.incidents_rules import jobs_hurt
 from drover_collector.store import JobSpan, WorkloadRow
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind
+from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind, Severity
 
 JOBS, JOBS_MAX = 200, 5000
 ENDED_MS = DAY_MS  # jobs that ended longer ago are not listed
 SINCE_S = 30.0
 REPORTS_MS = 120_000  # a training loop reports each step, and a step takes a minute at most
 HOUR_MS = 3_600_000
+DEATH_MS = 600_000  # a scheduler gives a dead node's job up within minutes
+DEATH_EARLY_MS = 30_000  # holdings are read more often than some sources of faults
+RESTART = re.compile(
+    r"(?:[-_.](?:r|retry|restart|attempt|try)?|r|retry|restart|attempt|try)[-_.]?[0-9]+", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def workloads(facts: Facts) -> dict[str, list[WorkloadRow]]:
 
 
 def list_jobs(facts: Facts, request: pb.ListJobsRequest) -> pb.JobList:
-    now, over = running(facts), ended(facts) if request.ended else {}
+    now, over = running(facts), ended(facts)
     named, limit = incidents_by_job(facts), min(request.limit or JOBS, JOBS_MAX)
     asked = [job for job in now.values() if request.contains in job.job]
     hurt = [_row(facts, job, named[job.job]) for job in asked if any(map(told, named.get(job.job, ())))]
@@ -76,11 +83,16 @@ def list_jobs(facts: Facts, request: pb.ListJobsRequest) -> pb.JobList:
     well = sorted((job for job in asked if job.job not in shown), key=lambda job: (-len(job.gpus), job.job))
     past = [span for span in over.values() if span.job not in now and request.contains in span.job]
     past.sort(key=lambda span: (-span.ended_ms, span.job))
+    dead = [row for row in (ended_row(s, named.get(s.job, ()), now.values()) for s in past if s.job in named)
+            if row.HasField("died")]  # fmt: skip
+    past = [s for s in past if s.job not in {row.job for row in dead}] if request.ended else []
     # Rows are made of those that are shown only: there may be as many jobs as GPUs.
-    rows = hurt[:limit]
+    rows = dead[:limit]
+    rows += hurt[: limit - len(rows)]
     rows += [_row(facts, job, named.get(job.job, ())) for job in well[: limit - len(rows)]]
     rows += [ended_row(span, named.get(span.job, ())) for span in past[: limit - len(rows)]]
-    return pb.JobList(jobs=rows, total=len(asked) + len(past))
+    total, harmed = len(asked) + len(dead) + len(past), jobs_hurt(facts.open_incidents())
+    return pb.JobList(jobs=rows, total=total, hurt=sum(request.contains in job for job in harmed))
 
 
 def incidents_by_job(facts: Facts) -> dict[str, list[Incident]]:
@@ -110,10 +122,38 @@ def _row(facts: Facts, job: Running, incidents: Sequence[Incident]) -> pb.JobRow
     return row
 
 
-def ended_row(span: JobSpan, incidents: Sequence[Incident]) -> pb.JobRow:
+def ended_row(span: JobSpan, incidents: Sequence[Incident], now: Iterable[Running] = ()) -> pb.JobRow:
+    """`now`: jobs that run, among which it may have been started again."""
     row = pb.JobRow(job=span.job, gpus=span.gpus, nodes=span.nodes, since_ms=span.since_ms, ended_ms=span.ended_ms)
     _hurt(row, incidents, span.ended_ms)
+    if (incident := _killer(span, incidents)) is not None:
+        row.died.CopyFrom(
+            pb.JobDeath(
+                incident_id=incident.id, kind=incident.kind.value, cause=incident.cause, node=incident.node or "",
+                gpu=incident.gpu, restarted_as=_restarted_as(span, now),
+            )
+        )  # fmt: skip
     return row
+
+
+def _killer(span: JobSpan, incidents: Sequence[Incident]) -> Incident | None:
+    """The open critical incident within minutes of whose begin the job ended; of several the one that began last."""
+    found = [
+        i
+        for i in incidents
+        if told(i) and i.severity is Severity.CRITICAL and -DEATH_EARLY_MS <= span.ended_ms - i.since_ms <= DEATH_MS
+    ]
+    return max(found, key=lambda i: i.since_ms, default=None)
+
+
+def _restarted_as(span: JobSpan, now: Iterable[Running]) -> str:
+    """Schedulers and launchers append a number to the name: `job-2001r1`. `job-20011` is another job."""
+    later = [
+        job for job in now
+        if job.since_ms >= span.ended_ms - DEATH_EARLY_MS and RESTART.fullmatch(job.job.removeprefix(span.job))
+        and job.job.startswith(span.job)
+    ]  # fmt: skip
+    return min(later, key=lambda job: job.since_ms).job if later else ""
 
 
 def _hurt(row: pb.JobRow, incidents: Sequence[Incident], now_ms: int) -> None:

@@ -81,12 +81,25 @@ def reports(reply: pb.JobList) -> bool:
 
 
 def _state(job: pb.JobRow) -> Cell:
+    if job.HasField("died"):
+        return Cell("DIED", badge="critical")
     if job.HasField("ended_ms"):
         return Cell("ended", badge="plain")
     return Cell("HURT", badge=job.severity) if job.severity else Cell("runs", badge="healthy")
 
 
+def death(job: pb.JobRow, who: view.Viewer) -> str:
+    """`died 19:07:32 with XID 79 on r03n06 GPU 0, restarted as job-2001r1`."""
+    of = job.died
+    gpu = of.gpu if of.HasField("gpu") else None
+    place = f" on {fmt.member(of.node, gpu)}" if of.node else ""
+    again = f", restarted as {of.restarted_as}" if of.restarted_as else ""
+    return f"died {who.clock(job.ended_ms)} with {fmt.kind_and_cause(of.kind, of.cause)}{place}{again}"
+
+
 def _about(job: pb.JobRow, who: view.Viewer) -> str:
+    if job.HasField("died"):
+        return death(job, who)
     return who.told(job.hurt) or " · ".join((*job.pools, *job.skus))
 
 
@@ -245,7 +258,10 @@ def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str 
 
 
 def show_ports(key: str, detail: pb.JobDetail, who: view.Viewer) -> str | None:
-    lines = fabric_parts.port_rows(detail.ports, who)
-    empty = next((text for text in detail.absent if text.startswith("Network")), "No port serves its GPUs.")
+    troubled = [port for port in detail.ports if port.trouble]
+    lines = fabric_parts.port_rows(troubled, who)
+    empty = next((text for text in detail.absent if text.startswith("Network")), "No network port data for this job.")
+    if detail.ports and not troubled:
+        empty = "No network port of this job has trouble."
     height = 320 if len(lines) > 6 else None
     return table(key, fabric_parts.PORT_COLUMNS, lines, empty=empty, link_column=0, height=height)

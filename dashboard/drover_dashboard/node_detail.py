@@ -189,7 +189,7 @@ def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer)
             height=420,
         )
     with right:
-        _inventory(detail)
+        _inventory(detail, who)
 
 
 def compared(detail: pb.NodeDetail, gpu: int | None) -> int | None:
@@ -257,14 +257,15 @@ def _why_absent(detail: pb.NodeDetail, name: str, who: view.Viewer) -> str:
     return who.told(f"absent: {', '.join(reasons)}") if reasons else "no value in this time"
 
 
-def _inventory(detail: pb.NodeDetail) -> None:
+def _inventory(detail: pb.NodeDetail, who: view.Viewer) -> None:
     values = {value.metric: value for value in detail.values}
     rows = []
     for metric in catalog.of_scope(Scope.NODE):
         found = values.get(metric.name)
         if found is None:
             continue
-        cell = Cell(fmt.value(metric, found.value)) if found.present else Cell(fmt.absent(found.reason), kind="absent")
+        why = who.told(fmt.absent(found.reason))
+        cell = Cell(fmt.value(metric, found.value)) if found.present else Cell(why, kind="absent")
         rows.append(Row((Cell(fmt.capital(metric.label), kind="faint"), cell)))
     table("host", (Column("Host"), Column()), rows, empty="Nothing is known of the host.", height=200)
     columns = (Column("Inventory"), Column(wrap=True))

@@ -2625,22 +2625,28 @@ class JobList(_message.Message):
 
     JOBS_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    HURT_FIELD_NUMBER: _builtins.int
     total: _builtins.int
+    hurt: _builtins.int
+    """jobs that open incidents hurt, as Status.jobs_hurt counts them; absent: an older collector"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRow]:
-        """hurt ones first, then the largest; ended ones last, the newest first"""
+        """Those that died of an open incident first, then hurt ones, then the largest; ended ones last, the newest first."""
 
     def __init__(
         self,
         *,
         jobs: _abc.Iterable[Global___JobRow] | None = ...,
         total: _builtins.int = ...,
+        hurt: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hurt", b"_hurt", "hurt", b"hurt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hurt", b"_hurt", "hurt", b"hurt", "jobs", b"jobs", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__hurt: _TypeAlias = _typing.Literal["hurt"]  # noqa: Y015
+    _WhichOneofArgType__hurt: _TypeAlias = _typing.Literal["_hurt", b"_hurt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hurt) -> _WhichOneofReturnType__hurt | None: ...
 
 Global___JobList: _TypeAlias = JobList  # noqa: Y015
 
@@ -2664,6 +2670,7 @@ class JobRow(_message.Message):
     STEP_TIME_S_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     MFU_RATIO_FIELD_NUMBER: _builtins.int
+    DIED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     gpus: _builtins.int
     nodes: _builtins.int
@@ -2691,6 +2698,10 @@ class JobRow(_message.Message):
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def skus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def died(self) -> Global___JobDeath:
+        """absent: it runs, or ended without an open incident that explains it"""
+
     def __init__(
         self,
         *,
@@ -2710,10 +2721,11 @@ class JobRow(_message.Message):
         step_time_s: _builtins.float | None = ...,
         tokens_per_s: _builtins.float | None = ...,
         mfu_ratio: _builtins.float | None = ...,
+        died: Global___JobDeath | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "mfu_ratio", b"mfu_ratio", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "died", b"died", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "mfu_ratio", b"mfu_ratio", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus", b"gpus", "hurt", b"hurt", "incidents", b"incidents", "job", b"job", "mfu_ratio", b"mfu_ratio", "nodes", b"nodes", "pools", b"pools", "severity", b"severity", "since_ms", b"since_ms", "skus", b"skus", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "died", b"died", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus", b"gpus", "hurt", b"hurt", "incidents", b"incidents", "job", b"job", "mfu_ratio", b"mfu_ratio", "nodes", b"nodes", "pools", b"pools", "severity", b"severity", "since_ms", b"since_ms", "skus", b"skus", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ended_ms: _TypeAlias = _typing.Literal["ended_ms"]  # noqa: Y015
     _WhichOneofArgType__ended_ms: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms"]  # noqa: Y015
@@ -2745,6 +2757,46 @@ class JobRow(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_share) -> _WhichOneofReturnType__waiting_share | None: ...
 
 Global___JobRow: _TypeAlias = JobRow  # noqa: Y015
+
+@_typing.final
+class JobDeath(_message.Message):
+    """The end of a job within minutes after a critical incident that hurts it began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCIDENT_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    RESTARTED_AS_FIELD_NUMBER: _builtins.int
+    incident_id: _builtins.str
+    kind: _builtins.str
+    cause: _builtins.str
+    """"xid_79" """
+    node: _builtins.str
+    gpu: _builtins.int
+    restarted_as: _builtins.str
+    """a job that began later and has its name with a suffix; empty: none is known"""
+    def __init__(
+        self,
+        *,
+        incident_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        node: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
+        restarted_as: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "cause", b"cause", "gpu", b"gpu", "incident_id", b"incident_id", "kind", b"kind", "node", b"node", "restarted_as", b"restarted_as"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
+
+Global___JobDeath: _TypeAlias = JobDeath  # noqa: Y015
 
 @_typing.final
 class JobRequest(_message.Message):

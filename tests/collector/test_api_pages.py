@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
 from drover_agent.simulation.faults import Fault
-from drover_collector import api_fabric, api_job, api_jobs, api_thermals
+from drover_collector import api_fabric, api_fleet, api_job, api_jobs, api_thermals
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.buckets import BUCKET_MS
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet_index import FleetIndex
+from drover_collector.incidents_rules import jobs_hurt
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import Pipeline
 from drover_collector.policy import Policy
-from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_collector.store import EntityRow, JobSpan, SampleBatch, Store, entity_id
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
 from drover_proto.events import Evidence, Holding, Incident, IncidentKind, Severity, Wanted, from_json
@@ -357,3 +359,62 @@ def test_a_port_that_is_up_again_is_not_said_to_be_down(state: str, fact: Eviden
         0.9, Wanted.ADVISE, "What the headline says.", "", (fact,), updated_ms=9000,
     )  # fmt: skip
     assert api_fabric._incident_says(incident, "mlx5_3", state) == f"{said}What the headline says."
+
+
+def span(job: str = "job-7", ended_ms: int = START_MS) -> JobSpan:
+    return JobSpan(job, ended_ms - 60_000, ended_ms, 8, 1)
+
+
+def death(**more: Any) -> Incident:
+    given: dict[str, Any] = {"severity": Severity.CRITICAL, "closed_ms": None, "since_ms": START_MS - 5_000} | more
+    return Incident(
+        "i1", IncidentKind.XID, "xid_79", "gpu", "r1n1", 0, (("r1n1", 0),), START_MS, given["since_ms"],
+        given["closed_ms"], given["severity"], 0.9, Wanted.DRAIN, "gone", "reboot", job="job-7",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("incident", "died"),
+    [
+        ({}, True), ({"closed_ms": START_MS}, False), ({"severity": Severity.WARNING}, False),
+        ({"since_ms": START_MS - 3_600_000}, False), ({"since_ms": START_MS + 3_600_000}, False),
+    ],
+)  # fmt: skip
+def test_a_job_died_where_it_ended_soon_after_an_open_critical_incident_began(incident: Any, died: bool) -> None:
+    row = api_jobs.ended_row(span(), [death(**incident)])
+    assert row.HasField("died") is died
+    if died:
+        assert (row.died.cause, row.died.node, row.died.gpu, row.died.incident_id) == ("xid_79", "r1n1", 0, "i1")
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [
+        ("job-7r1", True),
+        ("job-7-2", True),
+        ("job-71", False),
+        ("job-8r1", False),
+        ("job-7-eval", False),
+        ("job-7-eval2", False),
+    ],
+)
+def test_a_restart_is_known_by_its_name_and_time(name: str, again: bool) -> None:
+    later = [api_jobs.Running(name, [0], START_MS + 1_000), api_jobs.Running(f"{name}0", [1], START_MS - 100_000)]
+    assert api_jobs.ended_row(span(), [death()], later).died.restarted_as == (name if again else "")
+
+
+def test_the_job_that_died_is_listed_first_and_counted_as_the_status_counts(
+    facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = facts.now_ms()
+    gone = death(since_ms=now_ms - 65_000)
+    known = [gone, *facts.open_incidents()]
+    monkeypatch.setattr(facts, "open_incidents", lambda: known)
+    monkeypatch.setattr(api_jobs, "incidents_by_job", lambda _: {"job-7": [gone]})
+    monkeypatch.setattr(api_jobs, "ended", lambda _: {"job-7": span(ended_ms=now_ms - 60_000), "fine": span("fine")})
+    reply = api_jobs.list_jobs(facts, pb.ListJobsRequest())
+    assert reply.jobs[0].job == "job-7"
+    assert "fine" not in {job.job for job in reply.jobs}
+    assert reply.hurt == len(jobs_hurt(known)) == api_fleet.get_status(facts).jobs_hurt
+    both = [job.job for job in api_jobs.list_jobs(facts, pb.ListJobsRequest(ended=True)).jobs]
+    assert (both[0], both.count("job-7"), both[-1]) == ("job-7", 1, "fine")

@@ -53,12 +53,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(row: pb.JobRow) -> list[object]:
-    hurt = row.hurt or (f"ended {when(row.ended_ms)}" if row.HasField("ended_ms") else NONE)
+    hurt = _died(row) or row.hurt or (f"ended {when(row.ended_ms)}" if row.HasField("ended_ms") else NONE)
     return [
         row.job, row.gpus, row.nodes, when(row.since_ms), _optional(row, "waiting_share", "{:.0%}"),
         _optional(row, "gpu_hours_waited", "{:,.1f}"), _optional(row, "step_time_s", "{:.2f} s"),
         _optional(row, "mfu_ratio", "{:.0%}"), hurt,
     ]  # fmt: skip
+
+
+def _died(row: pb.JobRow) -> str:
+    if not row.HasField("died"):
+        return ""
+    again = f", restarted as {row.died.restarted_as}" if row.died.restarted_as else ""
+    return plain(f"died {when(row.ended_ms)} with {row.died.cause} on {row.died.node or 'its nodes'}{again}")
 
 
 def _optional(row: Any, name: str, form: str) -> str:
@@ -85,7 +92,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         return 0
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_named(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
-    say(f"  {row.hurt or 'no open incident names it'}", 2)
+    say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
     say(
         f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"
         f" GPU-hours waited {_optional(row, 'gpu_hours_waited', '{:,.1f}')}, lost"

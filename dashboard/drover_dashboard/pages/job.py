@@ -47,12 +47,15 @@ def listing(ended: bool) -> None:
     if answer.value is None:
         return
     running = [job for job in answer.value.jobs if not job.HasField("ended_ms")]
-    hurt = sum(bool(job.incidents) for job in running)
+    # Of all jobs, as the Fleet page counts them; a collector of before does not send it.
+    hurt = answer.value.hurt if answer.value.HasField("hurt") else sum(bool(job.incidents) for job in running)
+    died = sum(job.HasField("died") for job in answer.value.jobs)
     shown, total = len(answer.value.jobs), answer.value.total
+    dead = f", {fmt.number(died)} of them died" if died else ""
     gpus = fmt.number(sum(job.gpus for job in running))
-    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt"
+    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{dead}"
     if shown < total:  # those that are not here hold GPUs too
-        line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs, {fmt.number(hurt)} of them hurt"
+        line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs; {fmt.number(hurt)} are hurt{dead}"
     view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
     with view.place():
         if running and not job_parts.reports(answer.value):
@@ -103,6 +106,8 @@ def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
         if job.HasField("ended_ms")
         else who.since(job.since_ms)
     )
+    if job.HasField("died"):
+        span = f"{who.clock(job.since_ms)} to {who.clock(job.ended_ms)}, {job_parts.death(job, who)}"
     boards = f" of {', '.join(job.skus)}" if job.skus else ""
     name = job.job if fmt.job(job.job) == job.job else f"Job {job.job}"
     return f"{name}: {fmt.several(job.gpus, 'GPU')}{boards} on {fmt.several(job.nodes, 'node')}, {span}"

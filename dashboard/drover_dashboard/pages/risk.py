@@ -11,6 +11,7 @@ from drover_proto import fleet_pb2 as pb
 
 SHOWN = 200
 LIST_PX = 620
+TROUBLED_PX, FIT = 330, 6
 EVERY_S = 10
 
 
@@ -31,15 +32,18 @@ def show() -> None:
 
 def ranking(reply: pb.RiskList, who: view.Viewer) -> None:
     racks = view.racks()
+    if reply.in_trouble:
+        in_trouble(reply, racks, who)
     known = [risk for risk in reply.nodes if risk.reasons]
     rows = [_row(number, risk, racks, who) for number, risk in enumerate(known, 1)]
     columns = (
         Column("", "right"),
-        Column("Node"),
+        Column("May fail next"),
         Column(f"Chance within {reply.days} days", "right", help="of a new failure, by the model; no forecast"),
         Column("Why it stands here", wrap=True),
     )
-    empty = "Nothing is known that sets a node apart: no failure of the last months, no sign."
+    left = "of the other nodes " if reply.in_trouble else ""
+    empty = f"Nothing is known that sets one {left}apart: no failure in the last months and no sign of one."
     if not reply.total:
         empty = "No ranking yet: it comes with the first buckets. A standby collector has none."
     clicked = table("risk", columns, rows, empty=empty, link_column=1, height=LIST_PX if len(rows) > 12 else None)
@@ -55,6 +59,28 @@ def ranking(reply: pb.RiskList, who: view.Viewer) -> None:
         total = reply.total - reply.in_trouble_total
         text = f"{fmt.number(len(rows))} of {fmt.number(total)} nodes shown, the likeliest first."
         view.notice("risk_more", "remark", text)
+
+
+def in_trouble(reply: pb.RiskList, racks: dict[str, str], who: view.Viewer) -> None:
+    """They have failed already: nobody has to guess. Each leads to its incident."""
+    rows = [
+        Row(
+            (
+                Cell(node.severity.upper(), badge=node.severity),
+                Cell(node.node, sub=f"rack {racks[node.node]}" if node.node in racks else "", kind="strong"),
+                Cell(who.told(node.summary), sub=who.since(node.since_ms)),
+            ),
+            id=node.incident_id,
+            href=view.href(view.INCIDENTS, id=node.incident_id),
+        )
+        for node in reply.in_trouble
+    ]
+    columns = (Column("Severity"), Column("In trouble now"), Column("What is wrong", wrap=True))
+    height = TROUBLED_PX if len(rows) > FIT else None
+    if clicked := table("in_trouble", columns, rows, empty="", link_column=1, height=height):
+        st.switch_page(view.INCIDENTS, query_params={"id": clicked})
+    if reply.in_trouble_total > len(rows):
+        view.notice("trouble_more", "remark", f"{len(rows)} of {fmt.number(reply.in_trouble_total)} nodes shown.")
 
 
 def _row(number: int, risk: pb.RiskRow, racks: dict[str, str], who: view.Viewer) -> Row:
