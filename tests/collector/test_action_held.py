@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.duties import is_out
 from drover_collector.actions.remedies import (
     FRESH_MS,
+    SAID_MS,
     NodeNow,
     faults_of,
     finding_lack,
@@ -212,6 +214,55 @@ def test_a_condition_that_still_holds_contradicts_a_pass_until_it_is_over(scene:
         assert duty.reason.startswith("held for a finding: xid/xid_79 of GPU 3 (incident inc1) still holds. It is")
         scene.telemetry = replace(scene.now, said={"inc1": {"xid": ASKED + 1}})
         scene.wait_stage(Health.VALIDATING)
+    assert not undrained(scene)
+
+
+def passes_and_is_contradicted(scene: Scene, desk: ActionDesk, request: str, detector: str) -> None:
+    scene.now_ms += 1_000
+    scene.telemetry = replace(NodeNow(scene.now_ms, (scene.now_ms,) * 8), said={"inc1": {detector: scene.now_ms}})
+    desk.on_verdicts([replace(verdict(True), request=request)])
+
+
+def validations(scene: Scene) -> int:
+    return len([d for d in scene.store.duty_history("n1") if d.stage is Health.VALIDATING])
+
+
+def test_a_port_that_stays_down_has_its_node_probed_again_when_it_is_up_and_not_before(scene: Scene) -> None:
+    """No probe looks for it, and its detector says so with each bucket: each pass failed, and a person was paged."""
+    scene.now_ms = ASKED
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        passes_and_is_contradicted(scene, desk, "r1", "links")
+        assert scene.wait_stage(Health.DRAINED).waits_for is WaitsFor.FINDING
+        desk.take([decision(node="n2", id_="d2")])
+        scene.wait_stage(Health.VALIDATING, "n2")
+        assert validations(scene) == 1, "looks go on, and it is not probed while the port is down"
+        scene.now_ms += SAID_MS + 1
+        scene.telemetry = None
+        scene.wait_stage(Health.VALIDATING)
+
+
+def test_a_pass_that_is_contradicted_twice_leaves_the_node_to_a_person(scene: Scene) -> None:
+    """What shows under the load of the probes alone: it would be probed, contradicted and told of for ever."""
+    scene.now_ms = ASKED
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        passes_and_is_contradicted(scene, desk, "r1", "straggler")
+        scene.wait_stage(Health.DRAINED)
+        scene.now_ms += SAID_MS + 1
+        scene.telemetry = None
+        scene.wait_stage(Health.VALIDATING)
+        passes_and_is_contradicted(scene, desk, "r2", "straggler")
+        duty = scene.wait_stage(Health.DRAINED)
+        assert duty.reason.startswith("not validated: it passed its validation twice"), duty.reason
+        assert duty.waits_for is WaitsFor.NOTHING
+        scene.now_ms += 10 * SAID_MS
+        scene.telemetry = None
+        desk.take([decision(node="n2", id_="d2")])
+        scene.wait_stage(Health.VALIDATING, "n2")
+        assert validations(scene) == 2
     assert not undrained(scene)
 
 

@@ -174,18 +174,23 @@ def telemetry_lack(now: NodeNow | None, now_ms: int, since_ms: int = 0) -> Lack 
 
 
 def finding_lack(
-    said: Mapping[str, Mapping[str, int]], names: Mapping[str, str], now_ms: int, since_ms: int | None = None
+    said: Mapping[str, Mapping[str, int]],
+    names: Mapping[str, str],
+    now_ms: int,
+    since_ms: int | None = None,
+    held: bool = False,
 ) -> Lack | None:
     """Which open incidents of the node contradict a return.
 
     Args:
         names: incidents that count -> what to call each.
         since_ms: what any detector has said after then contradicts; None: only what shows on a node without work.
+        held: a finding has contradicted it before: what any detector has said lately contradicts, with or without work.
     """
     found = []
     for incident in sorted(names):
         for detector, at_ms in said.get(incident, {}).items():
-            lasts = detector in UNLOADED and now_ms - at_ms <= SAID_MS
+            lasts = (detector in UNLOADED or (held and detector != XID)) and now_ms - at_ms <= SAID_MS
             if lasts or (since_ms is not None and detector != XID and at_ms > since_ms):
                 found.append(names[incident])
                 break

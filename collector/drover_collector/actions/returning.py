@@ -256,7 +256,20 @@ class Returning:
             return lack
         assert now is not None
         names = {id_: what(i) for id_, i in self._own_incidents(duty.node).items() if i.closed_ms is None}
-        return finding_lack(now.said, names, self.now_ms(), since_ms)
+        return finding_lack(now.said, names, self.now_ms(), since_ms, duty.waits_for is WaitsFor.FINDING)
+
+    def contradicted(self, duty: Duty, lack: Lack) -> Duty:
+        """One whose pass a finding contradicts: the second time in one outage a person must look, as it would be probed
+        for ever. Raises StoreError."""
+        out = list(takewhile(is_out, reversed(self.store.duty_history(duty.node))))
+        if not any(before.waits_for is WaitsFor.FINDING for before in out):
+            return held(duty, lack, self.now_ms())
+        again = f"drover resume {duty.node} --why TEXT has it probed again"
+        text = f"{NOT_TOLD}it passed its validation twice, and was {lack.text} each time: a person must look; {again}"
+        return replace(
+            duty, stage=Health.DRAINED, ts_ms=self.now_ms(), reason=text, asked_ms=0,
+            waits_for=WaitsFor.NOTHING,
+        )  # fmt: skip
 
     def _remedy_lack(self, duty: Duty) -> Lack | None:
         """Whether a boot or a reset that a fault needs is missing. Raises StoreError."""

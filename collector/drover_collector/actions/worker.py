@@ -37,7 +37,7 @@ from drover_collector.actions.looks import Looks
 from drover_collector.actions.remedies import Lack, LackError
 from drover_collector.actions.returning import held
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Health
+from drover_proto.events import Act, Action, ActionState, Health, WaitsFor
 
 if TYPE_CHECKING:
     from drover_collector.actions.desk import ActionDesk
@@ -383,7 +383,10 @@ class Worker:
         """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
         duty = self._desk.duties.get(action.node)
         if lack is not None and duty is not None and is_out(duty) and not kept_by(duty):
-            self._desk.set_duty(held(duty, lack, self._desk.now_ms()))
+            finding = lack.waits_for is WaitsFor.FINDING
+            self._desk.set_duty(
+                self._desk.contradicted(duty, lack) if finding else held(duty, lack, self._desk.now_ms())
+            )
             return
         told = why.startswith((WITHHELD, NOT_TOLD))
         if duty is not None and (duty.stage is Health.VALIDATING or (told and not kept_by(duty))):
