@@ -19,11 +19,13 @@ from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
+from drover_collector.engine import Outcome
 from drover_collector.guard_breaker import MASS, of_guard
 from drover_collector.notify import Outbox
 from drover_collector.notify.routes import RouteConfig, Routes
 from drover_collector.notify.webhook import Webhook
 from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline_judging import STORM_MS
 from drover_collector.policy import Policy
 from drover_collector.store import Store
 from drover_proto.events import Event, EventKind, Severity, Wanted
@@ -85,6 +87,27 @@ class Site:
         self.store.write_events(events)
         pipeline.take_events(events)
         await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
+
+    async def storm(self, pipeline: Pipeline, nodes: Sequence[str]) -> list[int]:
+        """The same, each received a millisecond after the one before. Returns how many were judged in each call."""
+        events = [
+            Event(f"{node}/79", at_ms, node, 0, EventKind.XID, "79", "fell off the bus", received_ms=at_ms)
+            for at_ms, node in enumerate(nodes, self.now_ms)
+        ]
+        self.now_ms += len(nodes)
+        self.store.write_events(events)
+        sizes: list[int] = []
+        judge = pipeline.engine.on_events
+
+        def counted(told: Sequence[Event], now_ms: int) -> Outcome:
+            sizes.append(len(told))
+            assert all(now_ms - STORM_MS <= (event.received_ms or 0) <= now_ms for event in told)
+            return judge(told, now_ms)
+
+        pipeline.engine.on_events = counted  # type: ignore[method-assign]
+        pipeline.take_events(events)
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
+        return sizes
 
     async def settled(self, pipeline: Pipeline) -> None:
         """Nothing waits to be stored, done or told: but what a route keeps back for a while."""
@@ -158,3 +181,23 @@ async def test_500_nodes_one_after_the_other_are_one_page_where_a_route_waits_an
         assert {key: count for key, count in told.items() if key[0] == "opened"} == {("opened", MASS): 1}
         assert told["changed", MASS] <= 1, "its growth, in one message of the same page"
         assert 0 < site.drained() < policy.guard.mass_nodes
+
+
+@in_loop
+async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Store) -> None:
+    """Each call looks at all open incidents and is stored by itself: one for each event is late in a storm."""
+    with http_receiver() as receiver:
+        site = Site(store, SlurmStandIn(*NODES), receiver, replace(Policy.named("nvidia"), mode="enforce"))
+        async with site.running() as pipeline:
+            await site.tick(pipeline, 0)
+            sizes = await site.storm(pipeline, NODES)
+            assert sum(sizes) == 500
+            assert len(sizes) <= 3
+            await site.settled(pipeline)
+            (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
+            assert len(event.members) >= 250
+            held = [d for d in store.newest_decisions() if d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)]
+            assert {d.outcome for d in held} == {"held"}
+            assert len({d.node for d in held}) == 500
+        assert site.told() == {("opened", MASS): 1}
+        assert site.drained() == 0
