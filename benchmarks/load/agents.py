@@ -21,6 +21,7 @@ from load.messages import PERIOD_S, Pool
 
 WINDOW_BYTES = 8 << 20  # as agents have it
 WINDOW_MESSAGES = 256
+EVENT_SEQ = 1_000  # of the events lane: above those of what each slot holds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_S, LONGEST_ANSWER_S, TURN_MARGIN_S = 90.0, 240.0, 60.0  # as agents have it
 WAITS = (("drover-turn", "1"),)  # likewise
@@ -48,6 +49,12 @@ class Counts:
     acked: int = 0
     rejected: int = 0  # messages
     backoffs: int = 0
+    events_sent: int = 0
+    events_acked: int = 0
+    event_first_s: float = 0.0  # epoch, of all events: when the first was sent, the last was, and the last Ack came
+    event_last_s: float = 0.0
+    event_acked_s: float = 0.0
+    event_acks: dict[str, float] = field(default_factory=dict)  # node -> when its Ack came
     reasons: dict[str, int] = field(default_factory=dict)  # of failures and rejections
 
     def note(self, reason: str) -> None:
@@ -90,6 +97,9 @@ class Stream:
         self._room = asyncio.Event()
         self._told_jobs = False
         self._welcomes = 0
+        self._call: Any = None  # of the open stream
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
+        self._event_waits = False  # for its Ack
 
     def due_s(self, seq: int) -> float:
         """When a message leaves: its last second has just passed."""
@@ -159,6 +169,7 @@ class Stream:
         self._flight_bytes, self._next = 0, self._held + 1
         if not self._told_jobs:
             await self._tell_jobs(call, welcome.records)
+        self._call = call
         sender = asyncio.create_task(self._send(call))
         try:
             while True:
@@ -169,7 +180,24 @@ class Stream:
                 if sender.done():
                     sender.result()
         finally:
+            self._call = None
             sender.cancel()
+
+    async def send_event(self, event: pb.Event, at_s: float) -> None:
+        """Send this event at `at_s` (epoch) on the open stream. Where none is open, it is counted as a failure."""
+        await asyncio.sleep(max(0.0, at_s - time.time()))
+        call, self._event_waits = self._call, True
+        if call is None:
+            self._counts.failures += 1
+            self._counts.note("no stream is open for an event")
+            return
+        event.ts_ms = time.time_ns() // 10**6
+        async with self._writing:
+            await call.write(pb.AgentMessage(record=pb.Record(seq=EVENT_SEQ, event=event)))
+        now_s = time.time()
+        self._counts.events_sent += 1
+        self._counts.event_first_s = self._counts.event_first_s or now_s
+        self._counts.event_last_s = max(self._counts.event_last_s, now_s)
 
     def _hear(self, message: pb.CollectorMessage) -> None:
         kind = message.WhichOneof("kind")
@@ -178,6 +206,10 @@ class Stream:
                 self._counts.rejected += 1
                 self._counts.note(refused.reason[:120])
             self._take(max((lane.seq for lane in message.ack.held if lane.lane == pb.LIVE), default=0))
+            if self._event_waits and any(h.lane == pb.EVENTS and h.seq >= EVENT_SEQ for h in message.ack.held):
+                self._event_waits = False
+                self._counts.events_acked += 1
+                self._counts.event_acked_s = self._counts.event_acks[self.node] = time.time()
         elif kind == "backoff":
             self._counts.backoffs += 1
             self._pause_until = time.monotonic() + message.backoff.wait_ms / 1000
@@ -207,7 +239,8 @@ class Stream:
             if seq > self._offered:
                 self._offered = seq
                 self._counts.offered += values
-            await call.write(message)
+            async with self._writing:
+                await call.write(message)
             self._counts.sent += values
 
     async def _until_room(self) -> None:

@@ -110,8 +110,11 @@ def usage_of(pid: int) -> Usage:
 
 
 @contextmanager
-def running(folder: Path, shape: Shape, lag_s: float = 7.0) -> Iterator[Collector]:
-    """A collector with an embedded store in `folder` while inside; SIGTERM ends the caller as Ctrl-C does."""
+def running(folder: Path, shape: Shape, lag_s: float = 7.0, settings: str = "") -> Iterator[Collector]:
+    """A collector with an embedded store in `folder` while inside; SIGTERM ends the caller as Ctrl-C does.
+
+    `settings`: further tables of its file.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the collector and generators would live on
     Authority.new().save(folder)
     (folder / "fleet.toml").write_text(shape.toml())
@@ -119,7 +122,7 @@ def running(folder: Path, shape: Shape, lag_s: float = 7.0) -> Iterator[Collecto
         f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{folder}/store"\n'
         '[ingest]\nlisten = "127.0.0.1:0"\n[api]\nlisten = "127.0.0.1:0"\n[metrics]\nlisten = "127.0.0.1:0"\n'
         f'[tls]\nca = "{folder}/ca.crt"\ncert = "{folder}/collector.crt"\nkey = "{folder}/collector.key"\n'
-        f"[detect]\nlag_s = {lag_s}\n"
+        f"[detect]\nlag_s = {lag_s}\n{settings}"
     )
     log = folder / "collector.log"
     with log.open("wb") as output:

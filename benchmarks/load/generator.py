@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from drover_proto import telemetry_pb2 as pb
 from load.agents import Counts, Pace, Stream
 from load.certificates import Authority
 from load.fleet import name
@@ -27,6 +28,8 @@ from load.messages import Pool
 
 BENCHMARKS = Path(__file__).parents[1]
 POOLS = 8
+MOST_ACKS = 200  # beyond so many the line of each second does not name them
+XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Order:
         folder: holds ca.crt and ca.key. first, count: numbers of its streams; total: of all processes.
         gpus: of each stream. open_s: the streams open evenly within so long, and then run for run_s.
         drain_s: how long it waits for Acks after that.
+        failing: numbers of its streams that send an XID 79 of GPU 0 when they are asked to.
     """
 
     folder: str
@@ -50,6 +54,7 @@ class Order:
     ticks: int
     run_s: float
     drain_s: float = 30.0
+    failing: tuple[int, ...] = ()
 
 
 class Generator:
@@ -77,6 +82,12 @@ class Generator:
         """Once it has `said` that it is ready: its load begins at `at_s` (epoch), when its streams are open."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{at_s}\n")
+        self._process.stdin.flush()
+
+    def fail(self, at_s: float, within_s: float) -> None:
+        """After `begin`: the events of `failing` are sent evenly from `at_s` (epoch) on, within so many seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{at_s} {within_s}\n")
         self._process.stdin.flush()
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
@@ -129,6 +140,8 @@ async def generate(order: Order, prepared: Prepared, begin_s: float) -> None:
         asyncio.create_task(_open(stream, at_s, order.address, prepared.authority, own))
         for stream, at_s, own in zip(streams, opening, prepared.certificates, strict=True)
     ]
+    failing = [stream for n, stream in enumerate(streams, order.first) if n in order.failing]
+    threading.Thread(target=_listen, args=(asyncio.get_running_loop(), failing, tasks), daemon=True).start()
     while not ending.is_set():
         report(streams, counts)
         if time.time() > end_s and (all(s.done for s in streams) or time.time() > end_s + order.drain_s):
@@ -149,11 +162,26 @@ async def _open(stream: Stream, at_s: float, address: str, authority: bytes, own
     await stream.run(address, grpc.ssl_channel_credentials(authority, *own))
 
 
+def _listen(loop: asyncio.AbstractEventLoop, failing: list[Stream], tasks: list[asyncio.Task[None]]) -> None:
+    """Read from stdin when the events are due; stdin ends with who started this process."""
+    for line in sys.stdin:
+        at_s, within_s = map(float, line.split())
+        loop.call_soon_threadsafe(_fail, failing, at_s, within_s, tasks)
+
+
+def _fail(failing: list[Stream], at_s: float, within_s: float, tasks: list[asyncio.Task[None]]) -> None:
+    for n, stream in enumerate(failing):
+        event = pb.Event(gpu=0, kind="xid", code="79", message=XID, source="kmsg")
+        tasks.append(asyncio.create_task(stream.send_event(event, at_s + within_s * n / len(failing))))
+
+
 def report(streams: list[Stream], counts: Counts) -> None:
     lags = sorted(stream.lag_s for stream in streams)
     line = asdict(counts) | {
         "at_s": time.time(), "cpu_s": time.process_time(), "lag_max_s": lags[-1], "lag_p50_s": lags[len(lags) // 2],
     }  # fmt: skip
+    if counts.events_acked > MOST_ACKS:
+        del line["event_acks"]
     print(json.dumps(line), flush=True)
 
 

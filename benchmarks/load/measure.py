@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,12 +78,31 @@ def drive(
         also: is told of each moment, in the same thread.
     """
     run = Run(plan)
+    with loading(collector, plan) as (generators, begin_s):
+        while time.time() < begin_s + plan.run_s:
+            now_s = time.time()
+            run.moments.append(moment := look(collector, generators, begin_s))
+            also(moment)
+            time.sleep(max(0.0, every_s - (time.time() - now_s)))
+        run.last = [generator.wait(plan.drain_s + 60) for generator in generators]
+        run.moments.append(look(collector, generators, begin_s))
+    return run
+
+
+@contextlib.contextmanager
+def loading(collector: Collector, plan: Plan, failing: Sequence[int] = ()) -> Iterator[tuple[list[Generator], float]]:
+    """The generators, and when all streams are to be open (epoch).
+
+    Args:
+        failing: numbers of the streams that send an event when `Generator.fail` asks for it.
+    """
     parts = np.array_split(np.arange(plan.shape.streams), min(plan.processes, plan.shape.streams))
     generators = [
         Generator(
             Order(
                 str(collector.folder), collector.address, int(part[0]), len(part), plan.shape.streams, plan.shape.gpus,
                 plan.open_s, plan.every_s, plan.ticks, plan.run_s, plan.drain_s,
+                tuple(n for n in failing if part[0] <= n <= part[-1]),
             )
         )
         for part in parts
@@ -95,17 +114,10 @@ def drive(
         begin_s = time.time() + LEAD_S + plan.open_s
         for generator in generators:
             generator.begin(begin_s)
-        while time.time() < begin_s + plan.run_s:
-            now_s = time.time()
-            run.moments.append(moment := look(collector, generators, begin_s))
-            also(moment)
-            time.sleep(max(0.0, every_s - (time.time() - now_s)))
-        run.last = [generator.wait(plan.drain_s + 60) for generator in generators]
-        run.moments.append(look(collector, generators, begin_s))
+        yield generators, begin_s
     finally:
         for generator in generators:
             generator.stop()
-    return run
 
 
 def look(collector: Collector, generators: Sequence[Generator], begin_s: float) -> Moment:

@@ -46,6 +46,7 @@ class KubernetesServer:
     port: int
     etcd_port: int
     key: rsa.RSAPrivateKey
+    synced: bool = False  # etcd writes to the disk before it answers, as a cluster's does
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -154,15 +155,18 @@ class KubernetesServer:
             "etcd", "etcd", f"--data-dir={self.folder}/etcd",
             f"--listen-client-urls=http://127.0.0.1:{self.etcd_port}",
             f"--advertise-client-urls=http://127.0.0.1:{self.etcd_port}",
-            f"--listen-peer-urls=http://127.0.0.1:{peer}", "--unsafe-no-fsync",
+            f"--listen-peer-urls=http://127.0.0.1:{peer}", *(() if self.synced else ("--unsafe-no-fsync",)),
         )  # fmt: skip
 
 
 @contextmanager
-def kubernetes(folder: Path) -> Iterator[KubernetesServer]:
-    """A server without any node. The API server is stopped before etcd, or it would wait for it."""
+def kubernetes(folder: Path, synced: bool = False) -> Iterator[KubernetesServer]:
+    """A server without any node. The API server is stopped before etcd, or it would wait for it.
+
+    `synced`: its etcd waits for the disk.
+    """
     key = rsa.generate_private_key(65537, 2048)
-    server = KubernetesServer(folder, free_port(), free_port(), key)
+    server = KubernetesServer(folder, free_port(), free_port(), key, synced)
     (folder / "account.key").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
