@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.base import ActError
+from drover_collector.actions.base import ActError, Survey
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.store import Store, StoreError
@@ -34,6 +34,25 @@ def test_a_scheduler_that_is_away_gets_it_when_it_is_back(scene: Scene, monkeypa
         assert {scene.wait(Act.DRAIN, node).state for node in ("n1", "n2")} == {ActionState.DONE}
         wait_until(lambda: not desk.troubles)
     assert len(scene.slurm.effects) == 2
+
+
+def test_a_defect_in_the_first_look_at_all_nodes_is_not_all_that_the_thread_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried again at once, with a line in the log each time."""
+    monkeypatch.setattr("drover_collector.actions.worker.STORE_WAIT_S", 3600.0)
+    tries: list[int] = []
+
+    def broken(_: object, nodes: object) -> Survey:
+        tries.append(1)
+        raise KeyError(nodes)
+
+    monkeypatch.setattr(SlurmActuator, "survey", broken)
+    with scene.desk() as desk:
+        wait_until(lambda: "KeyError" in desk.troubles.get("slurm", ""), "it is told")
+        for _ in range(3):
+            assert desk.observed("n1").node == "n1", "the thread has gone round"
+        assert len(tries) == 1
 
 
 def test_what_an_isolation_closed_before_it_failed_is_out_also_when_that_cannot_be_seen_at_once(

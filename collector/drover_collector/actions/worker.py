@@ -156,6 +156,8 @@ class Worker:
                 self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {type(error).__name__}: {error}."
                 if job is not None:
                     self._later(job, f"a defect: {error}", known=self._needs_no_look(job))
+                elif self._looks.first:  # not at once: it would be all that this thread does
+                    self._away_until = time.monotonic() + STORE_WAIT_S
 
     def _next(self, now: float) -> Job | None:
         if now < self._away_until:
