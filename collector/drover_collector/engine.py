@@ -261,9 +261,10 @@ class Engine:
         }
         held = dict(errors.open) if isinstance(errors, xid_state.State) else {}
         resets = {gpu: one.back_ms for (name, gpu), one in held.items() if name == node and one.back_ms is not None}
+        late_ms = self._senses.late_ms(n)
         if not isinstance(heard, liveness.State):
-            return NodeNow(0, (0,) * (end - first), said, resets)
-        return NodeNow(int(heard.heard_ms[n]), tuple(heard.answered_ms[first:end].tolist()), said, resets)
+            return NodeNow(0, (0,) * (end - first), said, resets, late_ms)
+        return NodeNow(int(heard.heard_ms[n]), tuple(heard.answered_ms[first:end].tolist()), said, resets, late_ms)
 
     @property
     def risks(self) -> list[Risk]:

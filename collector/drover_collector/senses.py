@@ -109,6 +109,10 @@ class Senses:
         spacing_ms = int(self.rhythm.spacing_ms(self._newest_length_ms, quiet)[n])
         return self._newest_length_ms if self._newest_end_ms - at < spacing_ms else 0
 
+    def late_ms(self, n: int) -> int:
+        """How long a node may give nothing until it counts as silent. Any thread may ask."""
+        return self.rhythm.late_ms(n, self._newest_length_ms)
+
     def heard_lately(self) -> tuple[Bools, Bools]:
         """bool [N] and [G]: False where the health is unknown, since nothing came for too long."""
         after: Times | int = self._newest_end_ms - least_silence_ms(self._newest_length_ms)

@@ -112,6 +112,26 @@ def test_values_that_come_a_moment_after_its_probes_are_waited_for(scene: Scene)
         scene.wait_stage(Health.HEALTHY)
 
 
+def test_a_node_that_is_read_every_5_min_is_waited_for_until_its_next_reading(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was probed again and again until a reading fell into the two minutes after a pass."""
+    monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
+    with scene.desk() as desk:
+        scene.now_ms = ASKED
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        scene.telemetry = NodeNow(ASKED - 240_000, (ASKED - 240_000,) * 8, late_ms=900_000)
+        desk.on_verdicts([verdict(True)])
+        wait_until(lambda: [a for a in scene.store.actions(node="n1") if "no values now" in a.detail], "it waits")
+        scene.now_ms += FRESH_MS + 1  # tried again before others are done
+        desk.take([decision(node="n2", id_="d2")])
+        scene.wait_stage(Health.VALIDATING, "n2")
+        assert scene.stage() is Health.VALIDATING
+        scene.telemetry = NodeNow(scene.now_ms, (scene.now_ms,) * 8, late_ms=900_000)
+        scene.wait_stage(Health.HEALTHY)
+
+
 @pytest.mark.parametrize("restarted", [False, True], ids=["same desk", "desk restarted"])
 def test_after_an_xid_79_it_waits_for_a_boot_and_then_goes_on_by_itself(scene: Scene, restarted: bool) -> None:
     scene.incidents["inc1"] = replace(incident(), detectors=("xid",), gpu=0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from drover_agent.simulation.faults import Fault, demo_faults
+from drover_collector.actions.remedies import FRESH_MS, NodeNow, telemetry_lack
 from drover_collector.detectors import DETECTORS
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
 from drover_collector.engine import LAG_MS, Engine, Outcome
@@ -385,3 +386,28 @@ def test_what_is_known_of_a_node_now_has_each_gpu_of_the_fleet_file() -> None:
     back = subject.now_of("n01")
     assert back is not None
     assert back.reset_ms.keys() == {2}, "it was off the bus, and answers"
+
+
+def test_a_node_that_is_read_every_5_min_is_not_late_between_two_readings() -> None:
+    """A return demands values of it: those of 4 min ago are its newest."""
+    subject = engine()
+    for n in range(0, 151):
+        bucket = training_bucket(INDEX, n)
+        if n % 30:
+            rows = bucket.gpu_rows.copy()
+            rows[8:16] = 0
+            node_rows = bucket.node_rows.copy()
+            node_rows[1] = 0
+            gpu = {name: column.copy() for name, column in bucket.gpu.items()}
+            for column in gpu.values():
+                column[8:16] = np.nan
+            bucket = dataclasses.replace(bucket, gpu_rows=rows, node_rows=node_rows, gpu=gpu)
+        subject._senses.hear(bucket)  # what detectors say of it is not asked here
+    seldom, often = subject.now_of("n01"), subject.now_of("n02")
+    assert seldom is not None
+    assert often is not None
+    assert seldom.late_ms >= 2 * 300_000, "two readings may be lost"
+    assert often.late_ms <= FRESH_MS
+    read = NodeNow(START_MS, (START_MS,) * 8, late_ms=seldom.late_ms)
+    assert telemetry_lack(read, START_MS + 240_000) is None
+    assert telemetry_lack(dataclasses.replace(read, late_ms=often.late_ms), START_MS + 240_000) is not None

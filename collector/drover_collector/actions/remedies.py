@@ -20,7 +20,7 @@ from drover_collector.detectors.xid_verdicts import Remedy, judge
 from drover_proto.events import Event, EventKind, Severity, WaitsFor
 from drover_proto.times import iso
 
-FRESH_MS = 120_000  # the newest values of a node and of each of its GPUs are not older
+FRESH_MS = 120_000  # the newest values of a node and of each of its GPUs are not older, unless it is read seldom
 SAID_MS = 60_000  # a condition that a detector repeats with each bucket was said this lately if it still holds
 # Detectors whose conditions show on a node without work. What shows only under load, probes refute.
 UNLOADED = frozenset({"liveness", "memory"})
@@ -37,12 +37,19 @@ class NodeNow:
         gpus_ms: the same for each GPU that the fleet file gives the node, by slot.
         said: open incident of the node -> detector that has not said "over" -> when it last said that it holds.
         reset_ms: GPU (None: the node) -> when telemetry proved that it was reset since its newest XID.
+        late_ms: how long it may give no values and is not silent: agents may read it every 10 min.
     """
 
     heard_ms: int = 0
     gpus_ms: tuple[int, ...] = ()
     said: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     reset_ms: Mapping[int | None, int] = field(default_factory=dict)
+    late_ms: int = 0
+
+    @property
+    def fresh_ms(self) -> int:
+        """How old its newest values may be."""
+        return max(FRESH_MS, self.late_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +165,9 @@ def telemetry_lack(now: NodeNow | None, now_ms: int, since_ms: int = 0) -> Lack 
     Args:
         since_ms: values of before then prove nothing.
     """
-    if now is None or not _fresh(now.heard_ms, now_ms, since_ms):
+    if now is None or not _fresh(now, now.heard_ms, now_ms, since_ms):
         return Lack(WaitsFor.TELEMETRY, "held for telemetry: the node reports no values now")
-    silent = [gpu for gpu, at_ms in enumerate(now.gpus_ms) if not _fresh(at_ms, now_ms, since_ms)]
+    silent = [gpu for gpu, at_ms in enumerate(now.gpus_ms) if not _fresh(now, at_ms, now_ms, since_ms)]
     if not silent:
         return None
     named = ", ".join(f"GPU {gpu}" for gpu in silent[:NAMED])
@@ -200,8 +207,8 @@ def finding_lack(
     return Lack(WaitsFor.FINDING, f"held for a finding: {'; '.join(found[:NAMED])}{more} still holds")
 
 
-def _fresh(at_ms: int, now_ms: int, since_ms: int) -> bool:
-    return at_ms > since_ms and now_ms - at_ms <= FRESH_MS
+def _fresh(now: NodeNow, at_ms: int, now_ms: int, since_ms: int) -> bool:
+    return at_ms > since_ms and now_ms - at_ms <= now.fresh_ms
 
 
 def _at(event: Event) -> int:

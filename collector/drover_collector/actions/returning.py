@@ -240,7 +240,9 @@ class Returning:
         since_ms = duty.asked_ms or duty.ts_ms
         if (lack := self._present_lack(duty, since_ms)) is None:
             return
-        if lack.waits_for is WaitsFor.TELEMETRY and self.now_ms() - resume.ts_ms <= FRESH_MS:
+        now = self.now_of(duty.node)
+        fresh_ms = FRESH_MS if now is None else now.fresh_ms
+        if lack.waits_for is WaitsFor.TELEMETRY and self.now_ms() - resume.ts_ms <= fresh_ms:
             raise LaterError(f"{lack.text}, since its probes were asked for")
         raise LackError(lack)
 

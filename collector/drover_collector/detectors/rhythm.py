@@ -83,6 +83,11 @@ class Rhythm:
         spacing, least = self.spacing_ms(length_ms, quiet), least_silence_ms(length_ms)
         return np.where(spacing > 0, np.maximum(least, MISSED * spacing), max(least, UNKNOWN_MS))
 
+    def late_ms(self, n: int, length_ms: int) -> int:
+        """Return the same of one node, and change nothing: for other threads."""
+        spacing, least = int(self._learnt(np.array([n]), length_ms)[0]), least_silence_ms(length_ms)
+        return max(least, MISSED * spacing if spacing > 0 else UNKNOWN_MS)
+
     def last_ms(self, n: int, length_ms: int) -> int:
         """Return about when node `n` was last read, 0 if never: its newest bucket may have ended well after that."""
         start_ms, rows, count = int(self._heard_ms[n]), int(self._newest_rows[n]), min(int(self._count[n]), KEPT)
