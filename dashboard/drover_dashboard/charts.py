@@ -7,7 +7,7 @@ import math
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -18,13 +18,12 @@ from drover_dashboard import address, theme
 from drover_dashboard import format as fmt
 from drover_dashboard.components import component
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Metric
+from drover_proto.catalog import Kind, Metric
 
 Floats = npt.NDArray[np.float32]
 
 PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median": "peers' median"}
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-TIME_STEPS = ((1e6, ""), (1e3, "m"))  # from microseconds
 DASH = (8, 4)
 OPEN = "open"  # in the URL
 CLOSED = {OPEN: None}  # the page shows something else
@@ -91,6 +90,8 @@ def nothing_there(lines: Sequence[Line]) -> bool:
 def encode(chart: Chart, loads: bool = False) -> bytes:
     """Header and columns as assets/chart.js reads them; values are scaled to the unit that is shown."""
     scale, unit = _unit(chart)
+    if counts_time(chart.metric):
+        chart, scale, unit = _shares(chart), 1.0, "% of the time"
     lines = [line for line in chart.lines if len(line.values) == len(chart.times_ms)]
     opened = loads and drawn_open() is not None
     several = sum(line.role == "value" for line in lines) > 1
@@ -105,7 +106,9 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
         "to_s": chart.to_ms / 1000,
         "loads": loads,
         "open": opened,
-        "range": [0, 100] if unit == "%" and chart.metric.name.endswith(("util_ratio", "active_ratio")) else None,
+        "range": [0, 100]
+        if unit == "% of the time" or (unit == "%" and chart.metric.name.endswith(("util_ratio", "active_ratio")))
+        else None,
         "marks": [{"at_s": at_ms / 1000, "text": text} for at_ms, text in chart.marks],
         "lines": [
             {
@@ -126,17 +129,37 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
     return start + bytes(-len(start) % 8) + b"".join(columns)
 
 
+def counts_time(metric: Metric) -> bool:
+    """Whether it adds up time in a state since the driver was loaded: only the slope of that ramp means anything."""
+    return metric.kind is Kind.COUNTER and metric.unit == "us"
+
+
+def _shares(chart: Chart) -> Chart:
+    """The same with each value as a share of the time since the one before, in percent. Without peers: a band of their
+    sums has no slope."""
+    spans_us = np.diff(chart.times_ms) * 1000.0
+    lines = []
+    for line in chart.lines:
+        if line.role == "value" and len(line.values) == len(chart.times_ms) > 0:
+            grown = np.diff(line.values.astype("f8"))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                share = np.where((grown >= 0) & (spans_us > 0), 100 * grown / spans_us, np.nan)  # less: begun anew
+            values = np.concatenate(([np.nan], np.minimum(share, 100.0))).astype("f4")
+            lines.append(replace(line, values=values))
+    return replace(chart, lines=lines)
+
+
 def _unit(chart: Chart) -> tuple[float, str]:
-    """The factor and the unit of the axis: percent for ratios; bytes and times get the prefix that fits the largest."""
+    """The factor and the unit of the axis: percent for ratios; bytes get the prefix that fits the largest."""
     unit = fmt.unit(chart.metric)
     if unit == "%":
         return 100.0, unit
     present = [line.values[np.isfinite(line.values)] for line in chart.lines]
     largest = max((float(np.abs(values).max()) for values in present if len(values)), default=0.0)
-    steps = {"B": BYTE_STEPS, "B/s": BYTE_STEPS, "µs": TIME_STEPS}.get(unit, ())
+    steps = {"B": BYTE_STEPS, "B/s": BYTE_STEPS}.get(unit, ())
     for step, prefix in steps:
         if largest >= step:
-            return 1 / step, prefix + unit.removeprefix("µ")
+            return 1 / step, prefix + unit
     return 1.0, unit
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from drover_dashboard import charts, client, incident_rows, theme, view
+from drover_dashboard import address, charts, client, incident_rows, theme, view
 from drover_dashboard import format as fmt
 from drover_dashboard.fabric_parts import bytes_per_s
 from drover_dashboard.incident_detail import event_rows
@@ -18,6 +18,9 @@ from drover_proto.catalog import Scope
 from drover_proto.events import Event, Health, from_json
 
 COMPARED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "thermal_margin_c", "gpu_util_ratio", "tensor_active_ratio")
+BELOW = {"sm_clock_mhz": "clock_event_reasons", "power_w": "power_limit_w", "gpu_temp_c": "memory_temp_c"}
+IDLE = 0x1  # of the reasons for a clock: the GPU has no work
+GB = 1e9
 MEMORY = ("ecc_dram_uncorrected", "remapped_rows_uncorrected")
 FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED"}
 CHARTED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s")
@@ -53,6 +56,35 @@ class _Values:
         own = found.own if found.HasField("own") else found.value  # at the same time: load swings within seconds
         mark = view.deviation_mark(own, found.peers_median, fmt.unit(metric))
         return Cell(text, mark=mark, title=f"median of {found.peers} peers: {median}")
+
+    def with_below(self, name: str) -> Cell:
+        """A value of `COMPARED`, and below it what belongs to it: what holds the clock, the power limit, HBM's heat."""
+        cell = self.cell(name)
+        below = self.below(name)
+        return replace(cell, sub=" · ".join(part for part in (cell.sub, below) if part)) if below else cell
+
+    def below(self, name: str) -> str:
+        found = self.by_metric.get(BELOW.get(name, ""))
+        if found is None or not found.present or self.who.now_ms - found.ts_ms > OLD_MS:
+            return ""
+        text = fmt.value(catalog.BY_NAME[found.metric], found.value)
+        if found.metric == "clock_event_reasons":
+            return f"held by {text}" if int(found.value) & ~IDLE else ""
+        return f"{'HBM' if found.metric == 'memory_temp_c' else 'limit'} {text}"
+
+    def device_memory(self) -> Cell:
+        """Used of what there is, and by how many processes."""
+        used, total = self.by_metric.get("framebuffer_used_bytes"), self.by_metric.get("framebuffer_total_bytes")
+        if used is None or not used.present:
+            return self.absent(used)
+        text = f"{used.value / GB:,.1f} GB"
+        if self.who.now_ms - used.ts_ms > OLD_MS:
+            return Cell(text, sub=f"{self.who.ago(used.ts_ms)} ago", kind="absent")
+        most = f"of {total.value / GB:,.1f} GB" if total and total.present else ""
+        processes = self.by_metric.get("compute_processes")
+        several = f"{processes.value:.0f} processes" if processes and processes.present and processes.value != 1 else ""
+        several = "1 process" if processes and processes.present and processes.value == 1 else several
+        return Cell(text, sub=" · ".join(part for part in (most, several) if part))
 
     def nvlink(self) -> Cell:
         """Links that are up, fewer than its peers have marked, and what is sent over them."""
@@ -109,13 +141,18 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
         Column("NVLink", "right", help="links that are up, what is sent over them"),
         Column("PCIe", "right", help="generation and lanes now, what is sent; idle some drop to a lower generation"),
         Column("HBM errors / remapped", "right", help="uncorrected errors since driver load / rows remapped"),
+        Column("Memory used", "right", help="device memory in use, of how much, and by how many processes"),
         Column("Job"),
     ]
-    rows = [_gpu(item, item.gpu == gpu, who) for item in detail.gpus]
-    table("gpus", columns, rows, empty=_no_gpu(detail), selected="" if gpu is None else str(gpu), link_column=-1)
+    rows = [_gpu(item, item.gpu == gpu, who, row.name) for item in detail.gpus]
+    chosen = "" if gpu is None else str(gpu)
+    clicked = table("gpus", columns, rows, empty=_no_gpu(detail), selected=chosen, link_column=0)
+    if clicked and clicked != chosen:
+        address.write(gpu=clicked)
+        st.rerun()
     st.caption(
-        "Marks tell how far a GPU lies from the median of its peers in the same job. Hatched: absent, with"
-        " the reason. The stroke before a GPU is its line in the charts."
+        "Coloured figures: difference from the median of the GPUs in the same job. Hatched: absent, with the reason."
+        " The stroke before a GPU is its line in the charts. Click a GPU to compare it with its peers there."
     )
 
 
@@ -154,7 +191,8 @@ def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked})
 
 
-def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:
+def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer, node: str = "") -> Row:
+    """`node`: whose page a click on the row opens with this GPU chosen."""
     values = _Values({value.metric: value for value in item.values}, bool(item.job), who)
     cells = (
         Cell(
@@ -164,20 +202,22 @@ def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer) -> Row:
             line=theme.line(item.gpu),
         ),
         view.health_cell(item.health, item.reason),
-        *(values.cell(name) for name in COMPARED),
+        *(values.with_below(name) for name in COMPARED),
         values.nvlink(),
         values.pcie(),
         values.memory(),
+        values.device_memory(),
         Cell(item.job or "none", kind="" if item.job else "faint"),
     )
-    return Row(cells, id=str(item.gpu), tone="asked" if selected else "")
+    opens = view.href(view.NODE, node=node, gpu=item.gpu) if node else ""
+    return Row(cells, id=str(item.gpu), href=opens, tone="asked" if selected else "")
 
 
-def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, who: view.Viewer) -> None:
-    """Charts of all GPUs over `span_ms`, then the log and the inventory."""
+def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, further: str, who: view.Viewer) -> None:
+    """Charts of all GPUs over `span_ms`, that of the metric `further` first, then the log and the inventory."""
     if detail.gpus:
         sick = {item.gpu for item in detail.gpus if item.health not in (Health.HEALTHY, Health.UNKNOWN)}
-        _charts(detail, gpu, frozenset(sick | ({gpu} if gpu is not None else set())), span_ms, who)
+        _charts(detail, gpu, frozenset(sick | ({gpu} if gpu is not None else set())), span_ms, further, who)
     left, right = st.columns([1.4, 1], gap="medium")
     with left:
         events = [from_json(Event, text) for text in detail.events_json[:SHOWN_EVENTS]]
@@ -199,27 +239,31 @@ def compared(detail: pb.NodeDetail, gpu: int | None) -> int | None:
     return gpu if gpu in held else next(iter(held), None)
 
 
-def _charts(detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span_ms: int, who: view.Viewer) -> None:
+def _charts(
+    detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span_ms: int, further: str,
+    who: view.Viewer,
+) -> None:  # fmt: skip
     from_ms, to_ms = charts.window(who.now_ms - span_ms, who.now_ms)
     of = compared(detail, gpu)
+    charted = (further, *CHARTED) if further else CHARTED
     slots = sorted((item.gpu for item in detail.gpus), key=lambda slot: (slot != of, slot))  # peers are of the first
     request = pb.SeriesRequest(
         scope=Scope.GPU,
         targets=client.targets(detail.row.name, slots),
-        metrics=CHARTED,
+        metrics=charted,
         from_ms=from_ms,
         to_ms=to_ms,
         max_points=POINTS,
         with_peers=of is not None,
     )
-    answer = client.fleet().series(request, f"node {detail.row.name} {of} {span_ms} {charts.drawn_open()}")
+    answer = client.fleet().series(request, f"node {detail.row.name} {of} {span_ms} {further} {charts.drawn_open()}")
     view.trouble("charts", answer.trouble, 0, who)
     if answer.value is None:
         return
     marks = moments([from_json(Event, text) for text in detail.events_json], from_ms, to_ms)
     thick = ", ".join(f"GPU {slot}" for slot in sorted(strong)) + " thick" if 0 < len(strong) < len(slots) else ""
     columns = st.columns(3, gap="medium")
-    for number, name in enumerate(CHARTED):
+    for number, name in enumerate(charted):
         lines = charts.lines_of(answer.value, name, strong)
         chart = charts.Chart(
             catalog.BY_NAME[name],
@@ -255,6 +299,11 @@ def _why_absent(detail: pb.NodeDetail, name: str, who: view.Viewer) -> str:
     values = [value for item in detail.gpus for value in item.values if value.metric == name]
     reasons = sorted({fmt.absent(value.reason) for value in values if not value.present and value.reason})
     return who.told(f"absent: {', '.join(reasons)}") if reasons else "no value in this time"
+
+
+def further_metrics() -> list[str]:
+    """What a chart can show besides those that are always there."""
+    return [metric.name for metric in catalog.of_scope(Scope.GPU) if metric.name not in CHARTED]
 
 
 def _inventory(detail: pb.NodeDetail, who: view.Viewer) -> None:

@@ -76,7 +76,9 @@ def test_a_collector_that_is_not_there_is_3_and_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    if "node" in words or words[0] == "probe":
+    if words == ("node",):
+        more = ["n1"]
+    elif "node" in words or words[0] == "probe":
         more = ["n1", *more]
     if words[0] == "silence":
         more = ["--node", "n1", "--why", "x", "--for", "1h"]

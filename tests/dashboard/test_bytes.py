@@ -133,10 +133,11 @@ def test_bytes_get_the_prefix_that_fits_the_largest() -> None:
     np.testing.assert_array_equal(lines[0], [2, np.nan])
 
 
-def test_microseconds_become_seconds_where_they_are_many() -> None:
-    head, _, lines = read_chart(charts.encode(chart("throttle_power_us", {"value": [0, 9e6]})))
-    assert head["unit"] == "s"
-    np.testing.assert_allclose(lines[0], [0, 9])
+def test_sums_of_time_become_a_share_of_the_time() -> None:
+    """Of [1 s, 2.5 s]: 0.75 s of these 1.5 s."""
+    head, _, lines = read_chart(charts.encode(chart("throttle_power_us", {"value": [9e6, 9.75e6]})))
+    assert head["unit"] == "% of the time"
+    np.testing.assert_allclose(lines[0], [np.nan, 50])
 
 
 def test_a_chart_without_any_value_is_known_as_such() -> None:

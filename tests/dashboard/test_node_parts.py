@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from drover_dashboard import charts, node_detail, view
 from drover_dashboard.client import FleetClient
 from drover_dashboard.table import Row
+from drover_proto import catalog
 from drover_proto import fleet_pb2 as pb
 
 from .conftest import NOW_MS, Chosen, event
@@ -121,3 +123,44 @@ def test_a_gpu_is_held_against_its_peers_at_the_same_time(own: float | None, mar
     told = pb.Value(metric="power_w", present=True, value=500, ts_ms=NOW_MS, peers_median=400, peers=7, own=own)
     row = node_detail._gpu(pb.GpuDetail(gpu=0, job="job1", values=[told]), False, WHO)
     assert texts(row)[2 + node_detail.COMPARED.index("power_w")][:2] == ("500 W", mark)
+
+
+def test_memory_limits_heat_and_what_holds_the_clock_stand_in_the_table() -> None:
+    row = gpu(
+        sm_clock_mhz=(1500, 0), clock_event_reasons=(0x4, 0), power_w=(690, 0), power_limit_w=(700, 0),
+        gpu_temp_c=(61, 0), memory_temp_c=(83, 0), framebuffer_used_bytes=(62.1e9, 0),
+        framebuffer_total_bytes=(85.9e9, 0), compute_processes=(2, 0),
+    )  # fmt: skip
+    below = {name: row.cells[2 + at].sub for at, name in enumerate(node_detail.COMPARED)}
+    assert below["sm_clock_mhz"] == "held by software power cap"
+    assert below["power_w"] == "limit 700 W"
+    assert below["gpu_temp_c"] == "HBM 83 °C"
+    assert (row.cells[-2].text, row.cells[-2].sub) == ("62.1 GB", "of 85.9 GB · 2 processes")
+    idle = gpu(sm_clock_mhz=(300, 0), clock_event_reasons=(0x1, 0), framebuffer_used_bytes="no-permission")
+    assert idle.cells[2].sub == "", "an idle clock is held by nothing"
+    assert (idle.cells[-2].text, idle.cells[-2].kind) == ("no permission", "absent")
+
+
+def test_a_row_of_the_table_opens_its_gpu() -> None:
+    item = pb.GpuDetail(gpu=3)
+    assert node_detail._gpu(item, False, WHO, "n2").href == "node?node=n2&gpu=3"
+
+
+def test_one_more_metric_is_charted_first(shared: FleetClient, chosen: Chosen) -> None:
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app.query_params["node"], app.query_params["metric"] = "n2", "memory_temp_c"
+    app.run()
+    assert not app.exception
+    assert chosen.series[-1].metrics[0] == "memory_temp_c"
+    assert list(chosen.series[-1].metrics[1:]) == list(node_detail.CHARTED)
+
+
+def test_a_counter_of_time_is_drawn_as_a_share_of_the_time() -> None:
+    metric = catalog.BY_NAME["throttle_thermal_sw_us"]
+    times = np.array([0, 10_000, 20_000, 30_000, 40_000], "<i8")
+    sums = np.array([5e6, 5e6, 10e6, 20e6, 1e6], "<f4")  # then the driver was loaded again
+    lines = [charts.Line("GPU 0", "value", sums), charts.Line("p10", "peers_p10", sums)]
+    shown = charts._shares(charts.Chart(metric, times, lines, 0, 40_000))
+    assert [line.role for line in shown.lines] == ["value"]
+    assert np.nan_to_num(shown.lines[0].values, nan=-1).tolist() == [-1, 0, 50, 100, -1]
+    assert b"% of the time" in charts.encode(charts.Chart(metric, times, lines, 0, 40_000))

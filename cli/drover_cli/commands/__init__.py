@@ -23,6 +23,7 @@ NAMES = (
     "status",
     "doctor",
     "top",
+    "node",
     "nodes",
     "incidents",
     "job",

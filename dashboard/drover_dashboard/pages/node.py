@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from drover_dashboard import address, charts, client, node_acts, node_detail, node_history, probe_parts, view
+from drover_dashboard import format as fmt
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Health
 
@@ -14,8 +15,8 @@ NO_NODE = "choose a node"
 OUT = (Health.DRAINED, Health.VALIDATING, Health.REPAIR)  # no job runs there
 
 
-def choose() -> tuple[str, int]:
-    """The node and the charts' span in ms, both kept in the URL."""
+def choose() -> tuple[str, int, str]:
+    """The node, the charts' span in ms and a metric for one more chart, all kept in the URL."""
     usual = st.query_params.get("node", "")
     if not usual:
         worst = client.fleet().nodes(limit=1).value
@@ -26,7 +27,11 @@ def choose() -> tuple[str, int]:
             "span", "Charts over", list(SPANS), USUAL_SPAN, key="node_span", drops=(charts.OPEN,),
             label_visibility="collapsed",
         )  # fmt: skip
-    return node, SPANS[span] * 60_000
+        further = address.select(
+            "metric", "One more chart", ["", *node_detail.further_metrics()], "", key="node_metric", width=260,
+            format_func=lambda name: fmt.label(name) if name else "one more chart: choose a metric",
+        )  # fmt: skip
+    return node, SPANS[span] * 60_000, further
 
 
 @st.fragment(run_every=3)
@@ -52,10 +57,10 @@ def history(name: str) -> None:
 
 
 @st.fragment(run_every=10)
-def past(name: str, span_ms: int) -> None:
+def past(name: str, span_ms: int, further: str) -> None:
     detail: pb.NodeDetail | None = client.fleet().node(name).value
     if detail is not None:
-        node_detail.past(detail, span_ms, _asked_gpu(), view.viewer())
+        node_detail.past(detail, span_ms, _asked_gpu(), further, view.viewer())
 
 
 @st.fragment(run_every=30)
@@ -74,13 +79,13 @@ def _asked_gpu() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-node, span_ms = choose()
+node, span_ms, further = choose()
 address.title(node or "Node")
 if node:
     node_acts.buttons(node)
     now(node)
     history(node)
-    past(node, span_ms)
+    past(node, span_ms, further)
     probed(node)
 else:
     who = view.viewer()

@@ -1,4 +1,4 @@
-"""A silence in a real browser: made on the incident's page, seen in the lists, hidden by choice, ended again."""
+"""What an on-call person does, in a real browser: silence an incident, see that, end it; look at one GPU of a node."""
 
 from __future__ import annotations
 
@@ -90,4 +90,27 @@ def test_a_silence_is_made_seen_hidden_and_ended(console: Console, tab: Tab) -> 
     tab.goto(f"{console.url}/incidents?id={incident.id}")
     page.get_by_role("button", name="Silence", exact=False).first.wait_for()
     assert page.get_by_text("silenced until").count() == 0
+    assert not tab.problems
+
+
+def test_a_gpu_of_the_table_is_chosen_and_any_metric_is_charted(console: Console, tab: Tab) -> None:
+    page = tab.page
+    tab.goto(f"{console.url}/node?node=r01n03")
+    row = page.locator("tr").filter(has=page.get_by_role("link", name="GPU 5", exact=True))
+    row.wait_for()
+    said = row.inner_text()
+    for text in ("limit 700 W", "HBM ", " GB"):
+        assert text in said, said
+    row.get_by_role("link").click()
+    page.wait_for_url("**/node?node=r01n03&gpu=5")
+    page.locator("tr.selected").get_by_role("link", name="GPU 5").wait_for()
+    page.get_by_text("band: peers of GPU 5").first.wait_for()
+    page.get_by_role("combobox").nth(1).click()
+    page.get_by_role("option", name="HBM temperature").click()
+    page.get_by_text("HBM temperature, °C").first.wait_for()
+    assert "metric=memory_temp_c" in page.url
+    page.go_back()
+    page.get_by_text("HBM temperature, °C").wait_for(state="detached")
+    page.go_back()
+    page.locator("tr.selected").wait_for(state="detached")
     assert not tab.problems

@@ -1,0 +1,95 @@
+"""`drover node NAME`: one node and its GPUs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+
+from drover_cli import client
+from drover_cli.output import ago, message_json, plain, print_json, print_table, say
+from drover_proto import fleet_pb2 as pb
+from drover_proto.catalog import BY_NAME, describe
+from drover_proto.events import Health
+from drover_proto.reports import job_named
+
+HELP = "one node and its GPUs: health, job, utilisation, memory, temperature, power, clock, and why a value is absent"
+SHOWN = (
+    "gpu_util_ratio", "framebuffer_used_bytes", "gpu_temp_c", "memory_temp_c", "power_w", "sm_clock_mhz",
+    "clock_event_reasons",
+)  # fmt: skip
+HEADERS = ("GPU", "HEALTH", "JOB", "UTIL", "MEMORY", "TEMP", "HBM TEMP", "POWER", "SM CLOCK", "HELD BY", "WHY")
+NONE = "-"
+OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+    parser.add_argument("node", metavar="NAME", help="name of the node; `drover nodes` lists them")
+    parser.add_argument("--json", action="store_true", help="one JSON object per GPU, with every metric")
+
+
+def run(args: argparse.Namespace) -> int:
+    with client.connect(args) as stub:
+        detail = stub.GetNode(pb.NodeRequest(node=args.node), timeout=client.DEADLINE_S)
+    if args.json:
+        for gpu in detail.gpus:
+            print_json(_json(detail.row.name, gpu))
+        return 0
+    row, now_ms = detail.row, round(time.time() * 1000)
+    place = ", ".join(f"{key} {value}" for key, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
+    seen = f"last heard {ago(row.last_seen_ms, now_ms)}" if row.last_seen_ms else "never heard"
+    say(
+        plain(
+            f"{row.name}: {row.health}, {seen}{', ' if place else ''}{place}{f': {row.reason}' if row.reason else ''}"
+        )
+    )
+    if not detail.gpus:
+        why = detail.inventory.get("no_gpu_reason", "")
+        print(plain(f"no GPU: {why}") if why else "no GPU is known on this node")
+        return 0
+    rows = [_row(gpu, now_ms) for gpu in detail.gpus]
+    print_table(HEADERS, rows, right=frozenset({0, 3, 4, 5, 6, 7, 8}))
+    return 0
+
+
+def _row(gpu: pb.GpuDetail, now_ms: int) -> list[object]:
+    values = {value.metric: value for value in gpu.values}
+    why = [gpu.reason] if gpu.health != Health.HEALTHY and gpu.reason else []
+    absent: dict[str, list[str]] = {}  # metrics by reason
+    for name in SHOWN:
+        found = values.get(name)
+        if found is None or not found.present:
+            absent.setdefault((found.reason if found else "") or "not reported", []).append(BY_NAME[name].label)
+        elif now_ms - found.ts_ms > OLD_MS:
+            absent.setdefault(f"from {ago(found.ts_ms, now_ms)}", []).append(BY_NAME[name].label)
+    why += [f"{'all' if len(names) == len(SHOWN) else ', '.join(names)}: {reason}" for reason, names in absent.items()]
+    util, memory, temp, hbm, power, clock, held = (_text(values, name) for name in SHOWN)
+    return [
+        gpu.gpu, gpu.health, job_named(gpu.job) if gpu.job else NONE, util,
+        _of(values, memory, "framebuffer_total_bytes"), temp, hbm, _of(values, power, "power_limit_w"), clock, held,
+        "; ".join(why) or NONE,
+    ]  # fmt: skip
+
+
+def _text(values: Mapping[str, pb.Value], name: str) -> str:
+    found = values.get(name)
+    return describe(BY_NAME[name], found.value) if found is not None and found.present else NONE
+
+
+def _of(values: Mapping[str, pb.Value], text: str, limit: str) -> str:
+    """`62.1 GB of 85.9 GB`; only the value where its limit is not known."""
+    most = _text(values, limit)
+    return text if text == NONE or most == NONE else f"{text} of {most}"
+
+
+def _json(node: str, gpu: pb.GpuDetail) -> dict[str, object]:
+    found = message_json(gpu)
+    del found["values"]
+    return {
+        "node": node,
+        **found,
+        "values": {value.metric: value.value for value in gpu.values if value.present},
+        "times_ms": {value.metric: value.ts_ms for value in gpu.values if value.present},
+        "absent": {value.metric: value.reason or "not reported" for value in gpu.values if not value.present},
+    }

@@ -1,0 +1,85 @@
+"""`drover node`: the GPUs of a node as a table and as JSON; an absent value has its reason and is never 0."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from drover_cli import client
+from drover_cli.main import main
+from drover_proto import fleet_pb2 as pb
+
+NOW_MS = time.time_ns() // 1_000_000
+VALUES = {
+    "gpu_util_ratio": 0.97, "framebuffer_used_bytes": 62.1e9, "framebuffer_total_bytes": 85.9e9, "gpu_temp_c": 61.0,
+    "power_w": 641.0, "power_limit_w": 700.0, "sm_clock_mhz": 1410.0, "clock_event_reasons": 0x4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def detail(monkeypatch: pytest.MonkeyPatch) -> pb.NodeDetail:
+    values = [pb.Value(metric=name, present=True, value=value, ts_ms=NOW_MS) for name, value in VALUES.items()]
+    well = pb.GpuDetail(
+        gpu=0, health="healthy", job="812", values=[*values, pb.Value(metric="memory_temp_c", reason="unsupported")]
+    )
+    lost = [pb.Value(metric=name, reason="lost") for name in (*VALUES, "memory_temp_c")]
+    gone = pb.GpuDetail(gpu=1, health="confirmed", reason="XID 79 \x1b[31m", values=lost)
+    row = pb.NodeRow(name="n1", health="confirmed", rack="r1", last_seen_ms=NOW_MS, reason="GPU 1 is lost")
+    made = pb.NodeDetail(row=row, gpus=[well, gone])
+
+    class Stub:
+        def GetNode(self, request: pb.NodeRequest, timeout: float) -> pb.NodeDetail:
+            assert request.node == "n1"
+            return made
+
+    @contextlib.contextmanager
+    def connect(args: object) -> Iterator[Stub]:
+        yield Stub()
+
+    monkeypatch.setattr(client, "connect", connect)
+    return made
+
+
+def test_a_nodes_gpus_stand_side_by_side(detail: pb.NodeDetail, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "n1"]) == 0
+    out = capsys.readouterr().out
+    head, *lines = out.splitlines()
+    assert head.startswith("n1: confirmed, last heard ")
+    assert head.endswith("rack r1: GPU 1 is lost")
+    well, gone = (next(line for line in lines if line.split()[:1] == [slot]) for slot in ("0", "1"))
+    for text in ("healthy", "job 812", "97.0 %", "62.1 GB of 85.9 GB", "61", "641 W of 700 W", "1,410 MHz",
+                 "software power cap", "HBM temperature: unsupported"):  # fmt: skip
+        assert text in well, well
+    assert "XID 79" in gone
+    assert "all: lost" in gone
+    assert " 0 " not in gone.removeprefix("1 ")
+    assert "\x1b" not in out
+
+
+def test_an_old_value_says_of_when_it_is(detail: pb.NodeDetail, capsys: pytest.CaptureFixture[str]) -> None:
+    detail.gpus[0].values[0].ts_ms = NOW_MS - 3_600_000
+    assert main(["node", "n1"]) == 0
+    assert "GPU utilisation: from 60 min ago" in capsys.readouterr().out
+
+
+def test_as_json_every_metric_has_its_value_or_its_reason(
+    detail: pb.NodeDetail, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["node", "n1", "--json"]) == 0
+    well, gone = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (well["node"], well["gpu"], well["values"]["power_w"], well["absent"]) == (
+        "n1", 0, 641.0, {"memory_temp_c": "unsupported"},
+    )  # fmt: skip
+    assert well["times_ms"]["power_w"] == NOW_MS
+    assert (gone["values"], gone["absent"]["power_w"], gone["health"]) == ({}, "lost", "confirmed")
+
+
+def test_without_a_gpu_it_says_why(detail: pb.NodeDetail, capsys: pytest.CaptureFixture[str]) -> None:
+    del detail.gpus[:]
+    detail.inventory["no_gpu_reason"] = "no driver is loaded"
+    assert main(["node", "n1"]) == 0
+    assert "no GPU: no driver is loaded" in capsys.readouterr().out
