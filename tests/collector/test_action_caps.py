@@ -196,6 +196,31 @@ async def test_of_two_that_wait_the_first_goes_and_not_the_second(site: Site) ->
         await pipeline.stop()
 
 
+@in_loop
+async def test_of_two_schedulers_that_wait_for_room_the_first_goes_and_not_the_second(site: Site) -> None:
+    """n000 is Slurm's, n001 another one's, and one of the two may be out: each counted the other as gone."""
+    pipeline = site.collector()
+    desk = pipeline.desk
+    assert desk is not None
+    first = SlurmActuator(site.slurm, 10_000)
+    second = SlurmActuator(site.slurm, 10_000)
+    second.name = "slurm of the other pool"
+    desk._actuators = (first, second)
+    desk.actuator_of = lambda node: second if node == "n001" else first
+    await pipeline.start()
+    await surveyed(pipeline)
+    try:
+        site.slurm.away = True
+        made = [desk.drain("n000", desks.Act.DRAIN, "fan", "ann")]
+        site.now_ms += 1
+        made.append(desk.drain("n001", desks.Act.DRAIN, "fan", "ann"))
+        site.slurm.away = False
+        assert (await in_thread(desk, made[0])).state is ActionState.DONE
+        assert site.drained().keys() == {"n000"}
+    finally:
+        await pipeline.stop()
+
+
 async def in_thread(desk: ActionDesk, action: Action) -> Action:
     await until(lambda: action.id in desk._outcomes, "its outcome")
     return desk._outcomes[action.id]

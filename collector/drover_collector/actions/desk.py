@@ -219,6 +219,13 @@ class ActionDesk(Returning):
         waiting = self.asked.keys() | self.leaving  # before the duties: who is not there any more stands in these
         return waiting | {node for node, duty in self.duties.items() if is_out(duty)}
 
+    def later(self, action: Action) -> set[str]:
+        """Nodes that the guard lets go after that of `action`, by any scheduler: of two that wait for room one must go
+        first, or each waits for the other. What a person forces waits for nobody."""
+        mine = action.ts_ms, action.id
+        waiting = [a for w in self._workers.values() for a in w.waiting() if a.action in (Act.DRAIN, Act.ISOLATE)]
+        return {a.node for a in waiting if not a.forced and (a.ts_ms, a.id) > mine}
+
     def under_way(self, node: str) -> list[Action]:
         """What is to be done to a node, and has not ended."""
         return [a for w in self._workers.values() for a in w.waiting() if a.node == node]

@@ -252,13 +252,7 @@ class Worker:
         if action.action not in CLOSINGS or action.forced or self._has_closed(action):
             return
         self._looks.survey(SURVEY_S)
-        with self._changed:
-            own = self._jobs.get(action.id)
-            since = (action.ts_ms, action.id)
-            later = {
-                j.action.node for j in self._jobs.values() if j is not own and (j.action.ts_ms, j.action.id) > since
-            }
-        if why := self._desk.held(action, later):
+        if why := self._desk.held(action, self._desk.later(action)):
             raise LaterError(f"the guard holds it back: {why}")
 
     def _must_be_idle(self, action: Action) -> None:
