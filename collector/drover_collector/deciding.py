@@ -468,8 +468,9 @@ class Decider:
 
 
 def _alike(a: str, b: str) -> bool:
-    """Whether both hold for maintenance, or neither does: when it is over, the guard's own reason is told."""
-    return a.startswith(MAINTENANCE) == b.startswith(MAINTENANCE)
+    """Whether both hold for maintenance, or for a scheduler's answer, or neither does: when that is over, the guard's
+    own reason is told."""
+    return a.startswith(MAINTENANCE) == b.startswith(MAINTENANCE) and (a == UNSEEN) == (b == UNSEEN)
 
 
 def _less(verdict: Verdict, action: Action) -> str:

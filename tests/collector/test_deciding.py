@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from drover_collector.deciding import AGAIN_MS, PERSON_MS, Decider
+from drover_collector.deciding import AGAIN_MS, PERSON_MS, UNSEEN, Decider
 from drover_collector.guard import GuardLimits
 from drover_collector.policy import Rule
 from drover_proto.events import (
@@ -50,6 +50,19 @@ def test_what_comes_of_a_wish_in_each_mode_and_never_beyond_the_settings(mode: s
     made, events = decide(decider(mode, ceiling), [incident("n001")], 1000)
     assert [(d.outcome, d.node, d.wanted) for d in made] == [(outcome, "n001", Wanted.DRAIN)]
     assert events == []
+
+
+def test_when_the_scheduler_has_answered_the_guards_own_reason_is_told() -> None:
+    """At 3 a.m. nobody may look for a scheduler that is well."""
+    subject = decider(guard=dataclasses.replace(OPEN, fleet_nodes=1))
+    subject.away = None
+    first, _ = decide(subject, [incident("n001")], 1000)
+    assert [(d.outcome, d.reason) for d in first] == [("held", UNSEEN)]
+    assert decide(subject, [incident("n001")], 2000)[0] == []
+    subject.away = {"n000"}
+    second, _ = decide(subject, [incident("n001")], 3000)
+    assert [d.outcome for d in second] == ["held"]
+    assert second[0].reason.startswith("2 of 32 nodes of the fleet would be out")
 
 
 def test_nothing_is_decided_twice() -> None:
