@@ -216,6 +216,7 @@ def test_nodes_in_trouble_come_first_and_apart_from_those_that_may_fail_next(say
     rows = [json.loads(line) for line in say("risk", "--json")[1].splitlines()]
     assert [(row["node"], row["in_trouble"]) for row in rows] == [("n4", True), ("n7", False), ("n1", False)]
     assert rows[0]["incident"] == "i4"
+    assert "since" not in rows[0] and isinstance(rows[0]["since_ms"], int), "times as in each command's JSON"
 
 
 def test_what_faults_cost(say: Say) -> None:

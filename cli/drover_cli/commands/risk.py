@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
             print_json(
                 {
                     "node": node.node, "in_trouble": True, "incident": node.incident_id, "kind": node.kind,
-                    "cause": node.cause, "severity": node.severity, "since": iso(node.since_ms),
+                    "cause": node.cause, "severity": node.severity, "since_ms": node.since_ms,
                     "summary": node.summary,
                 }
             )  # fmt: skip
