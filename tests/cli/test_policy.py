@@ -168,6 +168,7 @@ def test_backtest_of_a_broken_export_names_the_line(case: Path, capsys: pytest.C
 class Fleet(FleetServicer):
     def __init__(self) -> None:
         self.answers: list[tuple[bool, str, str]] = []
+        self.follows = [ASKED]
         self.policy = dataclasses.asdict(Policy.named("cautious"))
 
     def ListDecisions(self, request: pb.DecisionsRequest, _: grpc.ServicerContext) -> pb.DecisionList:
@@ -175,7 +176,7 @@ class Fleet(FleetServicer):
 
     def ApproveDecision(self, request: pb.Answer, _: grpc.ServicerContext) -> pb.Answered:
         self.answers.append((True, request.decision, request.why))
-        return pb.Answered(decisions_json=[to_json(ASKED)])
+        return pb.Answered(decisions_json=[to_json(decision) for decision in self.follows])
 
     def RejectDecision(self, request: pb.Answer, _: grpc.ServicerContext) -> pb.Answered:
         self.answers.append((False, request.decision, request.why))
@@ -218,6 +219,18 @@ def served() -> Iterator[tuple[Fleet, str]]:
     server.start()
     yield fleet, address
     server.stop(None).wait()
+
+
+def test_an_approval_that_the_guard_holds_back_is_refused_for_now(
+    served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet, address = served
+    held = replace(ASKED, outcome="held", reason="2 of 8 nodes of the fleet would be out")
+    fleet.follows = [replace(ASKED, outcome="approved"), held]
+    assert main(["approve", "d00d", "--why", "seen the log", "--collector", address]) == 1
+    assert "held back for now: 2 of 8 nodes" in capsys.readouterr().err
+    assert main(["approve", "d00d", "--why", "seen the log", "--collector", address, "--json"]) == 1
+    assert [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()] == ["approved", "held"]
 
 
 def test_decisions_answers_and_audit(served: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]) -> None:

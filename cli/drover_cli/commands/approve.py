@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from drover_cli import client
 from drover_cli.commands.decisions import show
-from drover_cli.output import print_json
+from drover_cli.output import plain, print_json
 from drover_proto import fleet_pb2 as pb
 from drover_proto.events import Decision, from_json
 
@@ -27,10 +28,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def told(reply: pb.Answered, args: argparse.Namespace) -> int:
-    """Print what came of an answer."""
+    """Print what came of an answer; 1 where the guard holds back what was approved."""
+    made = [from_json(Decision, text) for text in reply.decisions_json]
     if args.json:
         for text in reply.decisions_json:
             print_json(json.loads(text))
     else:
-        show([from_json(Decision, text) for text in reply.decisions_json])
-    return 0
+        show(made)
+    held = [decision for decision in made if decision.outcome == "held"]
+    for decision in held:
+        print(f"drover: approved, and held back for now: {plain(decision.reason)}", file=sys.stderr)
+    return 1 if held else 0
