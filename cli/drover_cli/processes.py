@@ -86,7 +86,7 @@ class Processes:
         return name in self._children and self._children[name].poll() is None
 
     def stop(self, name: str) -> None:
-        child = self._children.pop(name)
+        child = self._children[name]
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
             try:
@@ -94,10 +94,21 @@ class Processes:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+        del self._children[name]
+
+    def _kill(self, _number: int, _frame: object) -> None:
+        for child in self._children.values():
+            child.kill()
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for name in reversed(list(self._children)):
-            self.stop(name)
+        # Another Ctrl-C kills them at once. Were it raised here, those that still run would outlive us.
+        before = {s: signal.signal(s, self._kill) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for name in reversed(list(self._children)):
+                self.stop(name)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
