@@ -84,6 +84,12 @@ def test_a_drain_for_another_incident_is_not_undone(program: Program) -> None:
         program.do(Act.RESUME, "i2")
 
 
+def test_a_drain_of_a_node_that_a_person_drained_is_done_and_keeps_that_persons_mark(program: Program) -> None:
+    program.has("state", {"service": "drained", "reason": "drover:hand: new cables"})
+    assert program.do(Act.DRAIN) == "drained already for another incident, with reason 'drover:hand: new cables'"
+    assert program.acts() == ["observe"], "the program would write this incident's mark over it, or refuse"
+
+
 @pytest.mark.parametrize(
     ("act", "before", "after"),
     [

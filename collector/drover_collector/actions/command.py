@@ -54,8 +54,9 @@ class CommandActuator:
             raise ForeignError(f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): {LEFT}")
         if wanted_in and state.service is Service.IN:
             return Result("in service already")
-        if act is Act.DRAIN and state.out and state.mark == order.mark:
-            return Result(f"drained already, with reason {state.reason!r}")
+        if act is Act.DRAIN and state.out:  # another mark stays: what a person drained is not made this incident's
+            other = "" if state.mark == order.mark else " for another incident"
+            return Result(f"drained already{other}, with reason {state.reason!r}")
         order.may()
         said = _detail(self._call(payload(act, order)))
         after = self.observe(order.node)
