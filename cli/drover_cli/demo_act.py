@@ -52,6 +52,7 @@ class Guide:
         self._say, self._spec = say, spec
         self._at = "" if api == DEFAULT_API else f" --collector {api}"
         self._asked: set[str] = set()
+        self._held: set[str] = set()
         self._stages: dict[str, tuple[Health, str]] = {}
         self._to_boot: set[str] = set()  # nodes whose reboot was suggested
         self._suggested = False
@@ -80,6 +81,8 @@ class Guide:
         state = stub.GetPolicy(pb.PolicyRequest(), timeout=CALL_S)
         for text in state.pending_json:
             self._ask(from_json(Decision, text), summaries)
+        for text in state.held_json:
+            self._hold(from_json(Decision, text))
         out = {duty.node: duty for text in state.duties_json if (duty := from_json(Duty, text)).stage != Health.HEALTHY}
         for node in [node for node in self._stages if node not in out]:
             del self._stages[node]
@@ -102,6 +105,15 @@ class Guide:
         self._say(f"Drover asks: {_asked(decision)}? {plain(why)}")
         self._type(f'approve {decision.id} --why "I looked at it"')
 
+    def _hold(self, decision: Decision) -> None:
+        """Say what the guard holds back; else an approval without an effect looks like a fault of the demo."""
+        if decision.id in self._held or decision.wanted not in (Wanted.DRAIN, Wanted.ISOLATE):
+            return
+        self._held.add(decision.id)
+        self._say(f"The guard holds back: {_asked(decision)}. {plain(decision.reason)}")
+        self._say("    It is done, or asked for, when that is over. A person may go past the guard:")
+        self._type(f'{decision.wanted} {decision.node} --force --why "I looked at it"')
+
     def _tell(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
         from drover_collector.actions.duties import NOT_TOLD, WITHHELD
 
@@ -112,7 +124,7 @@ class Guide:
             self._say(f"{node} is empty. Its GPUs are probed.")
         elif duty.by != "drover":
             self._say(f"{node} is empty. It was drained by hand, so it stays out until you want it back.")
-            self._type(f'resume {node} --why "the work is done"')
+            self._by_hand(node, labels)
         elif duty.stage is Health.DRAINED and not duty.waits_for and not duty.reason.startswith((NOT_TOLD, WITHHELD)):
             self._say(f"{node} is empty.")
         else:
@@ -120,11 +132,19 @@ class Guide:
             self._say(f"{node} {word}: {plain(duty.reason)}")
             self._remedy(duty, labels)
 
-    def _remedy(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
-        from drover_agent.simulation.kinds import KINDS
+    def _by_hand(self, node: str, labels: Sequence[Mapping[str, object]]) -> None:
+        cures = _cures(node, labels)
+        if "" in cures:
+            self._say(f"    {NO_BOOT}")
+            return
+        if cures:
+            self._type(f'reboot {node} --why "a boot ends this fault"')
+            self._say("    It is up after 20 s. Then:")
+        self._type(f'resume {node} --why "the work is done"')
 
+    def _remedy(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
         node = duty.node
-        cures = {KINDS[str(x["kind"]), str(x["cause"])].cured_by for x in labels if x["node"] == node}
+        cures = _cures(node, labels)
         if duty.waits_for is WaitsFor.RESET:
             self._type(f'reset {node} --why "its GPU asks for a reset"')
             self._say("    It is probed by itself when that is done.")
@@ -150,6 +170,13 @@ class Guide:
         chosen = next((node for node in free if node.rack not in racks), free[0])
         self._say("You can also take out a healthy node by hand, for work on it:")
         self._type(f'drain {chosen.name} --why "a fan is replaced"')
+
+
+def _cures(node: str, labels: Sequence[Mapping[str, object]]) -> set[str]:
+    """What ends the faults that were injected into the node; "": nothing does."""
+    from drover_agent.simulation.kinds import KINDS
+
+    return {KINDS[str(x["kind"]), str(x["cause"])].cured_by for x in labels if x["node"] == node}
 
 
 def _asked(decision: Decision) -> str:

@@ -99,5 +99,28 @@ def test_a_decision_is_asked_once_with_what_is_wrong() -> None:
     assert lines == ["Drover asks: drain r01n01? XID 79 on GPU 0", '    type: drover approve d1 --why "I looked at it"']
 
 
+def test_what_the_guard_holds_back_is_said_once_with_what_a_person_may_do() -> None:
+    lines: list[str] = []
+    guide, stub = Guide(lines.append, SPEC, "127.0.0.1:7302"), Stub()
+    held = Decision("d2", "i1", 1, "r01n01", Wanted.DRAIN, "approve", "held", "rule", "2 of 8 nodes would be out")
+    back = Decision("d3", "i2", 1, "r01n02", Wanted.NONE, "approve", "held", "rule", "resume withheld: XID 79")
+    stub.state = pb.PolicyState(held_json=[to_json(held), to_json(back)])
+    for _ in range(2):
+        guide.look(stub, [], {"i1": "XID 79 on GPU 0"})  # type: ignore[arg-type]  # one method of the stub
+    assert lines[0] == "The guard holds back: drain r01n01. 2 of 8 nodes would be out"
+    assert lines[-1] == '    type: drover drain r01n01 --force --why "I looked at it"'
+    assert len(lines) == 3
+
+
+def test_a_faulty_node_that_a_person_drained_is_rebooted_before_it_is_resumed() -> None:
+    by_hand = [[duty(Health.DRAINED, "the guard held it back", by="alice")]]
+    typed = [line.strip() for line in said(by_hand, LOST) if "type:" in line]
+    assert typed == [
+        'type: drover reboot r01n01 --why "a boot ends this fault"',
+        'type: drover resume r01n01 --why "the work is done"',
+    ]
+    assert NO_BOOT in said(by_hand, FAILED_REMAP)[-1]
+
+
 def test_the_policy_asks_a_person_and_says_what_it_acts_through() -> None:
     assert 'mode = "approve"' in policy() and SCHEDULER in policy() and "no real nodes" in SCHEDULER
