@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,11 +16,13 @@ import pytest
 from drover_agent import check_collector
 from drover_agent.check_line import Line, State
 from drover_agent.config import AgentConfig, TlsConfig
+from drover_collector.agent_server import AgentServer
 from drover_collector.gate import Gate
 from drover_collector.tls import ServerTls
-from drover_proto import telemetry_pb2_grpc as rpc
+from drover_proto import telemetry_pb2 as pb
 from testbed.certificates import Files, Fleet
 from testbed.telemetry_server import TelemetryServer
+from testbed.tls_server import STREAM
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +35,22 @@ def config_of(files: Files | None, address: str = "127.0.0.1:1", node: str = "n1
     return AgentConfig(node=node, collectors=(address,), tls=tls)
 
 
+async def welcome(_: Any, context: Any) -> None:
+    """A Telemetry service that knows nobody's data."""
+
+    async def requests() -> AsyncIterator[pb.AgentMessage]:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            yield pb.AgentMessage.FromString(message)
+
+    async for answer in TelemetryServer().Stream(requests(), context):
+        await context.write(answer.SerializeToString())
+
+
 @contextlib.asynccontextmanager
 async def collector(files: Files | None) -> AsyncIterator[str]:
-    """A Telemetry service behind the collector's own gate."""
-    server = grpc.aio.server(interceptors=(Gate(secure=files is not None),))
-    rpc.add_TelemetryServicer_to_server(TelemetryServer(), server)
-    if files:
-        port = server.add_secure_port("localhost:0", ServerTls(*files.paths).credentials("ingest.listen"))
-    else:
-        port = server.add_insecure_port("localhost:0")
+    """That service behind the collector's own gate, on its own server for agents."""
+    server = AgentServer({STREAM: Gate(secure=files is not None).guarded(STREAM, welcome)})
+    port = server.listen("localhost", 0, ServerTls(*files.paths).contexts("ingest.listen") if files else None)
     await server.start()
     try:
         yield f"localhost:{port}"

@@ -129,7 +129,7 @@ def test_the_engine_learns_from_its_own_incidents_and_nobody_gets_suspect_by_a_r
 
 def test_the_api_tells_the_ranking_with_its_reasons() -> None:
     engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
-    facts: Any = SimpleNamespace(pipeline=SimpleNamespace(engine=engine))
+    facts: Any = SimpleNamespace(pipeline=SimpleNamespace(engine=engine), open_incidents=list, index=INDEX)
     assert list_risk(facts, pb.RiskRequest()).total == 0
     engine.remember([incident("a", "n03", since_ms=START_MS - DAY_MS)], START_MS)
     engine.on_bucket(training_bucket(INDEX, 0), START_MS + 17_000)
