@@ -70,6 +70,9 @@ SHOWN = 3
 # Calls of one certificate whose request is read and held, and calls that wait for their turn before it is read. A
 # request of 64 KiB takes 2 MiB once it is parsed; the console's certificate stands for all who sit before it.
 CALLS_EACH, WAITING_EACH = 8, 256
+# Calls of all viewers together: who takes no answer holds its call until its connection ends, and gRPC has places for
+# main.CALLS_MOST calls. The others are left to who may act.
+VIEWERS_MOST = 384
 HEAR_S = 10.0  # from a call's turn until its request is here
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -151,6 +154,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self._behind: dict[str, tuple[Handler, Handler]] = {}  # method -> its handler, and the same behind the gate
         self._open: set[_Open] = set()
         self._turns: dict[tuple[Identity, bool], _Turns] = {}
+        self._of_viewers = 0  # calls that are served or wait
         self._soon: dict[Identity, x509.Certificate] = {}
         self._logged: set[tuple[str, str]] = set()
         self._looked_for: frozenset[int] | None = None  # denied serials when all open calls were looked at
@@ -326,17 +330,24 @@ class Gate(grpc.aio.ServerInterceptor):
         """One of the turns of the caller's certificate; acts have turns apart from questions."""
         who = call.peer.identity
         key = who, self._roles[method] == OPERATORS  # or a drain would wait behind eight slow questions
+        of_viewer = who.role not in OPERATORS
+        if of_viewer and self._of_viewers >= VIEWERS_MOST:
+            self.refused["too many calls"] += 1
+            text = f"all viewers have {VIEWERS_MOST} calls under way; try again when some of them have ended"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         turns = self._turns.setdefault(key, _Turns())
         if turns.asked >= CALLS_EACH + WAITING_EACH:
             self.refused["too many calls"] += 1
             text = f"{who} has {turns.asked} calls under way; try again when some of them have ended"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         turns.asked += 1
+        self._of_viewers += of_viewer
         try:
             async with turns.free:
                 yield
         finally:
             turns.asked -= 1
+            self._of_viewers -= of_viewer
             if not turns.asked:
                 del self._turns[key]
 

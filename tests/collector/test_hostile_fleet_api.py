@@ -16,9 +16,10 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.certificates import Files, Fleet
 from testbed.collector_process import Running, collector, write
-from testbed.hostile_fleet_api import cage, channel, empty_targets, flood, watch
+from testbed.hostile_fleet_api import cage, channel, empty_targets, flood, pinned_calls, watch
 from testbed.loop import in_loop
 from testbed.tls_server import EXPORT, STATUS, WAIT_S, Server
+from testbed.waiting import wait_until
 
 ACT = "/drover.fleet.v1.Fleet/ActOnNode"
 GROWN_MIB = 200
@@ -58,6 +59,34 @@ def test_small_bombs_of_any_certificate_cost_little(
     assert cost.grown_mib < GROWN_MIB
     assert cost.answered
     assert not cost.failed
+
+
+def pinned_out(target: str, viewer: Files) -> bool:
+    """Whether one more viewer is refused for the calls of others."""
+    with channel(target, viewer) as made:
+        try:
+            FleetStub(made).GetStatus(pb.StatusRequest(), timeout=30)
+        except grpc.RpcError as error:
+            return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return False
+
+
+@pytest.mark.parametrize(("role", "certificates"), [("agent", 1), ("viewer", 6)])
+def test_calls_whose_answers_nobody_reads_keep_no_operator_out(
+    running: Running, fleet: Fleet, operator: Files, role: str, certificates: int
+) -> None:
+    """An agent's are refused at once. Viewers' calls stand until their connections end: six had all places."""
+    target, pid = running.addresses["Fleet API"], running.process.pid
+    attackers, other = [fleet.issue(role, f"n{n}") for n in range(certificates)], fleet.issue("viewer", "wall")
+    with pinned_calls(target, attackers, 30, 64) as sent:
+        if role == "viewer":
+            wait_until(lambda: pinned_out(target, other), "viewers have all places that viewers may have")
+        with watch(pid, target, operator, anew=True) as cost:
+            wait_until(lambda: cost.answered > 5 or len(cost.failed) > 5, "GetStatus is answered or not")
+    print(f"{sent} calls of {role}: {cost.row()}")
+    assert not cost.failed
+    assert cost.grown_mib < GROWN_MIB
+    wait_until(lambda: not pinned_out(target, other), "those who left have left no call behind")
 
 
 def test_the_largest_honest_request_is_taken(running: Running, operator: Files) -> None:

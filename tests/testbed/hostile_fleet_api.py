@@ -13,17 +13,21 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
+from drover_collector.agent_server import frames
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.certificates import Files
+from testbed.hostile_agents import HostileAgent
+from testbed.http2 import block
 
 SERIES = "/drover.fleet.v1.Fleet/QuerySeries"
+STATUS = "/drover.fleet.v1.Fleet/GetStatus"
 CGROUPS = Path("/sys/fs/cgroup")
 STATUS_S = 30.0  # what GetStatus may take before it counts as not answered
 MIB = 1 << 20
@@ -67,13 +71,16 @@ def threads_of(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
 
 
-def channel(target: str, files: Files) -> grpc.Channel:
-    """A connection of its own: gRPC else shares one among all channels to an address."""
-    return grpc.secure_channel(target, files.credentials, (("grpc.use_local_subchannel_pool", 1),))
+def channel(target: str, files: Files | None) -> grpc.Channel:
+    """A connection of its own: gRPC else shares one among all channels to an address. None: without TLS."""
+    apart = (("grpc.use_local_subchannel_pool", 1),)
+    if files is None:
+        return grpc.insecure_channel(target, apart)
+    return grpc.secure_channel(target, files.credentials, apart)
 
 
 @contextlib.contextmanager
-def watch(pid: int, target: str, operator: Files, *, anew: bool = False) -> Iterator[Cost]:
+def watch(pid: int, target: str, operator: Files | None, *, anew: bool = False) -> Iterator[Cost]:
     """Until the block ends.
 
     Args:
@@ -136,6 +143,32 @@ def flood(
     for thread in threads:
         thread.join(timeout_s * rounds + 10)
     return codes
+
+
+@contextlib.contextmanager
+def pinned_calls(target: str, attackers: Sequence[Files], connections: int, calls: int) -> Iterator[int]:
+    """Calls of GetStatus whose answers nobody takes: their streams' windows are 0, and nothing is read.
+
+    Yields:
+        How many were sent.
+    """
+    held: list[HostileAgent] = []
+    sent = 0
+    request = frames.head(frames.DATA, frames.END_STREAM, 0, 5) + bytes(5)
+    try:
+        for number in range(connections):
+            made = HostileAgent(target, attackers[number % len(attackers)])
+            held.append(made)
+            made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_304)
+            made.send(frames.settings_taken() + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+            for stream in range(1, 2 * calls, 2):
+                call = frames.headers(stream, block(_path=STATUS, _scheme="https"), last=False)
+                made.send(call + request[:5] + stream.to_bytes(4) + request[9:])
+                sent += not made.closed
+        yield sent
+    finally:
+        for made in held:
+            made.close()
 
 
 @contextlib.contextmanager
