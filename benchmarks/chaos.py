@@ -1,4 +1,4 @@
-"""Forty faults, one after another, while real agents stream to a real collector: nothing acknowledged may be lost.
+"""Faults and attacks, one after another, while real agents stream to a collector: nothing acknowledged may be lost.
 
 Six agents in one process (real spool and uplink, rows that follow from place and time) and a whole agent whose eight
 GPUs are the stand-in for NVML stream over mutual TLS, through a network that can be cut, to a collector with a store
@@ -10,7 +10,9 @@ nodes only, one at a time as the guard allows; and no message may have been take
 --write the table of docs/chaos.md; exit code 1 when anything is wrong. Needs root for disks, Slurm and memory limits:
 without, those faults are left out and named.
 
-    python benchmarks/chaos.py [--only WORD] [--write docs/chaos.md] [--keep FOLDER]
+With --only a few run, and --write keeps the other lines of the table as they were; each says of which commit it is.
+
+    python benchmarks/chaos.py [--only WORD...] [--write docs/chaos.md] [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -20,26 +22,30 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the testbed's Slurm, driver and receivers
 
-from disruption import elsewhere
+from disruption import attacks, elsewhere
 from disruption import faults_around as around
 from disruption import faults_network as network
 from disruption import faults_processes as processes
 from disruption.around import main_place
 from disruption.run import Fault, Row
 
+Found = tuple[list[Row], dict[str, Any]]
+Elsewhere = Callable[[Path, Sequence[str]], Found]
 WRONG = (
     "rows_lost",
     "rows_doubled",
@@ -87,53 +93,82 @@ FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ("node", "GPU lost", around.gpu_lost),
     ("node", "driver unloaded", around.driver_unloaded),
     ("node", f"storm of {around.STORM:,} lines in the kernel log", around.kernel_log_storm),
+    *(("attack", name, attack) for name, attack in attacks.ATTACKS),
 )
-PLACES = {"standby takes over": elsewhere.standby, "one version older": elsewhere.upgrade}
+STANDBY, UPGRADE = "detecting collector killed, standby takes over", "collector one version older, then upgraded"
+PLACES: tuple[tuple[str, str, tuple[str, ...], Elsewhere], ...] = (
+    ("standby", "collector", (STANDBY,), lambda folder, _: single(elsewhere.standby(folder))),
+    ("one", "collector", (UPGRADE,), lambda folder, _: single(elsewhere.upgrade(folder))),
+    ("history", "attack", tuple(name for name, _ in attacks.HISTORY), attacks.history),
+)  # (folder, group, names of the faults, what brings about those that are named)
+NAMES = (*(name for _, name, _ in FAULTS), *(name for _, _, names, _ in PLACES for name in names))
+ROOT = Path(__file__).resolve().parents[1]
+OTHER_RUN = "Lines of commit "
+TABLE = "| fault | held | recovered after | seen | lost | commit |\n| --- | ---: | ---: | --- | ---: | --- |\n"
 
 
-def measure(folder: Path, only: str = "") -> dict[str, Any]:
-    started = time.monotonic()
-    rows, wrong, stored = [], [], {}
+def single(found: tuple[Row, dict[str, Any]]) -> Found:
+    return [found[0]], found[1]
+
+
+def wanted(group: str, name: str, only: Sequence[str]) -> bool:
+    """Whether a fault runs: all do where `only` is empty, else those of these groups and those these words find."""
+    return not only or group in only or any(re.search(word, name) for word in only)
+
+
+def measure_main(folder: Path, chosen: Sequence[tuple[str, str, Fault]]) -> tuple[Found, dict[str, Any]]:
+    """The faults of the main place; and what is wrong there, in words, and else counted."""
     with ExitStack() as stack:
-        run = main_place(folder / "main", stack)
+        run = main_place(folder, stack)
         if not run.place.wait(lambda: not run.place.well(), 60):
             raise RuntimeError(f"the fleet does not begin: {run.place.well()}")
-        for group, name, fault in FAULTS:
-            if re.search(only, name):
-                run.suffer(group, name, fault)
+        for group, name, fault in chosen:
+            run.suffer(group, name, fault)
         drained = around.drained_nodes(run)
         run.place.finish()
         if run["disk"] is not None:
             (run["disk"] / "ballast").unlink(missing_ok=True)
-        stored["main"] = run.place.check(f"chdb://{run['store']}", run.allowed, "real")
-        rows += run.rows
-        blame(run.rows, stored["main"])
-        wrong += [f"drained though it was well: {node}" for node in sorted(drained - run.broken)]
+        stored = run.place.check(f"chdb://{run['store']}", run.allowed, "real")
+        blame(run.rows, stored)
+        wrong = [f"drained though it was well: {node}" for node in sorted(drained - run.broken)]
         wrong += [f"the guard allows one node at a time, drained: {sorted(drained)}"] if len(drained) > 1 else []
         taken = Counter(got.headers.get("webhook-id", "") for got in run["hook"].got)
         restarts = run.place.restarts
         messages = {"taken": len(taken), "again": sum(taken.values()) - len(taken)}
-    for name, place in PLACES.items():
-        if re.search(only, name):
-            row, found = place(folder / name.split()[0])
-            rows.append(row)
+    return (run.rows, stored), {
+        "wrong": wrong, "drained": sorted(drained), "started_again": restarts, "messages": messages
+    }  # fmt: skip
+
+
+def measure(folder: Path, only: Sequence[str] = ()) -> dict[str, Any]:
+    started = time.monotonic()
+    rows: list[Row] = []
+    stored: dict[str, dict[str, Any]] = {}
+    counted: dict[str, Any] = {"wrong": [], "drained": [], "started_again": 0, "messages": {"taken": 0, "again": 0}}
+    if chosen := [fault for fault in FAULTS if wanted(*fault[:2], only)]:
+        (more, stored["main"]), counted = measure_main(folder / "main", chosen)
+        rows += more
+    for name, group, names, place in PLACES:
+        if some := [each for each in names if wanted(group, each, only)]:
+            more, found = place(folder / name, some)
+            rows += more
             stored[name] = found
-            blame([row], found)
+            blame(more, found)
+    wrong = counted.pop("wrong")
     wrong += [
         f"{where}: no rollup was compared" for where, found in stored.items() if found and not found["rollups_compared"]
     ]
-    if len(rows) == len(FAULTS) + len(PLACES) and not stored["main"]["rollups_5m_compared"]:  # only a whole run is long
+    if len(rows) == len(NAMES) and not stored["main"]["rollups_5m_compared"]:  # only a whole run is long
         wrong.append("main: no rollup of 5 min was compared")
     wrong += [f"{row.name}: {text}" for row in rows for text in row.wrong]
     wrong += [f"{where}: {found[name]} {name}" for where, found in stored.items() for name in WRONG if found.get(name)]
     return {
         "benchmark": "chaos",
+        "commit": commit(),
         "faults": len([row for row in rows if not row.skipped]),
         "skipped": [f"{row.name}: {row.skipped}" for row in rows if row.skipped],
         "stored": {name: {k: v for k, v in found.items() if k[-3:] != "_ms"} for name, found in stored.items()},
-        "messages": messages,
-        "drained": sorted(drained),
-        "started_again": restarts,
+        **counted,
         "wrong": wrong,
         "rows": [asdict(row) for row in rows],
         "load": round(os.getloadavg()[2], 1),
@@ -143,11 +178,45 @@ def measure(folder: Path, only: str = "") -> dict[str, Any]:
 
 def blame(rows: Sequence[Row], found: dict[str, Any]) -> None:
     """Each missing row and event is the fault's during which it was made, or that was the newest then."""
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
+    for row, following in zip_longest(rows, rows[1:]):
         end_ms = following.begin_ms if following else 1 << 60
         row.rows_lost = sum(row.begin_ms <= ts_ms < end_ms for ts_ms in found.get("missing_ms", ()))
         events = [int(text.rpartition(" ")[2]) for text in found.get("events_missing", ())]
         row.events_lost = sum(row.begin_ms <= ts_ms < end_ms for ts_ms in events)
+
+
+def commit() -> str:
+    """That this checkout is of; with a + when it has changes."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def merged(before: str, result: dict[str, Any]) -> str:
+    """docs/chaos.md as it was, with the lines of a run of some faults. Faults that there are no more are left out."""
+    head, middle, tail = before.partition(TABLE)
+    if not middle:
+        raise ValueError("the page has no table with commits; run all faults first")
+    old, _, foot = tail.partition("\n\n")
+    lines = {text.split(" | ")[0].removeprefix("| "): text for text in old.splitlines()}
+    lines |= {row["name"]: line(row, result["commit"]) for row in result["rows"]}
+    kept = [lines[name] for name in NAMES if name in lines]
+    commits = {text.rsplit(" | ", 1)[1].removesuffix(" |") for text in kept}
+    notes = [text for text in foot.splitlines() if text.startswith(OTHER_RUN)]
+    notes = [text for text in notes if text.removeprefix(OTHER_RUN).split(" ")[0] in commits - {result["commit"]}]
+    rest = "\n".join(text for text in foot.splitlines() if not text.startswith(OTHER_RUN)).strip("\n")
+    return f"{head}{middle}" + "\n".join([*kept, "", rest, "", *notes, other_run(result), ""])
+
+
+def other_run(result: dict[str, Any]) -> str:
+    """One line about a run of some faults."""
+    stored = result["stored"].values()
+    rows, events = (sum(found.get(name, 0) for found in stored) for name in ("rows", "events"))
+    wrong = ", ".join(f"{sum(found.get(name, 0) for found in stored)} {name.replace('_', ' ')}" for name in WRONG)
+    return (
+        f"{OTHER_RUN}{result['commit']} are of a run of those {result['faults']} alone,"
+        f" {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, at a load of {result['load']:.0f}, {result['seconds']:.0f} s in all:"
+        f" {rows:,} rows and {events:,} events stored; {wrong}."
+    )
 
 
 def page(result: dict[str, Any]) -> str:
@@ -161,11 +230,13 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# Chaos: what was broken, and how long it took",
         "",
-        "Written by `make chaos` (`benchmarks/chaos.py --write docs/chaos.md`): one run, nothing filled in by hand.",
+        "Written by `make chaos` (`benchmarks/chaos.py --write docs/chaos.md`): nothing is filled in by hand.",
+        "Attacks say how far the collector's memory grew, and the slowest answer to an operator's GetStatus meanwhile.",
         "The head of the script says what runs. Recovered: nothing waits in any spool, and detection is on time.",
         "",
         f"Run of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {os.cpu_count()} cores, at a load of {result['load']:.0f}"
-        f" from this and other programs, {result['seconds']:.0f} s in all: {result['faults']} faults.",
+        f" from this and other programs, {result['seconds']:.0f} s in all, commit {result['commit']}:"
+        f" {result['faults']} faults.",
         "",
         "| counted at the end | |",
         "| --- | ---: |",
@@ -182,9 +253,8 @@ def page(result: dict[str, Any]) -> str:
         f"| processes that ended and were started again | {result['started_again']} |",
         f"| cut off a spool before anybody had acknowledged it: rows | {cut} |",
         "",
-        "| fault | held | recovered after | seen | lost |",
-        "| --- | ---: | ---: | --- | ---: |",
-        *map(line, result["rows"]),
+        *TABLE.splitlines(),
+        *(line(row, result["commit"]) for row in result["rows"]),
         "",
         "An agent's limit for an Ack, its look for a renewed certificate and its longest pause are 15, 1 and 2 s here",
         "(shipped: 60, 60 and 30), so a half-open connection may really take up to a minute. Not tried: a collector's",
@@ -195,17 +265,18 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any], of: str) -> str:
     if row["skipped"]:
-        return f"| {row['name']} | | not run | {row['skipped']} | |"
+        return f"| {row['name']} | | not run | {row['skipped']} | | {of} |"
     after = "never" if row["recovered_s"] is None else f"{row['recovered_s']:.1f} s"
     told = "; ".join([*row["seen"], *(f"**{text}**" for text in row["wrong"])]).replace("|", "/").replace("\n", " ")
-    return f"| {row['name']} | {row['held_s']:.1f} s | {after} | {told} | {row['rows_lost'] + row['events_lost']} |"
+    lost = row["rows_lost"] + row["events_lost"]
+    return f"| {row['name']} | {row['held_s']:.1f} s | {after} | {told} | {lost} | {of} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="faults whose name this expression finds")
+    parser.add_argument("--only", nargs="+", default=(), help="groups, or expressions that find names of faults")
     parser.add_argument("--write", type=Path, help="put the table there")
     parser.add_argument("--keep", type=Path, help="folder to work in and to leave (default: a temporary one)")
     args = parser.parse_args(argv)
@@ -216,7 +287,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     if args.write:
-        args.write.write_text(page(result), "utf-8")
+        old = args.write.read_text("utf-8") if args.only else ""
+        args.write.write_text(merged(old, result) if args.only else page(result), "utf-8")
     print(json.dumps(result))
     return 1 if result["wrong"] else 0
 

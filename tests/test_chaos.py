@@ -30,22 +30,21 @@ def test_the_page_has_every_fault_and_hides_no_failure() -> None:
     bad = Row("a", "dead", 2, held_s=1.0, wrong=["not so: it came back"], rows_lost=8)
     skipped = Row("a", "needs root", 3, skipped="no root")
     result = {
-        "stored": {"main": {"rows": 1200, "events": 3, "acks": 40, "rows_lost": 8}},
+        "stored": {"main": {"rows": 1200, "events": 3, "acks": 40, "rows_lost": 8}}, "commit": "abc1234",
         "faults": 2, "seconds": 61.2, "load": 3.0, "drained": ["n02"], "started_again": 1,
         "messages": {"taken": 5, "again": 0}, "rows": [asdict(row) for row in (good, bad, skipped)],
     }  # fmt: skip
     page = chaos.page(result)
-    assert "| cut | 3.0 s | 1.2 s | a / b | 0 |\n" in page
-    assert "| dead | 1.0 s | never | **not so: it came back** | 8 |\n" in page
-    assert "| needs root | | not run | no root | |\n" in page
+    assert "| cut | 3.0 s | 1.2 s | a / b | 0 | abc1234 |\n" in page
+    assert "| dead | 1.0 s | never | **not so: it came back** | 8 | abc1234 |\n" in page
+    assert "| needs root | | not run | no root | | abc1234 |\n" in page
     assert "| lost: rows, events | 8, 0 |\n" in page
     assert "| rows stored; events; acknowledgements | 1,200; 3; 40 |\n" in page
 
 
 def test_the_issue_s_number_of_faults() -> None:
-    names = [name for _, name, _ in chaos.FAULTS]
-    assert len(names) == len(set(names))
-    assert len(names) + len(chaos.PLACES) >= 25
+    assert len(chaos.NAMES) == len(set(chaos.NAMES))
+    assert len(chaos.NAMES) >= 25
 
 
 @pytest.fixture
@@ -101,3 +100,37 @@ def test_a_network_that_is_cut_frozen_and_torn(echo: int) -> None:
         with pytest.raises(ConnectionError), connect() as refused:  # while it connects, or after
             assert said(refused, b"e") == b"e"
     proxy.close()
+
+
+def result(commit: str, *rows: Row) -> dict[str, object]:
+    return {
+        "stored": {"main": {"rows": 10, "events": 1, "acks": 4, "rows_lost": 0}}, "commit": commit,
+        "faults": len(rows), "seconds": 61.2, "load": 3.0, "drained": [], "started_again": 1,
+        "messages": {"taken": 5, "again": 0}, "rows": [asdict(row) for row in rows],
+    }  # fmt: skip
+
+
+def test_a_run_of_some_faults_keeps_the_other_lines_and_says_of_which_commit_each_is() -> None:
+    first, second, last = chaos.NAMES[0], chaos.NAMES[1], chaos.NAMES[-1]
+    whole = chaos.page(result("aaa", Row("a", first, 1, 1.0, 1.0), Row("a", last, 3, 3.0, 3.0), Row("a", "gone", 4)))
+    page = chaos.merged(whole, result("bbb", Row("a", last, 3, 9.0, 9.0, wrong=["not so: well"])))
+    assert (
+        f"| {first} | 1.0 s | 1.0 s |  | 0 | aaa |\n| {last} | 9.0 s | 9.0 s | **not so: well** | 0 | bbb |\n\n" in page
+    )
+    assert "| rows stored; events; acknowledgements | 10; 1; 4 |\n" in page, "of the whole run"
+    assert page.count("Lines of commit bbb are of a run of those 1 alone") == 1
+    page = chaos.merged(page, result("ccc", Row("a", second, 2, 5.0, 5.0), Row("a", last, 3, 6.0, 6.0)))
+    lines = [text.split(" | ")[0][2:] for text in page.splitlines() if text.endswith((" aaa |", " bbb |", " ccc |"))]
+    assert lines == [first, second, last]
+    assert "Lines of commit bbb" not in page
+    assert page.count("Lines of commit ccc") == 1
+    assert "all runs on one machine" in page
+    with pytest.raises(ValueError, match="run all faults first"):
+        chaos.merged("# an older page\n", result("ddd"))
+
+
+def test_a_group_and_words_choose_faults() -> None:
+    assert chaos.wanted("attack", "floods", ())
+    assert chaos.wanted("attack", "floods", ("attack",))
+    assert chaos.wanted("agent", "spool cut in the middle", ("Slurm", "spool cut"))
+    assert not chaos.wanted("agent", "attacks are not named", ("node",))

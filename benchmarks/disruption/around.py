@@ -35,7 +35,7 @@ NODES = 6
 
 def main_place(folder: Path, stack: ExitStack) -> Run:
     """Everything that the main part needs, running; closed with `stack`."""
-    agents, api = free_port(), free_port()
+    agents, api, metrics = free_port(), free_port(), free_port()
     proxy = Proxy(("127.0.0.1", agents))
     stack.callback(proxy.close)
     certificates, issued, authority = issue(folder)
@@ -62,7 +62,8 @@ def main_place(folder: Path, stack: ExitStack) -> Run:
     )
     text = (
         f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "chdb://{store}"\nkeep_free_bytes = 1048576\n'
-        f'[ingest]\nlisten = "127.0.0.1:{agents}"\n[api]\nlisten = "127.0.0.1:{api}"\n[detect]\nlag_s = 2.0\n'
+        f'[ingest]\nlisten = "127.0.0.1:{agents}"\n[api]\nlisten = "127.0.0.1:{api}"\n'
+        f'[metrics]\nlisten = "127.0.0.1:{metrics}"\n[detect]\nlag_s = 2.0\n'
         f'[policy]\npath = "{folder}/policy.toml"\n'
         f'[tls]\nca = "{certificates}/ca.pem"\ncert = "{certificates}/c1.pem"\nkey = "{certificates}/c1.key"\n'
         f'denied_serials_file = "{folder}/denied.txt"\n'
@@ -78,6 +79,7 @@ def main_place(folder: Path, stack: ExitStack) -> Run:
     run.with_ |= ROLES | {
         "proxy": proxy, "disk": disk, "store": store, "spool_disk": spool_disk, "hook": hook, "slurm": scheduler,
         "alertmanager": alerts, "certificates": certificates, "issued": issued, "authority": authority,
+        "ingest": f"127.0.0.1:{agents}", "metrics": f"127.0.0.1:{metrics}",
     }  # fmt: skip
     place.start_collector()
     place.start_agents()

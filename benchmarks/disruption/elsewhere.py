@@ -101,14 +101,14 @@ def older(folder: Path) -> Path:
     return folder
 
 
-def plain(folder: Path, stores: dict[str, str], detect: str = "") -> Place:
+def plain(folder: Path, stores: dict[str, str], detect: str = "", kept: str = "") -> Place:
     """Collectors on loopback without TLS."""
     agents = {which: f"127.0.0.1:{free_port()}" for which in stores}
     apis = {which: f"127.0.0.1:{free_port()}" for which in stores}
     (folder / "fleet.toml").write_text(toml(NODES))
     for which, store in stores.items():
         (folder / f"{which}.toml").write_text(
-            f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "{store}"\n[ingest]\nlisten = "{agents[which]}"\n'
+            f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "{store}"\n{kept}[ingest]\nlisten = "{agents[which]}"\n'
             f'[api]\nlisten = "{apis[which]}"\n[detect]\nlag_s = 2.0\n{detect}'
         )
     return Place(folder, NODES, tuple(agents.values()), apis)
