@@ -141,7 +141,7 @@ def measure_main(folder: Path, chosen: Sequence[tuple[str, str, Fault]]) -> tupl
 
 
 def measure(folder: Path, only: Sequence[str] = ()) -> dict[str, Any]:
-    started = time.monotonic()
+    started, of = time.monotonic(), commit()
     rows: list[Row] = []
     stored: dict[str, dict[str, Any]] = {}
     counted: dict[str, Any] = {"wrong": [], "drained": [], "started_again": 0, "messages": {"taken": 0, "again": 0}}
@@ -164,7 +164,7 @@ def measure(folder: Path, only: Sequence[str] = ()) -> dict[str, Any]:
     wrong += [f"{where}: {found[name]} {name}" for where, found in stored.items() for name in WRONG if found.get(name)]
     return {
         "benchmark": "chaos",
-        "commit": commit(),
+        "commit": of,
         "faults": len([row for row in rows if not row.skipped]),
         "skipped": [f"{row.name}: {row.skipped}" for row in rows if row.skipped],
         "stored": {name: {k: v for k, v in found.items() if k[-3:] != "_ms"} for name, found in stored.items()},

@@ -55,8 +55,9 @@ def attacked(run: Run, *, operator: Files | None = None, anew: bool = False) -> 
             yield cost
             run.place.wait(lambda: cost.answered >= ANSWERS, PATIENT_S)
         run.must(process.alive and resident(pid), f"the collector goes on, within a {where}")
-    run.must(not cost.failed, f"each GetStatus is answered (not so: {len(cost.failed)}, {cost.failed[:1]})")
-    run.saw(cost.row())
+    failed = f"{len(cost.failed)} not answered: {cost.failed[0]}" if cost.failed else ""
+    run.must(not cost.failed, f"GetStatus is answered ({failed})")
+    run.saw(cost.row() + (failed and f", {failed}"))
 
 
 def known(run: Run, role: str, name: str) -> Files:

@@ -72,11 +72,15 @@ CLOCK_AHEAD_S, CLOCK_BACK_S = 7 * 86_400, 3600  # between the clock and the stor
 SWITCH_S = 0.001  # else a message waits 5 ms for each thread that computes: Python's lock is taken over that seldom
 REQUEST_BYTES = 65_536
 STREAMS_MOST = 64  # of one connection to the Fleet API; a client keeps the next one back until one has ended
+PENDING_MOST = open_files.PEOPLE * STREAMS_MOST  # all that all connections may have
 CALLS_MOST = 1_024  # of all together, also those that are being refused; the gate has bounds for each certificate
 SERVER_OPTIONS = (  # of the Fleet API
     # Its largest honest request, a silence of 1,000 nodes by name, takes some 40 kB; parsed one may take 30 times that.
     ("grpc.max_receive_message_length", REQUEST_BYTES),
     ("grpc.max_concurrent_streams", STREAMS_MOST),
+    # Of more than 1,000 calls that have just come gRPC else ends some unheard, also an operator's among an intruder's.
+    ("grpc.server.max_pending_requests", PENDING_MOST),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_MOST),
     ("grpc.server_handshake_timeout_ms", 10_000),  # else a connection that says nothing stands for two minutes
     # A peer that lost its power never says so; and one that pings while we have nothing to say is no nuisance.
     ("grpc.keepalive_time_ms", 60_000),
