@@ -140,7 +140,7 @@ def pinned(role: str, certificates: int) -> Callable[[Run], Steps]:
             answered = cost.answered
             run.hold(SECONDS)
             run.until(lambda: cost.answered > answered, PATIENT_S, "an operator is answered")
-        run.saw(f"{sent:,} calls on 30 connections, answers never read")
+        run.saw(f"{sent.calls:,} calls on 30 connections, answers never read")
         yield None
 
     return fault

@@ -83,10 +83,21 @@ def test_calls_whose_answers_nobody_reads_keep_no_operator_out(
             wait_until(lambda: pinned_out(target, other), "viewers have all places that viewers may have")
         with watch(pid, target, operator, anew=True) as cost:
             wait_until(lambda: cost.answered > 5 or len(cost.failed) > 5, "GetStatus is answered or not")
-    print(f"{sent} calls of {role}: {cost.row()}")
+    print(f"{sent.calls} calls of {role}: {cost.row()}")
     assert not cost.failed
     assert cost.grown_mib < GROWN_MIB
     wait_until(lambda: not pinned_out(target, other), "those who left have left no call behind")
+
+
+def test_of_thousands_of_calls_at_once_none_is_ended_unheard(running: Running, fleet: Fleet) -> None:
+    """Above 1,000 calls that have just come gRPC ended some with CANCELLED, whoever's they were."""
+    connections, calls, refused = 80, 64, "7"
+    attackers = [fleet.issue("agent", "n1")]
+    with pinned_calls(running.addresses["Fleet API"], attackers, connections, calls, narrow=False) as sent:
+        assert sent.calls == connections * calls
+        for agent in sent.agents:
+            agent.until(lambda agent=agent: len(agent.ended.keys() | agent.reset.keys()) == calls)
+            assert {agent.status(stream) for stream in range(1, 2 * calls, 2)} == {refused}
 
 
 def test_the_largest_honest_request_is_taken(running: Running, operator: Files) -> None:

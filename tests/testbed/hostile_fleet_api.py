@@ -55,6 +55,14 @@ class Cost:
         return f"+{self.grown_mib:.0f} MiB, slowest GetStatus {self.slowest_s:.2f} s of {self.answered}"
 
 
+@dataclass
+class Pinned:
+    """`calls`: how many were sent. `agents`: the connections."""
+
+    calls: int
+    agents: list[HostileAgent]
+
+
 def resident(pid: int) -> int:
     """Bytes; 0: the process is gone."""
     try:
@@ -146,11 +154,13 @@ def flood(
 
 
 @contextlib.contextmanager
-def pinned_calls(target: str, attackers: Sequence[Files], connections: int, calls: int) -> Iterator[int]:
+def pinned_calls(
+    target: str, attackers: Sequence[Files], connections: int, calls: int, *, narrow: bool = True
+) -> Iterator[Pinned]:
     """Calls of GetStatus whose answers nobody takes: their streams' windows are 0, and nothing is read.
 
-    Yields:
-        How many were sent.
+    Args:
+        narrow: the kernel takes next to nothing either.
     """
     held: list[HostileAgent] = []
     sent = 0
@@ -159,13 +169,14 @@ def pinned_calls(target: str, attackers: Sequence[Files], connections: int, call
         for number in range(connections):
             made = HostileAgent(target, attackers[number % len(attackers)])
             held.append(made)
-            made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_304)
+            if narrow:
+                made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_304)
             made.send(frames.settings_taken() + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
             for stream in range(1, 2 * calls, 2):
                 call = frames.headers(stream, block(_path=STATUS, _scheme="https"), last=False)
                 made.send(call + request[:5] + stream.to_bytes(4) + request[9:])
                 sent += not made.closed
-        yield sent
+        yield Pinned(sent, held)
     finally:
         for made in held:
             made.close()
