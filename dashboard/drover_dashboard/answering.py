@@ -9,9 +9,12 @@ import streamlit as st
 
 from drover_dashboard import client, signin, view
 from drover_dashboard.people import Person
-from drover_proto.events import WANTED_ORDER, Decision
+from drover_proto.events import WANTED_ORDER, Decision, Wanted
 
 MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
+
+TAKING = (Wanted.DRAIN, Wanted.ISOLATE)  # they take the node from its jobs
+JOBS = 3  # named in the form
 
 
 def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
@@ -36,6 +39,10 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
             wrong = (about or {}).get(decision.incident_id, "")
             asked = f"{wrong}\n" if wrong else "Waits for a person: "
             view.notice(f"asks_{decision.id}", "remark", view.viewer().told(f"{asked}{what}{decision.reason}"))
+            if about is not None and decision.incident_id:
+                link = {"id": decision.incident_id, "state": "all"}
+                st.page_link(view.INCIDENTS, label="Its incident", icon=":material/arrow_forward:", query_params=link)
+            _before(decision)
             fields, below = (st.container(), st.container()) if about is None else _beside()
             with fields:
                 who, why = person_and_why(decision.id, person)
@@ -44,6 +51,21 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
             rejected = no.form_submit_button("Reject", key=f"no_{decision.id}")
         if approved or rejected:
             _answer(decision, who, why, approved)
+
+
+def _before(decision: Decision) -> None:
+    """What the act would meet, as the form of a person's own drain says it: who works there, and the guard's word."""
+    look = client.fleet().look(decision.node).value if decision.node and decision.wanted in TAKING else None
+    if look is None:
+        return
+    jobs = ", ".join(f"{job.job} ({job.gpus_here} of its {job.gpus} GPUs)" for job in look.jobs[:JOBS])
+    more = f" and {len(look.jobs) - JOBS} more" if len(look.jobs) > JOBS else ""
+    view.notice(f"jobs_{decision.id}", "remark", f"Jobs on {decision.node}: {jobs}{more}." if jobs else
+                f"No job runs on {decision.node}.")  # fmt: skip
+    if look.guard:
+        view.notice(f"guard_{decision.id}", "trouble", f"The guard would hold a drain back: {look.guard}.")
+    else:
+        view.notice(f"guard_{decision.id}", "remark", "The guard has nothing against it.")
 
 
 def _beside() -> tuple[Any, Any]:

@@ -251,6 +251,10 @@ class FleetClient:
             self._fleet().PreviewAct, request, f"preview {act} {node} {self._now_ms()}", ANSWER_DEADLINE_S
         )
 
+    def look(self, node: str) -> Answer[pb.ActPreview]:
+        """What a drain would meet, for a form that stays open."""
+        return self._call(self._fleet().PreviewAct, pb.ActRequest(node=node, act="drain"), f"look {node}")
+
     def safe(self, node: str) -> Answer[pb.ActPreview]:
         """What is known for and against giving a node back."""
         return self._call(self._fleet().PreviewAct, pb.ActRequest(node=node, act="resume"), f"safe {node}")

@@ -28,19 +28,23 @@ NVLINK_COLUMNS = (
 ABSENT = Cell("absent", kind="absent", title="not reported")
 
 
-def leaf_tiles(reply: pb.Fabric, chosen: str, who: view.Viewer) -> dict[str, Any]:
-    """What assets/tiles.js draws: the worst leaf first, each node a cell."""
+def leaf_tiles(reply: pb.Fabric, chosen: str, who: view.Viewer, node: str = "") -> dict[str, Any]:
+    """What assets/tiles.js draws: the worst leaf first and equals by name, so that none moves while nothing changes;
+    each node a cell, `node` marked."""
     empty = ""
     if not reply.leafs:
         empty = next(iter(reply.absent), "No port is known.")
-    tiles = [_leaf(row, who) for row in reply.leafs]
+    leafs = sorted(
+        reply.leafs, key=lambda row: (not row.switch, -row.nodes_troubled, row.severity != "critical", row.name)
+    )
+    tiles = [_leaf(row, who, node) for row in leafs]
     return {
         "groups": [{"label": "", "tiles": tiles}], "selected": chosen, "wide": TILE_PX, "empty": empty,
         "legend": {"low": "", "high": "", "cells": CELLS},
     }  # fmt: skip
 
 
-def _leaf(row: pb.LeafRow, who: view.Viewer) -> dict[str, Any]:
+def _leaf(row: pb.LeafRow, who: view.Viewer, chosen: str) -> dict[str, Any]:
     count = len(row.nodes)
     tone = "bad" if row.switch or row.severity == "critical" else "warn" if row.nodes_troubled else ""
     mark = "THE SWITCH" if row.switch else f"{row.nodes_troubled} of {count} nodes" if row.nodes_troubled else ""
@@ -52,7 +56,10 @@ def _leaf(row: pb.LeafRow, who: view.Viewer) -> dict[str, Any]:
     downs = f"downs {fmt.number(row.downs)}" if row.HasField("downs") else "downs not known"
     busy = f"in use: median {_share(row.saturation_median)}, busiest {_share(row.saturation_max)}"
     use = busy if row.HasField("saturation_max") else "use not known"
-    cells = [[node.state, f"{node.node}: {who.told(node.why) or 'no trouble'}"] for node in row.nodes]
+    cells = [
+        [node.state, f"{node.node}: {who.told(node.why) or 'no trouble'}", *(["chosen"] if node.node == chosen else [])]
+        for node in row.nodes
+    ]
     return {
         "id": row.name, "name": row.name, "mark": mark, "tone": tone, "value": "", "share": None, "cells": cells,
         "subs": [", ".join(ports), f"{errors}, {downs}", use], "href": view.href(view.FABRIC, leaf=row.name),

@@ -27,7 +27,7 @@ class Measure:
 
 
 MEASURES = {
-    "inlet": Measure("Inlet", "inlet_c", "°C", 6.0),
+    "inlet": Measure("Inlet", "inlet_c", "°C", 15.0),
     "hottest": Measure("Hottest GPU", "gpu_max_c", "°C", 10.0),
     "median": Measure("Median GPU", "gpu_median_c", "°C", 10.0),
     "power": Measure("GPU power", "power_w", "kW", 5000.0),

@@ -28,6 +28,7 @@ POINTS = 300
 SHOWN_EVENTS = 100
 MARKS = 4  # kinds of events in a chart: more would hide the lines
 SHOWN_JOBS = 3  # of a node, as rows that lead to them
+SILENT_MS = 60_000
 OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
 
 
@@ -243,7 +244,9 @@ def _charts(
     detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span_ms: int, further: str,
     who: view.Viewer,
 ) -> None:  # fmt: skip
-    from_ms, to_ms = charts.window(who.now_ms - span_ms, who.now_ms)
+    heard_ms = detail.row.last_seen_ms
+    end_ms = heard_ms if heard_ms and who.now_ms - heard_ms > SILENT_MS else who.now_ms  # a silent node's last values
+    from_ms, to_ms = charts.window(end_ms - span_ms, end_ms)
     of = compared(detail, gpu)
     charted = (further, *CHARTED) if further else CHARTED
     slots = sorted((item.gpu for item in detail.gpus), key=lambda slot: (slot != of, slot))  # peers are of the first
@@ -271,7 +274,7 @@ def _charts(
             lines,
             from_ms,
             to_ms,
-            marks,
+            marks if number == 0 else [(at_ms, "") for at_ms, _ in marks],  # the words once: they cover lines
             note="; ".join(part for part in (thick, _band(lines, of)) if part),
             absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
         )

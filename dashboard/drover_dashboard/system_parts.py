@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import streamlit as st
 
+from drover_dashboard import client, view
 from drover_dashboard import format as fmt
-from drover_dashboard import view
 from drover_dashboard.table import Cell, Column, Mark, Row, table
 from drover_proto import fleet_pb2 as pb
 
@@ -63,6 +63,28 @@ def tiles(system: pb.System, who: view.Viewer) -> None:
         ),
     )
     view.tiles("system", shown)
+
+
+def away(known: client.Answer[pb.Status], who: view.Viewer) -> None:
+    """What to do where the collector does not answer: its unit, host and log, what was known last, the run book."""
+    last, target = known.value, client.fleet().target
+    facts = [
+        ("Where", Cell(target, sub="its Fleet API, as this console was started with --collector")),
+        ("Unit", Cell("systemctl status drover-collector", kind="mono")),
+        ("Log", Cell("journalctl -u drover-collector -n 100", kind="mono")),
+        (
+            "Run book",
+            Cell("drover runbook DroverCollectorDown", kind="mono", sub="or docs/runbooks/DroverCollectorDown.md"),
+        ),
+    ]
+    state = "this console has not had an answer since its start"
+    if last is not None:
+        state = (
+            f"{fmt.number(last.nodes_reporting)} of {fmt.number(last.nodes_expected)} nodes reported,"
+            f" {fmt.number(sum(last.open_incidents_by_severity.values()))} incidents open, version {last.version}"
+        )
+    facts.append(("Last known", Cell(state, sub=f"at {who.clock(known.as_of_ms)}" if last is not None else "")))
+    _facts("away", "What to look at", facts)
 
 
 def _left(store: pb.StoreState) -> str:

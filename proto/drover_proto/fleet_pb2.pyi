@@ -113,6 +113,7 @@ class Status(_message.Message):
     GPUS_IDLE_FIELD_NUMBER: _builtins.int
     GPUS_FREE_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
+    RECEIVERS_FIELD_NUMBER: _builtins.int
     fleet: _builtins.str
     version: _builtins.str
     ts_ms: _builtins.int
@@ -157,6 +158,8 @@ class Status(_message.Message):
     """in service and held by nobody; absent: cannot be told"""
     pending: _builtins.int
     """decisions that wait for a person"""
+    receivers: _builtins.int
+    """of notifications; 0: nobody is notified; absent: an older collector"""
     @_builtins.property
     def gpus_by_health(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -210,10 +213,11 @@ class Status(_message.Message):
         gpus_idle: _builtins.int | None = ...,
         gpus_free: _builtins.int | None = ...,
         pending: _builtins.int = ...,
+        receivers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "gpus_free", b"gpus_free", "gpus_idle", b"gpus_idle", "mfu_ratio", b"mfu_ratio", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_receivers", b"_receivers", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "gpus_free", b"gpus_free", "gpus_idle", b"gpus_idle", "mfu_ratio", b"mfu_ratio", "receivers", b"receivers", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "pending", b"pending", "policy", b"policy", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_receivers", b"_receivers", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "pending", b"pending", "policy", b"policy", "receivers", b"receivers", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpus_free: _TypeAlias = _typing.Literal["gpus_free"]  # noqa: Y015
     _WhichOneofArgType__gpus_free: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free"]  # noqa: Y015
@@ -221,6 +225,8 @@ class Status(_message.Message):
     _WhichOneofArgType__gpus_idle: _TypeAlias = _typing.Literal["_gpus_idle", b"_gpus_idle"]  # noqa: Y015
     _WhichOneofReturnType__mfu_ratio: _TypeAlias = _typing.Literal["mfu_ratio"]  # noqa: Y015
     _WhichOneofArgType__mfu_ratio: _TypeAlias = _typing.Literal["_mfu_ratio", b"_mfu_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__receivers: _TypeAlias = _typing.Literal["receivers"]  # noqa: Y015
+    _WhichOneofArgType__receivers: _TypeAlias = _typing.Literal["_receivers", b"_receivers"]  # noqa: Y015
     _WhichOneofReturnType__store_days_left: _TypeAlias = _typing.Literal["store_days_left"]  # noqa: Y015
     _WhichOneofArgType__store_days_left: _TypeAlias = _typing.Literal["_store_days_left", b"_store_days_left"]  # noqa: Y015
     _WhichOneofReturnType__store_free_bytes: _TypeAlias = _typing.Literal["store_free_bytes"]  # noqa: Y015
@@ -231,6 +237,8 @@ class Status(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus_idle) -> _WhichOneofReturnType__gpus_idle | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mfu_ratio) -> _WhichOneofReturnType__mfu_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__receivers) -> _WhichOneofReturnType__receivers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__store_days_left) -> _WhichOneofReturnType__store_days_left | None: ...
     @_typing.overload

@@ -55,6 +55,7 @@ class Chosen(FleetServicer):
         self.series: list[pb.SeriesRequest] = []
         self.peers: list[pb.InventoryPeers] = []
         self.held: dict[int, str] = {}  # job of each GPU of a node
+        self.pending, self.receivers = 0, 1
         self.silence: pb.SilenceNote | None = None  # of the incident i1
         self.silences: list[Silence] = []
         self.asked_silenced: list[str] = []
@@ -71,6 +72,7 @@ class Chosen(FleetServicer):
         return pb.Status(
             fleet="demo", mode="observe", nodes_expected=2, nodes_reporting=1, gpus_expected=4, ts_ms=NOW_MS,
             gpus_by_health={"healthy": 3, "confirmed": 1}, open_incidents_by_severity={"critical": 1},
+            pending=self.pending, receivers=self.receivers,
             newest_sample_ms=NOW_MS - self.quiet_ms, newest_tick_ms=NOW_MS, troubles=[f"the store is slow: {HOSTILE}"],
         )  # fmt: skip
 
@@ -257,6 +259,7 @@ def no_scan() -> Iterator[None]:
     """Each AppTest would read the metadata of every installed package, in search of components that others ship."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamlit.components.v2.manifest_scanner.scan_component_manifests", list)
+        patch.setattr("streamlit.page_link", lambda *_, **__: None)  # a page alone knows no other to lead to
         yield
 
 

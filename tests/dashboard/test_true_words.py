@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
+from drover_dashboard import fabric_parts, job_parts, node_detail, table, view
 from drover_dashboard import format as fmt
-from drover_dashboard import job_parts, node_detail, table, view
 from drover_dashboard.client import FleetClient
 from drover_proto import catalog
 from drover_proto import fleet_pb2 as pb
 from drover_proto.catalog import Scope
+from drover_proto.events import Decision, Wanted
 
 from .conftest import Chosen
 
@@ -32,7 +35,7 @@ class Given(Chosen):
 def chosen() -> Given:
     """Its answers, once `given`, are those."""
     made = Given()
-    for name in ("ListJobs", "ListRisk", "ListIncidents"):
+    for name in ("ListJobs", "ListRisk", "ListIncidents", "GetNode"):
         usual = getattr(made, name)
 
         def answer(request: Any, context: Any, name: str = name, usual: Any = usual) -> Any:
@@ -144,3 +147,60 @@ def test_a_silent_nodes_host_says_its_time_as_the_page_does(shared: FleetClient,
     who = view.Viewer(fmt.zone("Europe/Berlin"), 1_795_464_000_000)
     node_detail._inventory(detail, who)
     assert drawn["host"]["rows"][0]["cells"][1]["text"] == "silent since 20:06:21"
+
+
+@pytest.mark.parametrize(("pending", "receivers"), [(0, 1), (2, 0)])
+def test_what_waits_for_a_person_and_that_nobody_is_notified_is_loud_on_fleet(
+    shared: FleetClient, chosen, drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch, pending: int, receivers: int
+) -> None:
+    chosen.pending, chosen.receivers = pending, receivers
+    links: list[str] = []
+    monkeypatch.setattr("streamlit.page_link", lambda page, label, **_: links.append(label))
+    app = opened("fleet")
+    assert any("2 decisions wait for you" in label for label in links) is bool(pending)
+    assert ("Nobody is notified of incidents" in said(app)) is (receivers == 0)
+
+
+@pytest.mark.parametrize(("may", "rows"), [(True, 0), (False, 1)])
+def test_a_decision_is_listed_once_with_who_works_there_and_the_guards_word(
+    shared: FleetClient, chosen, drawn: dict[str, Any], may: bool, rows: int
+) -> None:
+    chosen.decision = Decision("d1", "i1", 1, "n2", Wanted.DRAIN, "approve", "pending_approval", "fatal", "asks to")
+    chosen.may_answer = may
+    chosen.preview = pb.ActPreview(
+        may_act=True, guard="2 of 2 nodes would be out", jobs=[pb.JobThere(job="train", gpus_here=2, gpus=8, nodes=4)]
+    )
+    app = opened("policy")
+    assert len(drawn.get("policy_pending", {"rows": []})["rows"]) == rows
+    assert ("Jobs on n2: train (2 of its 8 GPUs)." in said(app)) is may
+    assert ("The guard would hold a drain back: 2 of 2 nodes would be out." in said(app)) is may
+
+
+def test_without_a_collector_the_system_page_says_where_to_look(
+    shared: FleetClient, chosen, drawn: dict[str, Any]
+) -> None:
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused")
+    opened("system")
+    told = str(drawn["away"])
+    for text in (shared.target, "systemctl status drover-collector", "journalctl -u drover-collector", "CollectorDown"):
+        assert text in told
+    assert "has not had an answer" in told
+
+
+def test_leaves_of_equal_trouble_keep_their_place_and_the_chosen_node_is_marked() -> None:
+    rows = [
+        pb.LeafRow(name=name, nodes_troubled=bad, nodes=[pb.LeafNode(node=f"{name}n1", state="ok")])
+        for name, bad in (("leaf03", 0), ("leaf01", 0), ("leaf02", 1))
+    ]
+    who = view.Viewer(UTC, 1_800_000_000_000)
+    tiles = fabric_parts.leaf_tiles(pb.Fabric(leafs=rows), "", who, "leaf01n1")["groups"][0]["tiles"]
+    assert [tile["name"] for tile in tiles] == ["leaf02", "leaf01", "leaf03"]
+    assert [len(tile["cells"][0]) for tile in tiles] == [2, 3, 2]
+
+
+def test_a_silent_nodes_charts_end_when_it_was_last_heard(shared: FleetClient, chosen) -> None:
+    heard_ms = time.time_ns() // 1_000_000 - 7_200_000
+    detail = pb.NodeDetail(row=pb.NodeRow(name="n2", last_seen_ms=heard_ms), gpus=[pb.GpuDetail(gpu=0)])
+    chosen.given["GetNode"] = detail
+    opened("node", node="n2")
+    assert (chosen.series[-1].to_ms, chosen.series[-1].from_ms) == (heard_ms, heard_ms - 900_000)

@@ -327,6 +327,11 @@ class Outbox(Newsroom, Rows, Figures):
                     self._missed.add(incident.id)
                 self._waiting.pop(key, None)
 
+    @property
+    def receivers(self) -> int:
+        """How many receivers there are; 0: nobody is notified."""
+        return len(self._notifiers)
+
     def _fresh(self) -> dict[str, Courier]:
         return {
             n.name: Courier(self._store, n, self._delays_s, self._now_ms, self._clerk, self._note_given_up)

@@ -52,8 +52,8 @@ function made(tile, data, setTriggerValue) {
     const cells = element("div", "cells"), bad = tile.cells.filter(([state]) => state === "trouble");
     cells.setAttribute("role", "img");
     cells.setAttribute("aria-label", `${bad.length} of ${tile.cells.length} nodes in trouble`);
-    for (const [state, title] of tile.cells) {
-      const cell = element("span", `cell ${state}`, state === "trouble" ? "!" : "");
+    for (const [state, title, chosen] of tile.cells) {
+      const cell = element("span", `cell ${state} ${chosen || ""}`.trim(), state === "trouble" ? "!" : "");
       cell.title = title;
       cells.append(cell);
     }

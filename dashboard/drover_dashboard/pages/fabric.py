@@ -37,7 +37,7 @@ def leafs(leaf: str, node: str) -> None:
             view.notice(f"absent_{number}", "remark", line)
         if reply.leafs_total > len(reply.leafs):
             view.notice("cut", "remark", f"The worst {len(reply.leafs)} of {fmt.number(reply.leafs_total)} leafs.")
-    clicked = fabric_parts.show_tiles("leafs", fabric_parts.leaf_tiles(reply, leaf, who))
+    clicked = fabric_parts.show_tiles("leafs", fabric_parts.leaf_tiles(reply, leaf, who, node))
     if clicked and clicked != leaf:
         address.write(leaf=clicked, node=None)
         st.rerun()

@@ -25,16 +25,21 @@ def numbers() -> None:
     status = client.fleet().status().value
     if status is None:
         return
-    with st.container(horizontal=True, vertical_alignment="center"):  # one line, so that the picture fits below
-        view.notice("line", "remark", _line(status, who))
-        if status.pending:
-            label = f"{fmt.several(status.pending, 'decision')} for a person to approve or reject"
-            st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
+    view.notice("line", "remark", _line(status, who))
     _tiles(status)
 
 
 def _asks(status: pb.Status) -> None:
-    """What somebody has to see to."""
+    """What somebody has to see to, a decision that waits for a person before all else."""
+    if status.pending:
+        waits = "waits" if status.pending == 1 else "wait"
+        with st.container(key="urgent_pending"):
+            label = f"**{fmt.several(status.pending, 'decision')} {waits} for you: approve or reject**"
+            st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
+    if status.HasField("receivers") and not status.receivers:
+        view.notice(
+            "unheard", "trouble", "Nobody is notified of incidents: add a receiver in the collector's settings."
+        )
     for number, text in enumerate(status.troubles):
         view.notice(f"own_{number}", "trouble", text)
     if status.unknown_nodes:

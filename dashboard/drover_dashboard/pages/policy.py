@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from drover_dashboard import address, answering, backtest_parts, client, view
+from drover_dashboard import address, answering, backtest_parts, client, signin, view
 from drover_dashboard import format as fmt
 from drover_dashboard.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
@@ -50,20 +50,29 @@ def show() -> None:
     pending = answering.strongest_first([from_json(Decision, text) for text in state.pending_json])
     about = _summaries() if pending else {}
     # Before all else: somebody came here for it.
-    _decisions("pending", "Waits for a person", pending, who, "Nothing waits for a person.", about=about)
+    person = signin.person()
+    answers = state.may_answer and person is not None and person.may_act
+    st.subheader("Waits for a person")
     with view.place():
-        if state.may_answer:
+        if answers and pending:  # each has a form below, which says all of it
             answering.ask(pending, about)
+        else:
+            _decisions("pending", "Wanted", pending, who, "Nothing waits for a person.", about=about)
+            if state.may_answer:
+                answering.ask(pending, about)
+    st.subheader("Mode")
     _head(state)
     with view.place():
         enforced = _enforced(state, who)
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
+    st.subheader("Held back, and what enforcing would have done")
     _held(held, who)
     with view.place():
         if enforced:
             _decisions("enforced", "Had it enforced", enforced, who, "", with_outcome=True)
     with view.place():
         backtest_parts.show(who)
+    st.subheader("Limits and rules")
     left, right = st.columns(2, gap="medium")
     told: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:

@@ -15,6 +15,8 @@ def show() -> None:
     answer = client.fleet().system()
     view.trouble("system", answer.trouble, answer.as_of_ms, who)
     system = answer.value
+    if answer.trouble is not None and not answer.trouble.slow:
+        system_parts.away(client.fleet().status(), who)
     if system is None:
         return
     with view.place():
