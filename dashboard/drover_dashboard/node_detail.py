@@ -268,6 +268,7 @@ def _charts(
     columns = st.columns(3, gap="medium")
     for number, name in enumerate(charted):
         lines = charts.lines_of(answer.value, name, strong)
+        band = "" if charts.counts_time(catalog.BY_NAME[name]) else _band(lines, of)
         chart = charts.Chart(
             catalog.BY_NAME[name],
             charts.times_of(answer.value),
@@ -275,7 +276,7 @@ def _charts(
             from_ms,
             to_ms,
             marks if number == 0 else [(at_ms, "") for at_ms, _ in marks],  # the words once: they cover lines
-            note="; ".join(part for part in (thick, _band(lines, of)) if part),
+            note="; ".join(part for part in (thick, band) if part),
             absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
         )
         with columns[number % 3]:
