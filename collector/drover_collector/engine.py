@@ -261,10 +261,22 @@ class Engine:
         }
         held = dict(errors.open) if isinstance(errors, xid_state.State) else {}
         resets = {gpu: one.back_ms for (name, gpu), one in held.items() if name == node and one.back_ms is not None}
-        late_ms = self._senses.late_ms(n)
+        late_ms, asked = self._senses.late_ms(n), self._asked(first, end)
         if not isinstance(heard, liveness.State):
-            return NodeNow(0, (0,) * (end - first), said, resets, late_ms)
-        return NodeNow(int(heard.heard_ms[n]), tuple(heard.answered_ms[first:end].tolist()), said, resets, late_ms)
+            return NodeNow(0, (0,) * (end - first), said, resets, late_ms, asked)
+        answered = tuple(heard.answered_ms[first:end].tolist())
+        return NodeNow(int(heard.heard_ms[n]), answered, said, resets, late_ms, asked)
+
+    def _asked(self, first: int, end: int) -> dict[int, int]:
+        """What the drivers of a node's GPUs ask for, by their newest values: slot -> number, where it is not 0."""
+        newest = np.full(end - first, np.nan)
+        for bucket in reversed(self._senses.buckets.all()):
+            values = bucket.gpu.get("recovery_action")
+            if values is not None:
+                newest = np.where(np.isnan(newest), values[first:end], newest)
+            if not np.isnan(newest).any():
+                break
+        return {gpu: int(newest[gpu]) for gpu in np.flatnonzero(newest > 0).tolist()}
 
     @property
     def risks(self) -> list[Risk]:

@@ -12,6 +12,7 @@ from drover_collector.actions.remedies import (
     FRESH_MS,
     SAID_MS,
     NodeNow,
+    asked_lack,
     faults_of,
     finding_lack,
     rebooted_since,
@@ -219,6 +220,33 @@ def test_an_xid_that_needs_a_reset_waits_for_one_or_for_a_boot(scene: Scene, by:
             case "telemetry":
                 scene.telemetry = replace(scene.now, reset_ms={3: ASKED + 1})
         scene.wait_stage(Health.VALIDATING)
+
+
+def test_a_node_whose_driver_still_asks_for_a_reset_does_not_come_back(scene: Scene) -> None:
+    """Its XID was lost, or was mended by something that mends nothing: the probes pass all the same."""
+    scene.now_ms = ASKED
+    with scene.desk() as desk:
+        desk.take([decision()])
+        scene.wait_stage(Health.VALIDATING)
+        scene.telemetry = replace(scene.now, asked={3: 1})
+        desk.on_verdicts([verdict(True)])
+        assert scene.wait(Act.RESUME).state is ActionState.FAILED
+        duty = scene.wait_stage(Health.DRAINED)
+        assert duty.waits_for is WaitsFor.RESET
+        assert duty.reason.startswith("held for a GPU reset: the driver asks for one now, of GPU 3. It is probed")
+        scene.telemetry = None
+        scene.wait_stage(Health.VALIDATING)
+    assert not undrained(scene)
+
+
+def test_what_a_driver_asks_for_in_words() -> None:
+    assert asked_lack({}) is None
+    assert asked_lack({1: 3, 2: 17}) is None, "to drain P2P mends nothing, and what 17 is nobody knows"
+    lack = asked_lack({0: 1, 5: 2, 6: 4})
+    assert lack is not None
+    assert (lack.waits_for, lack.text) == (
+        WaitsFor.REBOOT, "held for a reboot: the driver asks for one now, for GPU 5"
+    )  # fmt: skip
 
 
 def test_a_condition_that_still_holds_contradicts_a_pass_until_it_is_over(scene: Scene) -> None:

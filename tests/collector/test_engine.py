@@ -411,3 +411,19 @@ def test_a_node_that_is_read_every_5_min_is_not_late_between_two_readings() -> N
     read = NodeNow(START_MS, (START_MS,) * 8, late_ms=seldom.late_ms)
     assert telemetry_lack(read, START_MS + 240_000) is None
     assert telemetry_lack(dataclasses.replace(read, late_ms=often.late_ms), START_MS + 240_000) is not None
+
+
+def test_what_a_driver_asks_for_is_known_by_its_newest_value() -> None:
+    subject = engine()
+    for n, number in enumerate((2, 1, None)):  # None: that bucket has no value of it
+
+        def asks(_: int, gpu: dict[str, Any], __: dict[str, Any], number: int | None = number) -> None:
+            column = np.zeros(INDEX.gpu_count)
+            column[8 + 3] = np.nan if number is None else number
+            gpu["recovery_action"] = column
+
+        subject._senses.hear(training_bucket(INDEX, n, asks))
+    now, other = subject.now_of("n01"), subject.now_of("n02")
+    assert now is not None
+    assert other is not None
+    assert (now.asked, other.asked) == ({3: 1}, {})

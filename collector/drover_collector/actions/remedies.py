@@ -25,6 +25,8 @@ SAID_MS = 60_000  # a condition that a detector repeats with each bucket was sai
 # Detectors whose conditions show on a node without work. What shows only under load, probes refute.
 UNLOADED = frozenset({"liveness", "memory"})
 XID = "xid"
+# What a driver asks for (`catalog.RECOVERY_ACTIONS`), which probes that pass do not refute.
+ASKS = {1: Remedy.RESET, 2: Remedy.REBOOT, 4: Remedy.RESET}
 NAMED = 3  # faults and GPUs in a sentence
 
 
@@ -37,6 +39,7 @@ class NodeNow:
         gpus_ms: the same for each GPU that the fleet file gives the node, by slot.
         said: open incident of the node -> detector that has not said "over" -> when it last said that it holds.
         reset_ms: GPU (None: the node) -> when telemetry proved that it was reset since its newest XID.
+        asked: GPU -> what its driver asks for, as `catalog.RECOVERY_ACTIONS` numbers it; 0 is left out.
         late_ms: how long it may give no values and is not silent: agents may read it every 10 min.
     """
 
@@ -45,6 +48,7 @@ class NodeNow:
     said: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     reset_ms: Mapping[int | None, int] = field(default_factory=dict)
     late_ms: int = 0
+    asked: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def fresh_ms(self) -> int:
@@ -140,6 +144,19 @@ def remedy_lack(
         last = "the node's last boot is older" if known else "no boot of the node is known to be newer"
         return Lack(WaitsFor.REBOOT, f"held for a reboot: {named} {need} a reboot; {last}")
     return Lack(WaitsFor.RESET, f"held for a GPU reset: {named} {need} a reset; no newer reset or boot is known")
+
+
+def asked_lack(asked: Mapping[int, int]) -> Lack | None:
+    """Whether the driver asks for a reset or a reboot now, be it that its XID was lost or came back."""
+    asks = {gpu: ASKS[number] for gpu, number in sorted(asked.items()) if number in ASKS}
+    if not asks:
+        return None
+    reboot = Remedy.REBOOT in asks.values()
+    gpus = [f"GPU {gpu}" for gpu, remedy in asks.items() if not reboot or remedy is Remedy.REBOOT]
+    named = ", ".join(gpus[:NAMED]) + (f" and {len(gpus) - NAMED} more" if gpus[NAMED:] else "")
+    if reboot:
+        return Lack(WaitsFor.REBOOT, f"held for a reboot: the driver asks for one now, for {named}")
+    return Lack(WaitsFor.RESET, f"held for a GPU reset: the driver asks for one now, of {named}")
 
 
 def rebooted_since(boots: Sequence[tuple[int, str]], at_ms: int, boot: str = "") -> bool:

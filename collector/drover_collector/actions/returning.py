@@ -24,6 +24,7 @@ from drover_collector.actions.remedies import (
     Lack,
     LackError,
     NodeNow,
+    asked_lack,
     faults_of,
     finding_lack,
     remedy_lack,
@@ -276,6 +277,9 @@ class Returning:
     def _remedy_lack(self, duty: Duty) -> Lack | None:
         """Whether a boot or a reset that a fault needs is missing. Raises StoreError."""
         node, now_ms = duty.node, self.now_ms()
+        now = self.now_of(node)
+        if now is not None and (lack := asked_lack(now.asked)) is not None:
+            return lack
         own = self._own_incidents(node)
         known = self.incidents().get(duty.incident_id)
         if known is None and duty.incident_id:
@@ -297,7 +301,6 @@ class Returning:
         for incident in own.values():  # its detector saw the GPU reset
             if incident.closed_ms is not None and XID in incident.detectors and not was_absorbed(incident):
                 note(incident.gpu, incident.closed_ms)
-        now = self.now_of(node)
         for gpu, at_ms in ({} if now is None else now.reset_ms).items():
             note(gpu, at_ms)
         return remedy_lack(faults, self.store.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
