@@ -24,9 +24,26 @@ class ChildError(Exception):
         self.name = name
 
 
+_reserved: list[socket.socket] = []  # open as long as this program runs
+
+
+def _reserve(port: int) -> bool:
+    """Whether no other demo has chosen this port: its collector listens there some seconds later only."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0drover-demo-{port}")  # abstract: it ends with this program
+    except OSError:
+        name.close()
+        return False
+    _reserved.append(name)
+    return True
+
+
 def free_port(preferred: int) -> int:
-    """`preferred` where it is free on loopback, else any free port."""
+    """`preferred` where it is free on loopback and no other demo has chosen it, else any free port."""
     for port in (preferred, 0):
+        if port and not _reserve(port):
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed listener's TIME_WAIT is no obstacle
             try:

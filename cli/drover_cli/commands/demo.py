@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.nodes < 8:
         raise CliError("--nodes must be at least 8: the five faults need nodes of their own and healthy peers")
+    if args.seconds < 0:
+        raise CliError("--seconds must be 0 or more")
+    if args.faults not in ("demo", "none"):
+        args.faults = str(Path(args.faults).resolve())  # the fleet runs in a folder of its own
+        if not Path(args.faults).is_file():
+            raise CliError(f"--faults: there is no file {args.faults}; give a JSON file of faults, demo or none")
     with needs("collector,dashboard,simulation"):
         for module in ("drover_collector.main", "drover_agent.simulation.run", "streamlit"):
             import_module(module)
@@ -85,10 +91,10 @@ def _folder(given: Path | None) -> Iterator[Path]:
             raise
         shutil.rmtree(made, ignore_errors=True)  # not after a failure: its logs say why
         return
-    if given.exists() and any(given.iterdir()):
-        raise CliError(f"{given} is not empty; give a new folder with --dir, or remove it first")
     try:
         given.mkdir(parents=True, exist_ok=True)
+        if any(given.iterdir()):
+            raise CliError(f"{given} is not empty; give a new folder with --dir, or remove it first")
     except OSError as error:
         raise CliError(f"{given}: {error.strerror}; choose a folder that can be written") from None
     yield given.resolve()
