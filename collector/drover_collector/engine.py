@@ -173,10 +173,18 @@ class Engine:
             newer += since
             if duty.stage is Health.HEALTHY:
                 back(self._senses, duty.node, now_ms)
+                self._let_go(over)
                 if self._recall is not None:
                     self._recall.returned(now_ms, duty.node)
         self.decider.forget([*changed, *newer])  # so that one that opens again, or is open, is decided again
         return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
+
+    def _let_go(self, over: Sequence[str]) -> None:
+        """What the XID detector holds of incidents that a return has ended: it says anew what is still so."""
+        errors = self._senses.states.get(xid.NAME)
+        for incident in (self._book.records[id_].incident for id_ in over if id_ in self._book.records):
+            if isinstance(errors, xid_state.State) and incident.node is not None:
+                errors.open.pop((incident.node, incident.gpu), None)
 
     def _over(self, duty: Duty) -> tuple[list[str], list[str]]:
         """Of a return to service: open incidents that it ends, those it went out for and nothing decided since; and

@@ -427,3 +427,28 @@ def test_what_a_driver_asks_for_is_known_by_its_newest_value() -> None:
     assert now is not None
     assert other is not None
     assert (now.asked, other.asked) == ({3: 1}, {})
+
+
+def test_what_a_driver_still_asks_for_after_a_return_is_found_again() -> None:
+    """A person has put the node back at once: it was asked for a reset for ever, and nobody was told."""
+    subject = engine()
+
+    def asks(_: int, gpu: dict[str, Any], __: dict[str, Any]) -> None:
+        gpu["recovery_action"] = np.zeros(INDEX.gpu_count)
+        gpu["recovery_action"][8 + 2] = 1
+
+    def tick(n: int) -> Sequence[Incident]:
+        bucket = training_bucket(INDEX, n, asks)
+        return subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
+
+    (found,) = [i for n in range(3) for i in tick(n)]
+    assert (found.node, found.gpu, found.cause) == ("n01", 2, "recovery_action")
+    now_ms = found.opened_ms + 25_000
+    for stage, at_ms in ((Health.DRAINED, now_ms), (Health.HEALTHY, now_ms + 1)):
+        (closed,) = subject.on_duties({"n01": Duty("n01", stage, at_ms, found.id, "", "ann")}, at_ms).incidents or (
+            None,
+        )
+    assert closed is not None
+    assert closed.closed_ms == now_ms + 1
+    again = [i for n in range(3, 6) for i in tick(n)]
+    assert [(i.node, i.gpu, i.cause, i.closed_ms) for i in again] == [("n01", 2, "recovery_action", None)]
