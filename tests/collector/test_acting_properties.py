@@ -43,6 +43,18 @@ def test_each_mend_that_is_taken_out_is_found(mutation: Mutation) -> None:
     pytest.fail(f"not found in {TRIES} histories without: {mutation.name}")
 
 
+@pytest.mark.xfail(strict=True, reason="an XID's incident stays open, and wants its drain, for 10 quiet minutes")
+def test_a_drain_that_was_held_is_not_done_after_its_node_was_booted_and_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("testbed.acting_history.QUIET_MS", 0)
+    plan = Plan("enforce", {"rack_nodes": 1}, (
+        ("bob closes", 3, 0), ("wait", 0, 100), ("xid79", 4, 0), ("wait", 0, 40), ("reboot", 4, 0), ("wait", 0, 120),
+        ("bob opens", 3, 0), ("wait", 0, 120),
+    ))  # fmt: skip
+    assert play(plan) == []
+
+
 def test_a_history_is_the_same_when_it_is_played_again() -> None:
     plan = random_plan(3)
     assert play(plan) == play(plan)
