@@ -251,7 +251,10 @@ def notifiers(found: Sequence[pb.NotifierState]) -> None:
     ]
     columns = (Column("Receivers"), Column(), Column("Messages"), Column("Why", wrap=True))
     table(
-        "notifiers", columns, rows, empty="Nobody is told of incidents: no receiver is set in the collector's settings."
+        "notifiers",
+        columns,
+        rows,
+        empty="Nobody is notified of incidents: no receiver is set in the collector's settings.",
     )
 
 

@@ -28,11 +28,11 @@ def filters() -> tuple[str, str, str]:
         )  # fmt: skip
         severity = address.select(
             "severity", "Severity", list(SEVERITIES), Severity.INFO.value, key="incidents_severity",
-            drops=OF_LIST, format_func=lambda severity: SEVERITIES[severity], width=190,
+            drops=OF_LIST, format_func=lambda severity: SEVERITIES[severity], width=160,
         )  # fmt: skip
         silenced = address.select(
             "silenced", "Silenced", list(SILENCED), "", key="incidents_silenced", drops=OF_LIST,
-            format_func=lambda silenced: SILENCED[silenced], width=150,
+            format_func=lambda silenced: SILENCED[silenced], width=140,
         )  # fmt: skip
     return state, severity, silenced
 
