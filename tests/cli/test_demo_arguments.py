@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,18 @@ def test_what_cannot_be_is_one_line_before_anything_runs(
     assert main(["demo", *words]) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1
+
+
+def test_a_folder_that_is_there_and_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")  # root, as whom tests may run, may write everywhere
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    monkeypatch.setattr(demo._Demo, "run", lambda _: pytest.fail("it began"))
+    assert main(["demo", "--dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"drover: {tmp_path}: Permission denied; choose a folder that can be written\n"
 
 
 def test_a_file_of_faults_is_found_from_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

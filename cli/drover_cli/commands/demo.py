@@ -95,6 +95,8 @@ def _folder(given: Path | None) -> Iterator[Path]:
         given.mkdir(parents=True, exist_ok=True)
         if any(given.iterdir()):
             raise CliError(f"{given} is not empty; give a new folder with --dir, or remove it first")
+        with tempfile.TemporaryFile(dir=given):  # else the first file of the demo ends it with a traceback
+            pass
     except OSError as error:
         raise CliError(f"{given}: {error.strerror}; choose a folder that can be written") from None
     yield given.resolve()
