@@ -128,11 +128,18 @@ def _json(story: Story) -> dict[str, Any]:
         "health": story.row.health,
         "reason": story.row.reason,
         "duties": [
-            {"stage": d.stage, "since": when(d.ts_ms), "reason": d.reason, "by": d.by, "waits_for": d.waits_for or None}
+            {
+                "stage": d.stage,
+                "since": when(d.ts_ms),
+                "since_ms": d.ts_ms,
+                "reason": d.reason,
+                "by": d.by,
+                "waits_for": d.waits_for or None,
+            }
             for d in story.duties
         ],
         "life": [
-            {"ts": when(m.ts_ms), "source": m.source, "text": m.text, "incident": incident or None}
+            {"ts": when(m.ts_ms), "ts_ms": m.ts_ms, "source": m.source, "text": m.text, "incident": incident or None}
             for m, incident in story.moments
         ],
         "incidents": [incident_report(incident) for incident in story.incidents],

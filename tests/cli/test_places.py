@@ -248,6 +248,8 @@ def test_why_a_node_was_drained_last_tuesday(say: Say) -> None:
         "n1 and GPU 3 confirmed: it fell off", "n1 draining: it fell off",
     ]  # fmt: skip
     assert [m["source"] for m in told["life"] if m["source"] != "health"] == ["incident", "action"]
+    times = [*told["life"], *told["duties"]]
+    assert all(isinstance(row.get("ts_ms", row.get("since_ms")), int) for row in times), "as numbers too"
 
 
 def test_neither_incident_nor_node_is_4(say: Say) -> None:
