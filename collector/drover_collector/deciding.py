@@ -185,6 +185,7 @@ class Decider:
         events = [*self._note_silence(heard, now_ms), *self.breaker.note(leaving, now_ms, limits)]
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
+        made += self._hold_unbegun(now_ms)
         if wanted:
             census = cache(lambda said: self.census(fold, [i for i, _ in judged], said))  # seldom asked for
             for incident, verdict in wanted:
@@ -316,6 +317,25 @@ class Decider:
             for d in held
             if d.outcome in ("held", "pending_approval") and d.wanted in DISRUPTIVE
         ]
+
+    def _hold_unbegun(self, now_ms: int) -> list[Decision]:
+        """Hold what was decided just before the breaker opened and has not closed its node yet: a queue of drains must
+        not go on behind it. Each is decided again when the breaker lets its node go.
+        """
+        held = []
+        open_now = any(event.closed_ms is None for event in self.breaker.events.values())
+        for key, decision in list(self.standing.items()) if open_now else ():
+            if decision.wanted in DISRUPTIVE and decision.outcome == "act" and key not in self.failed:
+                why = self._unbegun(decision) and self.breaker.hold(decision.node, now_ms, self.policy.guard)
+                if why:
+                    at_ms = max(now_ms, decision.ts_ms + 1)
+                    held.append(self._keep(replace(decision, ts_ms=at_ms, outcome="held", reason=why)))
+        return held
+
+    def _unbegun(self, decision: Decision) -> bool:
+        """Whether its node has not gone out since."""
+        duty = self.duties.get(decision.node)
+        return duty is None or duty.ts_ms < decision.ts_ms
 
     def _decide(
         self, incident: Incident, verdict: Verdict, census: Counted, job_nodes: JobNodes, now_ms: int

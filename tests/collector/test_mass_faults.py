@@ -28,7 +28,7 @@ from drover_collector.pipeline import Pipeline
 from drover_collector.pipeline_judging import STORM_MS
 from drover_collector.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import Event, EventKind, Severity, Wanted
+from drover_proto.events import Approval, Audit, Event, EventKind, Severity, Wanted
 from testbed.loop import in_loop
 from testbed.receivers import HttpReceiver, http_receiver
 from testbed.slurm_stand_in import SlurmStandIn
@@ -201,3 +201,33 @@ async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Sto
             assert len({d.node for d in held}) == 500
         assert site.told() == {("opened", MASS): 1}
         assert site.drained() == 0
+
+
+@in_loop
+async def test_drains_that_wait_for_slurm_do_not_go_on_behind_the_breaker(store: Store) -> None:
+    """Decided for the first few, before they were many: slurmctld answers when the breaker has opened."""
+    with http_receiver() as receiver:
+        policy = replace(Policy.named("nvidia"), mode="enforce")
+        site = Site(store, SlurmStandIn(*NODES), receiver, policy, wait_s=30.0)
+        async with site.running() as pipeline:
+            await site.tick(pipeline, 0)
+            site.slurm.away = True
+            await site.fall(pipeline, NODES[:3])
+            decided = pipeline.engine.decider.standing
+            assert [d.outcome for d in decided.values()] == ["act"] * 3
+            site.now_ms += 500
+            await site.fall(pipeline, NODES[3:100])
+            (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
+            assert {d.outcome for d in decided.values() if d.incident_id != event.id} == {"held"}
+            site.slurm.away = False
+            await site.settled(pipeline)
+            assert (site.drained(), site.slurm.effects) == (0, [])
+            question = next(d for d in decided.values() if d.incident_id == event.id)
+            site.now_ms += 1_000
+            approval = Approval(question.id, site.now_ms, "ann", True, "each was looked at")
+            line = Audit("a1", site.now_ms, "ann", "approve", event.id, approval.why, "")
+            await asyncio.to_thread(pipeline.answer, approval, line)
+            await site.tick(pipeline, 1)
+            await until(lambda: site.drained() > 0, "what a person let go, goes")
+            await site.settled(pipeline)
+        assert site.drained() <= policy.guard.per_hour
