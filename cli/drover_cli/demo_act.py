@@ -150,8 +150,9 @@ class Guide:
             self._say("    It is probed by itself when that is done.")
         elif "" in cures and duty.waits_for is not WaitsFor.REBOOT:
             self._say(f"    {NO_BOOT}")
-        elif duty.waits_for is WaitsFor.TELEMETRY and node in self._to_boot:
-            self._say("    Nothing to type: it goes on when all its GPUs report.")
+        elif duty.waits_for in (WaitsFor.TELEMETRY, WaitsFor.FINDING) and node in self._to_boot:  # it has booted
+            of = "all its GPUs report" if duty.waits_for is WaitsFor.TELEMETRY else "the finding is over"
+            self._say(f"    Nothing to type: it goes on when {of}.")
         elif duty.waits_for is WaitsFor.REBOOT or cures:
             self._to_boot.add(node)
             self._type(f'reboot {node} --why "a boot ends this fault"')
