@@ -125,7 +125,7 @@ def test_a_faulty_node_that_a_person_drained_is_rebooted_before_it_is_resumed() 
 def test_after_the_boot_a_finding_that_still_holds_asks_for_no_second_boot() -> None:
     boot, finding = duty(Health.DRAINED, "r", WaitsFor.REBOOT), duty(Health.DRAINED, "f", WaitsFor.FINDING)
     lines = said([[boot], [finding]], LOST)
-    assert len([line for line in lines if "type:" in line]) == 1
+    assert len([line for line in lines if "type: drover" in line]) == 1
     assert "Nothing to type" in lines[-1]
 
 
