@@ -65,6 +65,7 @@ class Decider:
         live: schedulers may be asked, so that no word of theirs is a doubt. A recorded fleet has none: there silence
             alone says that a node is dead.
         leaving: asked for nodes that somebody takes out, and that are not out yet: their scheduler is slow, or away.
+        back: asked since when all that an incident is about answers again; None: it does not.
         maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
     """
@@ -81,6 +82,7 @@ class Decider:
         self.live = False
         self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
+        self.back: Callable[[Incident], int | None] = lambda _: None
         self._steps = Steps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
@@ -419,6 +421,8 @@ class Decider:
             return self.maintenance[node]
         if verdict.wanted not in DISRUPTIVE:
             return None
+        if (back_ms := self.back(incident)) is not None:
+            return came_back(node, back_ms)
         said = verdict.mode == "observe"
         if self.away is None and not said:
             return UNSEEN
@@ -501,3 +505,8 @@ def _less(verdict: Verdict, action: Action) -> str:
 
 def _rank(wanted: Wanted) -> int:
     return WANTED_ORDER.index(wanted)
+
+
+def came_back(node: str, back_ms: int) -> str:
+    """Why nothing is done for a fault whose GPUs have been reset, or whose node has booted, since."""
+    return f"{node} answers again since {iso(back_ms)}, after its fault: it is closed if the fault comes again"

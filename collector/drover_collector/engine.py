@@ -15,7 +15,7 @@ from drover_collector import health
 from drover_collector.actions.base import Survey
 from drover_collector.actions.remedies import NodeNow
 from drover_collector.buckets import Bucket
-from drover_collector.deciding import UNSEEN, Decider
+from drover_collector.deciding import UNSEEN, Decider, came_back
 from drover_collector.detectors import DETECTORS, Detector, idle, liveness, risk, xid, xid_state
 from drover_collector.detectors.inventory import Inventory
 from drover_collector.detectors.risk_model import Risk, Troubles
@@ -69,6 +69,7 @@ class Engine:
         self._boots = Boots(index)
         self._recall: Recall | None = None
         self.decider = decider = Decider(index, policy, ceiling)
+        decider.back = self._back_ms
         self._book = IncidentBook(
             index,
             {d.name: d.quiet_ms for d in detectors},
@@ -223,11 +224,24 @@ class Engine:
             and (less := self.decider.wants_no_more_of(record.incident, record.wanted, action))
         ):
             return less
+        if action.decision_id and record is not None and (back_ms := self._back_ms(record.incident)) is not None:
+            return came_back(action.node, back_ms)
         census, duties = self.census(), self.decider.duties
         for node in (action.node, *later):
             if (duty := duties.get(node)) is None or duty.stage not in OUT_STAGES:
                 census.give_back(node)
         return hold(action.node, self.jobs_on(action.node), census, self.policy.guard) or ""
+
+    def _back_ms(self, incident: Incident) -> int | None:
+        """Since when everything that an incident is about answers again after a reset or a boot; None: it does not, or
+        another detector than that of XIDs holds the incident.
+        """
+        record, errors = self._book.records.get(incident.id), self._senses.states.get(xid.NAME)
+        if record is None or not isinstance(errors, xid_state.State) or set(record.holds) != {xid.NAME}:
+            return None
+        found = [errors.open.get(member) for member in incident.members]
+        times = [one.back_ms for one in found if one is not None and one.back_ms is not None]
+        return max(times) if found and len(times) == len(found) else None
 
     def on_clock_set(self, at_ms: int, step_ms: int) -> None:
         """The collector's clock was set: the guard goes on to count the time that passes."""

@@ -21,7 +21,6 @@ from drover_collector import api_actions
 from drover_collector.actions.base import mark_of
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.detectors.xid_endings import QUIET_CRITICAL_MS
 from drover_collector.guard import GuardLimits
 from drover_collector.ingest_stats import IngestStats
 from drover_collector.policy import Policy
@@ -36,7 +35,7 @@ CLOSINGS = (Act.DRAIN, Act.ISOLATE)
 FRESH_S = 120
 OWN_S, OTHERS_S = 15, 60 + STEP_S  # how old the word of schedulers may be, right before an effect
 HOUR_MS = 3_600_000
-QUIET_MS = QUIET_CRITICAL_MS + 60_000
+BEFORE_TOLD_MS = 30_000  # from when a reset could be known until a bucket has told of it
 
 QUICK = frozenset({"bob opens", "bob closes", "job", "away", "back"})  # what comes next comes at the same moment
 
@@ -326,10 +325,9 @@ def justified(fault: Fault, decided_ms: int) -> bool:
         return False
     if fault.known_over_ms is None or decided_ms <= fault.known_over_ms:
         return True
-    # An error from before its end is over when none has come for a while; what was held until then may still be done.
-    return (
-        (fault.received_ms or fault.seen_ms or 0) <= fault.known_over_ms < decided_ms <= fault.known_over_ms + QUIET_MS
-    )
+    # Of an error from before its end, what was held may still be done until a bucket has told of the end.
+    known_ms = fault.received_ms or fault.seen_ms or 0
+    return known_ms <= fault.known_over_ms < decided_ms <= fault.known_over_ms + BEFORE_TOLD_MS
 
 
 def groups_of(node: str) -> list[tuple[str, str, set[str]]]:
