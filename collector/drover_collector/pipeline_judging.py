@@ -280,8 +280,10 @@ class Judging:
             self.ticks.troubles.pop("events", None)
 
     def _event_due_ms(self, event: Event) -> int:
-        """When an event is judged: at its receipt, as in a replay; what a crash left over, when judging began."""
-        return self.now_ms() if event.received_ms is None else max(event.received_ms, self.began_ms)
+        """When an event is judged: at its receipt, as in a replay; what a crash left over, when judging began, which a
+        clock that went back since has put in the future."""
+        now_ms = self.now_ms()
+        return now_ms if event.received_ms is None else max(event.received_ms, min(self.began_ms, now_ms))
 
     def _judge_together(self, at_ms: int, events: list[Event]) -> None:
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)

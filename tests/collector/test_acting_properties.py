@@ -53,6 +53,12 @@ def test_a_drain_that_was_held_is_not_done_after_its_node_was_booted_and_answers
     assert play(plan) == []
 
 
+def test_two_steps_of_the_clock_back_let_no_more_nodes_go_than_an_hour_may() -> None:
+    """Events were judged at the collector's start, which then lay two hours ahead."""
+    steps = (("clock", 0, 1), ("mass", 11, 3), ("clock", 0, 1), ("xid119", 8, 0))
+    assert play(Plan("enforce", {"per_hour": 2}, steps)) == []
+
+
 def test_a_history_is_the_same_when_it_is_played_again() -> None:
     plan = random_plan(3)
     assert play(plan) == play(plan)
