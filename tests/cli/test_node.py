@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +13,7 @@ from drover_cli import client
 from drover_cli.main import main
 from drover_proto import fleet_pb2 as pb
 
-NOW_MS = time.time_ns() // 1_000_000
+NOW_MS = 1_795_320_000_000
 VALUES = {
     "gpu_util_ratio": 0.97, "framebuffer_used_bytes": 62.1e9, "framebuffer_total_bytes": 85.9e9, "gpu_temp_c": 61.0,
     "power_w": 641.0, "power_limit_w": 700.0, "sm_clock_mhz": 1410.0, "clock_event_reasons": 0x4,
@@ -22,6 +22,7 @@ VALUES = {
 
 @pytest.fixture
 def detail(monkeypatch: pytest.MonkeyPatch) -> pb.NodeDetail:
+    monkeypatch.setattr("drover_cli.commands.node.time", SimpleNamespace(time=lambda: NOW_MS / 1000))
     values = [pb.Value(metric=name, present=True, value=value, ts_ms=NOW_MS) for name, value in VALUES.items()]
     well = pb.GpuDetail(
         gpu=0, health="healthy", job="812", values=[*values, pb.Value(metric="memory_temp_c", reason="unsupported")]

@@ -28,7 +28,7 @@ def services(state: str) -> set[Service]:
         slurm.held["n0"] = node
         actuator = SlurmActuator(slurm, 10_000)
         found.add(actuator.observe("n0").service)
-        assert (actuator.closed(["n0"]) == {"n0"}) == (actuator.observe("n0").service is not Service.IN)
+        assert (actuator.survey(["n0"]).closed == {"n0"}) == (actuator.observe("n0").service is not Service.IN)
     return found
 
 
