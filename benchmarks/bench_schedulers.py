@@ -248,6 +248,10 @@ def figures(
     whole = found["decision_to_answer_ms"]
     return {
         "runs": len(spans["act"]),
+        "left_out": {
+            "not done": sum(node not in stored for node in nodes),
+            "no Ack noted": sum(node in stored and node not in acks for node in nodes),
+        },
         **found,
         "to_published": {q: round(whole[q] / PUBLISHED[f"{q}_ms"], 2) for q in ("p50", "p99") if whole},
     }

@@ -7,10 +7,12 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from drover_collector.actions.base import ActError, AwayError
 
-SAID = 20_000  # characters that are looked at
+SAID = 20_000  # characters of complaints that are looked at
+MOST_OUT = 64 << 20  # characters of an answer; 10,000 nodes of Slurm take some 10 million
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ def run(
 ) -> Ran:
     """
     Raises:
-        ActError: no such program. AwayError: it did not end in time, and was killed with what it had started.
+        ActError: no such program, or an answer of more than MOST_OUT characters: half of one would say that the nodes
+            of the other half are in service.
+        AwayError: it did not end in time, and was killed with what it had started.
     """
     try:
         child = subprocess.Popen(
@@ -52,4 +56,6 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             raise AwayError(f"{words[0]} did not end within {timeout_s:g} s") from None
-    return Ran(child.returncode, out[:SAID], err[:SAID])
+    if len(out) > MOST_OUT:
+        raise ActError(f"{Path(words[0]).name} printed more than {MOST_OUT} characters, which Drover does not read")
+    return Ran(child.returncode, out, err[:SAID])
