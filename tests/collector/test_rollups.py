@@ -15,6 +15,7 @@ import pytest
 
 from drover_collector import buckets
 from drover_collector.store import SampleBatch, Store, StoreError, fold, marks, rows
+from drover_collector.store.rows import PARTS_S
 from drover_proto.catalog import Scope, of_scope
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
 from testbed.rolled import (
@@ -162,6 +163,35 @@ def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
         assert set(rolled.gpu) == set(raw.gpu)
         for name, column in raw.gpu.items():
             np.testing.assert_array_equal(rolled.gpu[name], column)
+
+
+@pytest.mark.parametrize("by_another", [False, True], ids=["here", "by another collector"])
+def test_a_chart_shows_at_once_what_is_older_than_all_that_was_known(store: Store, by_another: bool) -> None:
+    """For 10 s, the time of what an agent had spooled was taken for one of which only rollups are left."""
+    rng = np.random.default_rng(5)
+    index = index_of()
+    store.write_entities(everything())
+    store_batch(store, random_batch(rng, T0, T0 + BUCKET))
+    store.closing_bucket(index, T0)
+    store.roll_up()
+    store._parts_at = -PARTS_S
+    assert (store.oldest_ms("gpu_samples") or 0) >= T0  # known from here on
+    late = random_batch(rng, T0 - 2 * CHUNK, T0, 1500)  # each GPU in each step, nearly
+    if by_another:
+        store.write_samples(late)
+        marks = [store._mark(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)]
+        store._insert_marks(marks)
+        store._marks.clear()
+        store.load_marks()
+    else:
+        store_batch(store, late)
+    targets = [(f"n{n}", g, None) for n in range(3) for g in range(GPUS)]
+    _, _, shown = store.series(Scope.GPU, targets, ["power_w"], T0 - 2 * CHUNK, T0, 62)
+    held = store.fold(Scope.GPU, [(T0 - 2 * CHUNK, T0)], BUCKET, metrics=["power_w"])
+    values = np.sort(fold.units("power_w", *held.columns["power_w"]))
+    assert len(values)
+    found = np.concatenate(list(shown.values()))
+    np.testing.assert_array_equal(np.sort(found[~np.isnan(found)]), values[~np.isnan(values)])
 
 
 class Cut(BaseException):

@@ -71,6 +71,9 @@ class Marks(Rows):
             ids = np.array(row["entities"], np.uint64) if row["entities"] else None
             mark = Mark(Scope(row["scope"]), row["from_ms"], row["to_ms"], row["id"], ids, row["at_ms"], row["to_ms"])
             found[mark.id] = ours.get(mark.id, mark)
+        for mark in found.values():
+            if mark.id not in ours:  # of another collector, which stored rows of that time
+                self.note_stored(samples_table(mark.scope), mark.from_ms)
         with self._marks_lock:
             added = {key: mark for key, mark in self._marks.items() if key not in ours}  # meanwhile
             self._marks = found | added
@@ -83,6 +86,8 @@ class Marks(Rows):
         Raises:
             StoreError: not noted; the rows must not be acknowledged.
         """
+        if len(samples.ts_ms):
+            self.note_stored(samples_table(samples.scope), int(samples.ts_ms.min()))
         before_ms = self._closing_ms
         if not self._clients.embedded:
             read_ms = (now_ms - self.lag_ms + SLACK_MS) // BUCKET_MS * BUCKET_MS

@@ -33,20 +33,31 @@ LEAN = (
 class Rows(Base):
     _parts: Sequence[tuple[str, int, int, int]] = ()
     _parts_at = -PARTS_S  # monotonic
+    _parts_changes = 0
 
     def parts_of(self, table: str) -> list[tuple[int, int, int]]:
         """(rows, from, to ms) of a table's parts, as of the last seconds."""
         found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
-        if time.monotonic() - self._parts_at >= (PARTS_S if found else PARTS_S / 10):
+        asked = time.monotonic()
+        if asked - self._parts_at >= (PARTS_S if found else PARTS_S / 10):
+            changes = self._parts_changes
             rows = self._clients.rows(
                 "SELECT table, toInt64(rows) AS n, toInt64(toUnixTimestamp(min_time)) * 1000 AS low,"
                 f" toInt64(toUnixTimestamp(max_time)) * 1000 + 999 AS high FROM {self._clients.parts}"
                 " WHERE rows > 0 AND toUnixTimestamp(max_time) > 0"
             )
             self._parts = [(row["table"], row["n"], row["low"], row["high"]) for row in rows]
-            self._parts_at = time.monotonic()
+            if changes == self._parts_changes:
+                self._parts_at = asked
             found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
         return found
+
+    def note_stored(self, table: str, ts_ms: int) -> None:
+        """Rows from `ts_ms` on are in the table. If they are older than all that was known, the parts are read again:
+        a chart would take the time of these rows for one of which only rollups are left."""
+        if ts_ms < min((low for name, _, low, _ in self._parts if name == table), default=ts_ms + 1):
+            self._parts_changes += 1
+            self._parts_at = -PARTS_S
 
     def oldest_ms(self, table: str) -> int | None:
         """About when the oldest rows of a table are from; None: it has none."""
