@@ -24,17 +24,25 @@ SICK, HEALTHY = "sick", "healthy"
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A node that one of the policies, or both, would have taken out. `truth` "": not known."""
+    """A node that one of the policies, or both, would have taken out.
+
+    Attributes:
+        truth: what was wrong with it by the labels: SICK or HEALTHY, and the fault; "", "": not known.
+    """
 
     node: str
     incident: Incident
     outages: tuple[Outage | None, Outage | None]  # under the policy it is held against, under the new one
     outcomes: tuple[str, str]
-    truth: str
+    truth: tuple[str, str]
 
     @property
     def from_ms(self) -> int:
         return min(outage.from_ms for outage in self.outages if outage is not None)
+
+    @property
+    def truth_text(self) -> str:
+        return ": ".join(filter(None, self.truth))
 
     def gpu_hours(self, results: Sequence[Backtest]) -> list[float]:
         """Under each policy."""
@@ -90,19 +98,19 @@ class Table:
             drains.append(Drain(one.node, incident, pair, outcomes, self.truth(one.node, one.from_ms)))
         return sorted(drains, key=lambda drain: (drain.from_ms, drain.node))
 
-    def truth(self, node: str, at_ms: int) -> str:
-        """What was wrong with a node at that time, by the labels: `sick: kind/cause`, `healthy`, "" where not known."""
+    def truth(self, node: str, at_ms: int) -> tuple[str, str]:
+        """What was wrong with a node at that time, as `Drain.truth`."""
         if self.labels is None:
-            return ""
+            return "", ""
         there = [label for label in self.labels if _holds(label, at_ms) and any(n == node for n, _ in label.members)]
         sick = next((label for label in there if label.hardware), None)
         if sick is not None:
-            return f"{SICK}: {sick.kind}/{sick.cause}"
-        return f"{HEALTHY}: {there[0].kind}/{there[0].cause}" if there else HEALTHY
+            return SICK, f"{sick.kind}/{sick.cause}"
+        return HEALTHY, f"{there[0].kind}/{there[0].cause}" if there else ""
 
     def judged(self, number: int, word: str) -> int:
         """How often a policy took out a node that was `word` (SICK, HEALTHY)."""
-        return sum(drain.truth.startswith(word) for drain in self.drains if drain.outages[number] is not None)
+        return sum(drain.truth[0] == word for drain in self.drains if drain.outages[number] is not None)
 
     def left(self, number: int) -> list[Label]:
         """Faults whose nodes all stayed in service under a policy."""
@@ -129,7 +137,7 @@ class Table:
                 {
                     "at": iso(drain.from_ms), "node": drain.node, "incident": drain.incident.id,
                     "what": f"{drain.incident.kind}/{drain.incident.cause}", "against": drain.outcomes[0],
-                    "new": drain.outcomes[1], "truth": drain.truth or None, "why": drain.why,
+                    "new": drain.outcomes[1], "truth": drain.truth_text or None, "why": drain.why,
                     "gpu_hours_out": [round(hours, 2) for hours in drain.gpu_hours(self.results)],
                 }
                 for drain in self.drains
@@ -218,7 +226,7 @@ class Table:
             hours = [f"{h:.1f}" if h else "-" for h in drain.gpu_hours(self.results)]
             rows.append(
                 [
-                    when(drain.from_ms), drain.node, *drain.outcomes, *hours, *([drain.truth] if truth else []),
+                    when(drain.from_ms), drain.node, *drain.outcomes, *hours, *([drain.truth_text] if truth else []),
                     f"{drain.incident.kind}/{drain.incident.cause}", drain.why,
                 ]
             )  # fmt: skip

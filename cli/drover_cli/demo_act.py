@@ -115,8 +115,6 @@ class Guide:
         self._type(f'{decision.wanted} {decision.node} --force --why "I looked at it"')
 
     def _tell(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
-        from drover_collector.actions.duties import NOT_TOLD, WITHHELD
-
         node = duty.node
         if duty.stage is Health.DRAINING:
             self._say(f"{node} gets no new jobs. Those that run there leave it within 20 s.")
@@ -125,7 +123,7 @@ class Guide:
         elif duty.by != "drover":
             self._say(f"{node} is empty. It was drained by hand, so it stays out until you want it back.")
             self._by_hand(node, labels)
-        elif duty.stage is Health.DRAINED and not duty.waits_for and not duty.reason.startswith((NOT_TOLD, WITHHELD)):
+        elif duty.stage is Health.DRAINED and not duty.waits_for:
             self._say(f"{node} is empty.")
         else:
             word = "failed its probes" if duty.stage is Health.REPAIR else "stays out"
@@ -157,7 +155,7 @@ class Guide:
             self._to_boot.add(node)
             self._type(f'reboot {node} --why "a boot ends this fault"')
             self._say("    It is up after 20 s, and probed by itself when all its GPUs report.")
-        elif not duty.waits_for:
+        elif duty.waits_for in (WaitsFor.NOTHING, WaitsFor.QUIET, WaitsFor.REVIEW):
             self._type(f'resume {node} --why "I looked at it"')
 
     def _suggest(self, labels: Sequence[Mapping[str, object]], out: Mapping[str, Duty]) -> None:

@@ -6,7 +6,6 @@ What is wrong is what open incidents say, and ports that are down; figures besid
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from drover_collector.api_facts import Facts, not_found, worst_first
 from drover_collector.api_recent import NOW, counted, known, last_known, per_second, recent, told, total
 from drover_collector.buckets import Bucket, Floats
 from drover_collector.detectors.inventory import Inventory
+from drover_collector.detectors.links import NAME as LINKS
 from drover_collector.detectors.links_ports import ports_of, ports_version
 from drover_collector.detectors.robust import group_medians
 from drover_collector.detectors.texts import listing
@@ -123,7 +123,7 @@ class Ports:
 
 def _incident_says(found: Incident, port: str, state: str) -> str:
     """Its sentence, of a port that is up again with the time it is of: it would contradict what stands beside it."""
-    own = [e for e in found.evidence if e.text.startswith(f"port {port} ")]
+    own = [e for e in found.evidence if e.port == port]
     if state != "up" or not any(e.metric == "link_up" and e.value == 0 for e in own):
         return found.summary
     seen_ms = max((e.to_ms for e in found.evidence if e.to_ms), default=found.updated_ms)
@@ -196,12 +196,11 @@ def _incidents(facts: Facts, layout: Layout) -> dict[int, Incident]:
         if told(i) and i.cause in OF_PORTS and i.kind in (IncidentKind.LINK, IncidentKind.STRAGGLER)
     ]  # fmt: skip
     for incident in sorted(about, key=worst_first):
-        words = set(re.findall(r"[^\s,;:()]+", " ".join([incident.summary, *(e.text for e in incident.evidence)])))
-        words |= {word.rstrip(".") for word in words}
+        named, leafs = {e.port for e in incident.evidence}, incident.snapshot_of(LINKS).get("leafs", {})
         for node, _ in incident.members:
             for k in layout.of_node.get(facts.index.node_number.get(node, -1), ()):
                 port = layout.ports[k]
-                if (port.group if incident.scope == "leaf" and port.group else port.name) in words:
+                if port.group in leafs if incident.scope == "leaf" and port.group else port.name in named:
                     found.setdefault(k, incident)
     return found
 

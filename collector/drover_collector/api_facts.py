@@ -97,6 +97,7 @@ class Facts:
         self.probe_desk: ProbeDesk | None = None  # of the collector that asks for probes
         self.beats: Beats | None = None  # of the dead-man's switch
         self.expiring: Expiring | None = None  # of what is too old
+        self.agents_address = ""  # HOST:PORT on which agents are served
         self.away = ""  # why the store does not answer what the status asks
         self._kept: dict[object, _Kept] = {}  # the one made last comes last
         self._locks: dict[object, _Lock] = {}  # of those that are being made

@@ -54,6 +54,7 @@ def get_status(facts: Facts) -> pb.Status:
         store_bytes=totals.bytes_on_disk,
         unknown_nodes=sorted(stats.unknown_nodes)[:SHOWN_UNKNOWN],
         troubles=troubles(facts),
+        blind=filter(None, [facts.pipeline.ticks.troubles.get("blind")]),
         gpu_hours_lost=sum(i.gpu_hours_lost or 0 for i in day if i.kind is not IncidentKind.IDLE),
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
         jobs_hurt=len(jobs_hurt(incidents)),

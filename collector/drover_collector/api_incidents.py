@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 
-from drover_collector.actions.newer import named
 from drover_collector.api_facts import DAY_MS, Facts, bad_argument, not_found, worst_first
 from drover_collector.notify import tell
 from drover_proto import fleet_pb2 as pb
@@ -119,7 +118,7 @@ def _duties(facts: Facts, incident: Incident) -> list[Duty]:
     if incident.node is None:
         return []
     told = facts.store.duty_history(incident.node, incident.opened_ms)
-    return [duty for duty in told if duty.incident_id == incident.id or named(incident.id) in duty.reason]
+    return [duty for duty in told if incident.id in (duty.incident_id, *duty.incidents)]
 
 
 def _orders(facts: Facts, incident: Incident) -> list[ProbeOrder]:

@@ -65,7 +65,10 @@ def get_job(facts: Facts, request: pb.JobRequest) -> pb.JobDetail:
     if not isinstance(job, JobSpan):
         reply.workloads.extend(api_jobs.summed(facts, _nodes(facts, gpus)))
         _network(facts, reply, gpus)
-    reply.absent.extend(_absent(reply, isinstance(job, JobSpan)))
+    over = isinstance(job, JobSpan)
+    if not over:
+        reply.ports_absent = _ports_absent(reply)
+    reply.absent.extend(_absent(reply, over))
     return reply
 
 
@@ -155,8 +158,12 @@ def _absent(reply: pb.JobDetail, over: bool) -> list[str]:
         return [*found, "Steps and network are told of jobs that run."]
     if not reply.workloads:
         found.append(NO_STEPS)
+    return [*found, reply.ports_absent] if reply.ports_absent else found
+
+
+def _ports_absent(reply: pb.JobDetail) -> str:
     if not reply.ports_total:
-        found.append("Network: no port is known to serve its GPUs; fleet.toml can name them (links).")
-    elif not reply.HasField("saturation_max") and any(port.state != "down" for port in reply.ports):
-        found.append("Network: its ports do not report their rate and traffic.")
-    return found
+        return "Network: no port is known to serve its GPUs; fleet.toml can name them (links)."
+    if not reply.HasField("saturation_max") and any(port.state != "down" for port in reply.ports):
+        return "Network: its ports do not report their rate and traffic."
+    return ""

@@ -69,6 +69,7 @@ def get_thermals(facts: Facts, request: pb.ThermalsRequest) -> pb.Thermals:
             of_node.setdefault(node, []).append(incident)
     standing = racks(index)
     reply = pb.Thermals(ts_ms=buckets[-1].end_ms if buckets else 0, absent=_absent(facts, buckets, heat))
+    reply.held_known = int(np.count_nonzero(~np.isnan(heat.held)))
     reply.racks.extend(facts.once("rack heat", KEPT_S, lambda: _racks(facts, standing, heat, of_node)))
     if request.rack:
         wanted = "" if request.rack == NO_RACK else request.rack

@@ -16,22 +16,32 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from drover_collector import health
-from drover_collector.actions.base import LEFT
 from drover_collector.detectors import liveness
 from drover_collector.detectors.robust import Bools
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.guard import MAINTENANCE, OUT_STAGES, Census, hold
+from drover_collector.guard import OUT_STAGES, Census, hold
 from drover_collector.guard_breaker import Breaker
 from drover_collector.guard_clock import Steps
 from drover_collector.guard_pace import Pace
 from drover_collector.policy import Policy, Verdict, least_mode
-from drover_proto.events import WANTED_ORDER, Action, ActionState, Approval, Decision, Duty, Health, Incident, Wanted
+from drover_proto.events import (
+    WANTED_ORDER,
+    Action,
+    ActionState,
+    Approval,
+    Decision,
+    DecisionCause,
+    Duty,
+    Health,
+    Incident,
+    Wanted,
+)
 from drover_proto.times import iso
 
 JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs that an incident's node works for
@@ -44,7 +54,6 @@ SILENT = "silent"  # cause of incidents whose nodes are dead, or out of our hear
 DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
 ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence and nothing else
 AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
-UNANSWERED = "nobody answered"  # how the reason of a question begins that has expired so
 UNSEEN = "the scheduler has not answered yet: who is out of service is not known"
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
@@ -216,12 +225,12 @@ class Decider:
         late = self._steps.age_ms(at_ms, found.ts_ms) >= self.policy.approval_expires_s * 1000
         if late and found.incident_id not in self.breaker.events:
             return [self._keep(replace(found, ts_ms=at_ms, outcome="expired", reason=f"too late, {text}"))], []
-        answered = self._keep(replace(found, ts_ms=at_ms, outcome=yes, reason=text))
+        answered = self._keep(replace(found, ts_ms=at_ms, outcome=yes, reason=text, cause=DecisionCause.NONE))
         made, events = [answered], []
         if event := self.breaker.events.get(found.incident_id):
             if not approval.approved:
                 made += self._leave_alone(event, incidents, text, now_ms)
-            events.append(self.breaker.answer(event.id, now_ms, f"closed: {text}"))
+            events.append(self.breaker.answer(event.id, now_ms, text))
             self.standing.pop((found.incident_id, found.node), None)
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
             # Of a question from before a restart the policy may have been lowered since.
@@ -280,7 +289,13 @@ class Decider:
         self._approved = {key: d for key, d in self._approved.items() if key in keys}
         self.failed = {key: action for key, action in self.failed.items() if key in self.standing}
         return [
-            replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="expired", reason="over: nothing is wanted any more")
+            replace(
+                d,
+                ts_ms=max(now_ms, d.ts_ms + 1),
+                outcome="expired",
+                reason="over: nothing is wanted any more",
+                cause=DecisionCause.NONE,
+            )
             for d in gone
             if d.outcome == "pending_approval"
         ]
@@ -315,7 +330,9 @@ class Decider:
         nodes = {node for node, _ in event.members}
         held = [d for (id_, node), d in self.standing.items() if node in nodes and id_ in incidents]
         return [
-            self._keep(replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="rejected", reason=text))
+            self._keep(
+                replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="rejected", reason=text, cause=DecisionCause.NONE)
+            )
             for d in held
             if d.outcome in ("held", "pending_approval") and d.wanted in DISRUPTIVE
         ]
@@ -331,7 +348,11 @@ class Decider:
                 why = self._unbegun(decision) and self.breaker.hold(decision.node, now_ms, self.policy.guard)
                 if why:
                     at_ms = max(now_ms, decision.ts_ms + 1)
-                    held.append(self._keep(replace(decision, ts_ms=at_ms, outcome="held", reason=why)))
+                    held.append(
+                        self._keep(
+                            replace(decision, ts_ms=at_ms, outcome="held", reason=why, cause=DecisionCause.GUARD)
+                        )
+                    )
         return held
 
     def _unbegun(self, decision: Decision) -> bool:
@@ -362,37 +383,39 @@ class Decider:
             if last.outcome == "pending_approval":
                 if self._steps.age_ms(now_ms, last.ts_ms) < policy.approval_expires_s * 1000:
                     return []
-                text = f"{UNANSWERED} within {policy.approval_expires_s / 60:.0f} min"
-                return [self._keep(replace(last, ts_ms=now_ms, outcome="expired", reason=text))]
+                text = f"nobody answered within {policy.approval_expires_s / 60:.0f} min"
+                expired = replace(last, outcome="expired", reason=text, cause=DecisionCause.UNANSWERED)
+                return [self._keep(replace(expired, ts_ms=now_ms))]
             if last.outcome == "expired" and self._steps.age_ms(now_ms, last.ts_ms) < policy.approval_again_s * 1000:
                 return []
         if last is not None and last.outcome == "rejected" and _rank(verdict.wanted) <= _rank(last.wanted):
             return []
-        why = self._held(incident, verdict, census, job_nodes, now_ms)
+        hold = self._held(incident, verdict, census, job_nodes, now_ms)
+        cause = DecisionCause.NONE if hold is None else hold.cause
         done = f"{verdict.wanted.value} {node} for {incident.kind.value}/{incident.cause}"
-        if why is not None:
-            outcome, text = "held", why
+        if hold is not None:
+            outcome, text = "held", hold.text
         elif mode == "observe":
-            outcome, text = "would_act", f"observe mode: would {done}"
+            outcome, text = "would_act", f"would {done}"
         elif mode == "enforce" or approved is not None or verdict.wanted is Wanted.PROBE:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
             until = iso(round(now_ms + policy.approval_expires_s * 1000))
             outcome, text = "pending_approval", f"asks to {done}; expires at {until}"
-        if same and last is not None and outcome == "held" == last.outcome and _alike(text, last.reason):
+        if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
             census(True).take(node)
             if outcome == "act":
                 census(False).take(node)
-        made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms))
+        made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms, cause))
         return made
 
     def _again(self, key: Key, now_ms: int) -> bool:
         """Whether what failed is to be decided again: not soon, not while its node is out of service anyway, and not
         when somebody else had it: they may have mended it since."""
         action, node = self.failed.get(key), key[1]
-        if action is None or action.detail.endswith(LEFT):
+        if action is None or action.foreign:
             return False
         if (
             self._steps.now_of(action.ts_ms) > now_ms
@@ -411,32 +434,33 @@ class Decider:
 
     def _held(
         self, incident: Incident, verdict: Verdict, asked: Counted, job_nodes: JobNodes, now_ms: int
-    ) -> str | None:
+    ) -> Hold | None:
         """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not.
 
         What observe mode only said counts for what observe mode says, and for nothing that is done.
         """
         node = incident.node or ""
         if node in self.maintenance:
-            return self.maintenance[node]
+            return Hold(DecisionCause.MAINTENANCE, self.maintenance[node])
         if verdict.wanted not in DISRUPTIVE:
             return None
         if (back_ms := self.back(incident)) is not None:
-            return came_back(node, back_ms)
+            return Hold(DecisionCause.RECOVERED, came_back(node, back_ms))
         said = verdict.mode == "observe"
         if self.away is None and not said:
-            return UNSEEN
+            return Hold(DecisionCause.UNKNOWN, UNSEEN)
         census = asked(said)
         if node in census.out:
             if said or node in census.really:
                 return None
             census.give_back(node)  # it waits to be taken out, and is not: who goes in earnest passes the guard first
         limits = self.policy.guard
-        return (
+        why = (
             self.breaker.hold(node, now_ms, limits)
             or hold(node, job_nodes(incident), census, limits)
             or self.pace.hold(node, now_ms, limits, said)
         )
+        return None if why is None else Hold(DecisionCause.GUARD, why)
 
     def census(self, fold: health.Fold, incidents: Iterable[Incident], said: bool = False) -> Census:
         """Who is out of service, dead nodes and what others took out among them.
@@ -471,11 +495,20 @@ class Decider:
     def _mode(self) -> str:
         return least_mode(self.policy.mode, self.ceiling)
 
-    def _new(self, incident: Incident, node: str, verdict: Verdict, outcome: str, reason: str, now_ms: int) -> Decision:
+    def _new(
+        self,
+        incident: Incident,
+        node: str,
+        verdict: Verdict,
+        outcome: str,
+        reason: str,
+        now_ms: int,
+        cause: DecisionCause = DecisionCause.NONE,
+    ) -> Decision:
         seed = f"{incident.id} {node} {verdict.wanted} {outcome} {now_ms}"
         decision = Decision(
             hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
-            verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident),
+            verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident), cause=cause,
         )  # fmt: skip
         return self._keep(decision)
 
@@ -491,10 +524,18 @@ class Decider:
         return decision
 
 
-def _alike(a: str, b: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why a decision is held back."""
+
+    cause: DecisionCause
+    text: str
+
+
+def _alike(a: DecisionCause, b: DecisionCause) -> bool:
     """Whether both hold for maintenance, or for a scheduler's answer, or neither does: when that is over, the guard's
     own reason is told."""
-    return a.startswith(MAINTENANCE) == b.startswith(MAINTENANCE) and (a == UNSEEN) == (b == UNSEEN)
+    return all((a is cause) == (b is cause) for cause in (DecisionCause.MAINTENANCE, DecisionCause.UNKNOWN))
 
 
 def _less(verdict: Verdict, action: Action) -> str:

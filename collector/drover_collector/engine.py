@@ -25,12 +25,25 @@ from drover_collector.guard import OUT_STAGES, Census, hold
 from drover_collector.guard_breaker import of_guard
 from drover_collector.health import HealthChange
 from drover_collector.incidents import IncidentBook
+from drover_collector.incidents_record import closing
 from drover_collector.late import Boots, dealt_with
 from drover_collector.policy import Policy
 from drover_collector.probes import proof
 from drover_collector.recall import LAG_MS, Recall, back
 from drover_collector.senses import WINDOW_BUCKETS, Senses, Trouble
-from drover_proto.events import Action, Approval, Decision, Duty, Event, Finding, Health, Incident, ProbeVerdict
+from drover_proto.events import (
+    Action,
+    Approval,
+    Decision,
+    Duty,
+    Event,
+    Finding,
+    Health,
+    Incident,
+    Note,
+    NoteKind,
+    ProbeVerdict,
+)
 
 __all__ = ["LAG_MS", "WINDOW_BUCKETS", "Engine", "HealthChange", "Outcome", "Trouble"]
 
@@ -155,7 +168,7 @@ class Engine:
         word = proof.read(verdicts, (record.incident for record in self._book.open()), now_ms)
         changed = self._book.note(word.noted, now_ms)
         for id_, text in word.refuted.items():
-            changed += self._book.close([id_], now_ms, text)
+            changed += self._book.close([id_], Note(now_ms, text, NoteKind.REFUTED, why=text))
         return self._settle(word.findings, changed, now_ms)
 
     def on_duties(self, duties: Mapping[str, Duty], now_ms: int) -> Outcome:
@@ -168,9 +181,9 @@ class Engine:
         changed: list[str] = []
         newer: list[str] = []
         for duty in new:
-            text = f"closed: {duty.node} is back in service: {duty.reason} (by {duty.by})"
+            why = f"{duty.node} is back in service: {duty.reason} (by {duty.by})"
             over, since = self._over(duty)
-            changed += self._book.close(over, now_ms, text)
+            changed += self._book.close(over, closing(now_ms, why))
             newer += since
             if duty.stage is Health.HEALTHY:
                 back(self._senses, duty.node, now_ms)

@@ -23,7 +23,6 @@ from drover_proto.settings import between, setting
 
 OUT_STAGES = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
 GROUPS = ("pool", "rack", "leaf")
-MAINTENANCE = "maintenance window"  # how the reason begins of what is held back for one
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from dataclasses import replace
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.guard import GuardLimits
 from drover_collector.guard_clock import Steps
-from drover_proto.events import Evidence, Incident, IncidentKind, Note, Severity, Wanted
+from drover_collector.incidents_record import closing
+from drover_proto.events import Evidence, Incident, IncidentKind, Note, NoteKind, Severity, Wanted
 
 GUARD = "guard"  # the detector's name
 MASS = "mass_event"
 GAP = "gap_in_telemetry"
 JOINED_MS = 10_000  # nodes that join are stored no more often than this
-BY_ITSELF = "closed: none of its nodes is to leave service"  # and nobody has answered
 MAX_NOTES = 60
 KEPT_MS = 3_600_000  # a closed event is remembered this long, as closed incidents are
 
@@ -148,7 +148,9 @@ class Breaker:
                 node in standing for node in self._nodes[incident.id]
             )
             if incident.closed_ms is None and over and incident.cause != GAP:
-                changed.append(self._changed(incident, now_ms, BY_ITSELF, True))
+                why = "none of its nodes is to leave service"
+                note = Note(now_ms, f"closed: {why}", NoteKind.NO_LONGER_WANTED, why=why)
+                changed.append(self._changed(incident, note, closes=True))
             elif incident.closed_ms is not None and now_ms - incident.closed_ms > KEPT_MS:
                 del self.events[incident.id], self._nodes[incident.id]
         return changed
@@ -156,7 +158,7 @@ class Breaker:
     def end_gaps(self, now_ms: int, limits: GuardLimits) -> list[Incident]:
         """Closes gaps that are over."""
         return [
-            self._changed(incident, now_ms, "closed: no further node has fallen silent", True)
+            self._changed(incident, closing(now_ms, "no further node has fallen silent"), closes=True)
             for incident in list(self.events.values())
             if incident.closed_ms is None and incident.cause == GAP and self._quiet(incident, now_ms, limits)
         ]
@@ -164,7 +166,7 @@ class Breaker:
     def answer(self, event: str, now_ms: int, text: str) -> Incident:
         """A person has answered: the event is over."""
         self._wishes.clear()  # what was many at once has been answered; only what comes now counts
-        return self._changed(self.events[event], now_ms, text, True)
+        return self._changed(self.events[event], closing(now_ms, text), closes=True)
 
     def _many(self, limits: GuardLimits) -> int:
         return max(limits.mass_nodes, math.ceil(limits.mass_ratio * self.index.node_count))
@@ -193,8 +195,8 @@ class Breaker:
         )
         incident = Incident(
             id_, kind, cause, "fleet", None, None, members, now_ms, now_ms, None, Severity.CRITICAL, 1.0, Wanted.NONE,
-            summary, advice, (Evidence(about),), (Note(now_ms, f"opened: {summary}"),), (GUARD,),
-            updated_ms=now_ms,
+            summary, advice, (Evidence(about),), (Note(now_ms, f"opened: {summary}", NoteKind.OPENED),),
+            (GUARD,), updated_ms=now_ms, snapshots={GUARD: {"about": about}},
         )  # fmt: skip
         self.events[id_] = incident
         self._nodes[id_] = set(nodes)
@@ -215,15 +217,15 @@ class Breaker:
             members = (*incident.members, *((node, None) for node in sorted(self._nodes[id_] - known)))
             text = f"{new} more nodes: {len(members)} now"
             summary = self._summary(incident.cause, about(incident), len(members))
-            changed.append(self._changed(replace(incident, members=members, summary=summary), now_ms, text))
+            changed.append(self._changed(replace(incident, members=members, summary=summary), Note(now_ms, text)))
         return changed
 
-    def _changed(self, incident: Incident, now_ms: int, text: str, closes: bool = False) -> Incident:
-        notes = (*incident.timeline, Note(now_ms, text))
+    def _changed(self, incident: Incident, note: Note, closes: bool = False) -> Incident:
+        notes = (*incident.timeline, note)
         notes = notes if len(notes) <= MAX_NOTES else (*notes[:10], *notes[-(MAX_NOTES - 10) :])
         changed = replace(
-            incident, timeline=notes, version=incident.version + 1, updated_ms=now_ms,
-            closed_ms=now_ms if closes else incident.closed_ms,
+            incident, timeline=notes, version=incident.version + 1, updated_ms=note.ts_ms,
+            closed_ms=note.ts_ms if closes else incident.closed_ms,
         )  # fmt: skip
         self.events[incident.id] = changed
         return changed
@@ -231,7 +233,7 @@ class Breaker:
 
 def about(incident: Incident) -> str:
     """The cause that a mass event's nodes have in common."""
-    return incident.evidence[0].text if incident.evidence else ""
+    return str(incident.snapshot_of(GUARD).get("about", ""))
 
 
 def _words(incident: Incident) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.incidents_index import Near
-from drover_collector.incidents_record import PART_OF, Record, join, noted, opened, visible, was_absorbed, was_cleared
+from drover_collector.incidents_record import Record, closing, join, noted, opened, visible, was_absorbed, was_cleared
 from drover_collector.incidents_rules import (
     CONSEQUENCES,
     EXPLAINS_NOTHING,
@@ -30,7 +30,7 @@ from drover_collector.incidents_rules import (
     heat_explains,
     width,
 )
-from drover_proto.events import Finding, Incident, IncidentKind, Member, Note, Severity, Wanted
+from drover_proto.events import Finding, Incident, IncidentKind, Member, Note, NoteKind, Severity, Wanted
 
 REOPEN_MS = 600_000  # the same thing again within this long: the old incident goes on
 ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long before it
@@ -117,15 +117,15 @@ class IncidentBook:
             self._near.drop(self.records.pop(id_))
         return list(changed)
 
-    def close(self, ids: Iterable[str], now_ms: int, text: str) -> list[str]:
+    def close(self, ids: Iterable[str], line: Note) -> list[str]:
         """Ends what was mended, such as by a validated return. Returns ids of the incidents that changed."""
         known = [id_ for id_ in dict.fromkeys(ids) if id_ in self.records]
         changed = [id_ for id_ in known if self.records[id_].incident.closed_ms is None]
         for id_ in changed:
             record = self.records[id_]
             record.holds.clear()
-            closed = replace(record.incident, timeline=noted(record.incident, Note(now_ms, text)), closed_ms=now_ms)
-            record.incident = replace(closed, version=closed.version + 1, updated_ms=now_ms)
+            closed = replace(record.incident, timeline=noted(record.incident, line), closed_ms=line.ts_ms)
+            record.incident = replace(closed, version=closed.version + 1, updated_ms=line.ts_ms)
         return changed
 
     def note(self, notes: Mapping[str, str], now_ms: int) -> list[str]:
@@ -284,7 +284,8 @@ class IncidentBook:
             else:
                 explained = explains(finding, incident)
             if explained:
-                note = Note(now_ms, f"{PART_OF}{record.incident.id}")
+                why = f"part of incident {record.incident.id}"
+                note = Note(now_ms, why, NoteKind.ABSORBED, incident=record.incident.id, why=why)
                 other.holds.clear()
                 other.incident = replace(incident, closed_ms=now_ms, timeline=noted(incident, note))
 
@@ -299,7 +300,7 @@ class IncidentBook:
             if subject[0] not in ("gpu", "node") and incident.kind is not finding.kind:
                 continue
             del record.holds[finding.detector]
-            note = Note(finding.ts_ms, f"{finding.detector}: over")
+            note = Note(finding.ts_ms, f"{finding.detector}: over", NoteKind.ENDED, finding.detector)
             record.incident = replace(incident, timeline=noted(incident, note))
 
     def _close_if_quiet(self, record: Record, gone: Set[str], now_ms: int) -> None:
@@ -311,7 +312,7 @@ class IncidentBook:
             if quiet_ms is not None and now_ms - last_ms >= quiet_ms:
                 del record.holds[detector]
         if not record.holds:
-            note = Note(now_ms, "closed: the condition has ended")
+            note = closing(now_ms, "the condition has ended")
             record.incident = replace(incident, closed_ms=now_ms, timeline=noted(incident, note))
 
     def _gone(self) -> set[str]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from drover_collector.incidents_rules import leads as leads_over
 from drover_collector.incidents_rules import width
 from drover_proto.events import (
-    AGAIN,
-    CAME_BACK,
     WANTED_ORDER,
     Evidence,
     Finding,
     Incident,
     IncidentKind,
     Note,
+    NoteKind,
     Severity,
     Wanted,
     stronger,
@@ -25,10 +25,7 @@ from drover_proto.events import (
 
 MAX_EVIDENCE = 16
 MAX_NOTES = 60
-PART_OF = "part of incident "
-CLEARED = "cleared by a probe"
 BEFORE = " Before that: "  # between what made an incident worse and its root cause
-_SHARE = re.compile(r"[+-]?\d[\d.,]*\s?%")
 AWAY_MS = 300_000  # what a detector has not said for so long, and says again, is news
 
 
@@ -59,8 +56,9 @@ def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) 
     incident = Incident(
         id_, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.members, now_ms,
         min(finding.since_ms, now_ms), None, finding.severity, finding.confidence, finding.action, finding.summary,
-        finding.advice, finding.evidence[:MAX_EVIDENCE], (Note(now_ms, f"opened: {finding.summary}"),),
-        (finding.detector,), finding.job, updated_ms=now_ms,
+        finding.advice, finding.evidence[:MAX_EVIDENCE],
+        (Note(now_ms, f"opened: {finding.summary}", NoteKind.OPENED),), (finding.detector,), finding.job,
+        updated_ms=now_ms, snapshots=_kept({}, finding),
     )  # fmt: skip
     return Record(
         incident, {finding.detector: now_ms}, {(finding.detector, finding.cause): now_ms}, finding.lost_gpus,
@@ -86,26 +84,30 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     summary = finding.summary if words else incident.summary
     if raises:
         summary += BEFORE + incident.summary
-    notes: list[str] = []
+    notes: list[Note] = []
+
+    def add(text: str, kind: NoteKind = NoteKind.OTHER, detector: str = "") -> None:
+        notes.append(Note(now_ms, text, kind, detector))
+
     if incident.closed_ms is not None:
-        notes.append(CAME_BACK)
+        add("came back", NoteKind.CAME_BACK)
         incident = replace(incident, closed_ms=None)
     if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
-        notes.append(f"{finding.detector}: {finding.summary}")
+        add(f"{finding.detector}: {finding.summary}", NoteKind.JOINED, finding.detector)
     elif not info and now_ms - record.told.get((finding.detector, finding.cause), now_ms) >= AWAY_MS:
-        notes.append(f"{AGAIN}: {finding.summary}")
+        add(f"again: {finding.summary}", NoteKind.AGAIN)
     record.told[finding.detector, finding.cause] = now_ms
     severity = incident.severity if info else worse(incident.severity, finding.severity)
     if severity is not incident.severity:
-        notes.append(f"now {severity.value}: {finding.summary}")
+        add(f"now {severity.value}: {finding.summary}")
     if leads and (finding.kind, finding.cause) != (incident.kind, incident.cause):
-        notes.append(f"cause now {finding.kind.value}/{finding.cause} (was {incident.kind.value}/{incident.cause})")
+        add(f"cause now {finding.kind.value}/{finding.cause} (was {incident.kind.value}/{incident.cause})")
     members = incident.members
     if incident.scope == finding.scope:
         held = set(members)
         members += tuple(m for m in finding.members if m not in held)
         if len(members) > len(incident.members):
-            notes.append(f"{len(members) - len(incident.members)} more are hit")
+            add(f"{len(members) - len(incident.members)} more are hit")
     if not info:
         record.wanted = stronger(record.wanted, finding.action)
         if leads or record.lost_gpus is None:
@@ -113,8 +115,8 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
         if leads or record.waiting_gpus is None:
             record.waiting_gpus = finding.waiting_gpus if finding.waiting_gpus is not None else record.waiting_gpus
     timeline = incident.timeline
-    for text in dict.fromkeys(notes):
-        timeline = noted(replace(incident, timeline=timeline), Note(now_ms, text))
+    for note in dict.fromkeys(notes):
+        timeline = noted(replace(incident, timeline=timeline), note)
     record.incident = replace(
         incident,
         kind=finding.kind if leads else incident.kind,
@@ -129,6 +131,8 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
         timeline=timeline,
         detectors=tuple(dict.fromkeys((*incident.detectors, finding.detector))),
         job=incident.job or finding.job,
+        worsened=raises or (incident.worsened and not words),
+        snapshots=_kept(incident.snapshots, finding),
     )
 
 
@@ -137,7 +141,7 @@ def _outdone(record: Record, finding: Finding) -> bool:
     incident = record.incident
     same = (finding.kind, finding.cause) == (incident.kind, incident.cause)
     milder = worse(incident.severity, finding.severity) is not finding.severity
-    return same and milder and BEFORE in incident.summary and any(name != finding.detector for name in record.holds)
+    return same and milder and incident.worsened and any(name != finding.detector for name in record.holds)
 
 
 def _told(incident: Incident, finding: Finding) -> bool:
@@ -145,12 +149,28 @@ def _told(incident: Incident, finding: Finding) -> bool:
 
 
 def was_absorbed(incident: Incident) -> bool:
-    return bool(incident.timeline) and incident.timeline[-1].text.startswith(PART_OF)
+    return bool(incident.timeline) and incident.timeline[-1].kind is NoteKind.ABSORBED
 
 
 def was_cleared(incident: Incident) -> bool:
     """Whether a probe has refuted it."""
-    return bool(incident.timeline) and incident.timeline[-1].text.startswith(CLEARED)
+    return bool(incident.timeline) and incident.timeline[-1].kind is NoteKind.REFUTED
+
+
+def closing(ts_ms: int, why: str) -> Note:
+    """The line of a timeline that closes an incident."""
+    return Note(ts_ms, f"closed: {why}", NoteKind.CLOSED, why=why)
+
+
+def _kept(old: Mapping[str, Mapping[str, Any]], finding: Finding) -> Mapping[str, Mapping[str, Any]]:
+    """What the findings of an incident carried, with that of one more: the newest of each name counts."""
+    if not finding.snapshot:
+        return old
+    kept = dict(old.get(finding.detector, {}))
+    for name, value in finding.snapshot.items():
+        before = kept.get(name)
+        kept[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return {**old, finding.detector: kept}
 
 
 def noted(incident: Incident, note: Note) -> tuple[Note, ...]:
@@ -160,13 +180,9 @@ def noted(incident: Incident, note: Note) -> tuple[Note, ...]:
 
 
 def _merged(old: tuple[Evidence, ...], new: tuple[Evidence, ...], leads: bool) -> tuple[Evidence, ...]:
-    """Newer values of the same metric, or shares in the same words, replace older ones; other facts are added, the
-    headline's first."""
-    metrics = {item.metric for item in new if item.metric is not None}
-    texts = {_SHARE.sub("%", item.text) for item in new}
-    kept = tuple(
-        e for e in old if _SHARE.sub("%", e.text) not in texts and (e.metric is None or e.metric not in metrics)
-    )
+    """Newer values of the same metric or key replace older ones; other facts are added, the headline's first."""
+    same = {name for item in new for name in (item.metric, item.key, item.text) if name}
+    kept = tuple(e for e in old if not same & {e.metric, e.key, e.text})
     return (new + kept if leads else kept + new)[:MAX_EVIDENCE]
 
 

@@ -325,8 +325,9 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         # A file, and not a port: other users of this machine would go round the bound.
         api_file = f"{stack.enter_context(socket_folder())}/api"
+        facts.agents_address = listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         addresses = [
-            f"agents on {listen_for_agents(agents, 'ingest.listen', config.ingest.listen, tls)}",
+            f"agents on {facts.agents_address}",
             f"Fleet API on {listen(front, people, 'api.listen', config.api.listen, tls, api_file)}",
         ]
         if config.metrics.listen:

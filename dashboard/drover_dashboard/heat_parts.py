@@ -47,7 +47,6 @@ NODE_COLUMNS = (
 ABSENT = Cell("absent", kind="absent", title="not reported")
 CAUSES = {"inlet": "hot air", "cooling": "poor cooling", "fan": "fan or coolant"}
 NOTHING = ("absent", "none reports it")
-NOT_TOLD = "GPUs held down by heat:"  # so the collector's line begins when no GPU tells it
 
 
 def text(measure: Measure, value: float) -> str:
@@ -111,7 +110,7 @@ def power(rack: pb.RackHeat) -> str:
 
 def held_told(reply: pb.Thermals) -> bool:
     """Whether any GPU tells what heat holds it down: else none counted is no good news."""
-    return bool(reply.ts_ms) and not any(line.startswith(NOT_TOLD) for line in reply.absent)
+    return bool(reply.ts_ms) and (reply.held_known > 0 or not reply.HasField("held_known"))
 
 
 def numbers(reply: pb.Thermals) -> list[tuple[str, str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -140,13 +139,7 @@ def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
     said = f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}."
     rule = fmt.rule(newest.rule)
     said += f" Rule {rule}: " if rule == newest.rule else f" {fmt.capital(rule)}: "
-    return said + who.told(newest.reason.removeprefix(f"{newest.mode} mode: "))
-
-
-def _proof(item: Evidence, who: view.Viewer) -> str:
-    """`Row remap failed is 1`: the metric by the name that it has on the other pages."""
-    named = item.metric and re.match(rf"{re.escape(item.metric)}\b", item.text)
-    return who.told(fmt.label(item.metric) + item.text[len(item.metric or "") :] if named else item.text)
+    return said + who.told(newest.reason)
 
 
 def _evidence(incident: Incident, who: view.Viewer) -> None:
@@ -161,7 +154,9 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:
             _chart(incident, name, who)
-    rows = [Row((Cell(_proof(item, who)), Cell(_numbers(item), kind="faint"))) for item in incident.evidence]
+    rows = [
+        Row((Cell(who.told(fmt.capital(item.text))), Cell(_numbers(item), kind="faint"))) for item in incident.evidence
+    ]
     table("evidence", (Column("Evidence", wrap=True), Column(align="right")), rows, empty="")
 
 
@@ -228,9 +223,9 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
 
 def _targets(incident: Incident, scope: Scope) -> list[pb.SeriesTarget]:
     """Whose values prove it: the GPU named, else the members' GPUs, else all of the node; nodes for node metrics,
-    ports where the evidence names them (`port NAME ...`)."""
+    ports where the evidence is about them."""
     if scope in (Scope.LINK, Scope.WORKLOAD):
-        ports = (item.text.split()[1] for item in incident.evidence if re.match(r"port \S+ ", item.text))
+        ports = (item.port for item in incident.evidence if item.port)
         node = incident.node
         return [pb.SeriesTarget(node=node, link=port) for port in dict.fromkeys(ports)][:SHOWN_TARGETS] if node else []
     if scope is not Scope.GPU:

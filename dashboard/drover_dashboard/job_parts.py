@@ -260,7 +260,7 @@ def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str 
 def show_ports(key: str, detail: pb.JobDetail, who: view.Viewer) -> str | None:
     troubled = [port for port in detail.ports if port.trouble]
     lines = fabric_parts.port_rows(troubled, who)
-    empty = next((text for text in detail.absent if text.startswith("Network")), "No network port data for this job.")
+    empty = detail.ports_absent or "No network port data for this job."
     if detail.ports and not troubled:
         empty = "No network port of this job has trouble."
     height = 320 if len(lines) > 6 else None

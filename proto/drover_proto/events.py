@@ -7,8 +7,10 @@ All times are milliseconds since the epoch, UTC.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from drover_proto.jsonform import from_dict as from_dict
 from drover_proto.jsonform import from_json as from_json
@@ -69,6 +71,34 @@ class WaitsFor(StrEnum):
     RESET = "reset"  # a reset of the GPU, or a boot, newer than the fault
     REBOOT = "reboot"  # a boot newer than the fault
     PERSON = "person"  # the agent reports no boots: only a person knows
+    QUIET = "quiet"  # no further fault for a while: then it is probed once more
+    REVIEW = "review"  # a person: probes could not judge it, and do not run again by themselves
+
+
+class NoteKind(StrEnum):
+    """What a line of an incident's timeline records."""
+
+    OTHER = ""
+    OPENED = "opened"
+    JOINED = "joined"  # another detector found it too
+    CAME_BACK = "came_back"  # after it was closed
+    AGAIN = "again"  # reported again, after a pause
+    ENDED = "ended"  # for one detector; others may still report it
+    CLOSED = "closed"
+    REFUTED = "refuted"  # closed: a probe found the hardware healthy
+    ABSORBED = "absorbed"  # closed: it goes on as part of another incident
+    NO_LONGER_WANTED = "no_longer_wanted"  # closed: no node of a mass event is to leave service
+
+
+class DecisionCause(StrEnum):
+    """What holds a decision back, or why it expired."""
+
+    NONE = ""
+    MAINTENANCE = "maintenance"
+    UNKNOWN = "unknown"  # a scheduler has not answered yet: who is out of service is not known
+    RECOVERED = "recovered"  # the node or GPU answers again since the fault
+    GUARD = "guard"  # a cap, the pace or the circuit breaker
+    UNANSWERED = "unanswered"  # nobody answered in time
 
 
 class Act(StrEnum):
@@ -149,6 +179,8 @@ class Evidence:
     peers: int | None = None  # how many there were
     from_ms: int | None = None
     to_ms: int | None = None
+    port: str = ""  # the network port that it is about
+    key: str = ""  # of what has no metric and a changing value: the newest of a key replaces the older ones
 
     def __post_init__(self) -> None:
         """A number that is none (NaN of an absent value) is unknown: JSON has no form for it."""
@@ -181,9 +213,7 @@ class Finding:
     cleared: bool = False  # the condition has ended: closes what it opened
     lost_gpus: float | None = None  # GPUs' worth of work lost to the fault itself, now; None when it cannot be told
     waiting_gpus: float | None = None  # GPUs' worth of work lost by peers that wait for it, now
-
-
-CAME_BACK, AGAIN = "came back", "again"  # how lines of a timeline begin that say so
+    snapshot: Mapping[str, Any] = field(default_factory=dict)  # what its detector needs to go on after a restart: JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +222,10 @@ class Note:
 
     ts_ms: int
     text: str
+    kind: NoteKind = NoteKind.OTHER
+    detector: str = ""  # that said it
+    incident: str = ""  # the id of another one that it is about
+    why: str = ""  # of a line that closes the incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +256,17 @@ class Incident:
     version: int = 1
     updated_ms: int = 0
     asked: Wanted | None = None  # what its detectors ask for, whatever the policy wants; None: not noted
+    worsened: bool = False  # `summary` begins with something worse than the root cause, which follows
+    snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # detector -> what its findings carried
+
+    def snapshot_of(self, detector: str) -> Mapping[str, Any]:
+        """What its findings of a detector carried; empty where they carried nothing."""
+        return self.snapshots.get(detector, {})
+
+    @property
+    def end(self) -> Note | None:
+        """The line that closed it; None: it is open."""
+        return self.timeline[-1] if self.closed_ms is not None and self.timeline else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +283,7 @@ class Decision:
     rule: str
     reason: str
     takes: bool = True  # its node leaves service by it; False: it was out already, for something else
+    cause: DecisionCause = DecisionCause.NONE  # of one that is held or has expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +304,8 @@ class Action:
     why: str = ""  # the cause, as it stands in the scheduler's reason
     before: str = ""  # of an advice: what there was, to be put back (Slurm: the node's weight)
     forced: bool = False  # a person wants it past the guard, and a reset where jobs may run
+    running: bool = False  # its command was started, and has not ended as far as is known
+    foreign: bool = False  # it failed because somebody else has the node out, and was left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +321,8 @@ class Duty:
     returns: int = 0  # how often it had come back before, and failed again
     asked_ms: int = 0  # when the probes were asked for that validate it, or did; 0: none, as when a person puts it back
     waits_for: WaitsFor = WaitsFor.NOTHING  # of a drained node: what its return waits for; `reason` says it in words
+    withheld: bool = False  # its return was withheld in this outage although it had passed its probes
+    incidents: tuple[str, ...] = ()  # ids of other incidents that keep it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +394,16 @@ class ProbeOrder:
     members: tuple[str, ...] = ()  # of the group, by number
     addresses: tuple[str, ...] = ()  # likewise, where each is reached; known once they are sent
     port: int = 0  # at which the first one listens, likewise
-    protection: str = ""  # once it is sent: drained, job ID, hand, none (no scheduler known)
+    protection: str = ""  # once it is sent: drained, job, hand, none (no scheduler known)
+    job: str = ""  # the scheduler's job that protects it
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What a whole configuration has lost with its driver. `figure`: figure and configuration, as in `measured`."""
+
+    figure: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +426,8 @@ class ProbeVerdict:
     drift: str = ""  # a sentence where it has become worse than it was itself; no proof against it
     drift_since_ms: int | None = None
     end: str = ""  # hung, crashed, wrong: what `probe` did; "" where its figure decided
-    measured: tuple[str, ...] = ()  # of a node: figure and configuration, as texts in `shifts` begin
-    shifts: tuple[str, ...] = ()  # of these: what a whole configuration has lost with its driver
+    measured: tuple[str, ...] = ()  # of a node: figures, each with its configuration
+    shifts: tuple[Shift, ...] = ()  # of these
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class Status(_message.Message):
     GPUS_FREE_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     RECEIVERS_FIELD_NUMBER: _builtins.int
+    BLIND_FIELD_NUMBER: _builtins.int
     fleet: _builtins.str
     version: _builtins.str
     ts_ms: _builtins.int
@@ -176,6 +177,10 @@ class Status(_message.Message):
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSize]:
         """of the store, largest first"""
 
+    @_builtins.property
+    def blind(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those of `troubles` for which Drover does not see or judge the fleet, or cannot notify"""
+
     def __init__(
         self,
         *,
@@ -214,10 +219,11 @@ class Status(_message.Message):
         gpus_free: _builtins.int | None = ...,
         pending: _builtins.int = ...,
         receivers: _builtins.int | None = ...,
+        blind: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_receivers", b"_receivers", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "gpus_free", b"gpus_free", "gpus_idle", b"gpus_idle", "mfu_ratio", b"mfu_ratio", "receivers", b"receivers", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_receivers", b"_receivers", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "pending", b"pending", "policy", b"policy", "receivers", b"receivers", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free", "_gpus_idle", b"_gpus_idle", "_mfu_ratio", b"_mfu_ratio", "_receivers", b"_receivers", "_store_days_left", b"_store_days_left", "_store_free_bytes", b"_store_free_bytes", "batches_rejected", b"batches_rejected", "blind", b"blind", "detector_seconds", b"detector_seconds", "fleet", b"fleet", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus_by_health", b"gpus_by_health", "gpus_expected", b"gpus_expected", "gpus_free", b"gpus_free", "gpus_held", b"gpus_held", "gpus_idle", b"gpus_idle", "jobs_hurt", b"jobs_hurt", "mfu_gpus", b"mfu_gpus", "mfu_ratio", b"mfu_ratio", "mode", b"mode", "newest_sample_ms", b"newest_sample_ms", "newest_tick_ms", b"newest_tick_ms", "nodes_expected", b"nodes_expected", "nodes_reporting", b"nodes_reporting", "open_incidents_by_severity", b"open_incidents_by_severity", "pending", b"pending", "policy", b"policy", "receivers", b"receivers", "retention_days", b"retention_days", "role", b"role", "samples_per_s", b"samples_per_s", "samples_stored", b"samples_stored", "started_ms", b"started_ms", "store_bytes", b"store_bytes", "store_days_left", b"store_days_left", "store_free_bytes", b"store_free_bytes", "tables", b"tables", "troubles", b"troubles", "ts_ms", b"ts_ms", "unknown_nodes", b"unknown_nodes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpus_free: _TypeAlias = _typing.Literal["gpus_free"]  # noqa: Y015
     _WhichOneofArgType__gpus_free: _TypeAlias = _typing.Literal["_gpus_free", b"_gpus_free"]  # noqa: Y015
@@ -2840,12 +2846,15 @@ class JobDetail(_message.Message):
     SATURATION_MEDIAN_FIELD_NUMBER: _builtins.int
     SATURATION_MAX_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
+    PORTS_ABSENT_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     """end of the 10 s that the values are of; 0: there are none"""
     ports_total: _builtins.int
     saturation_median: _builtins.float
     """0..1, over all of them"""
     saturation_max: _builtins.float
+    ports_absent: _builtins.str
+    """why `ports` or their rates are empty; that sentence of `absent`"""
     @_builtins.property
     def row(self) -> Global___JobRow: ...
     @_builtins.property
@@ -2884,10 +2893,11 @@ class JobDetail(_message.Message):
         saturation_median: _builtins.float | None = ...,
         saturation_max: _builtins.float | None = ...,
         absent: _abc.Iterable[_builtins.str] | None = ...,
+        ports_absent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "metrics", b"metrics", "ports", b"ports", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "metrics", b"metrics", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saturation_max: _TypeAlias = _typing.Literal["saturation_max"]  # noqa: Y015
     _WhichOneofArgType__saturation_max: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max"]  # noqa: Y015
@@ -3437,9 +3447,12 @@ class Thermals(_message.Message):
     HOT_TOTAL_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
+    HELD_KNOWN_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     """end of the 10 s that the values are of; 0: there are none"""
     hot_total: _builtins.int
+    held_known: _builtins.int
+    """GPUs that report how long heat held them down; absent: an older collector"""
     @_builtins.property
     def racks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RackHeat]:
         """in the order of the fleet file"""
@@ -3465,12 +3478,15 @@ class Thermals(_message.Message):
         hot_total: _builtins.int = ...,
         nodes: _abc.Iterable[Global___NodeHeat] | None = ...,
         absent: _abc.Iterable[_builtins.str] | None = ...,
+        held_known: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_known", b"_held_known", "held_known", b"held_known"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "hot", b"hot", "hot_total", b"hot_total", "nodes", b"nodes", "racks", b"racks", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_known", b"_held_known", "absent", b"absent", "held_known", b"held_known", "hot", b"hot", "hot_total", b"hot_total", "nodes", b"nodes", "racks", b"racks", "ts_ms", b"ts_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__held_known: _TypeAlias = _typing.Literal["held_known"]  # noqa: Y015
+    _WhichOneofArgType__held_known: _TypeAlias = _typing.Literal["_held_known", b"_held_known"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_known) -> _WhichOneofReturnType__held_known | None: ...
 
 Global___Thermals: _TypeAlias = Thermals  # noqa: Y015
 
@@ -3765,6 +3781,7 @@ class System(_message.Message):
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     CPU_CORES_FIELD_NUMBER: _builtins.int
+    AGENTS_ADDRESS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ts_ms: _builtins.int
     started_ms: _builtins.int
@@ -3774,6 +3791,8 @@ class System(_message.Message):
     """memory of this collector"""
     cpu_cores: _builtins.float
     """over the last seconds; 0: not known yet"""
+    agents_address: _builtins.str
+    """"HOST:PORT" on which it listens for agents"""
     @_builtins.property
     def agents(self) -> Global___AgentsState: ...
     @_builtins.property
@@ -3803,10 +3822,11 @@ class System(_message.Message):
         certificate_ends_ms: _builtins.int = ...,
         resident_bytes: _builtins.int = ...,
         cpu_cores: _builtins.float = ...,
+        agents_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,8 +7,11 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
+
+from drover_proto import legacy
 
 T = TypeVar("T")
 
@@ -41,6 +44,8 @@ def from_dict(kind: type[T], data: dict[str, Any]) -> T:
         ValueError: a missing field or a value of the wrong type.
     """
     hints = _hints(typing.cast(typing.Hashable, kind))
+    if (reader := legacy.READERS.get(kind.__name__)) is not None:
+        data = reader(data)
     try:
         return kind(**{key: _convert(hints[key], item, key) for key, item in data.items() if key in hints})
     except TypeError as error:
@@ -66,6 +71,10 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         if len(args) != len(value):
             raise ValueError(f"{key}: expected {len(args)} items, found {value!r}")
         return tuple(_convert(a, item, key) for a, item in zip(args, value, strict=True))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise ValueError(f"{key}: expected an object, found {value!r}")
+        return {name: item if args[1] is Any else _convert(args[1], item, key) for name, item in value.items()}
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{key}: expected an object, found {value!r}")

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from drover_proto.events import AGAIN, CAME_BACK, Event, Incident
+from drover_proto.events import Event, Incident, NoteKind
 from drover_proto.times import iso
 
 
@@ -49,10 +49,9 @@ def incident_report(incident: Incident) -> dict[str, Any]:
 def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
     """When something more was seen of it after it opened, and by which detector; "": the same once more."""
     for note in incident.timeline[1:]:
-        by, told, _ = note.text.partition(": ")
-        if told and by in incident.detectors:
-            yield note.ts_ms, by
-        elif note.text.startswith((CAME_BACK, AGAIN)):
+        if note.kind in (NoteKind.JOINED, NoteKind.ENDED):
+            yield note.ts_ms, note.detector
+        elif note.kind in (NoteKind.CAME_BACK, NoteKind.AGAIN):
             yield note.ts_ms, ""
 
 
@@ -73,5 +72,5 @@ def _fact(evidence: dict[str, Any]) -> dict[str, Any]:
     return {
         times.get(key, key): iso(value) if key in times else value
         for key, value in evidence.items()
-        if value is not None
+        if value not in (None, "") and key != "key"
     }

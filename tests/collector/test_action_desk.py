@@ -210,6 +210,7 @@ def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
             done = scene.wait(act)
             assert done.state is ActionState.FAILED
             assert done.detail == "it is drained by ann (new cables): left as it is"
+            assert done.foreign
         with pytest.raises(ActError, match="was not taken out by Drover"):
             desk.resume("n1", "why not", "bob", True)
     assert scene.slurm.effects == []

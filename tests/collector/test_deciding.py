@@ -360,7 +360,6 @@ def test_a_clock_that_went_back_holds_up_for_an_hour_at_most() -> None:
 def test_what_somebody_else_had_taken_out_is_not_taken_out_when_they_put_it_back() -> None:
     subject, open_ = decider(), [incident("n001")]
     (made,), _ = decide(subject, open_, 1000)
-    foreign = "it is drained by ann (new cables): left as it is"  # word for word as in test_action_desk.py
-    subject.take_failed([dataclasses.replace(failed(made, 2000), detail=foreign)])
+    subject.take_failed([dataclasses.replace(failed(made, 2000), foreign=True)])
     assert subject.out() == set()
     assert decide(subject, open_, 2000 + 9 * AGAIN_MS)[0] == []

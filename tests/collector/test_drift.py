@@ -7,13 +7,11 @@ import pytest
 from drover_collector.detectors import drift
 from drover_collector.detectors.drift_texts import (
     ATTRIBUTES,
-    FIRMWARE_OF,
     NIC,
     Attribute,
     Deviation,
     compare,
     finding,
-    told_of,
 )
 from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
 from drover_collector.detectors.inventory import MAX_VALUES, UNKNOWN, Inventory
@@ -21,7 +19,7 @@ from drover_collector.detectors.window import Window
 from drover_collector.engine import Engine
 from drover_collector.incidents_record import opened
 from drover_collector.policy import Policy
-from drover_proto.events import Finding, Health, IncidentKind, Severity, Wanted
+from drover_proto.events import Finding, Health, Incident, IncidentKind, Severity, Wanted, from_dict, to_dict
 
 MINUTE, HOUR = 60_000, 3_600_000
 INDEX = small_fleet(16, 8, 4)  # four racks of four nodes
@@ -221,14 +219,16 @@ def test_a_restart_forgets_nobody_that_was_told_of() -> None:
     assert drift.detect(window, None, START_MS + HOUR + 5 * MINUTE)[0] == []
 
 
-@pytest.mark.parametrize(
-    "attribute", [*ATTRIBUTES, NIC._replace(key="nic.mlx5_0", words=f"{FIRMWARE_OF}mlx5_0")], ids=lambda a: a.key
-)
-def test_evidence_is_read_again_as_it_was_written(attribute: Attribute) -> None:
+@pytest.mark.parametrize("attribute", [*ATTRIBUTES, NIC._replace(key="nic.mlx5_0", words="firmware of mlx5_0")])
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "of an earlier release"])
+def test_what_differs_is_known_after_a_restart(attribute: Attribute, earlier: bool) -> None:
     value = "525" if attribute.unit else "96.00.A5.00.01"
     window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS)
     found = finding("drift", window, [Deviation(attribute, 0, None, value, "700", 9, 10, START_MS)], START_MS)
-    assert told_of(found.evidence[0].text) == (attribute.key, value)
+    stored = to_dict(opened(found, ("node", "n00", None), START_MS).incident)
+    if earlier:  # it had sentences alone
+        del stored["snapshots"]
+    assert from_dict(Incident, stored).snapshot_of("drift") == {"differs": {attribute.key: value}}
 
 
 def test_a_fault_on_a_node_with_drift_is_an_incident_of_its_own() -> None:

@@ -285,7 +285,8 @@ def test_a_restored_incident_goes_on() -> None:
 def test_a_share_told_anew_replaces_the_one_before() -> None:
     b = book()
     for at, share in enumerate(("75.0%", "74.9%", "+75 %")):
-        said = (Evidence(f"before, its clock was {share} of its peers'", value=0.75), Evidence(f"Xid on {at}"))
+        usual = Evidence(f"before, its clock was {share} of its peers'", value=0.75, key="usual clock")
+        said = (usual, Evidence(f"Xid on {at}"))
         give(b, 10 * at, finding("straggler", "power_cap", 3, evidence=said))
     (found,) = opened(b)
     assert [e.text for e in found.evidence if "clock" in e.text] == ["before, its clock was +75 % of its peers'"]

@@ -11,7 +11,6 @@ from typing import Any
 from drover_collector.actions.desk import ActionDesk
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.deciding import UNANSWERED
 from drover_collector.notify import Delivery, Outbox
 from drover_collector.notify.news import News, of_actions, of_decisions, of_duties
 from drover_collector.notify.pagerduty import event
@@ -28,6 +27,7 @@ from drover_proto.events import (
     ActionState,
     Approval,
     Decision,
+    DecisionCause,
     Duty,
     Event,
     EventKind,
@@ -48,7 +48,7 @@ PENDING = Decision("d1", "i1", T0, "n1", Wanted.DRAIN, "approve", "pending_appro
 
 
 def test_what_is_news_and_what_is_not() -> None:
-    late = replace(PENDING, outcome="expired", reason=f"{UNANSWERED} within 60 min")
+    late = replace(PENDING, outcome="expired", reason="nobody answered within 60 min", cause=DecisionCause.UNANSWERED)
     assert [n.kind for n in of_decisions([PENDING, late])] == [ASKS, NOBODY]
     assert "drover approve d1 --why TEXT, or drover reject d1" in of_decisions([PENDING])[0].text
     others = ("would_act", "held", "approved", "rejected", "act")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector import incidents_record
 from drover_collector.config import CollectorConfig
 from drover_collector.notify.wording import Story, cut, listed, moment, span, story
-from drover_proto.events import Incident, Note
+from drover_proto.events import Incident, Note, NoteKind
 from drover_proto.settings import load
 from testbed.notified import LOST_GPU, NOW_MS, OVER, PLACES, body
 
@@ -78,7 +77,13 @@ def test_the_first_line_says_how_it_goes_on() -> None:
 def test_an_end_says_why_and_one_that_goes_on_elsewhere_is_none() -> None:
     over = told("closed", closed_ms=OVER.closed_ms, timeline=OVER.timeline)
     assert over.text(NOW_MS).startswith(f"It is over: the condition has ended. It was: {LOST_GPU.summary}")
-    merged = told("closed", closed_ms=NOW_MS, timeline=(Note(NOW_MS, f"{incidents_record.PART_OF}77aa"),))
+    merged = told(
+        "closed",
+        closed_ms=NOW_MS,
+        timeline=(
+            Note(NOW_MS, "part of incident 77aa", NoteKind.ABSORBED, incident="77aa", why="part of incident 77aa"),
+        ),
+    )
     assert merged.headline == "MERGED: r01n03 GPU 3, xid 79, is now part of incident 77aa"
     assert merged.text(NOW_MS).startswith("It goes on as part of incident 77aa. It was told as: XID 79")
     assert told("closed", closed_ms=NOW_MS).text(NOW_MS).startswith("It is over. It was: ")

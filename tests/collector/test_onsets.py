@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from drover_collector.detectors import straggler, thermal
+from drover_collector.detectors import thermal
 from drover_collector.detectors.example import START_MS, play, small_fleet
 from drover_proto.events import Finding
 from testbed.straggler_findings import SLOW, Columns, run, waits
@@ -21,7 +21,7 @@ def capped(gpu: Columns) -> None:
 
 def before_of(found: list[Finding]) -> list[dict[str, float]]:
     """What each finding says was usual: clock, duty, HBM traffic or lateness."""
-    return [straggler.usual_of(f.evidence) for f in found]
+    return [dict(f.snapshot.get("usual", {})) for f in found]
 
 
 def test_what_a_slow_gpu_had_before_is_not_learnt_from_its_fault() -> None:

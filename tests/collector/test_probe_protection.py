@@ -128,7 +128,7 @@ def test_a_job_holds_the_node_before_anything_is_sent() -> None:
     assert made.of(order(), busy=False) == Given(wait="job 801 is pending")
     holds.begin("p1")
     made.look(["p1"])
-    assert made.of(order(), busy=False) == Given("job 801")
+    assert made.of(order(), busy=False) == Given("job", "801")
     assert len(holds.submitted) == 1
     made.look([])
     assert holds.ended == ["801"], "its order is over"
@@ -334,7 +334,7 @@ async def test_an_order_waits_for_its_job_is_sent_in_it_and_the_job_ends_with_it
         at.holds.begin(id_)
         request = (await agent.read("probe_request")).probe_request
         assert (request.id, request.protection) == (id_, "job")
-        assert (at.newest(id_).state, at.newest(id_).protection) == ("sent", "job 801")
+        assert (at.newest(id_).state, at.newest(id_).protection, at.newest(id_).job) == ("sent", "job", "801")
         told = ProbeResult(f"{id_}/end", "n0", None, "", T0, None, None, "", "gave way", id_, end="stopped")
         body = pb.ProbeResult(request_id=id_, json=to_json(told))
         await agent.send(record=pb.Record(seq=1, probe_result=body))

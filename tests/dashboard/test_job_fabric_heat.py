@@ -223,10 +223,10 @@ def test_racks_stand_by_row_and_an_absent_value_has_no_colour() -> None:
 
 def test_what_heat_does_is_not_told_as_nothing_where_nobody_tells() -> None:
     rack = pb.RackHeat(name="r1", incident="i", cause="cooling", gpu_max_c=90)
-    reply = pb.Thermals(ts_ms=1, racks=[rack], absent=["GPUs held down by heat: no GPU tells it."])
+    reply = pb.Thermals(ts_ms=1, racks=[rack], held_known=0)
     assert heat_parts.verdict(reply, WHO) == "Poor cooling in r1. Inlets are not known."
     assert {label: value for label, value, _ in heat_parts.numbers(reply)}["Held by heat"] == "absent"
-    del reply.absent[:]
+    reply.held_known = 8
     assert {label: value for label, value, _ in heat_parts.numbers(reply)}["Held by heat"] == "0"
     silent, heard = heat_parts.node_rows([pb.NodeHeat(node="n1"), pb.NodeHeat(node="n2", gpu_median_c=50)])
     assert (silent.cells[-1].text, heard.cells[-1].text) == ("absent", "0")
@@ -243,7 +243,7 @@ def test_leafs_of_which_a_part_is_not_known_are_not_all_well() -> None:
 
 def test_a_chart_of_a_port_is_of_the_port_that_the_evidence_names() -> None:
     """Asked for without it, the collector refused: `no link given` stood in the place of the proof."""
-    port = Evidence("port mlx5_4 has been down for 30 s", "link_up", 0.0, 1.0)
+    port = Evidence("port mlx5_4 has been down for 30 s", "link_up", 0.0, 1.0, port="mlx5_4")
     loop = Evidence("Steps take 2.5 s.", "step_time_s", 2.5, 2.0)
     found = incident(node="n1", gpu=None, evidence=(port, port, loop))
     (target,) = incident_detail._targets(found, Scope.LINK)

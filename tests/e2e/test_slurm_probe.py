@@ -172,7 +172,7 @@ async def test_a_probe_waits_behind_a_users_job_and_the_next_one_preempts_it_and
         await at.job(first, "COMPLETED")
         order = await at.ask("soak")  # a minute of load
         await until(lambda: at.newest(order).state == "sent", "it is sent", SLOW_S)
-        assert at.newest(order).protection.startswith("job ")
+        assert at.newest(order).protection == "job"
         assert at.job_of(order) == "RUNNING"
         await until(lambda: "soak: " in at.log.read_text(), "it is under load", SLOW_S)
         seen = tmp_path / "seen"
@@ -300,7 +300,7 @@ async def test_an_innocent_node_is_cleared_and_stays_in_service(
         order = await at.suspected()
         await until(lambda: store.probe_order(order)[-1].state in ("done", "failed"), "the order's end", SLOW_S)
         end = store.probe_order(order)[-1]
-        assert (end.state, end.detail, end.protection[:4]) == ("done", "", "job ")
+        assert (end.state, end.detail, end.protection) == ("done", "", "job")
         await until(lambda: at.incident().closed_ms is not None, "it is cleared")
         assert at.incident().timeline[-1].text.startswith(f"cleared by a probe: GPU {GPU} of {NODE}: ")
         assert not at.drained()
@@ -320,7 +320,7 @@ async def test_a_straggler_is_confirmed_in_a_job_drained_validated_and_resumed(
         await until(lambda: at.incident().action is Wanted.DRAIN, "it is confirmed", SLOW_S)
         # The node is repaired before its validation: without a fault there it passes.
         write(figures, Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001), NODE)
-        assert store.probe_order(order)[-1].protection.startswith("job ")
+        assert store.probe_order(order)[-1].protection == "job"
         assert (at.incident().id, at.incident().severity) == (suspect.id, Severity.CRITICAL)
         await at.stage(Health.HEALTHY)
         assert not at.drained()

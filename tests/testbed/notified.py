@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from drover_collector.incidents_record import closing
 from drover_collector.notify.webhook import message
-from drover_proto.events import Evidence, Incident, IncidentKind, Note, Severity, Wanted
+from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted
 from drover_proto.fleet import NodeSpec
 
 NOW_MS = 1_795_400_000_000  # 2026-11-23T02:13:20Z
@@ -21,7 +22,7 @@ LOST_GPU = Incident(
     job="4711", gpu_hours_lost=0.4, gpu_hours_waited=31.2, asked=Wanted.ISOLATE,
 )  # fmt: skip
 OVER = dataclasses.replace(
-    LOST_GPU, closed_ms=NOW_MS + 1_680_000, version=2, timeline=(Note(NOW_MS, "closed: the condition has ended"),)
+    LOST_GPU, closed_ms=NOW_MS + 1_680_000, version=2, timeline=(closing(NOW_MS, "the condition has ended"),)
 )
 NASTY = dataclasses.replace(
     LOST_GPU, summary="<!channel> & <https://evil|look>: " + "x" * 20_000, advice="y" * 20_000,

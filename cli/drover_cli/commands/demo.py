@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import shutil
 import signal
 import sys
@@ -146,7 +145,8 @@ class _Demo:
         with grpc.insecure_channel(f"127.0.0.1:{api}", soon) as channel:
             stub = FleetStub(channel)
             self._wait("the collector", lambda: bool(stub.GetStatus(pb.StatusRequest(), timeout=2)))
-            agents = self._agents_port()
+            # A free port, as others' agents may send to the usual one.
+            agents = int(stub.GetSystem(pb.SystemRequest(), timeout=CALL_S).agents_address.rpartition(":")[2])
             if not self.args.no_dashboard:
                 self.processes.start(
                     "dashboard", "drover_dashboard.main", "--collector", f"127.0.0.1:{api}", "--port", str(console)
@@ -185,24 +185,6 @@ class _Demo:
         with contextlib.suppress(KeyboardInterrupt):
             while self.processes.runs("dashboard"):
                 time.sleep(0.5)
-
-    def _agents_port(self) -> int:
-        """The port on which the collector listens for agents: a free one, as others' agents may send to the usual one.
-
-        Raises:
-            ChildError: it does not say.
-        """
-        log = self.processes.log("collector")
-        found = None
-
-        def said() -> bool:
-            nonlocal found
-            found = re.search(r"is ready: agents on 127\.0\.0\.1:(\d+)", log.read_text("utf-8", "replace"))
-            return found is not None
-
-        self._wait("the collector", said)
-        assert found is not None
-        return int(found[1])
 
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_S

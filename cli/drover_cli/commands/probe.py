@@ -230,7 +230,9 @@ def _state(order: ProbeOrder) -> str:
     if order.state == "asked" and order.detail:
         return f"waits: {cut(order.detail, 200)}"
     if order.state == "sent" and order.protection:
-        return f"{how['sent']} ({_PROTECTED.get(order.protection, 'held by ' + order.protection)})"
+        return (
+            f"{how['sent']} ({_PROTECTED.get(order.protection) or f'held by {order.protection} {order.job}'.strip()})"
+        )
     return f"failed: {cut(order.detail, 200)}" if order.state == "failed" else how.get(order.state, order.state)
 
 

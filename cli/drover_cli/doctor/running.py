@@ -54,8 +54,7 @@ def version(system: pb.System) -> list[Finding]:
 
 
 def blindness(status: pb.Status) -> list[Finding]:
-    said = [line for line in status.troubles if line.startswith("Drover is blind")]
-    return [bad("sight", plain(line), "drover runbook DroverBlind") for line in said]
+    return [bad("sight", plain(line), "drover runbook DroverBlind") for line in status.blind]
 
 
 def detection(system: pb.System) -> list[Finding]:
@@ -213,5 +212,5 @@ def certificate(system: pb.System) -> list[Finding]:
 
 def troubles(status: pb.Status) -> list[Finding]:
     """What the collector says beside all this, in its own words."""
-    rest = [line for line in status.troubles if not line.startswith("Drover is blind")]
+    rest = [line for line in status.troubles if line not in status.blind]
     return [warn("collector says", plain(line), "drover status; its log has more") for line in rest]

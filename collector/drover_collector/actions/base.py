@@ -26,9 +26,6 @@ REASON_CHARS = 200  # of what schedulers show in a column
 _MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
 
 
-LEFT = "left as it is"  # ends what an actuator says of a node that somebody else has taken out
-
-
 class ActError(Exception):
     """It cannot be done; a sentence for the operator."""
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from drover_collector.actions.base import (
     ACTS,
-    LEFT,
     ActError,
     ForeignError,
     LaterError,
@@ -51,7 +50,9 @@ class CommandActuator:
         state = self.observe(order.node)
         wanted_in = act is Act.RESUME
         if state.out and state.mark != order.mark and (wanted_in or state.mark is None):
-            raise ForeignError(f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): {LEFT}")
+            raise ForeignError(
+                f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): left as it is"
+            )
         if wanted_in and state.service is Service.IN:
             return Result("in service already")
         if act is Act.DRAIN and state.out:  # another mark stays: what a person drained is not made this incident's

@@ -330,7 +330,7 @@ class ActionDesk(Returning):
 
     def set_duty(self, duty: Duty) -> None:
         """Raises StoreError: it is as before then."""
-        if duty.stage is not Health.DRAINED:
+        if duty.stage not in (Health.DRAINING, Health.DRAINED):
             duty = replace(duty, waits_for=WaitsFor.NOTHING)
         with self._lock:
             self.store.write_duties([duty])
@@ -423,7 +423,7 @@ class ActionDesk(Returning):
             worker.add(action)
             return
         gone = "not done: no actuator has this node's pool any more"
-        failed = replace(action, state=ActionState.FAILED, detail=gone, ts_ms=self.now_ms())
+        failed = replace(action, state=ActionState.FAILED, running=False, detail=gone, ts_ms=self.now_ms())
         self.store.write_actions([failed])
         self._tell_failed([failed])
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from drover_collector.actions.base import HAND, NodeState, Service
 from drover_proto.events import Duty, Health, ProbeVerdict, WaitsFor
 
 OUT = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
 IDLE = frozenset({Health.DRAINED, Health.VALIDATING, Health.REPAIR})  # no job runs there
-NOT_TOLD = "not validated: "  # begin of the reason of one that probes could not judge: not asked again by itself
-# Begin of the reason of one that passed its validation and is not put back: probed again by itself, once, when nothing
-# more comes.
-WITHHELD = "resume withheld: "
 ITSELF = "drover"  # as whose what Drover does by itself is written down: no person is called so
 SOMEBODY = "somebody else"
 DAY_MS = 86_400_000
@@ -47,16 +44,22 @@ def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, n
     return Duty(node, Health.DRAINING, now_ms, "" if mark == HAND else mark, reason, by, returns)
 
 
+def moved(duty: Duty, stage: Health, now_ms: int, reason: str, **changes: Any) -> Duty:
+    """The next step of a node that is out, for a reason of its own: what it waited for before is over."""
+    fresh: dict[str, Any] = {"waits_for": WaitsFor.NOTHING, "incidents": ()}
+    return replace(duty, stage=stage, ts_ms=now_ms, reason=reason, **(fresh | changes))
+
+
 def seen(duty: Duty, state: NodeState, now_ms: int) -> Duty | None:
     """What a look at the scheduler changes; None: nothing."""
     if state.service is Service.IN:
         text = "put back in service by somebody else"
-        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=SOMEBODY, asked_ms=0)
+        return moved(duty, Health.HEALTHY, now_ms, text, by=SOMEBODY, asked_ms=0)
     if not state.out:
         return None  # down: its scheduler looks after it
     if state.mark != mark_of_duty(duty):
         text = f"taken over by {state.by or SOMEBODY}, who keeps it out: {state.reason or 'no reason given'}"
-        return replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=text, by=state.by or SOMEBODY, asked_ms=0)
+        return moved(duty, Health.HEALTHY, now_ms, text, by=state.by or SOMEBODY, asked_ms=0)
     if duty.stage is Health.DRAINING and state.service is Service.DRAINED:
         return replace(duty, stage=Health.DRAINED, ts_ms=now_ms)
     return None
@@ -95,10 +98,11 @@ def adopted(state: NodeState, now_ms: int) -> Duty | None:
     if mark is None:
         return None
     text = (
-        f"{NOT_TOLD}it was found closed by Drover ({state.reason}), and this store knows nothing of it: lost, or set"
-        f" back? drover resume {state.node} --why ... has it probed and put back"
+        f"not validated: it was found closed by Drover ({state.reason}), and this store knows nothing of it: lost, or"
+        f" set back? drover resume {state.node} --why ... has it probed and put back"
     )
-    return Duty(state.node, Health.DRAINING, now_ms, "" if mark == HAND else mark, text, "drover")
+    incident = "" if mark == HAND else mark
+    return Duty(state.node, Health.DRAINING, now_ms, incident, text, "drover", waits_for=WaitsFor.REVIEW)
 
 
 def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | None:
@@ -106,12 +110,16 @@ def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | 
     listed = list(verdicts)
     failed = [v.text for v in listed if v.passed is False]
     if failed:
-        return replace(duty, stage=Health.REPAIR, ts_ms=now_ms, reason="; ".join(failed))
+        return moved(duty, Health.REPAIR, now_ms, "; ".join(failed))
     untold = [v.text for v in listed if v.passed is None]
     if untold or not listed:
-        text = NOT_TOLD + ("; ".join(untold) or "no verdict came")
-        return replace(duty, stage=Health.DRAINED, ts_ms=now_ms, reason=text)
+        return unjudged(duty, "; ".join(untold) or "no verdict came", now_ms)
     return None
+
+
+def unjudged(duty: Duty, why: str, now_ms: int) -> Duty:
+    """One that probes could not judge: a person must look at it. `why`: a sentence without its full stop."""
+    return moved(duty, Health.DRAINED, now_ms, f"not validated: {why}", waits_for=WaitsFor.REVIEW)
 
 
 def gpu_hours_lost(history: Sequence[Duty], gpus: int, now_ms: int) -> float:

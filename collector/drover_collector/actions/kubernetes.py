@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from drover_collector.actions.base import (
-    LEFT,
     ActError,
     AwayError,
     ForeignError,
@@ -367,7 +366,7 @@ def _text(node: Node) -> str:
 def _foreign(node: Node) -> str:
     mark = _value(node, DRAIN)
     whose = "cordoned by somebody else" if mark is None else f"drained for another incident, {mark}"
-    return f"it is {whose}: {LEFT}"
+    return f"it is {whose}: left as it is"
 
 
 def _owner(pod: Mapping[str, Any]) -> str | None:

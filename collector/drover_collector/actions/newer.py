@@ -7,6 +7,7 @@ came since (a burst is one finding, its later lines are none), and what a detect
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from drover_collector.detectors import xid
 from drover_collector.detectors.xid_verdicts import judge
@@ -17,39 +18,44 @@ CLOSES = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
 NAMED = 3  # incidents
 
 
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """What has come since, as a part of a sentence; the ids of the incidents that it is about."""
+
+    text: str
+    incidents: tuple[str, ...]
+
+
 def newer(
     node: str, since_ms: int, incidents: Iterable[Incident], events: Iterable[Event], findings: Iterable[Finding]
-) -> str:
-    """What has come since, as a part of a sentence; "": nothing.
+) -> Newer | None:
+    """What has come since; None: nothing.
 
     Args:
         incidents: open ones, and those that have just closed. events, findings: of the node, since then.
     """
     lines, told = list(events), list(findings)
-    found = []
+    found: dict[str, str] = {}
     for incident in sorted(incidents, key=lambda i: (i.opened_ms, i.id)):
         if incident.node != node or incident.action not in CLOSES or was_cleared(incident):
             continue
         if incident.opened_ms > since_ms:
-            found.append(f"{what(incident)} was found")
+            found[incident.id] = f"{what(incident)} was found"
         elif incident.closed_ms is None and (
             any(_came_again(event, incident, since_ms) for event in lines)
             or any(f.ts_ms > since_ms and _told_again(f, incident) for f in told)
         ):
-            found.append(f"{what(incident)} was told again")
+            found[incident.id] = f"{what(incident)} was told again"
+    if not found:
+        return None
     more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return "; ".join(found[:NAMED]) + more
-
-
-def named(id_: str) -> str:
-    """An incident in the reason for which a return is withheld."""
-    return f"(incident {id_})"
+    return Newer("; ".join(list(found.values())[:NAMED]) + more, tuple(found))
 
 
 def what(incident: Incident) -> str:
     """An incident in a sentence."""
     gpu = "" if incident.gpu is None else f" of GPU {incident.gpu}"
-    return f"{incident.kind}/{incident.cause}{gpu} {named(incident.id)}"
+    return f"{incident.kind}/{incident.cause}{gpu} (incident {incident.id})"
 
 
 def _came_again(event: Event, incident: Incident, since_ms: int) -> bool:

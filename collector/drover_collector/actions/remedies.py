@@ -58,10 +58,11 @@ class NodeNow:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a return waits for, and that as a sentence without its full stop."""
+    """What a return waits for, and that as a sentence without its full stop. `incidents`: ids of those it is about."""
 
     waits_for: WaitsFor
     text: str
+    incidents: tuple[str, ...] = ()
 
 
 class LackError(ActError):
@@ -211,17 +212,18 @@ def finding_lack(
         since_ms: what any detector has said after then contradicts; None: only what shows on a node without work.
         held: a finding has contradicted it before: what any detector has said lately contradicts, with or without work.
     """
-    found = []
+    found: dict[str, str] = {}
     for incident in sorted(names):
         for detector, at_ms in said.get(incident, {}).items():
             lasts = (detector in UNLOADED or (held and detector != XID)) and now_ms - at_ms <= SAID_MS
             if lasts or (since_ms is not None and detector != XID and at_ms > since_ms):
-                found.append(names[incident])
+                found[incident] = names[incident]
                 break
     if not found:
         return None
     more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return Lack(WaitsFor.FINDING, f"held for a finding: {'; '.join(found[:NAMED])}{more} still holds")
+    some = "; ".join(list(found.values())[:NAMED])
+    return Lack(WaitsFor.FINDING, f"held for a finding: {some}{more} still holds", tuple(found))
 
 
 def _fresh(now: NodeNow, at_ms: int, now_ms: int, since_ms: int) -> bool:

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from drover_collector.actions.base import ActError, LaterError
 from drover_collector.actions.commands import Commands
-from drover_collector.actions.duties import ITSELF, NOT_TOLD, WITHHELD, is_out, judged, kept_by
-from drover_collector.actions.newer import CLOSES, newer, what
+from drover_collector.actions.duties import ITSELF, is_out, judged, kept_by, moved, unjudged
+from drover_collector.actions.newer import CLOSES, Newer, newer, what
 from drover_collector.actions.remedies import (
     FRESH_MS,
     XID,
@@ -68,9 +68,10 @@ def with_help(duty: Duty, lack: Lack) -> str:
 
 def held(duty: Duty, lack: Lack, now_ms: int) -> Duty:
     """A drained node whose return waits for something."""
-    return replace(
-        duty, stage=Health.DRAINED, ts_ms=now_ms, reason=with_help(duty, lack), waits_for=lack.waits_for, asked_ms=0
-    )
+    return moved(
+        duty, Health.DRAINED, now_ms, with_help(duty, lack), waits_for=lack.waits_for, incidents=lack.incidents,
+        asked_ms=0,
+    )  # fmt: skip
 
 
 class Validator(Protocol):
@@ -138,23 +139,25 @@ class Returning:
             self.set_duty(held(replace(duty, by=ITSELF), lack, self.now_ms()))
             return None, with_help(duty, lack)
         reason = ProbeReason.REPAIRED if duty.stage is Health.REPAIR else ProbeReason.VALIDATE
-        self._validate(self.validator, duty, reason, by, why)
+        self._validate(self.validator, replace(duty, withheld=False, incidents=()), reason, by, why)
         return None, "probes were asked for; it is put back when it passes them"
 
     def validate(self, duty: Duty) -> None:
         """Ask for the probes of a node whose jobs are gone. Raises StoreError."""
-        if self.validator is None or not self.config.validate or duty.reason.startswith(NOT_TOLD) or kept_by(duty):
+        if self.validator is None or not self.config.validate or duty.waits_for is WaitsFor.REVIEW or kept_by(duty):
             return
-        if duty.reason.startswith(WITHHELD) and self._newer(duty.node, self.now_ms() - QUIET_MS):
+        quiet = duty.waits_for is WaitsFor.QUIET
+        if quiet and self._newer(duty.node, self.now_ms() - QUIET_MS) is not None:
             return
         if (at := self._rechecks.get(duty.node)) is not None and time.monotonic() < at:
             return
         lack = self._remedy_lack(duty)
-        if lack is None and duty.waits_for is not WaitsFor.NOTHING:
+        held_before = duty.waits_for is not WaitsFor.NOTHING and not quiet
+        if lack is None and held_before:
             lack = self._present_lack(duty)
         if lack is None:
             self._rechecks.pop(duty.node, None)
-            reason = duty.reason if duty.waits_for is WaitsFor.NOTHING else f"{HELD_BEFORE}{duty.reason}"
+            reason = f"{HELD_BEFORE}{duty.reason}" if held_before else duty.reason
             self._validate(self.validator, duty, ProbeReason.VALIDATE, ITSELF, reason)
             return
         self._rechecks[duty.node] = time.monotonic() + self._recheck_s
@@ -166,8 +169,7 @@ class Returning:
         try:
             order = validator.ask(duty.node, why, level=self.config.validate_level, incident_id=duty.incident_id, by=by)
         except ValueError as error:
-            text = f"{NOT_TOLD}{error}"
-            self.set_duty(replace(duty, ts_ms=now_ms, stage=Health.DRAINED, reason=text, waits_for=WaitsFor.NOTHING))
+            self.set_duty(unjudged(duty, str(error), now_ms))
             return
         self.step("asked")
         first = next(iter(self.store.probe_order(order)), None)  # the same one may have been open for a while
@@ -202,8 +204,8 @@ class Returning:
                     self.intend(node, Act.REPAIR, mine[0].request, duty.incident_id, after.reason, ITSELF)
                 self.set_duty(after)
 
-    def withheld(self, resume: Action, waiting: Sequence[Action]) -> str:
-        """Why a return of Drover's own, which has passed, is not to be: asked right before its effect. "": it is.
+    def withheld(self, resume: Action, waiting: Sequence[Action]) -> Lack | None:
+        """Why a return of Drover's own, which has passed, is not to be: asked right before its effect. None: it is.
 
         Args:
             waiting: what else is to be done to its node.
@@ -212,23 +214,26 @@ class Returning:
         """
         duty = self.duties.get(resume.node)
         if resume.by != ITSELF or duty is None or not is_out(duty):
-            return ""
+            return None
         closing = next((a.by for a in waiting if a.action in (Act.DRAIN, Act.ISOLATE) and a.by != ITSELF), "")
         if person := kept_by(duty) or closing:
-            return f"{WITHHELD}{person} drains it by hand; drover resume {resume.node} --why TEXT has it probed again"
+            again = f"drover resume {resume.node} --why TEXT has it probed again"
+            return Lack(WaitsFor.QUIET, f"resume withheld: {person} drains it by hand; {again}")
         self._must_lack_nothing(resume, duty)
-        if not (found := self._newer(resume.node, duty.asked_ms or duty.ts_ms)):
-            return ""
-        since = f"it {resume.why}; but since its probes were asked for {found}"
-        if duty.reason.startswith(WITHHELD):
-            return f"{NOT_TOLD}{since}, as after the time before: a person must look"
-        return f"{WITHHELD}{since}. It is probed again when nothing more comes"
+        if (found := self._newer(resume.node, duty.asked_ms or duty.ts_ms)) is None:
+            return None
+        since = f"it {resume.why}; but since its probes were asked for {found.text}"
+        if duty.withheld:
+            text = f"not validated: {since}, as after the time before: a person must look"
+            return Lack(WaitsFor.REVIEW, text, found.incidents)
+        text = f"resume withheld: {since}. It is probed again when nothing more comes"
+        return Lack(WaitsFor.QUIET, text, found.incidents)
 
-    def _newer(self, node: str, since_ms: int) -> str:
+    def _newer(self, node: str, since_ms: int) -> Newer | None:
         """What a pass of probes that were asked for then does not speak for. Raises StoreError."""
         mine = list(self._own_incidents(node).values())
         if not mine:
-            return ""
+            return None
         store, to_ms = self.store, max(self.now_ms(), since_ms) + 1
         return newer(
             node, since_ms, mine, store.events_received(node, since_ms), store.findings(since_ms, to_ms, node=node)
@@ -268,11 +273,8 @@ class Returning:
         if not any(before.waits_for is WaitsFor.FINDING for before in out):
             return held(duty, lack, self.now_ms())
         again = f"drover resume {duty.node} --why TEXT has it probed again"
-        text = f"{NOT_TOLD}it passed its validation twice, and was {lack.text} each time: a person must look; {again}"
-        return replace(
-            duty, stage=Health.DRAINED, ts_ms=self.now_ms(), reason=text, asked_ms=0,
-            waits_for=WaitsFor.NOTHING,
-        )  # fmt: skip
+        why = f"it passed its validation twice, and was {lack.text} each time: a person must look; {again}"
+        return replace(unjudged(duty, why, self.now_ms()), asked_ms=0, incidents=lack.incidents)
 
     def _remedy_lack(self, duty: Duty) -> Lack | None:
         """Whether a boot or a reset that a fault needs is missing. Raises StoreError."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from drover_collector.actions.base import (
-    LEFT,
     ActError,
     ForeignError,
     LaterError,
@@ -207,4 +206,4 @@ def _other(node: SlurmNode) -> str:
 
 def _foreign(node: SlurmNode) -> str:
     state = "drained" if "DRAIN" in node.states else "down"
-    return f"it is {state} by {node.by or 'somebody else'} ({node.reason or 'no reason given'}): {LEFT}"
+    return f"it is {state} by {node.by or 'somebody else'} ({node.reason or 'no reason given'}): left as it is"

@@ -16,6 +16,7 @@ from drover_collector.actions.base import (
     ActError,
     Actuator,
     AwayError,
+    ForeignError,
     LaterError,
     NodeState,
     Order,
@@ -24,14 +25,14 @@ from drover_collector.actions.base import (
 from drover_collector.actions.duties import (
     IDLE,
     ITSELF,
-    NOT_TOLD,
-    WITHHELD,
     adopted,
     drained_too,
     is_out,
     kept_by,
     mark_of_duty,
+    moved,
     taken_out,
+    unjudged,
 )
 from drover_collector.actions.looks import Looks
 from drover_collector.actions.remedies import Lack, LackError
@@ -48,9 +49,9 @@ WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and
 STORE_WAIT_S = 1.0
 ASK_S = 30.0  # for the answer of another actuator's thread, which may be at a slow command
 SURVEY_S = 15.0  # a node is closed by a look at all nodes that is not older
-BEGUN = "its command runs"
 CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
 RESETS = frozenset({Act.RESET, Act.REBOOT})
+WITHHELD = frozenset({WaitsFor.QUIET, WaitsFor.REVIEW})
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
 
 
@@ -62,6 +63,7 @@ class Job:
     detail: str | None = None  # of what is done, and not stored yet
     touched: bool = True  # something may have been done; of what a stop left nobody knows
     lack: Lack | None = None  # of a return that failed: what it waits for
+    foreign: bool = False  # it failed because somebody else has the node out
     given_up: str = ""  # why; then it is only looked at whether it has closed its node
 
 
@@ -186,6 +188,7 @@ class Worker:
             self._later(job, str(error), known=self._closed_so_far(job))
         except ActError as error:
             job.lack = error.lack if isinstance(error, LackError) else None
+            job.foreign = isinstance(error, ForeignError)
             if self._closed_so_far(job):
                 self._fail(job, str(error))
             else:  # a node that it has closed must not be forgotten with it
@@ -210,9 +213,9 @@ class Worker:
                 desk.store.write_actions([action])
                 desk.step("noted")
         if not self.actuator.repeatable:
-            if action.detail == BEGUN:
+            if action.running:
                 raise ActError("the collector was stopped while its command ran: nobody knows whether it was done")
-            job.action = replace(action, detail=BEGUN, attempts=job.tries + 1)
+            job.action = replace(action, running=True, detail="its command runs", attempts=job.tries + 1)
             desk.store.write_actions([job.action])
             desk.step("begun")
         self._must_not_meet(job.action)
@@ -236,10 +239,10 @@ class Worker:
         desk, node = self._desk, action.node
         others = desk.under_way(node)  # before the duty: a resume that is not among them any more stands there
         if action.action is Act.RESUME:
-            if running := [a for a in others if a.action in RESETS and a.detail == BEGUN]:
+            if running := [a for a in others if a.action in RESETS and a.running]:
                 raise LaterError(f"its {running[0].action} runs")
-            if why := desk.withheld(action, others):
-                raise ActError(why)
+            if (lack := desk.withheld(action, others)) is not None:
+                raise LackError(lack)
         elif action.action in RESETS:
             duty = desk.duties.get(node)
             back = duty is not None and duty.stage not in IDLE and duty.ts_ms > action.ts_ms
@@ -307,7 +310,10 @@ class Worker:
                 self._drop_closings(action)  # before it is stored as done: a stop in between does both again
         elif action.action is Act.RESUME:
             self._not_back(action, detail, job.lack)
-        ended = replace(action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1)
+        ended = replace(
+            action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1, running=False,
+            foreign=state is ActionState.FAILED and job.foreign,
+        )  # fmt: skip
         desk.store.write_actions([ended])
         with self._changed:
             self._jobs.pop(action.id, None)
@@ -372,23 +378,24 @@ class Worker:
         elif action.action is Act.RESUME and duty is not None and is_out(duty):
             asked_ms = duty.asked_ms if action.by == ITSELF else 0
             desk.set_duty(
-                replace(duty, stage=Health.HEALTHY, ts_ms=now_ms, reason=action.why, by=action.by, asked_ms=asked_ms)
+                moved(duty, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, withheld=False)
             )
 
     def _not_back(self, action: Action, why: str, lack: Lack | None) -> None:
         """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
         duty = self._desk.duties.get(action.node)
-        if lack is not None and duty is not None and is_out(duty) and not kept_by(duty):
+        now_ms, withheld = self._desk.now_ms(), lack is not None and lack.waits_for in WITHHELD
+        if lack is not None and not withheld and duty is not None and is_out(duty) and not kept_by(duty):
             finding = lack.waits_for is WaitsFor.FINDING
-            self._desk.set_duty(
-                self._desk.contradicted(duty, lack) if finding else held(duty, lack, self._desk.now_ms())
-            )
-            return
-        told = why.startswith((WITHHELD, NOT_TOLD))
-        if duty is not None and (duty.stage is Health.VALIDATING or (told and not kept_by(duty))):
-            text = why if told else f"{NOT_TOLD}it could not be put back: {why}"
-            now_ms = self._desk.now_ms()
-            self._desk.set_duty(replace(duty, stage=Health.DRAINED, ts_ms=now_ms, reason=text, asked_ms=0))
+            self._desk.set_duty(self._desk.contradicted(duty, lack) if finding else held(duty, lack, now_ms))
+        elif duty is not None and (duty.stage is Health.VALIDATING or (withheld and not kept_by(duty))):
+            if lack is not None and withheld:
+                after = moved(
+                    duty, Health.DRAINED, now_ms, why, waits_for=lack.waits_for, incidents=lack.incidents, withheld=True
+                )
+            else:
+                after = unjudged(duty, f"it could not be put back: {why}", now_ms)
+            self._desk.set_duty(replace(after, asked_ms=0))
 
     def _later(self, job: Job, why: str, known: bool) -> None:
         """`known`: whether it has closed its node: else it is looked at until that is, however long it takes."""
@@ -405,7 +412,7 @@ class Worker:
         self._put_off(job)
         if action.detail != told:
             log.warning("%s %s: %s", action.action, action.node, told)
-            job.action = replace(action, detail=told, attempts=job.tries)
+            job.action = replace(action, running=False, detail=told, attempts=job.tries)
             self._note(job.action)
 
     def _put_off(self, job: Job) -> None:

@@ -8,12 +8,12 @@ and a second standard that many nodes have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.detectors.drift_texts import ATTRIBUTES, FIRMWARE_OF, NIC, Attribute, Deviation, finding, told_of
+from drover_collector.detectors.drift_texts import ATTRIBUTES, NIC, Attribute, Deviation, finding
 from drover_collector.detectors.example import START_MS, Example, play, small_fleet
 from drover_collector.detectors.inventory import UNKNOWN, Codes, Column, Inventory, Times
 from drover_collector.detectors.robust import Bools
@@ -64,7 +64,8 @@ def _take_over(index: FleetIndex, s: State) -> None:
         n = index.node_number.get(incident.node or "")
         if n is None:
             continue
-        for key, value in [told for e in incident.evidence if (told := told_of(e.text))]:
+        differs: Mapping[str, str] = incident.snapshot_of(NAME).get("differs", {})
+        for key, value in differs.items():
             if scopes.get(key, "node") == "node":
                 known.add((key, n, value))
                 continue
@@ -103,7 +104,7 @@ def _attributes(told: Inventory) -> Iterator[Attribute]:
         if attribute.key in (told.gpu if attribute.scope == "gpu" else told.node):
             yield attribute
     for name in told.nic_boards:
-        yield NIC._replace(key=name, words=f"{FIRMWARE_OF}{name.removeprefix('nic.')}")
+        yield NIC._replace(key=name, words=f"firmware of {name.removeprefix('nic.')}")
 
 
 def _groups(index: FleetIndex, told: Inventory, attribute: Attribute) -> Ints:

@@ -122,20 +122,6 @@ def _parts(text: str, base: int) -> list[tuple[int, str]]:
     return [(int(part, base), "") if number.fullmatch(part) else (0, part.lower()) for part in parts]
 
 
-_SAID = re.compile(r"(.+?) is (.+?), while \d+ of \d+ ")
-FIRMWARE_OF = "firmware of "  # an adapter
-
-
-def told_of(text: str) -> tuple[str, str] | None:
-    """Attribute and value that a finding's evidence tells of, for a restart; None: it tells of something else."""
-    said = _SAID.match(text)
-    if said is None:
-        return None
-    if said[1].startswith(FIRMWARE_OF):
-        return f"nic.{said[1].removeprefix(FIRMWARE_OF)}", said[2]
-    return next(((a.key, said[2].removesuffix(a.unit)) for a in ATTRIBUTES if a.words == said[1]), None)
-
-
 def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_ms: int) -> Finding:
     """One finding for all that differs on a node or GPU; the worst first, in the order of ATTRIBUTES."""
     first = max(deviations, key=lambda d: SEVERITY_ORDER.index(d.severity))
@@ -154,6 +140,7 @@ def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_
         if severity is Severity.INFO and first.attribute.version else first.attribute.advice,
         tuple(Evidence(f"{_sentence(d)}.", from_ms=d.since_ms, peers=d.total) for d in deviations),
         None if first.g is None else window.job_of(first.g),
+        snapshot={"differs": {d.attribute.key: d.value for d in deviations}},
     )  # fmt: skip
 
 

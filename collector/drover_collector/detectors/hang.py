@@ -103,7 +103,7 @@ def _take_over(index: FleetIndex, s: State) -> None:
         n = None if incident.node is None else index.node_number.get(incident.node)
         gpus: list[int] = [] if n is None else list(range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])))
         gpus = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g]))]
-        why = (incident.summary.partition(", which ")[2].removesuffix(".") or "stopped") if gpus else ""
+        why = str(incident.snapshot_of(NAME).get("why", "stopped")) if gpus else ""
         s.jobs[incident.job or ""] = Job(level, LEARN_BUCKETS, incident.since_ms, 0, (gpus, why))
     s.left = []
 
@@ -245,7 +245,7 @@ def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Fi
             now_ms, since, Severity.CRITICAL if bucket.end_ms - since >= CRITICAL_MS else Severity.WARNING,
             0.85 if node is not None else 0.7, Wanted.PROBE if node is not None else Wanted.WATCH, text, advice,
             _evidence(look, number, job, bucket.end_ms), name,
-            lost_gpus=float(len(culprits)), waiting_gpus=float(waiting),
+            lost_gpus=float(len(culprits)), waiting_gpus=float(waiting), snapshot={"why": why} if why else {},
         )  # fmt: skip
 
 

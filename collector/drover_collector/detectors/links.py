@@ -53,7 +53,6 @@ LEAF_SHARE = 0.5  # of a leaf's ports that are down: the switch
 LEAF_NODES = 3  # at least, on so many nodes
 GONE_BUCKETS = 30  # without a value, of a card that its node does not name any more: a starting agent names some later
 TOGETHER_MS = 60_000  # ports whose leafs are not sure and that go down within this of each other share something
-RESET = "went down together for moments,"  # as evidence tells it, for a restart
 
 
 def restored(incidents: Sequence[Incident]) -> State:
@@ -111,10 +110,10 @@ def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident], first
     for incident in incidents:
         facts = [e for e in incident.evidence if e.metric in ("link_up", "link_downed")]
         if not first:
-            _take_over_resets(s, index, incident)
+            _take_over_resets(s, incident)
         for n in {index.node_number.get(node, -1) for node, _ in incident.members} if facts else ():
             for k in of_node.get(n, ()):
-                mine = [e for e in facts if e.text.startswith(f"port {s.ports[k].name} ")]
+                mine = [e for e in facts if e.port == s.ports[k].name]
                 seen_up[k] |= bool(mine) or (incident.cause == "switch" and s.ports[k].computes)
                 for e in mine:
                     if e.metric == "link_up" and e.from_ms is not None:
@@ -129,15 +128,10 @@ def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident], first
     s.seen_up, s.down_ms = seen_up, down_ms
 
 
-def _take_over_resets(s: State, index: FleetIndex, incident: Incident) -> None:
+def _take_over_resets(s: State, incident: Incident) -> None:
     """When a switch took its ports along: how often, first and last are known."""
-    nodes = {index.node_number[node] for node, _ in incident.members if node in index.node_number}
-    leafs = {port.group for port in s.ports if port.node in nodes}
-    for e in incident.evidence:
-        if RESET in e.text and e.value and e.from_ms is not None and e.to_ms is not None and incident.scope == "leaf":
-            named = {leaf for leaf in leafs if leaf and f"leaf {leaf}," in incident.summary}
-            for leaf in named or leafs & {""}:
-                s.shared[leaf] = set(np.linspace(e.from_ms, e.to_ms, int(e.value)).astype(np.int64).tolist())
+    for leaf, count, from_ms, to_ms in incident.snapshot_of(NAME).get("resets", ()):
+        s.shared[leaf] = set(np.linspace(from_ms, to_ms, count).astype(np.int64).tolist())
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -316,6 +310,7 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
             f"{len(gone)} of {len(mine)} ports at leaf {leaf} are down, on {len(nodes)} nodes: it is the switch.",
             "Look at the switch, not at the nodes; keep new work that needs the fabric off them until it is back.",
             (Evidence(f"ports down on {listing(nodes)}", "link_up", 0.0, 1.0, None, len(mine), since, end_ms),),
+            snapshot={"leafs": {leaf: True}},
         )  # fmt: skip
 
 
@@ -334,7 +329,7 @@ def _resets(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Ite
             continue
         where = f"at leaf {leaf}, on {len(nodes)} nodes" if leaf else f"on {len(nodes)} nodes"
         what = "the switch" if leaf else "what they share, most likely a switch"
-        text = f"{RESET} {len(times)} times in {duration(end_ms - times[0])}"
+        text = f"went down together for moments, {len(times)} times in {duration(end_ms - times[0])}"
         yield Finding(
             NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms,
             times[0], Severity.WARNING, 0.85, Wanted.ADVISE,
@@ -342,6 +337,7 @@ def _resets(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Ite
             "Look at the switch (its log, its power, a restart under way), not at the nodes and their cables.",
             (Evidence(f"ports of {listing(nodes)} {text}", "link_downed", float(len(times)), 0.0, None, len(mine),
                       times[0], times[-1]),),
+            snapshot={"resets": [[leaf, len(times), times[0], times[-1]]], "leafs": {leaf: True} if leaf else {}},
         )  # fmt: skip
 
 

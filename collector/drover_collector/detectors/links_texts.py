@@ -95,7 +95,8 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
         return Told(
             Severity.CRITICAL if grave and graded(port) else Severity.WARNING,
             Wanted.DRAIN if grave and port.computes else Wanted.ADVISE, cause, f"{port.name} {text}",
-            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms), since_ms,
+            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms, port.name),
+            since_ms,
         )  # fmt: skip
 
     down_ms = int(end_ms - s.down_ms[k]) if down else 0

@@ -17,6 +17,7 @@ from drover_collector.detectors.steady import Ints
 from drover_collector.detectors.texts import place
 from drover_collector.detectors.window import Window
 from drover_collector.fleet_index import FleetIndex
+from drover_proto.catalog import BY_NAME
 from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
 
 NAME = "memory"
@@ -154,7 +155,7 @@ def _common(window: Window, s: State, metric: str, cause: str, now_ms: int) -> I
 def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: int, now_ms: int) -> Finding:
     cause, severity, confidence, action, what, advice = _TEXTS[metric]
     node, gpu = window.index.member(g)
-    text = f"{metric} is {value:.0f}"
+    text = f"{BY_NAME[metric].label} is {value:.0f}"
     return Finding(
         NAME, IncidentKind.MEMORY, cause, "gpu", node, gpu, ((node, gpu),), now_ms, since_ms, severity, confidence,
         action, f"{place(node, gpu)} {what}.", advice,
@@ -215,7 +216,8 @@ def _piles(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         since, count = int(sinces[g]), float(np.nan_to_num(rows[g] - s.piles["before"][g]))
         shown = f"has replaced {count:.0f} HBM rows" if count >= PILE_ROWS else "has replaced many HBM rows"
         evidence = Evidence(
-            f"remapped_rows_corrected is {rows[g]:.0f}", "remapped_rows_corrected", float(rows[g]), from_ms=since,
+            f"{BY_NAME['remapped_rows_corrected'].label} is {rows[g]:.0f}", "remapped_rows_corrected",
+            float(rows[g]), from_ms=since,
             to_ms=int(s.piles["grew_ms"][g]),
         )  # fmt: skip
         yield Finding(
@@ -230,7 +232,7 @@ def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms:
     node, gpu = window.index.member(g)
     memory = "HBM" if "dram" in metric else "SRAM"
     evidence = Evidence(
-        f"{metric} has grown to {value:.0f}",
+        f"{BY_NAME[metric].label} has grown to {value:.0f}",
         metric,
         value,
         0.0,

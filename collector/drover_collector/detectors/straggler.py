@@ -10,7 +10,7 @@ Each cause is judged by its own metrics, never by a pooled score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,7 @@ from drover_collector.detectors.straggler_causes import (
 from drover_collector.detectors.straggler_cusum import CHANNELS, CLOCK, DRAM, DUTY, FORGET, LATE, Drifts, of_node
 from drover_collector.detectors.straggler_look import Look, UsualLimit
 from drover_collector.detectors.straggler_nics import Nics, slow_nics
-from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, node_finding, usual_of
+from drover_collector.detectors.straggler_texts import CAUSES, Slow, finding, node_finding
 from drover_collector.detectors.window import Window, onset_ms
 from drover_proto.events import Finding, Incident
 
@@ -69,7 +69,8 @@ def _take_over(window: Window, s: State) -> None:
     for incident in s.left:
         n = index.node_number.get(incident.node or "")
         gpus = [] if n is None else range(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
-        for name, value in usual_of(incident.evidence).items():
+        usuals: Mapping[str, float] = incident.snapshot_of(NAME).get("usual", {})
+        for name, value in usuals.items():
             channel = CHANNELS.index(name)
             mine = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g])) or channel == LATE]
             mine = [g for g in mine if window.job_of(g) == incident.job]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +120,7 @@ def _finding(
         NAME, IncidentKind.STRAGGLER, slow.cause, scope, node, gpu, ((node, gpu),), now_ms, slow.since_ms,
         Severity.WARNING, 0.9 if slow.waiting >= 0.01 else 0.75, Wanted.PROBE, f"{where} {told}; {why}{waits}.", advice,
         evidence, job, lost_gpus=None, waiting_gpus=slow.waiting * (slow.group_size - 1),
+        snapshot={"usual": dict(slow.usual)} if slow.usual else {},
     )  # fmt: skip
 
 
@@ -138,7 +139,9 @@ def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) ->
     if not np.isnan(reasons) and reasons:
         text = f"it reports: {describe(BY_NAME['clock_event_reasons'], float(reasons))}"
         result.append(Evidence(text, "clock_event_reasons", float(reasons), from_ms=slow.since_ms))
-    result += [Evidence(USUAL[name].format(value), value=value) for name, value in slow.usual.items()]
+    result += [
+        Evidence(USUAL[name].format(value), value=value, key=f"usual {name}") for name, value in slow.usual.items()
+    ]
     return tuple(result)
 
 
@@ -155,17 +158,6 @@ def _against(table: Floats) -> list[tuple[float, float, int]]:
     return list(zip(medians.tolist(), sigmas.tolist(), counts.tolist(), strict=True))
 
 
-def usual_of(evidence: Sequence[Evidence]) -> dict[str, float]:
-    """What an incident's evidence says of `Slow.usual`."""
-    heads = {name: text.partition("{")[0] for name, text in USUAL.items()}
-    return {
-        name: e.value
-        for e in evidence
-        for name, head in heads.items()
-        if e.value is not None and e.text.startswith(head)
-    }
-
-
 def nic_finding(
     window: Window, n: int, link: str, values: tuple[float, float, int], since_ms: int, now_ms: int
 ) -> Finding:
@@ -175,7 +167,7 @@ def nic_finding(
     job = window.job_of(first) if window.index.nodes[n].gpus else None
     evidence = Evidence(
         f"port {link}: {rate:g} Gb/s; median of {count} ports {usual:g} Gb/s", "rate_gbps", rate, usual, None, count,
-        since_ms, window.newest.end_ms,
+        since_ms, window.newest.end_ms, link,
     )  # fmt: skip
     return Finding(
         NAME, IncidentKind.STRAGGLER, "nic", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,

@@ -7,9 +7,9 @@ Limits are the driver's own margin, never a fixed temperature.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -42,7 +42,6 @@ HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
 PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
 INLET_HELD_MS = 600_000  # an inlet that is read less often than GPUs counts this long
-OWN_PAST = re.compile(r"GPU (\d+) had [\d.]+ degC/W in its own past")  # as evidence tells it, for a restart
 RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
 RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks together
 RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
@@ -90,10 +89,11 @@ def _take_over(index: FleetIndex, s: State) -> None:
         for e in incident.evidence if nodes else ():
             if e.metric == "inlet_temp_c" and incident.scope == "rack" and e.expected is not None:
                 s.rack_past[index.rack[nodes[0]]] = e.expected
-            elif (told := OWN_PAST.match(e.text)) and e.expected is not None:
-                g = index.gpu(incident.members[0][0], int(told[1]))
-                if g is not None:
-                    s.past[g], s.learnt[g] = e.expected, LEARN_BUCKETS
+        past: Mapping[str, float] = incident.snapshot_of(NAME).get("past", {}) if nodes else {}
+        for slot, resistance in past.items():
+            g = index.gpu(incident.members[0][0], int(slot))
+            if g is not None:
+                s.past[g], s.learnt[g] = resistance, LEARN_BUCKETS
     s.left = ()
 
 
@@ -249,29 +249,29 @@ def _known(value: float) -> float:
 
 
 def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evidence, ...]:
-    span = {"from_ms": since_ms, "to_ms": window.newest.end_ms}
+    fact = partial(Evidence, from_ms=since_ms, to_ms=window.newest.end_ms)
     result = []
     temp, power = column(window, "gpu_temp_c")[g], column(window, "power_w")[g]
     if not np.isnan(facts.resistance[g]) and not np.isnan(facts.expected[g]) and facts.expected[g] > 0:
         over = facts.resistance[g] / facts.expected[g] - 1
         result.append(
-            Evidence(
+            fact(
                 f"core {temp:.0f} degC at {power:.0f} W: {facts.resistance[g]:.3f} degC/W, {over:+.0%} against "
                 f"{facts.expected[g]:.3f} of {facts.count[g] - 1:.0f} GPUs in the same place",
-                "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1, **span,
+                "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1,
             )
         )  # fmt: skip
     if not np.isnan(facts.past[g]) and not np.isnan(facts.resistance[g]):
         now, past, slot = float(facts.resistance[g]), float(facts.past[g]), int(window.index.gpu_slot[g])
         text = f"GPU {slot} had {past:.3f} degC/W in its own past, and has {now:.3f} now: {now / past - 1:+.0%}"
-        result.append(Evidence(text, None, now, past, **span))
+        result.append(fact(text, None, now, past, key=f"own past of GPU {slot}"))
     if not np.isnan(facts.margin[g]):
         text = f"{facts.margin[g]:.0f} degC are left to slowdown"
-        result.append(Evidence(text, "thermal_margin_c", float(facts.margin[g]), 0.0, **span))
+        result.append(fact(text, "thermal_margin_c", float(facts.margin[g]), 0.0))
     if _known(facts.held[g]) > 0:
         text = f"held down by heat for {facts.held[g]:.0%} of the time"
         sw, hw = _known(facts.by_software[g]), _known(facts.by_hardware[g])
-        result.append(Evidence(text, HELD_BY_HEAT[1 if hw > sw else 0], **span))  # a share: not the counter's unit
+        result.append(fact(text, HELD_BY_HEAT[1 if hw > sw else 0]))  # a share: not the counter's unit
     return tuple(result)
 
 
@@ -303,6 +303,7 @@ def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, no
         if critical or sure
         else "Give the node no new long job; check this GPU's heat sink, air baffles and coolant flow when it is free.",
         evidence, window.job_of(g), lost_gpus=_known(facts.held[g]) if slow else None,
+        snapshot=_snapshot(window, [g], facts),
     )  # fmt: skip
 
 
@@ -324,7 +325,14 @@ def _node_finding(
         + ("drain the node when its work is done." if poor and slow else "give the node no new long job until then."),
         _evidence(window, worst, s.since_ms[worst], facts), window.job_of(worst),
         lost_gpus=sum(_known(facts.held[g]) for g in slow) if slow else None,
+        snapshot=_snapshot(window, gpus, facts),
     )  # fmt: skip
+
+
+def _snapshot(window: Window, gpus: list[int], facts: _Facts) -> dict[str, dict[str, float]]:
+    """GPU slot -> its resistance before, degC/W."""
+    known = {str(int(window.index.gpu_slot[g])): float(facts.past[g]) for g in gpus if not np.isnan(facts.past[g])}
+    return {"past": known} if known else {}
 
 
 def _gpus_of(window: Window, n: int, gpus: list[int]) -> str:

@@ -5,7 +5,6 @@ Default policy: NVIDIA's XID catalog (drover_proto/xid_table.py). Policies may r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -46,7 +45,6 @@ JOB_ATTRIBUTE_MS = 900_000  # programs die this late after a fault in their job 
 CRASH_GPUS = 3  # the same application fault of one job on this many GPUs is the job's, not the GPUs' or nodes'
 CRASH_WINDOW_MS = 60_000
 HOLD_MS = 10_000  # application faults of a job wait this long, so that a crash of the job is told from one GPU's fault
-CRASH_CODE = re.compile(r"failed with XID (\d+) on")  # as the summary of a crash tells it, for a restart
 PRUNE_MS = 1_000
 SAME_MS = 1_000  # a line that was put down to another is not looked into again for so long: storms have thousands
 PER_KEY = 16  # bursts remembered per GPU and code
@@ -96,8 +94,8 @@ def restored(incidents: Sequence[Incident]) -> State:
             where = (incident.node, incident.gpu)
             state.open[where] = Open(incident.severity, incident.kind, incident.cause, incident.updated_ms)
         elif incident.cause == "job_crash" and incident.closed_ms is None and incident.job is not None:
-            code = CRASH_CODE.search(incident.summary)
-            state.crashes[incident.job, int(code[1]) if code else 0] = (incident.updated_ms, incident.members)
+            code = int(incident.snapshot_of(NAME).get("code", 0))
+            state.crashes[incident.job, code] = (incident.updated_ms, incident.members)
     return state
 
 
@@ -257,7 +255,7 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
                 Wanted.NONE,
                 f"Job {job} failed with XID {code} on {len(members)} GPUs of {_nodes(nodes)} at once. {meaning}",
                 "Look at the job's program and its log: the nodes are not at fault.",
-                (Evidence(f"XID {code} on {listing(nodes)}", from_ms=since),), job,
+                (Evidence(f"XID {code} on {listing(nodes)}", from_ms=since),), job, snapshot={"code": code},
             )
         )  # fmt: skip
     return found

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drover_collector.guard_breaker import BY_ITSELF, GAP, about, of_guard
+from drover_collector.guard_breaker import GAP, about, of_guard
 from drover_collector.health import UNHEARD_CAUSES
 from drover_collector.notify.telling import DEFERRED, GROUPED
-from drover_proto.events import Incident
+from drover_proto.events import Incident, NoteKind
 
 KEPT = 100  # events that are over
 NOTHING: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class Grouping:
         last = next(
             (e for e in reversed(self._events.values()) if _holds(e, incident) and not of_guard(incident)), None
         )
-        alone = last is not None and bool(last.timeline) and last.timeline[-1].text == BY_ITSELF
+        alone = last is not None and bool(last.timeline) and last.timeline[-1].kind is NoteKind.NO_LONGER_WANTED
         return frozenset({DEFERRED, GROUPED}) if alone else frozenset({DEFERRED})
 
 

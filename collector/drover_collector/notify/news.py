@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drover_collector.deciding import UNANSWERED
 from drover_collector.notify.telling import ACTION_FAILED, ASKS, NOBODY, REPAIR
-from drover_proto.events import Action, ActionState, Decision, Duty, Health
+from drover_proto.events import Action, ActionState, Decision, DecisionCause, Duty, Health
 
 OLD_MS = 86_400_000  # at a start nothing older is told any more
 
@@ -42,7 +41,7 @@ def of_decisions(decisions: Iterable[Decision]) -> list[News]:
         if d.outcome == "pending_approval":
             text = f"Drover {d.reason}. To answer: drover approve {d.id} --why TEXT, or drover reject {d.id} --why TEXT"
             found.append(News(ASKS, d.incident_id, d.id, d.ts_ms, text))
-        elif d.outcome == "expired" and d.reason.startswith(UNANSWERED):
+        elif d.cause is DecisionCause.UNANSWERED:
             text = f"Drover did not {what}: {d.reason}. It is asked again while the incident is open"
             found.append(News(NOBODY, d.incident_id, d.id, d.ts_ms, text))
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from drover_collector.guard import MAINTENANCE
 from drover_collector.notify.windows import MaintenanceConfig
 from drover_proto.events import Incident, Member, Silence
 from drover_proto.fleet import NodeSpec
@@ -72,7 +71,7 @@ class Silences:
         if holding != self._held[0]:  # asked with each tick, of a large fleet
             found: dict[str, str] = {}
             for silence in holding:
-                text = f"{MAINTENANCE}: {told(silence)}"
+                text = f"maintenance window: {told(silence)}"
                 found |= {name: text for name in self._nodes if _has((name, None), silence, self._nodes)}
             self._held = holding, found
         return self._held[1]

@@ -13,7 +13,7 @@ from typing import Any
 
 from drover_collector.notify.base import Delivery
 from drover_collector.notify.http import Answer, Bounded, Http
-from drover_proto.events import Incident, Severity
+from drover_proto.events import Incident, NoteKind, Severity
 from drover_proto.reports import incident_report
 from drover_proto.times import iso
 
@@ -28,8 +28,10 @@ def message(kind: str, incident: Incident, ts_ms: int, console_url: str, news: s
     """The body. `kind`: of `telling.py`; `news`: the sentence of those that have one."""
     data: dict[str, Any] = incident_report(incident)
     data["version"] = incident.version
-    if incident.closed_ms is not None and incident.timeline:
-        data["closed_because"] = incident.timeline[-1].text.removeprefix("closed: ")
+    if (end := incident.end) is not None:
+        data["closed_because"] = end.why or end.text
+        if end.kind is NoteKind.ABSORBED:
+            data["merged_into"] = end.incident
     if news:
         data["news"] = news
     data["console"] = f"{console_url.rstrip('/')}/incidents?id={incident.id}"

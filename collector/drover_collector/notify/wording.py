@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from drover_proto import legacy
 from drover_proto.fleet import NodeSpec
 from drover_proto.reports import job_named
 from drover_proto.times import from_iso
@@ -19,7 +20,6 @@ from drover_proto.times import from_iso
 Places = Mapping[str, NodeSpec]
 
 CLOSED = "closed"
-PART_OF = "part of incident "  # so a timeline ends that goes on in another
 NEWS = {  # of an open incident, by the step
     "asks": "waits for your answer", "unanswered": "nobody answered", "action_failed": "an action failed",
     "repair": "goes to repair",
@@ -68,6 +68,7 @@ class Story:
     opened_ms: int
     closed_ms: int | None
     because: str  # it was closed
+    merged_into: str  # the id of the incident that it goes on as
     news: str = ""
 
     @property
@@ -92,7 +93,7 @@ class Story:
     @property
     def merged(self) -> bool:
         """Closed, and not over: another incident has it."""
-        return self.over and self.because.startswith(PART_OF)
+        return self.over and bool(self.merged_into)
 
     @property
     def end(self) -> str:
@@ -209,8 +210,15 @@ def story(body: bytes, places: Places) -> Story:
         opened_ms=opened_ms,
         closed_ms=from_iso(data["closed"]) if data.get("closed") else None,
         because=str(data.get("closed_because") or ""),
+        merged_into=_merged_into(data),
         news=str(data.get("news") or ""),
     )
+
+
+def _merged_into(data: Mapping[str, Any]) -> str:
+    if "merged_into" not in data and data.get("closed_because"):  # a message that an earlier release stored
+        return str(legacy.note(str(data["closed_because"])).get("incident", ""))
+    return str(data.get("merged_into") or "")
 
 
 def cut(text: str, limit: int) -> str:

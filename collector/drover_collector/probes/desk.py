@@ -18,7 +18,7 @@ from typing import Protocol
 from drover_collector.actions.base import ActError
 from drover_collector.fleet_index import FleetIndex
 from drover_collector.probes.ending import Ending
-from drover_collector.probes.group_orders import Turn, groups_of, request_of, turn, word_of
+from drover_collector.probes.group_orders import Turn, groups_of, request_of, turn
 from drover_collector.probes.protection import Given, Protection, Unprotected
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probes.verdicts import failed
@@ -175,14 +175,16 @@ class ProbeDesk(Ending):
                 if given.never or given.wait:
                     await self._not_yet(one, given)
                     continue
-                order = replace(order, protection=given.word)
+                order = replace(order, protection=given.word, job=given.job)
                 if stream is None:  # another collector's, which sends
                     await asyncio.to_thread(self._note, one, replace(order, ts_ms=self._now_ms()))
             if stream is None:
                 continue
             if order is one.order and not await asyncio.to_thread(self.protection.stands, order):
                 if one.sent_ms is None:  # the active one asks the scheduler again
-                    await asyncio.to_thread(self._note, one, replace(order, protection="", ts_ms=self._now_ms()))
+                    await asyncio.to_thread(
+                        self._note, one, replace(order, protection="", job="", ts_ms=self._now_ms())
+                    )
                 continue  # put back since: what was sent may have come there, else it expires
             if one.sent_ms is None:
                 order = await asyncio.to_thread(self._note_sent, replace(one, order=order))
@@ -237,7 +239,9 @@ class ProbeDesk(Ending):
                     await self._not_yet(one, its)
             return [one.order for one in group]
         sent = [
-            replace(one, order=replace(one.order, addresses=addresses, port=told.port, protection=its.word))
+            replace(
+                one, order=replace(one.order, addresses=addresses, port=told.port, protection=its.word, job=its.job)
+            )
             for one, its in zip(group, given, strict=True)
         ]
         for one in sent:
@@ -278,7 +282,7 @@ class ProbeDesk(Ending):
             level=order.level,
             gpus=order.gpus,
             timeout_s=LEVELS[order.level],
-            protection=word_of(order),
+            protection=order.protection,
         )
         if order.level == "deep" or "soak" in order.probes:
             found = self._store.latest_values(order.node, self._now_ms(), INLET_MS)

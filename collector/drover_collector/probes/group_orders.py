@@ -85,17 +85,12 @@ def turn(
 def request_of(order: ProbeOrder, join_s: float) -> pb.ProbeRequest:
     """What its node is asked, once the order has addresses and port."""
     return pb.ProbeRequest(
-        id=order.id, probes=order.probes, level=order.level, timeout_s=TIMEOUT_S, protection=word_of(order),
+        id=order.id, probes=order.probes, level=order.level, timeout_s=TIMEOUT_S, protection=order.protection,
         group=pb.ProbeGroup(
             address=order.addresses[0], port=order.port, node=order.members.index(order.node),
             nodes=len(order.members), names=order.members, addresses=order.addresses, key=order.group, join_s=join_s,
         ),
     )  # fmt: skip
-
-
-def word_of(order: ProbeOrder) -> str:
-    """What the node is told of its protection: which job it is, is the collector's matter."""
-    return order.protection.partition(" ")[0]
 
 
 def address_of(inventory: Mapping[str, str], peer: str) -> str:

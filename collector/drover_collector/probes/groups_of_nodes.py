@@ -41,12 +41,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """`suspects`: nodes of which one is faulty, where it cannot be told which."""
+    """`why`: without the node's name. `suspects`: nodes of which one is faulty, where it cannot be told which."""
 
     node: str
     ok: bool | None
-    text: str
+    why: str
     suspects: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{self.node}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +154,16 @@ def _verdict(
     node: str, cleared: set[str], faulty: Mapping[str, str], open_: Mapping[str, tuple[tuple[str, ...], str]]
 ) -> NodeVerdict:
     if node in faulty:
-        return NodeVerdict(node, False, f"{node}: {faulty[node]}; the others of that group were good elsewhere")
+        return NodeVerdict(node, False, f"{faulty[node]}; the others of that group were good elsewhere")
     if node in cleared:
-        return NodeVerdict(node, True, f"{node}: good in a group")
+        return NodeVerdict(node, True, "good in a group")
     if node in open_:
         suspects, why = open_[node]
         if suspects == (node,):
-            text = f"{node}: {why}; the others of that group were good elsewhere, but it ran in no other"
+            text = f"{why}; the others of that group were good elsewhere, but it ran in no other"
             return NodeVerdict(node, None, text, suspects)
-        return NodeVerdict(node, None, f"{node}: {why}; one of {', '.join(suspects)}", suspects)
-    return NodeVerdict(node, None, f"{node}: ran only beside a faulty node, or in no group that could be judged")
+        return NodeVerdict(node, None, f"{why}; one of {', '.join(suspects)}", suspects)
+    return NodeVerdict(node, None, "ran only beside a faulty node, or in no group that could be judged")
 
 
 def _next(

@@ -165,7 +165,7 @@ def _verdict(
         told = of[probe]
         pairs = [f"{a} with {b}" for a, b in blames[probe].next_pairs if node in (a, b)]
         run_next = f"; run next: {', '.join(pairs)}" if pairs else ""
-        why = _no_figure(runs[probe]) or (told.text.removeprefix(f"{node}: ") if told is not None else "")
+        why = _no_figure(runs[probe]) or (told.why if told is not None else "")
         text = f"{node}: not judged, {why}{run_next}"
     run = runs.get(probe)
     return ProbeVerdict(

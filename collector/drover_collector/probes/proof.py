@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from drover_collector.incidents_record import CLEARED
 from drover_collector.probes.verdicts import LOST, WRONG
 from drover_proto.events import (
     Evidence,
@@ -93,7 +92,7 @@ def read(verdicts: Sequence[ProbeVerdict], incidents: Iterable[Incident], now_ms
         elif verdict.passed:
             for incident in about:
                 if refutable(incident) and refutes(verdict, incident):
-                    refuted[incident.id] = f"{CLEARED}: {verdict.text}"
+                    refuted[incident.id] = f"cleared by a probe: {verdict.text}"
                 elif refutable(incident):
                     noted[incident.id] = f"a probe found nothing, and did not look for its cause: {verdict.text}"
                 elif NAME in incident.detectors and "sdc" in verdict.good:
@@ -200,21 +199,20 @@ def _drift(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> lis
 def _shifts(verdict: ProbeVerdict, open_: Sequence[Incident], now_ms: int) -> list[Finding]:
     """What a whole configuration has lost with its driver: one incident for each figure, of the node that showed it
     first; over when a later order of any of them shows it no more."""
-    known = {
-        begin: i for i in open_ if DRIFT in i.detectors for begin in verdict.measured if begin in i.summary
-    }  # fmt: skip
-    told = {begin: text for text in verdict.shifts for begin in verdict.measured if text.startswith(begin)}
+    shifted = {figure: i for i in open_ for figure in i.snapshot_of(DRIFT).get("figures", {})}
+    known = {figure: shifted[figure] for figure in verdict.measured if figure in shifted}
+    told = {shift.figure: shift.text for shift in verdict.shifts}
     found = []
-    for begin in dict.fromkeys([*told, *known]):
-        incident = known.get(begin)
+    for figure in dict.fromkeys([*told, *known]):
+        incident = known.get(figure)
         node = verdict.node if incident is None or incident.node is None else incident.node
-        text = told.get(begin, verdict.text)
+        text = told.get(figure, verdict.text)
         found.append(
             Finding(
-                DRIFT, IncidentKind.DRIFT, f"driver_{begin.split()[0]}", "node", node, None, ((node, None),), now_ms,
+                DRIFT, IncidentKind.DRIFT, f"driver_{figure.split()[0]}", "node", node, None, ((node, None),), now_ms,
                 verdict.ts_ms, Severity.INFO, 0.9, Wanted.WATCH, f"Slower since its driver: {text}",
                 "Compare the drivers' notes, clocks and power limits before more nodes get it; no board is to blame.",
-                (Evidence(text),), cleared=begin not in told,
+                (Evidence(text),), cleared=figure not in told, snapshot={"figures": {figure: True}},
             )
         )  # fmt: skip
     return found

@@ -39,12 +39,13 @@ class Holds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Of one order: `word` once its node is safe ("drained", "job 812", "hand"; "none" where no scheduler is known).
+    """Of one order: `word` once its node is safe (drained, job, hand; none where no scheduler is known). `job`: its id.
 
     Else `wait`, what is waited for, or `never`, why it will not be sent. `away`: the scheduler does not answer.
     """
 
     word: str = ""
+    job: str = ""
     wait: str = ""
     never: str = ""
     away: bool = False
@@ -158,7 +159,7 @@ class Protection:
     def _by_job(self, order: ProbeOrder, holds: Holds) -> Given:
         job = (self._jobs or {}).get(order.id)
         if job is not None and job.runs:
-            return Given(f"{JOB} {job.id}")
+            return Given(JOB, job.id)
         since_ms = self._asked.get(order.id)
         if not self._seen:  # it may have one already
             return Given(wait="the scheduler's jobs cannot be seen", away=True)

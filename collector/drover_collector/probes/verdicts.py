@@ -9,9 +9,9 @@ from dataclasses import replace
 from drover_collector.probes.drift import Drift
 from drover_collector.probes.measurements import Basis, Judgement, NoteKind, Verdict
 from drover_collector.probes.rows import CPU, form_of
-from drover_collector.probes.shifts import heads
+from drover_collector.probes.shifts import head, heads
 from drover_collector.store import ProbeRow
-from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
+from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict, Shift
 from drover_proto.probes import FIGURES, Better
 
 DONE = "done"
@@ -53,13 +53,13 @@ def verdicts(
     return [*found, replace(node, measured=measured, shifts=shifts)]
 
 
-def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[Shift, ...]]:
     """What was measured of which configuration, and which of that has shifted."""
     mine = heads(
         m for v in judged.verdicts if ((m := v.measurement).node, m.gpu, m.peer, m.probe, m.key.form) in own
     )  # fmt: skip
-    told = [note.text for note in judged.notes if note.kind is NoteKind.SHIFT]
-    return mine, tuple(text for text in told if text.startswith(mine))
+    told = [(head(note.probe, note.key), note.text) for note in judged.notes if note.kind is NoteKind.SHIFT]
+    return mine, tuple(Shift(figure, text) for figure, text in told if figure in mine)
 
 
 def failed(order: ProbeOrder, why: str, now_ms: int) -> ProbeVerdict:
