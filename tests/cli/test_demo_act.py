@@ -84,7 +84,10 @@ def test_what_a_person_drained_waits_for_that_person() -> None:
 
 def test_a_reset_and_a_look_are_asked_for_where_they_help() -> None:
     assert "drover reset r01n01" in said([[duty(Health.DRAINED, "held", WaitsFor.RESET)]], LOST)[-2]
-    assert "drover resume r01n01" in said([[duty(Health.DRAINED, "not validated: no verdict came")]], [])[-1]
+    assert (
+        "drover resume r01n01"
+        in said([[duty(Health.DRAINED, "not validated: no verdict came", WaitsFor.REVIEW)]], [])[-1]
+    )
 
 
 def test_a_decision_is_asked_once_with_what_is_wrong() -> None:

@@ -347,7 +347,8 @@ def test_what_is_wrong_with_a_running_one(
 
 
 def test_its_own_words() -> None:
-    status = pb.Status(troubles=["Drover is blind: nothing was judged for 500 s.", "A disk\x1b[2J is slow."])
+    blind = "Drover is blind: nothing was judged for 500 s."
+    status = pb.Status(troubles=[blind, "A disk\x1b[2J is slow."], blind=[blind])
     found = running.findings(status, well())
     says(found, State.BAD, "Drover is blind: nothing was judged")
     says(found, State.WARN, "A disk [2J is slow.")

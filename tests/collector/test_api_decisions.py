@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from drover_collector import api_decisions, api_incidents, api_nodes, pipeline_saving
-from drover_collector.actions.newer import named
 from drover_collector.api_facts import Facts, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.identity import Identity, Role
@@ -35,6 +34,7 @@ from drover_proto.events import (
     Event,
     EventKind,
     Health,
+    WaitsFor,
     from_json,
 )
 from drover_proto.times import iso
@@ -211,11 +211,18 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     subject.pipeline._judge.submit(lambda: None).result(10)
     assert subject.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
     opened.write_duties([Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
-    why = f"resume withheld: it passed; but since its probes were asked for xid {named(second.incident_id)} was found"
+    why = "resume withheld: it passed; but since its probes were asked for xid was found"
     opened.write_duties(
         [
-            Duty("n003", Health.DRAINED, subject.now_ms, "inc3", "resume withheld: it passed, but"),
-            Duty("n005", Health.DRAINED, subject.now_ms, "inc5", why),
+            Duty(
+                "n003",
+                Health.DRAINED,
+                subject.now_ms,
+                "inc3",
+                "resume withheld: it passed, but",
+                waits_for=WaitsFor.QUIET,
+            ),
+            Duty("n005", Health.DRAINED, subject.now_ms, "inc5", why, incidents=(second.incident_id,)),
             Duty("n005", Health.HEALTHY, subject.now_ms, "inc5", "put back by a person"),
         ]
     )

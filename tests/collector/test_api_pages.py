@@ -209,7 +209,7 @@ def test_a_switch_that_takes_its_ports_along_is_told_as_one(facts: Facts, monkey
     like = next(i for i in facts.open_incidents() if i.cause.startswith("port"))
     switch = replace(
         like, id="s", cause="switch", scope="leaf", node=None, members=tuple((name, None) for name in nodes),
-        summary=summary, evidence=(),
+        summary=summary, evidence=(), snapshots={"links": {"leafs": {"leaf01": True}}},
     )  # fmt: skip
     monkeypatch.setattr(facts, "open_incidents", lambda: [switch, like])
     leaf = api_fabric.get_fabric(facts, pb.FabricRequest()).leafs[0]
@@ -343,11 +343,11 @@ def test_a_port_that_is_down_has_no_traffic(facts: Facts, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("state", "fact", "said"),
     [
-        ("down", Evidence("port mlx5_3 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000), ""),
-        ("up", Evidence("port mlx5_3 went down 4 times in 9 min", "link_downed", 4.0, 0.0, to_ms=7000), ""),
-        ("up", Evidence("port mlx5_4 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000), ""),
+        ("down", Evidence("port mlx5_3 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000, port="mlx5_3"), ""),
+        ("up", Evidence("port mlx5_3 went down 4 times in 9 min", "link_downed", 4.0, 0.0, to_ms=7000, port="mlx5_3"), ""),
+        ("up", Evidence("port mlx5_4 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000, port="mlx5_4"), ""),
         (
-            "up", Evidence("port mlx5_3 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000),
+            "up", Evidence("port mlx5_3 has been down for 40 s", "link_up", 0.0, 1.0, to_ms=7000, port="mlx5_3"),
             "Up again; at 1970-01-01T00:00:07.000Z: ",
         ),
     ],
