@@ -1,0 +1,58 @@
+"""What an agent of release 0.1 left in its spool and sent to its collector: how both releases look at it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from drover_agent.clock import SystemClock
+from drover_collector.store import Store
+from drover_proto.catalog import Scope
+from testbed.fleets import T0
+
+SPOOL_MS = T0 + 7_200_000
+
+
+class Then(SystemClock):
+    """The machine's clock, set to a moment of the past."""
+
+    def __init__(self, begin_ms: int) -> None:
+        super().__init__()
+        self._ahead_ms = begin_ms - super().now_ms()
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+
+def samples(store: Store) -> dict[str, Any]:
+    """Of each scope the rows of the agent's minutes, their values, and a checksum over them."""
+    return {scope.value: checked(rows(store, scope)) for scope in (Scope.GPU, Scope.NODE)}
+
+
+def rows(store: Store, scope: Scope) -> Iterator[str]:
+    for table in store.export(scope, SPOOL_MS, SPOOL_MS + 120_000):
+        for row in table.to_pylist():
+            yield json.dumps({k: str(v) if k == "ts" else v for k, v in sorted(row.items()) if v is not None})
+
+
+def checked(lines: Iterable[str]) -> dict[str, Any]:
+    listed = sorted(lines)
+    return {"rows": len(listed), "checksum": hashlib.blake2b("\n".join(listed).encode(), digest_size=8).hexdigest()}
+
+
+def ids(store: Store) -> list[list[Any]]:
+    """Events of the agent up to its end; an id names spool and sequence."""
+    found = store.events(SPOOL_MS, SPOOL_MS + 120_000, limit=1000)
+    return sorted([e.id, e.ts_ms, e.code, e.message] for e in found if e.node == "n1")
+
+
+def counts(store: Store) -> dict[str, int]:
+    return {
+        "incidents": len(store.incidents("open")) + len(store.incidents("closed", 0)),
+        "findings": len(store.findings(0, 2**42)),
+        "duties": len(store.duties()),
+        "actions": len(store.actions()),
+        "verdicts": len(store.probe_verdicts()),
+    }
