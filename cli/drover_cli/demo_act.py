@@ -123,7 +123,7 @@ class Guide:
         elif duty.by != "drover":
             self._say(f"{node} is empty. It was drained by hand, so it stays out until you want it back.")
             self._by_hand(node, labels)
-        elif duty.stage is Health.DRAINED and not duty.waits_for:
+        elif duty.stage is Health.DRAINED and not duty.waits_for and not duty.withheld:
             self._say(f"{node} is empty.")
         else:
             word = "failed its probes" if duty.stage is Health.REPAIR else "stays out"
@@ -155,7 +155,7 @@ class Guide:
             self._to_boot.add(node)
             self._type(f'reboot {node} --why "a boot ends this fault"')
             self._say("    It is up after 20 s, and probed by itself when all its GPUs report.")
-        elif duty.waits_for in (WaitsFor.NOTHING, WaitsFor.QUIET, WaitsFor.REVIEW):
+        elif not duty.waits_for:
             self._type(f'resume {node} --why "I looked at it"')
 
     def _suggest(self, labels: Sequence[Mapping[str, object]], out: Mapping[str, Duty]) -> None:

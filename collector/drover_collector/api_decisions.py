@@ -16,7 +16,7 @@ from drover_collector.api_facts import DAY_MS, Facts, RefusalError, bad_argument
 from drover_collector.guard import OUT_STAGES
 from drover_collector.identity import Identity, Role
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Approval, Audit, Decision, Duty, Health, WaitsFor, Wanted, to_json
+from drover_proto.events import Approval, Audit, Decision, Duty, Health, Wanted, Withheld, to_json
 
 SINCE_MS = 7 * DAY_MS
 AUDIT_MS = 30 * DAY_MS
@@ -128,7 +128,7 @@ def _withheld(duties: Sequence[Duty], mode: str) -> list[Decision]:
     return [
         Decision(f"return {d.node}", d.incident_id, d.ts_ms, d.node, Wanted.NONE, mode, "held", RETURN, d.reason)
         for d in duties
-        if d.waits_for is WaitsFor.QUIET or (d.withheld and d.stage is Health.VALIDATING)
+        if d.withheld is Withheld.QUIET or (d.passed_before and d.stage is Health.VALIDATING)
     ]
 
 

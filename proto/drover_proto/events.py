@@ -71,8 +71,14 @@ class WaitsFor(StrEnum):
     RESET = "reset"  # a reset of the GPU, or a boot, newer than the fault
     REBOOT = "reboot"  # a boot newer than the fault
     PERSON = "person"  # the agent reports no boots: only a person knows
-    QUIET = "quiet"  # no further fault for a while: then it is probed once more
-    REVIEW = "review"  # a person: probes could not judge it, and do not run again by themselves
+
+
+class Withheld(StrEnum):
+    """Why a drained node does not come back although nothing that it waits for is missing."""
+
+    NO = ""
+    QUIET = "quiet"  # it passed its probes, and faults came since: probed once more when no more come
+    REVIEW = "review"  # a person must look: probes could not judge it, and do not run again by themselves
 
 
 class NoteKind(StrEnum):
@@ -321,7 +327,8 @@ class Duty:
     returns: int = 0  # how often it had come back before, and failed again
     asked_ms: int = 0  # when the probes were asked for that validate it, or did; 0: none, as when a person puts it back
     waits_for: WaitsFor = WaitsFor.NOTHING  # of a drained node: what its return waits for; `reason` says it in words
-    withheld: bool = False  # its return was withheld in this outage although it had passed its probes
+    withheld: Withheld = Withheld.NO
+    passed_before: bool = False  # its return was withheld in this outage although it had passed its probes
     incidents: tuple[str, ...] = ()  # ids of other incidents that keep it out
 
 
@@ -399,14 +406,6 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
-    """What a whole configuration has lost with its driver. `figure`: figure and configuration, as in `measured`."""
-
-    figure: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeVerdict:
     """What a finished request proves of a node (gpu None) or of one of its GPUs."""
 
@@ -427,7 +426,8 @@ class ProbeVerdict:
     drift_since_ms: int | None = None
     end: str = ""  # hung, crashed, wrong: what `probe` did; "" where its figure decided
     measured: tuple[str, ...] = ()  # of a node: figures, each with its configuration
-    shifts: tuple[Shift, ...] = ()  # of these
+    shifts: tuple[str, ...] = ()  # what a whole configuration has lost with its driver, a sentence each
+    shifted: tuple[str, ...] = ()  # the figures of `measured` that `shifts` are about, in the same order
 
 
 @dataclass(frozen=True, slots=True)

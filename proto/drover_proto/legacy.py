@@ -48,12 +48,12 @@ _LEAF = re.compile(r"at leaf (.+?)(?: are down)?, on \d+ nodes")
 def duty(data: Data) -> Data:
     if "withheld" in data:
         return data
-    reason, waits = data.get("reason", ""), data.get("waits_for", "")
-    if not waits and data.get("stage") in ("draining", "drained"):
-        waits = "review" if reason.startswith(_NOT_VALIDATED) else "quiet" if reason.startswith(_WITHHELD) else ""
+    reason, withheld = data.get("reason", ""), ""
+    passed = reason.startswith(_WITHHELD)
+    if not data.get("waits_for") and data.get("stage") in ("draining", "drained"):
+        withheld = "review" if reason.startswith(_NOT_VALIDATED) else "quiet" if passed else ""
     named = [found for found in _INCIDENT.findall(reason) if found != data.get("incident_id")]
-    withheld = reason.startswith(_WITHHELD)
-    return {**data, "waits_for": waits, "withheld": withheld, "incidents": list(dict.fromkeys(named))}
+    return {**data, "withheld": withheld, "passed_before": passed, "incidents": list(dict.fromkeys(named))}
 
 
 def action(data: Data) -> Data:
@@ -95,14 +95,11 @@ def incident(data: Data) -> Data:
 
 
 def verdict(data: Data) -> Data:
+    if "shifted" in data:
+        return data
     measured = sorted(data.get("measured", ()), key=len, reverse=True)
-    shifts = [
-        {"figure": next((m for m in measured if shift.startswith(m)), ""), "text": shift}
-        if isinstance(shift, str)
-        else shift
-        for shift in data.get("shifts", ())
-    ]
-    return {**data, "shifts": shifts}
+    shifted = [next((m for m in measured if shift.startswith(m)), "") for shift in data.get("shifts", ())]
+    return {**data, "shifted": shifted}
 
 
 def order(data: Data) -> Data:

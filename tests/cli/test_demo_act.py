@@ -7,7 +7,7 @@ from typing import Any
 
 from drover_cli.demo_act import NO_BOOT, SCHEDULER, Guide, policy
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, Duty, Health, WaitsFor, Wanted, to_json
+from drover_proto.events import Decision, Duty, Health, WaitsFor, Wanted, Withheld, to_json
 from drover_proto.fleet import FleetSpec, NodeSpec
 
 SPEC = FleetSpec(tuple(NodeSpec(name=f"r0{r}n0{n}", rack=f"r0{r}", gpus=8) for r in (1, 2) for n in (1, 2)), (), "f")
@@ -84,10 +84,8 @@ def test_what_a_person_drained_waits_for_that_person() -> None:
 
 def test_a_reset_and_a_look_are_asked_for_where_they_help() -> None:
     assert "drover reset r01n01" in said([[duty(Health.DRAINED, "held", WaitsFor.RESET)]], LOST)[-2]
-    assert (
-        "drover resume r01n01"
-        in said([[duty(Health.DRAINED, "not validated: no verdict came", WaitsFor.REVIEW)]], [])[-1]
-    )
+    unjudged = Duty("r01n01", Health.DRAINED, 1, "i1", "not validated: no verdict came", withheld=Withheld.REVIEW)
+    assert "drover resume r01n01" in said([[unjudged]], [])[-1]
 
 
 def test_a_decision_is_asked_once_with_what_is_wrong() -> None:

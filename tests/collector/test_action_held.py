@@ -30,6 +30,7 @@ from drover_proto.events import (
     Health,
     ProbeReason,
     WaitsFor,
+    Withheld,
 )
 from drover_proto.kinds import BOOT_ID
 from testbed.desks import T0, Scene, decision, incident, scene_of, verdict
@@ -305,7 +306,7 @@ def test_a_pass_that_is_contradicted_twice_leaves_the_node_to_a_person(scene: Sc
         passes_and_is_contradicted(scene, desk, "r2", "straggler")
         duty = scene.wait_stage(Health.DRAINED)
         assert duty.reason.startswith("not validated: it passed its validation twice"), duty.reason
-        assert duty.waits_for is WaitsFor.REVIEW
+        assert duty.withheld is Withheld.REVIEW
         scene.now_ms += 10 * SAID_MS
         scene.telemetry = None
         desk.take([decision(node="n2", id_="d2")])

@@ -34,7 +34,7 @@ from drover_proto.events import (
     Event,
     EventKind,
     Health,
-    WaitsFor,
+    Withheld,
     from_json,
 )
 from drover_proto.times import iso
@@ -220,7 +220,7 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
                 subject.now_ms,
                 "inc3",
                 "resume withheld: it passed, but",
-                waits_for=WaitsFor.QUIET,
+                withheld=Withheld.QUIET,
             ),
             Duty("n005", Health.DRAINED, subject.now_ms, "inc5", why, incidents=(second.incident_id,)),
             Duty("n005", Health.HEALTHY, subject.now_ms, "inc5", "put back by a person"),

@@ -25,7 +25,6 @@ from drover_proto.events import (
     ProbeReason,
     ProbeVerdict,
     Severity,
-    Shift,
     Wanted,
 )
 from drover_proto.probes import FIGURES
@@ -233,18 +232,18 @@ def test_what_a_configuration_lost_with_its_driver_is_one_incident_until_it_is_o
     head = "hbm_copy (quick) of H200, driver 580.1:"
     slower = f"{head} 30 boards read 5.1 % below what 30 gave with driver 570.1 (4302 GB/s); similarity 0.949"
     of_node = replace(verdict(True, gpu=None), measured=(head, "sdc (quick) of H200, driver 580.1:"))
-    subject.on_verdicts([replace(of_node, shifts=(Shift(head, slower),))], at(2))
+    subject.on_verdicts([replace(of_node, shifts=(slower,), shifted=(head,))], at(2))
     incident = the_incident(subject)
     assert (incident.kind, incident.cause, incident.severity) == (IncidentKind.DRIFT, "driver_hbm_copy", Severity.INFO)
     assert (incident.scope, incident.node, incident.action) == ("node", NODE, Wanted.NONE)
     assert slower in incident.summary
     assert subject.health_of(NODE, GPU)[0] is Health.HEALTHY
-    other = replace(of_node, node="n02", shifts=(Shift(head, slower.replace("30 boards", "38 boards")),))
+    other = replace(of_node, node="n02", shifts=(slower.replace("30 boards", "38 boards"),), shifted=(head,))
     subject.on_verdicts([other], at(2) + 1)
     assert the_incident(subject).closed_ms is None, "another node of this configuration is no incident of its own"
     subject.on_verdicts([replace(of_node, measured=("sdc (quick) of H200, driver 580.1:",))], at(2) + 2)
     assert the_incident(subject).closed_ms is None, "this order did not measure it"
-    subject.on_verdicts([replace(other, shifts=())], at(2) + 3)
+    subject.on_verdicts([replace(other, shifts=(), shifted=())], at(2) + 3)
     feed(subject, [3])
     assert the_incident(subject).closed_ms is not None
 

@@ -44,7 +44,7 @@ def test_nothing_is_lost(left: Left) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "stage", "waits_for", "withheld", "incidents"),
+    ("node", "stage", "withheld", "passed_before", "incidents"),
     [
         ("act01", "drained", "quiet", True, [("act01", 5)]),
         ("act02", "validating", "", True, [("act02", 5)]),  # for the second time, since its return was withheld
@@ -59,11 +59,11 @@ def test_nothing_is_lost(left: Left) -> None:
     ],
 )
 def test_what_a_return_waits_for(
-    left: Left, node: str, stage: str, waits_for: str, withheld: bool, incidents: list[tuple[str, int]]
+    left: Left, node: str, stage: str, withheld: str, passed_before: bool, incidents: list[tuple[str, int]]
 ) -> None:
     duty = left.ask("duties")[node]
-    found = duty["stage"], duty["waits_for"], duty["withheld"], duty["incidents"]
-    assert found == (stage, waits_for, withheld, [ACT[where] for where in incidents])
+    found = duty["stage"], duty["withheld"], duty["passed_before"], duty["incidents"]
+    assert found == (stage, withheld, passed_before, [ACT[where] for where in incidents])
 
 
 def test_a_command_that_ran_and_a_drain_of_somebody_else(left: Left) -> None:
@@ -184,10 +184,10 @@ def test_a_configuration_that_is_well_again_ends_its_incident(left: Left) -> Non
 
 def test_verdicts_with_shifts(left: Left) -> None:
     node = next(v for v in left.ask("verdicts", "probe03-1") if v["gpu"] is None)
-    (shift,) = node["shifts"]
-    assert shift["figure"] == "gemm_bf16 (quick) of NVIDIA H200, driver 580.1:"
-    assert shift["figure"] in node["measured"]
-    assert shift["text"].startswith(shift["figure"])
+    (shift,), (figure,) = node["shifts"], node["shifted"]
+    assert figure == "gemm_bf16 (quick) of NVIDIA H200, driver 580.1:"
+    assert figure in node["measured"]
+    assert shift.startswith(figure)
 
 
 def test_orders_and_what_protects_them(left: Left) -> None:

@@ -178,7 +178,7 @@ def shifted(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[object]]
     index = scenes.fleet("probe", 8, 2)
     engine = Engine(index, scenes.policy("probe"), START_MS)
     engine.restore([i for i in store.incidents("open") if i.id in ids], [scenes.training_bucket(index, 0)], [])
-    last = [replace(v, shifts=()) for v in store.probe_verdicts(request="probe03-1")]
+    last = [replace(v, shifts=(), shifted=()) for v in store.probe_verdicts(request="probe03-1")]
     outcome = engine.on_verdicts(last, last[0].ts_ms + 3_600_000)
     return sorted([f.cause, f.cleared] for f in outcome.findings)
 
@@ -260,7 +260,7 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
         return {
             "early": early,
             "asked": sorted(asked),
-            "waits": {node: duty.waits_for.value for node, duty in store.duties().items()},
+            "waits": {node: duty.withheld.value for node, duty in store.duties().items()},
             "reboot": [reboot.state is ActionState.FAILED, (folder / "ran").exists()],
         }
     finally:

@@ -330,7 +330,7 @@ class ActionDesk(Returning):
 
     def set_duty(self, duty: Duty) -> None:
         """Raises StoreError: it is as before then."""
-        if duty.stage not in (Health.DRAINING, Health.DRAINED):
+        if duty.stage is not Health.DRAINED:
             duty = replace(duty, waits_for=WaitsFor.NOTHING)
         with self._lock:
             self.store.write_duties([duty])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from drover_collector.actions.base import HAND, NodeState, Service
-from drover_proto.events import Duty, Health, ProbeVerdict, WaitsFor
+from drover_proto.events import Duty, Health, ProbeVerdict, WaitsFor, Withheld
 
 OUT = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR})
 IDLE = frozenset({Health.DRAINED, Health.VALIDATING, Health.REPAIR})  # no job runs there
@@ -46,7 +46,7 @@ def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, n
 
 def moved(duty: Duty, stage: Health, now_ms: int, reason: str, **changes: Any) -> Duty:
     """The next step of a node that is out, for a reason of its own: what it waited for before is over."""
-    fresh: dict[str, Any] = {"waits_for": WaitsFor.NOTHING, "incidents": ()}
+    fresh: dict[str, Any] = {"waits_for": WaitsFor.NOTHING, "withheld": Withheld.NO, "incidents": ()}
     return replace(duty, stage=stage, ts_ms=now_ms, reason=reason, **(fresh | changes))
 
 
@@ -102,7 +102,7 @@ def adopted(state: NodeState, now_ms: int) -> Duty | None:
         f" set back? drover resume {state.node} --why ... has it probed and put back"
     )
     incident = "" if mark == HAND else mark
-    return Duty(state.node, Health.DRAINING, now_ms, incident, text, "drover", waits_for=WaitsFor.REVIEW)
+    return Duty(state.node, Health.DRAINING, now_ms, incident, text, "drover", withheld=Withheld.REVIEW)
 
 
 def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | None:
@@ -119,7 +119,7 @@ def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | 
 
 def unjudged(duty: Duty, why: str, now_ms: int) -> Duty:
     """One that probes could not judge: a person must look at it. `why`: a sentence without its full stop."""
-    return moved(duty, Health.DRAINED, now_ms, f"not validated: {why}", waits_for=WaitsFor.REVIEW)
+    return moved(duty, Health.DRAINED, now_ms, f"not validated: {why}", withheld=Withheld.REVIEW)
 
 
 def gpu_hours_lost(history: Sequence[Duty], gpus: int, now_ms: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from drover_collector.actions.base import ActError
 from drover_collector.detectors.xid_verdicts import Remedy, judge
-from drover_proto.events import Event, EventKind, Severity, WaitsFor
+from drover_proto.events import Event, EventKind, Severity, WaitsFor, Withheld
 from drover_proto.times import iso
 
 FRESH_MS = 120_000  # the newest values of a node and of each of its GPUs are not older, unless it is read seldom
@@ -63,6 +63,7 @@ class Lack:
     waits_for: WaitsFor
     text: str
     incidents: tuple[str, ...] = ()
+    withheld: Withheld = Withheld.NO
 
 
 class LackError(ActError):

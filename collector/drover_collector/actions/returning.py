@@ -45,6 +45,7 @@ from drover_proto.events import (
     ProbeReason,
     ProbeVerdict,
     WaitsFor,
+    Withheld,
 )
 
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
@@ -139,20 +140,21 @@ class Returning:
             self.set_duty(held(replace(duty, by=ITSELF), lack, self.now_ms()))
             return None, with_help(duty, lack)
         reason = ProbeReason.REPAIRED if duty.stage is Health.REPAIR else ProbeReason.VALIDATE
-        self._validate(self.validator, replace(duty, withheld=False, incidents=()), reason, by, why)
+        self._validate(
+            self.validator, replace(duty, withheld=Withheld.NO, passed_before=False, incidents=()), reason, by, why
+        )
         return None, "probes were asked for; it is put back when it passes them"
 
     def validate(self, duty: Duty) -> None:
         """Ask for the probes of a node whose jobs are gone. Raises StoreError."""
-        if self.validator is None or not self.config.validate or duty.waits_for is WaitsFor.REVIEW or kept_by(duty):
+        if self.validator is None or not self.config.validate or duty.withheld is Withheld.REVIEW or kept_by(duty):
             return
-        quiet = duty.waits_for is WaitsFor.QUIET
-        if quiet and self._newer(duty.node, self.now_ms() - QUIET_MS) is not None:
+        if duty.withheld is Withheld.QUIET and self._newer(duty.node, self.now_ms() - QUIET_MS) is not None:
             return
         if (at := self._rechecks.get(duty.node)) is not None and time.monotonic() < at:
             return
         lack = self._remedy_lack(duty)
-        held_before = duty.waits_for is not WaitsFor.NOTHING and not quiet
+        held_before = duty.waits_for is not WaitsFor.NOTHING
         if lack is None and held_before:
             lack = self._present_lack(duty)
         if lack is None:
@@ -177,7 +179,7 @@ class Returning:
         self.set_duty(  # whoever asks for it, its return is Drover's matter from here on
             replace(
                 duty, ts_ms=self.now_ms(), stage=Health.VALIDATING, reason=reason, by=ITSELF, asked_ms=asked_ms,
-                waits_for=WaitsFor.NOTHING,
+                waits_for=WaitsFor.NOTHING, withheld=Withheld.NO,
             )
         )  # fmt: skip
 
@@ -218,16 +220,17 @@ class Returning:
         closing = next((a.by for a in waiting if a.action in (Act.DRAIN, Act.ISOLATE) and a.by != ITSELF), "")
         if person := kept_by(duty) or closing:
             again = f"drover resume {resume.node} --why TEXT has it probed again"
-            return Lack(WaitsFor.QUIET, f"resume withheld: {person} drains it by hand; {again}")
+            text = f"resume withheld: {person} drains it by hand; {again}"
+            return Lack(WaitsFor.NOTHING, text, withheld=Withheld.QUIET)
         self._must_lack_nothing(resume, duty)
         if (found := self._newer(resume.node, duty.asked_ms or duty.ts_ms)) is None:
             return None
         since = f"it {resume.why}; but since its probes were asked for {found.text}"
-        if duty.withheld:
+        if duty.passed_before:
             text = f"not validated: {since}, as after the time before: a person must look"
-            return Lack(WaitsFor.REVIEW, text, found.incidents)
+            return Lack(WaitsFor.NOTHING, text, found.incidents, Withheld.REVIEW)
         text = f"resume withheld: {since}. It is probed again when nothing more comes"
-        return Lack(WaitsFor.QUIET, text, found.incidents)
+        return Lack(WaitsFor.NOTHING, text, found.incidents, Withheld.QUIET)
 
     def _newer(self, node: str, since_ms: int) -> Newer | None:
         """What a pass of probes that were asked for then does not speak for. Raises StoreError."""

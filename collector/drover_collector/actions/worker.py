@@ -38,7 +38,7 @@ from drover_collector.actions.looks import Looks
 from drover_collector.actions.remedies import Lack, LackError
 from drover_collector.actions.returning import held
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Health, WaitsFor
+from drover_proto.events import Act, Action, ActionState, Health, WaitsFor, Withheld
 
 if TYPE_CHECKING:
     from drover_collector.actions.desk import ActionDesk
@@ -51,7 +51,6 @@ ASK_S = 30.0  # for the answer of another actuator's thread, which may be at a s
 SURVEY_S = 15.0  # a node is closed by a look at all nodes that is not older
 CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
 RESETS = frozenset({Act.RESET, Act.REBOOT})
-WITHHELD = frozenset({WaitsFor.QUIET, WaitsFor.REVIEW})
 WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
 
 
@@ -378,20 +377,26 @@ class Worker:
         elif action.action is Act.RESUME and duty is not None and is_out(duty):
             asked_ms = duty.asked_ms if action.by == ITSELF else 0
             desk.set_duty(
-                moved(duty, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, withheld=False)
+                moved(duty, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, passed_before=False)
             )
 
     def _not_back(self, action: Action, why: str, lack: Lack | None) -> None:
         """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
         duty = self._desk.duties.get(action.node)
-        now_ms, withheld = self._desk.now_ms(), lack is not None and lack.waits_for in WITHHELD
+        now_ms, withheld = self._desk.now_ms(), lack is not None and lack.withheld is not Withheld.NO
         if lack is not None and not withheld and duty is not None and is_out(duty) and not kept_by(duty):
             finding = lack.waits_for is WaitsFor.FINDING
             self._desk.set_duty(self._desk.contradicted(duty, lack) if finding else held(duty, lack, now_ms))
         elif duty is not None and (duty.stage is Health.VALIDATING or (withheld and not kept_by(duty))):
             if lack is not None and withheld:
                 after = moved(
-                    duty, Health.DRAINED, now_ms, why, waits_for=lack.waits_for, incidents=lack.incidents, withheld=True
+                    duty,
+                    Health.DRAINED,
+                    now_ms,
+                    why,
+                    withheld=lack.withheld,
+                    incidents=lack.incidents,
+                    passed_before=True,
                 )
             else:
                 after = unjudged(duty, f"it could not be put back: {why}", now_ms)

@@ -201,7 +201,7 @@ def _shifts(verdict: ProbeVerdict, open_: Sequence[Incident], now_ms: int) -> li
     first; over when a later order of any of them shows it no more."""
     shifted = {figure: i for i in open_ for figure in i.snapshot_of(DRIFT).get("figures", {})}
     known = {figure: shifted[figure] for figure in verdict.measured if figure in shifted}
-    told = {shift.figure: shift.text for shift in verdict.shifts}
+    told = dict(zip(verdict.shifted, verdict.shifts, strict=True))
     found = []
     for figure in dict.fromkeys([*told, *known]):
         incident = known.get(figure)

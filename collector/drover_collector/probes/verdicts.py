@@ -11,7 +11,7 @@ from drover_collector.probes.measurements import Basis, Judgement, NoteKind, Ver
 from drover_collector.probes.rows import CPU, form_of
 from drover_collector.probes.shifts import head, heads
 from drover_collector.store import ProbeRow
-from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict, Shift
+from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_proto.probes import FIGURES, Better
 
 DONE = "done"
@@ -50,16 +50,21 @@ def verdicts(
     found = [_of_gpu(order, end, g, of[order.node, g], drifts.get(g, ()), now_ms) for g in sorted(slots)]
     node = _of_node(order, end, found, [*of[order.node, None], *_between(of, order.node)], now_ms)
     measured, shifts = _configuration(own, judged)
-    return [*found, replace(node, measured=measured, shifts=shifts)]
+    return [
+        *found,
+        replace(
+            node, measured=measured, shifts=tuple(text for _, text in shifts), shifted=tuple(name for name, _ in shifts)
+        ),
+    ]
 
 
-def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[Shift, ...]]:
+def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """What was measured of which configuration, and which of that has shifted."""
     mine = heads(
         m for v in judged.verdicts if ((m := v.measurement).node, m.gpu, m.peer, m.probe, m.key.form) in own
     )  # fmt: skip
     told = [(head(note.probe, note.key), note.text) for note in judged.notes if note.kind is NoteKind.SHIFT]
-    return mine, tuple(Shift(figure, text) for figure, text in told if figure in mine)
+    return mine, tuple((figure, text) for figure, text in told if figure in mine)
 
 
 def failed(order: ProbeOrder, why: str, now_ms: int) -> ProbeVerdict:
