@@ -142,9 +142,9 @@ class Both:
 @contextmanager
 def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     """The API that consoles ask, on loopback, without what it keeps for a second."""
-    api_facts.Facts.once = lambda _self, _key, _seconds, make: make()  # type: ignore[method-assign, assignment]  # no cache
+    api_facts.ApiSnapshot.once = lambda _self, _key, _seconds, make: make()  # type: ignore[method-assign, assignment]  # no cache
     pipeline: Any = SimpleNamespace(index=index, store=store, now_ms=lambda: END_MS, incidents={})
-    facts = api_facts.Facts(pipeline, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # what is asked needs no more
+    facts = api_facts.ApiSnapshot(pipeline, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # what is asked needs no more
     jobs, order = store.jobs_at(index, END_MS), api_fleet.layout_order(index)
     facts.jobs = lambda: jobs  # type: ignore[method-assign]  # these are kept for 5 s, and nobody watches them move
     api_fleet._order = lambda _: order

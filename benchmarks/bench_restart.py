@@ -32,8 +32,8 @@ from drover_core.metrics.catalog import Kind, Scope, of_scope
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 GPUS = 8  # of a node
@@ -61,13 +61,29 @@ def fill(store: Store, index: FleetIndex, buckets: int, incidents: int, end_ms: 
     store.write_incidents(
         [
             Incident(
-                f"i{n}", IncidentKind.STRAGGLER, "nic", "gpu", name(n), 0, ((name(n), 0),), end_ms - 60_000,
-                end_ms - 90_000, None, Severity.WARNING, 0.9, Wanted.PROBE, "slow", "Look.", (), (), ("straggler",),
+                f"i{n}",
+                IncidentKind.STRAGGLER,
+                "nic",
+                "gpu",
+                name(n),
+                0,
+                ((name(n), 0),),
+                end_ms - 60_000,
+                end_ms - 90_000,
+                None,
+                Severity.WARNING,
+                0.9,
+                RecommendedAction.PROBE,
+                "slow",
+                "Look.",
+                (),
+                (),
+                ("straggler",),
                 updated_ms=end_ms - 60_000,
             )
             for n in range(min(incidents, index.node_count))
         ]
-    )  # fmt: skip
+    )
 
 
 def _moment(scope: Scope, ids: Ids, ts_ms: int) -> SampleBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Any
 
 from drover_core.settings import SettingsError
@@ -16,6 +15,8 @@ def load(name: str) -> Any:
     Raises:
         SettingsError: the simulator is not installed.
     """
+    from importlib.metadata import entry_points  # here: it takes 1 MB, and a real node never needs it
+
     for point in entry_points(group=GROUP, name=name):
         return point.load()
     raise SettingsError("simulated hardware is not part of this installation: pip install 'drover[simulation]'")

@@ -7,7 +7,7 @@ import tempfile
 import grpc
 
 from drover_collector.api.connection_front import Front
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig, split_address
 from drover_collector.grpc_h2 import AgentServer
@@ -76,7 +76,7 @@ def _no_address(name: str, address: str) -> AddressError:
     )
 
 
-def metrics_server(config: CollectorConfig, facts: Facts, tls: ServerTls | None) -> MetricsServer:
+def metrics_server(config: CollectorConfig, facts: ApiSnapshot, tls: ServerTls | None) -> MetricsServer:
     host, port = split_address(config.metrics.listen)
     try:
         return MetricsServer(facts, host, port, None if tls is None else tls.context, open_files.scrapers())

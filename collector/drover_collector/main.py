@@ -22,11 +22,11 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import grpc
 
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.factory import actuators, by_pool
 from drover_collector.api.connection_front import Front
 from drover_collector.api.service import FleetApi
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.identity import Denied
 from drover_collector.auth.tls import server_tls
@@ -48,7 +48,7 @@ from drover_collector.notify.routes import Routes, validate_places
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.test_command import chosen, try_out
 from drover_collector.observability import self_check as blindness
-from drover_collector.observability.dead_man_switch import Heartbeat
+from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.pipeline.pipeline import Pipeline
@@ -56,7 +56,7 @@ from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
 from drover_collector.process import memory, open_files
-from drover_collector.store import KEEP_FREE_BYTES, Look, Store, StoreError, look
+from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, look
 from drover_core import interrupts, logs, x509
 from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
@@ -178,7 +178,7 @@ def _several(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def _remarks(met: Look | None) -> list[str]:
+def _remarks(met: StoreFolderState | None) -> list[str]:
     """What of the store is no fault of the settings, and would still keep a collector from running or storing now."""
     if met is None:
         return ["whether the ClickHouse server of store.url answers shows at the start"]
@@ -250,7 +250,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         )  # fmt: skip
         made = actuators(config.act)
         pipeline.act_by(
-            ActionDesk(
+            ActionDispatcher(
                 store,
                 config.act,
                 made,
@@ -313,7 +313,7 @@ async def _serve(
     )  # fmt: skip
     pipeline.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream
-    facts = Facts(pipeline, ingest.stats, config, gate, tls)
+    facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls)
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
@@ -354,7 +354,7 @@ async def _serve(
         facts.expiring = maintenance.expiring
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        heartbeat = Heartbeat(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
+        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
         facts.beats = heartbeat.beats
         stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:

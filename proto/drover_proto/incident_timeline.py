@@ -9,8 +9,8 @@ from drover_core.model.events import (
     Action,
     Audit,
     Decision,
-    Duty,
     Incident,
+    NodeOutage,
     ProbeOrder,
     ProbeVerdict,
     from_json,
@@ -37,7 +37,7 @@ def life(detail: pb.IncidentDetail) -> list[Moment]:
         tries = f", {action.attempts} attempts" if action.attempts > 1 else ""
         said = f"{action.action} {action.node} through {action.actuator}: {action.state}{by}{tries}"
         found.append(Moment(action.ts_ms, "action", _with(said, action.detail)))
-    for duty in [from_json(Duty, text) for text in detail.duties_json]:
+    for duty in [from_json(NodeOutage, text) for text in detail.duties_json]:
         stage = "back in service" if duty.stage == "healthy" else str(duty.stage)
         by = "" if duty.by == "drover" else f" by {duty.by}"
         found.append(Moment(duty.ts_ms, "node", _with(f"{duty.node} {stage}{by}", duty.reason)))

@@ -17,7 +17,7 @@ from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.telemetry import absences as absences_module
 from drover_agent.telemetry import batcher as packing
 from drover_agent.telemetry.absences import Absences
-from drover_agent.telemetry.batcher import Packer
+from drover_agent.telemetry.batcher import Batcher
 from drover_agent.telemetry.schema_registry import (
     MAX_ENTITIES,
     MAX_INDEX,
@@ -36,8 +36,8 @@ GPU = Entity(Scope.GPU, "SN0", 0, serial="SN0")
 NODE = Entity(Scope.NODE, "n1")
 
 
-def packer(folder: Path, late_ms: float = 10_000) -> Packer:
-    return Packer(Dictionary(folder / "dictionary.json"), Absences(folder / "absences.json"), late_ms)
+def packer(folder: Path, late_ms: float = 10_000) -> Batcher:
+    return Batcher(Dictionary(folder / "dictionary.json"), Absences(folder / "absences.json"), late_ms)
 
 
 def rows(block: pb.Block, names: list[str], types: str) -> list[tuple[int, int, dict[str, float]]]:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from drover_agent.uplink import close_reason as call_end
-from drover_agent.uplink.close_reason import OWN, CallEnd
+from drover_agent.uplink.close_reason import OWN, CloseReason
 
 LARGE = bytes(2 << 20)  # more than any window: it is being written when the answer comes
 
@@ -35,7 +35,7 @@ def test_the_collector_s_reason_is_known_though_a_write_failed() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(10):
                 call = channel.stream_stream("/e")()
-                end = CallEnd(call)
+                end = CloseReason(call)
                 await call.write(b"x")
                 with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):  # most often of OWN
                     while True:
@@ -69,7 +69,7 @@ class Call:
 def test_a_reason_may_come_behind_the_error_of_a_write_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
         call = Call()
-        end = CallEnd(call)
+        end = CloseReason(call)
         call.end(grpc.StatusCode.INTERNAL, OWN)
         asked = asyncio.create_task(end.why())
         await asyncio.sleep(0)
@@ -78,6 +78,6 @@ def test_a_reason_may_come_behind_the_error_of_a_write_or_not_at_all(monkeypatch
         call.end(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
         assert await asked == "unavailable: the collector ended the stream"
         monkeypatch.setattr(call_end, "LATE_S", 0.01)
-        assert await CallEnd(Call()).why() == "the stream broke while it was written to"
+        assert await CloseReason(Call()).why() == "the stream broke while it was written to"
 
     asyncio.run(ask())

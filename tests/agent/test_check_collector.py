@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from drover_agent.commands.check import collector as check_collector
-from drover_agent.commands.check.line import Line, State
+from drover_agent.commands.check.line import CheckState, Line
 from drover_agent.config import AgentConfig, TlsConfig
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.tls import ServerTls
@@ -69,18 +69,18 @@ def ask(server: Files | None, client: Files | None) -> Line:
 
 def test_a_collector_that_takes_this_agent(fleet: Fleet) -> None:
     line = ask(fleet.issue("collector", "c1"), fleet.issue("agent", "n1"))
-    assert line.state is State.OK, line
+    assert line.state is CheckState.OK, line
     assert "certificate until" in line.text
     assert line.text.endswith("takes agents")
 
 
 def test_plain_connections_are_tried_too() -> None:
-    assert ask(None, None).state is State.OK
+    assert ask(None, None).state is CheckState.OK
 
 
 def test_a_collector_whose_certificate_ends_soon(fleet: Fleet) -> None:
     line = ask(fleet.issue("collector", "c1", ends_in=timedelta(days=3)), fleet.issue("agent", "n1"))
-    assert line.state is State.LIMITED
+    assert line.state is CheckState.LIMITED
     assert "drover certs renew" in line.remedy
 
 
@@ -108,7 +108,7 @@ def test_each_way_to_be_refused_has_its_words(fleet: Fleet, tmp_path: Path, case
     else:
         server = fleet.issue("collector", "c1", ends_in=timedelta(days=-1))
     line = ask(server, client)
-    assert line.state is State.BROKEN
+    assert line.state is CheckState.BROKEN
     assert text in line.text
 
 
@@ -117,23 +117,23 @@ def test_nobody_there_and_no_such_name() -> None:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
         [line] = check_collector.collector(config_of(None, address), address)
-    assert (line.state, line.text) == (State.BROKEN, "Connection refused")
+    assert (line.state, line.text) == (CheckState.BROKEN, "Connection refused")
     [line] = check_collector.collector(config_of(None), "no-such-host.invalid:7301")
-    assert line.state is State.BROKEN
+    assert line.state is CheckState.BROKEN
     assert "no-such-host.invalid" in line.text
 
 
 @pytest.mark.parametrize(
     ("role", "node", "ends_in", "state", "text"),
     [
-        ("agent", "n1", 60, State.OK, "drover://agent/n1, until"),
-        ("agent", "n2", 60, State.BROKEN, "this node is n1"),
-        ("viewer", "n1", 60, State.BROKEN, "is for drover://viewer/n1"),
-        ("agent", "n1", 3, State.LIMITED, "ends in"),
-        ("agent", "n1", -1, State.BROKEN, "ended at"),
+        ("agent", "n1", 60, CheckState.OK, "drover://agent/n1, until"),
+        ("agent", "n2", 60, CheckState.BROKEN, "this node is n1"),
+        ("viewer", "n1", 60, CheckState.BROKEN, "is for drover://viewer/n1"),
+        ("agent", "n1", 3, CheckState.LIMITED, "ends in"),
+        ("agent", "n1", -1, CheckState.BROKEN, "ended at"),
     ],
 )
-def test_the_own_certificate(fleet: Fleet, role: str, node: str, ends_in: int, state: State, text: str) -> None:
+def test_the_own_certificate(fleet: Fleet, role: str, node: str, ends_in: int, state: CheckState, text: str) -> None:
     files = fleet.issue(role, node, ends_in=timedelta(days=ends_in, hours=1))
     [line] = check_collector.own_certificate(config_of(files))
     assert line.state is state
@@ -143,4 +143,4 @@ def test_the_own_certificate(fleet: Fleet, role: str, node: str, ends_in: int, s
 def test_no_certificate_is_broken_only_for_a_collector_elsewhere() -> None:
     [local] = check_collector.own_certificate(config_of(None, "127.0.0.1:7301"))
     [remote] = check_collector.own_certificate(config_of(None, "collector.example:7301"))
-    assert (local.state, remote.state) == (State.MISSING, State.BROKEN)
+    assert (local.state, remote.state) == (CheckState.MISSING, CheckState.BROKEN)

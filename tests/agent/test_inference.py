@@ -19,7 +19,7 @@ from drover_agent.config import load_config
 from drover_agent.sources.base import Reading
 from drover_agent.sources.workloads.inference import MAX_MODELS, NAMES, SIT_OUT, InferenceSource, quantile
 from drover_agent.telemetry.absences import Absences
-from drover_agent.telemetry.batcher import Packer
+from drover_agent.telemetry.batcher import Batcher
 from drover_agent.telemetry.schema_registry import Dictionary
 from drover_agent.urls import urls_trouble
 from drover_core.metrics.catalog import Scope
@@ -102,9 +102,9 @@ def test_a_server_that_goes_is_lost_and_noticed_when_it_is_back(caplog: pytest.L
     assert len(caplog.records) == 2, "once when it went, once when it was back"
 
 
-def kept(tmp_path: Path) -> tuple[Packer, Absences]:
+def kept(tmp_path: Path) -> tuple[Batcher, Absences]:
     absences = Absences(tmp_path / "absences.json")
-    return Packer(Dictionary.load(tmp_path / "dictionary.json", None), absences, 10_000), absences
+    return Batcher(Dictionary.load(tmp_path / "dictionary.json", None), absences, 10_000), absences
 
 
 def test_a_server_that_is_back_and_idle_is_lost_no_more(tmp_path: Path) -> None:

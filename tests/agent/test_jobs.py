@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from drover_agent.commands.check import sources as check_sources
-from drover_agent.commands.check.line import State
-from drover_agent.commands.read_all import Look
+from drover_agent.commands.check.line import CheckState
+from drover_agent.commands.read_all import SourceReading
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
@@ -342,11 +342,11 @@ def test_the_agent_tells_the_job_of_a_gpus_process_and_its_end(tmp_path: Path, p
 
 def test_check_says_what_cannot_be_known_of_jobs_and_why() -> None:
     known = Reading(holdings=[(0, "7"), (1, None)])
-    [line] = check_sources.sources(AgentConfig(hardware="none"), [Look("jobs", 5.0, readings=[known])])[1:2]
-    assert (line.state, line.text) == (State.OK, "jobs of 2 GPUs known, 1 held")
+    [line] = check_sources.sources(AgentConfig(hardware="none"), [SourceReading("jobs", 5.0, readings=[known])])[1:2]
+    assert (line.state, line.text) == (CheckState.OK, "jobs of 2 GPUs known, 1 held")
     refused = Reading(holdings=[(0, "7")], inventory={TROUBLE: NO_ENVIRONMENT})
-    [line] = check_sources.sources(AgentConfig(hardware="none"), [Look("jobs", 5.0, readings=[refused])])[1:2]
-    assert line.state is State.LIMITED
+    [line] = check_sources.sources(AgentConfig(hardware="none"), [SourceReading("jobs", 5.0, readings=[refused])])[1:2]
+    assert line.state is CheckState.LIMITED
     assert NO_ENVIRONMENT in line.text
     assert "CAP_SYS_PTRACE" in line.remedy
 

@@ -18,7 +18,7 @@ from drover_agent.commands.once import (
     kernel_log,
 )
 from drover_agent.commands.once_text import as_text
-from drover_agent.commands.read_all import Look
+from drover_agent.commands.read_all import SourceReading
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.sources.facts import JOBS_UNKNOWN
@@ -42,7 +42,9 @@ def entity_of(report: dict[str, Any], gpu: int) -> dict[str, Any]:
 
 
 def report_of(*readings: Reading, **more: Any) -> dict[str, Any]:
-    return as_json(AgentConfig(node="n1", kmsg_enabled=False), [Look("x", 1.0, readings=list(readings), **more)])
+    return as_json(
+        AgentConfig(node="n1", kmsg_enabled=False), [SourceReading("x", 1.0, readings=list(readings), **more)]
+    )
 
 
 def test_every_row_of_the_catalog_is_a_value_or_absent_in_words(fake_nvml: FakeNvml) -> None:
@@ -150,7 +152,7 @@ def test_jobs_events_and_inventory_are_shown() -> None:
 def test_gpus_whose_job_is_not_known_are_not_left_out() -> None:
     entities = [Entity(Scope.GPU, f"S{slot}", slot) for slot in range(3)]
     reading = Reading(rows=[(entity, {"power_w": 100.0}) for entity in entities], holdings=[(1, None)])
-    report = as_json(AgentConfig(node="n1", kmsg_enabled=False), [Look("jobs", 5.0, readings=[reading])])
+    report = as_json(AgentConfig(node="n1", kmsg_enabled=False), [SourceReading("jobs", 5.0, readings=[reading])])
     assert (report["holdings"], report["holdings_unknown"]) == ({"1": None}, [0, 2])
     assert f"  GPU 0, 2: {JOBS_UNKNOWN}" in as_text(report).splitlines()
     assert report_of(reading)["holdings_unknown"] == [], "nobody was asked"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.commands.check import probes as check_probes
-from drover_agent.commands.check.line import State
+from drover_agent.commands.check.line import CheckState
 
 ACTIVE = {"LoadState": "loaded", "ActiveState": "active"}
 GPUS = ("nvidiactl", "nvidia-uvm")
@@ -18,26 +18,40 @@ GPUS = ("nvidiactl", "nvidia-uvm")
 @pytest.mark.parametrize(
     ("torch", "devices", "unit", "state", "text", "remedy"),
     [
-        ("", GPUS, ACTIVE, State.MISSING, "torch is not installed", "drover[probe]"),
-        ("2.9.0+cpu", GPUS, ACTIVE, State.BROKEN, "torch 2.9.0+cpu is built without CUDA", "drover[probe]"),
-        ("2.9.0", ("nvidiactl",), ACTIVE, State.BROKEN, "nvidia-uvm is not there", "nvidia-modprobe -u -c=0"),
-        ("2.9.0", GPUS, None, State.MISSING, "without systemd no collector can ask", ""),
-        ("2.9.0", GPUS, {"LoadState": "not-found"}, State.MISSING, "no drover-probe.path", "systemctl enable --now"),
-        ("2.9.0", GPUS, ACTIVE | {"ActiveState": "failed"}, State.BROKEN, "has failed", "journalctl -u drover-probe"),
-        ("2.9.0", GPUS, ACTIVE | {"ActiveState": "inactive"}, State.LIMITED, "end as not taken", "enable --now"),
+        ("", GPUS, ACTIVE, CheckState.MISSING, "torch is not installed", "drover[probe]"),
+        ("2.9.0+cpu", GPUS, ACTIVE, CheckState.BROKEN, "torch 2.9.0+cpu is built without CUDA", "drover[probe]"),
+        ("2.9.0", ("nvidiactl",), ACTIVE, CheckState.BROKEN, "nvidia-uvm is not there", "nvidia-modprobe -u -c=0"),
+        ("2.9.0", GPUS, None, CheckState.MISSING, "without systemd no collector can ask", ""),
+        (
+            "2.9.0",
+            GPUS,
+            {"LoadState": "not-found"},
+            CheckState.MISSING,
+            "no drover-probe.path",
+            "systemctl enable --now",
+        ),
+        (
+            "2.9.0",
+            GPUS,
+            ACTIVE | {"ActiveState": "failed"},
+            CheckState.BROKEN,
+            "has failed",
+            "journalctl -u drover-probe",
+        ),
+        ("2.9.0", GPUS, ACTIVE | {"ActiveState": "inactive"}, CheckState.LIMITED, "end as not taken", "enable --now"),
         (
             "2.9.0",
             GPUS,
             ACTIVE,
-            State.OK,
+            CheckState.OK,
             "torch 2.9.0, drover-probe.path waits for requests; they would run on GPUs",
             "",
         ),
-        ("2.9.0+cpu", (), ACTIVE, State.OK, "they would run on the CPU alone: no NVIDIA driver here", ""),
+        ("2.9.0+cpu", (), ACTIVE, CheckState.OK, "they would run on the CPU alone: no NVIDIA driver here", ""),
     ],
 )
 def test_what_stands_in_the_way_of_probes(
-    tmp_path: Path, torch: str, devices: tuple[str, ...], unit: dict[str, str] | None, state: State, text: str,
+    tmp_path: Path, torch: str, devices: tuple[str, ...], unit: dict[str, str] | None, state: CheckState, text: str,
     remedy: str,
 ) -> None:  # fmt: skip
     for name in devices:
@@ -55,7 +69,7 @@ def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytes
     asked: list[Path] = []
     monkeypatch.setattr(check_probes.os, "access", lambda path, mode: asked.append(path) or mode != os.R_OK | os.W_OK)
     line = check_probes.of("2.9.0", tmp_path, ACTIVE)
-    assert (line.state, asked) == (State.BROKEN, [tmp_path / "nvidia-uvm"])
+    assert (line.state, asked) == (CheckState.BROKEN, [tmp_path / "nvidia-uvm"])
     assert "cannot be opened by this user" in line.text
 
 

@@ -16,13 +16,13 @@ import pytest
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.probes import relay as desks
 from drover_agent.probes.base import Device, Group, Result
-from drover_agent.probes.exchange import Answer, Ask, Folder, read_ask
+from drover_agent.probes.exchange import ExchangeFolder, ProbeAnswer, ProbeAsk, read_ask
 from drover_agent.probes.relay import (
     MAX_WAITING,
     NO_SERVICE,
     TAKEN_S,
     TOO_MANY,
-    Desk,
+    ProbeRelay,
 )
 from drover_agent.runtime.agent import PROBES_ASKED, Agent
 from drover_core.model.events import ProbeResult, from_json
@@ -41,7 +41,7 @@ class Place:
     """A desk in a folder, with a clock of the test's; `told`: what reached the spool, `safe`: when that is on disk."""
 
     def __init__(self, root: Path) -> None:
-        self.folder = Folder(root)
+        self.folder = ExchangeFolder(root)
         self.requests: asyncio.Queue[pb.ProbeRequest] = asyncio.Queue()
         self.told: list[tuple[int, pb.ProbeResult]] = []
         self.safe = asyncio.Event()
@@ -50,7 +50,7 @@ class Place:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        desk = Desk(
+        desk = ProbeRelay(
             self.folder.root, "n1", lambda ts_ms, record: self.told.append((ts_ms, record.probe_result)),
             self._kept, lambda: NOW_MS, lambda: self.steady_s,
         )  # fmt: skip
@@ -97,7 +97,7 @@ async def test_a_request_becomes_a_file_and_its_results_records(place: Place) ->
         place.ask("r1", probes=["allreduce_group"], level="deep", gpus=[0, 3], timeout_s=60, inlet_c=21.5, group=group)
         await place.asked("r1")
         asked = read_ask(place.folder.requests / "r1.json")
-        assert asked == Ask(
+        assert asked == ProbeAsk(
             "r1", ("allreduce_group",), "deep", (0, 3), 60.0, NOW_MS, 21.5,
             Group("10.0.0.7", 29_500, 1, 2, ("n0", "n1"), ("10.0.0.7", "10.0.0.8"), "k", 30.0),
         )  # fmt: skip
@@ -106,7 +106,7 @@ async def test_a_request_becomes_a_file_and_its_results_records(place: Place) ->
             Result("gemm_fp8", 3, None, "TFLOP/s", "this device has no fp8"),
         )
         (place.folder.requests / "r1.json").unlink()
-        answer = Answer(
+        answer = ProbeAnswer(
             "r1", "hung", "probe hung: sdc", "deep", NOW_MS + 5, "sdc", 3, 1.5, results, ("GPU 1: MIG",), BOARDS
         )
         place.folder.put(place.folder.results, "r1", answer)
@@ -136,7 +136,7 @@ async def test_a_request_that_is_known_already_is_ignored(place: Place) -> None:
         for id_ in ("r1", "r2"):
             (place.folder.requests / f"{id_}.json").rename(place.folder.taken / f"{id_}.json")
         place.ask("r1")
-        place.folder.put(place.folder.results, "r1", Answer("r1", "done"))
+        place.folder.put(place.folder.results, "r1", ProbeAnswer("r1", "done"))
         await place.closed(1)
         place.ask("r1")  # done
         place.ask("r3")
@@ -263,7 +263,7 @@ async def test_a_result_that_cannot_be_read_is_one_of_a_crash(place: Place) -> N
 @in_loop
 async def test_a_result_leaves_the_folder_only_when_the_spool_has_it(place: Place) -> None:
     place.folder.make()
-    place.folder.put(place.folder.results, "r1", Answer("r1", "done"))
+    place.folder.put(place.folder.results, "r1", ProbeAnswer("r1", "done"))
     place.safe.clear()
     async with place.running():
         await place.closed(1)
@@ -273,7 +273,7 @@ async def test_a_result_leaves_the_folder_only_when_the_spool_has_it(place: Plac
         await again.closed(1)
         await until(lambda: not again.folder.ids(again.folder.results), "the file's end")
     assert [told.json for _, told in again.told] == [told.json for _, told in place.told], "the same id and text"
-    again.folder.put(again.folder.results, "r1", Answer("r1", "done"))  # killed between writing down and removing
+    again.folder.put(again.folder.results, "r1", ProbeAnswer("r1", "done"))  # killed between writing down and removing
     third = Place(place.folder.root)
     async with third.running():
         await until(lambda: not third.folder.ids(third.folder.results), "the file's end")
@@ -296,7 +296,7 @@ async def test_a_folder_that_cannot_be_written_for_a_while_repeats_nothing(
         write(path, data)
 
     monkeypatch.setattr(desks, "write_whole", fails)
-    place.folder.put(place.folder.results, "r1", Answer("r1", "done"))
+    place.folder.put(place.folder.results, "r1", ProbeAnswer("r1", "done"))
     async with place.running():
         await until(lambda: not place.folder.ids(place.folder.results), "the file's end")
     assert (tries, place.ends()) == (4, [("r1", "done", "")])
@@ -324,14 +324,14 @@ def agent(folder: Path, address: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*AGENT, *words], stderr=subprocess.PIPE, text=True)
 
 
-def serve(folder: Folder) -> subprocess.Popen[str]:
+def serve(folder: ExchangeFolder) -> subprocess.Popen[str]:
     return subprocess.Popen([*SERVE, str(folder.root)], stderr=subprocess.PIPE, text=True)
 
 
 def test_a_request_over_the_stream_is_probed_and_told_once_though_the_agent_is_killed(tmp_path: Path) -> None:
     """The real agent, service and probe; the collector stands in. It asks on each stream anew, with the same id."""
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
-    folder = Folder(tmp_path / "spool/probes")
+    folder = ExchangeFolder(tmp_path / "spool/probes")
     request = pb.ProbeRequest(id="r1", probes=["launch"], level="quick")
 
     async def scenario() -> None:
@@ -376,10 +376,10 @@ def test_a_request_over_the_stream_is_probed_and_told_once_though_the_agent_is_k
 
 
 def test_a_result_waits_for_a_collector_that_is_away(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "spool/probes")
+    folder = ExchangeFolder(tmp_path / "spool/probes")
     (tmp_path / "spool").mkdir(mode=0o700)
     folder.make()
-    folder.put(folder.results, "r1", Answer("r1", "stopped", "job 7 came", ts_ms=NOW_MS))
+    folder.put(folder.results, "r1", ProbeAnswer("r1", "stopped", "job 7 came", ts_ms=NOW_MS))
 
     async def scenario() -> None:
         alone = agent(tmp_path, "127.0.0.1:1")

@@ -17,7 +17,7 @@ import pytest
 
 from drover_agent.probes import eligible, processes, runner
 from drover_agent.probes.eligible import Guard
-from drover_agent.probes.exchange import Answer
+from drover_agent.probes.exchange import ProbeAnswer
 from drover_agent.probes.relay import results_of
 from drover_agent.probes.runner import End, Report, Request, Runner
 from drover_collector.probes.judging.judgement import judge
@@ -40,7 +40,7 @@ def command(fault: str, file: Path) -> list[str]:
 
 def judged(report: Report) -> dict[int | None, bool | None]:
     """GPU -> verdict, of what the collector is told."""
-    told = results_of(Answer("r", report.end, report.detail, results=tuple(report.results)), "n1", 1)
+    told = results_of(ProbeAnswer("r", report.end, report.detail, results=tuple(report.results)), "n1", 1)
     return {
         v.measurement.gpu: v.ok
         for v in judge(

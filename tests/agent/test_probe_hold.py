@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.probes import hold, plan, runner, service
-from drover_agent.probes.exchange import JOB, Answer, Ask, Folder, read_answer
+from drover_agent.probes.exchange import JOB, ExchangeFolder, ProbeAnswer, ProbeAsk, read_answer
 from drover_agent.probes.service import Service
 from testbed.waiting import wait_until
 
@@ -102,23 +102,23 @@ def test_another_users_job_is_not_taken_for_one(job: subprocess.Popen[str], monk
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExchangeFolder:
     """Of a service whose probes hang."""
     monkeypatch.setattr(runner, "CHILD", (sys.executable, str(PLAYED), "hang"))
     monkeypatch.setattr(plan, "has_torch", lambda: True)
-    made = Folder(tmp_path / "probes")
+    made = ExchangeFolder(tmp_path / "probes")
     made.make()
-    made.put(made.requests, ID, Ask(ID, ("gemm_bf16",), protection=JOB))
+    made.put(made.requests, ID, ProbeAsk(ID, ("gemm_bf16",), protection=JOB))
     return made
 
 
-def served(folder: Folder) -> Answer:
+def served(folder: ExchangeFolder) -> ProbeAnswer:
     Service(folder.root).serve(linger_s=0.01)
     return read_answer(folder.results / f"{ID}.json")
 
 
 def test_the_service_runs_nothing_for_a_request_that_no_job_holds(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: ExchangeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hold.join, "__defaults__", (0.0,))
     answer = served(folder)
@@ -127,7 +127,7 @@ def test_the_service_runs_nothing_for_a_request_that_no_job_holds(
 
 
 def test_a_probe_gives_way_when_its_job_is_preempted_and_only_then_the_job_ends(
-    folder: Folder, job: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    folder: ExchangeFolder, job: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell = service.log.info
     monkeypatch.setattr(

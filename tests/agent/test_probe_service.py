@@ -16,7 +16,7 @@ import pytest
 
 from drover_agent.probes import plan, processes, runner, service
 from drover_agent.probes.base import Result
-from drover_agent.probes.exchange import Answer, Ask, Folder, Outcome, read_answer
+from drover_agent.probes.exchange import ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, read_answer
 from drover_agent.probes.service import Busy, Service
 from testbed.nvml import FakeNvml
 from testbed.waiting import wait_until
@@ -26,8 +26,8 @@ SERVE = [sys.executable, "-m", "drover_agent.main", "probe", "--serve"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    made = Folder(tmp_path / "probes")
+def folder(tmp_path: Path) -> ExchangeFolder:
+    made = ExchangeFolder(tmp_path / "probes")
     made.make()
     return made
 
@@ -44,18 +44,18 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return part
 
 
-def ask(folder: Folder, id_: str, **fields: object) -> None:
-    folder.put(folder.requests, id_, Ask(id_, **({"probes": ("gemm_bf16",)} | fields)))  # type: ignore[arg-type]  # any
+def ask(folder: ExchangeFolder, id_: str, **fields: object) -> None:
+    folder.put(folder.requests, id_, ProbeAsk(id_, **({"probes": ("gemm_bf16",)} | fields)))  # type: ignore[arg-type]  # any
 
 
-def served(folder: Folder) -> dict[str, Answer]:
+def served(folder: ExchangeFolder) -> dict[str, ProbeAnswer]:
     """What lies there when the service has nothing more to do."""
     Service(folder.root).serve(linger_s=0.01)
     assert folder.ids(folder.requests) == folder.ids(folder.taken) == []
     return {id_: read_answer(folder.results / f"{id_}.json") for id_ in folder.ids(folder.results)}
 
 
-def test_a_request_becomes_a_result(folder: Folder, play: Callable[[str], None]) -> None:
+def test_a_request_becomes_a_result(folder: ExchangeFolder, play: Callable[[str], None]) -> None:
     ask(folder, "r1")
     before_ms = time.time_ns() // 1_000_000
     answer = served(folder)["r1"]
@@ -65,7 +65,7 @@ def test_a_request_becomes_a_result(folder: Folder, play: Callable[[str], None])
     assert (folder.results / "r1.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_several_are_worked_off_the_oldest_first(folder: Folder, play: Callable[[str], None]) -> None:
+def test_several_are_worked_off_the_oldest_first(folder: ExchangeFolder, play: Callable[[str], None]) -> None:
     for age, id_ in enumerate(("c", "a", "b")):
         ask(folder, id_)
         os.utime(folder.requests / f"{id_}.json", (1_000 - age, 1_000 - age))
@@ -82,7 +82,7 @@ def test_several_are_worked_off_the_oldest_first(folder: Folder, play: Callable[
     ],
 )
 def test_a_crash_of_the_probe_is_a_result(
-    folder: Folder, play: Callable[[str], None], part: str, end: str, text: str
+    folder: ExchangeFolder, play: Callable[[str], None], part: str, end: str, text: str
 ) -> None:
     play(part)
     ask(folder, "r1")
@@ -92,7 +92,7 @@ def test_a_crash_of_the_probe_is_a_result(
     assert [result.value for result in answer.results] == [1.0]
 
 
-def test_a_timeout_is_too(folder: Folder, play: Callable[[str], None]) -> None:
+def test_a_timeout_is_too(folder: ExchangeFolder, play: Callable[[str], None]) -> None:
     play("hang")
     ask(folder, "r1", timeout_s=0.5)
     assert served(folder)["r1"].end == "timeout"
@@ -110,7 +110,7 @@ def test_a_timeout_is_too(folder: Folder, play: Callable[[str], None]) -> None:
     ],
 )
 def test_what_is_not_in_the_table_is_refused(
-    folder: Folder, play: Callable[[str], None], fields: dict[str, object], text: str
+    folder: ExchangeFolder, play: Callable[[str], None], fields: dict[str, object], text: str
 ) -> None:
     ask(folder, "r1", **fields)
     answer = served(folder)["r1"]
@@ -124,7 +124,7 @@ def test_what_is_not_in_the_table_is_refused(
      b'{"id": "r1", "timeout_s": NaN}', b'{"id": "r1", "probes": [{}]}', b'{"id": "r1", "group": {"address": "x"}}',
      b"[" * 10_000, b" " * (9 << 20)],
 )  # fmt: skip
-def test_junk_is_a_refused_request(folder: Folder, play: Callable[[str], None], text: bytes) -> None:
+def test_junk_is_a_refused_request(folder: ExchangeFolder, play: Callable[[str], None], text: bytes) -> None:
     (folder.requests / "r1.json").write_bytes(text)
     answer = served(folder)["r1"]
     assert answer.end == Outcome.REFUSED
@@ -132,7 +132,7 @@ def test_junk_is_a_refused_request(folder: Folder, play: Callable[[str], None], 
 
 
 def test_files_that_are_no_requests_are_left_or_removed_and_nothing_is_run(
-    folder: Folder, play: Callable[[str], None], tmp_path: Path
+    folder: ExchangeFolder, play: Callable[[str], None], tmp_path: Path
 ) -> None:
     (folder.requests / "r1.json.new").write_text("half written")
     (folder.requests / ".hidden.json").write_text("{}")
@@ -143,7 +143,7 @@ def test_files_that_are_no_requests_are_left_or_removed_and_nothing_is_run(
 
 
 def test_a_gpu_that_is_held_is_refused_by_name_and_left_out_otherwise(
-    folder: Folder, play: Callable[[str], None], fake_nvml: FakeNvml
+    folder: ExchangeFolder, play: Callable[[str], None], fake_nvml: FakeNvml
 ) -> None:
     for gpu in range(8):
         fake_nvml.hold(gpu, os.getpid() if gpu == 3 else None)
@@ -157,7 +157,7 @@ def test_a_gpu_that_is_held_is_refused_by_name_and_left_out_otherwise(
 
 
 def test_a_job_that_comes_to_a_gpu_under_test_gets_it(
-    folder: Folder, play: Callable[[str], None], fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    folder: ExchangeFolder, play: Callable[[str], None], fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for gpu in range(8):
         fake_nvml.hold(gpu)
@@ -179,21 +179,21 @@ def test_a_job_that_comes_to_a_gpu_under_test_gets_it(
     assert [result.value for result in answer.results] == [1.0], "what was measured before is kept"
 
 
-def test_a_driver_that_fails_refuses(folder: Folder, play: Callable[[str], None], fake_nvml: FakeNvml) -> None:
+def test_a_driver_that_fails_refuses(folder: ExchangeFolder, play: Callable[[str], None], fake_nvml: FakeNvml) -> None:
     fake_nvml.down("LIB_RM_VERSION_MISMATCH")
     ask(folder, "r1")
     answer = served(folder)["r1"]
     assert (answer.end, answer.detail.partition(":")[0]) == (Outcome.REFUSED, "the NVIDIA driver cannot be used")
 
 
-def test_without_torch_it_says_so(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_it_says_so(folder: ExchangeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "has_torch", lambda: False)
     ask(folder, "r1")
     assert served(folder)["r1"].detail == plan.NO_TORCH
 
 
 def test_a_request_that_waited_for_longer_than_its_timeout_is_dropped(
-    folder: Folder, play: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    folder: ExchangeFolder, play: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "now_ms", lambda: 1_000_000)
     ask(folder, "old", timeout_s=60.0, asked_ms=1_000_000 - 60_001)
@@ -204,7 +204,7 @@ def test_a_request_that_waited_for_longer_than_its_timeout_is_dropped(
 
 
 @pytest.fixture
-def running(folder: Folder, play: Callable[[str], None]) -> Iterator[Service]:
+def running(folder: ExchangeFolder, play: Callable[[str], None]) -> Iterator[Service]:
     """A service in a thread, at work on a request that does not end."""
     play("hang")
     ask(folder, "r1")
@@ -219,7 +219,7 @@ def running(folder: Folder, play: Callable[[str], None]) -> Iterator[Service]:
     assert not thread.is_alive()
 
 
-def test_told_to_stop_it_answers_what_it_is_at_and_leaves_the_rest(running: Service, folder: Folder) -> None:
+def test_told_to_stop_it_answers_what_it_is_at_and_leaves_the_rest(running: Service, folder: ExchangeFolder) -> None:
     running.stop()
     wait_until(lambda: folder.ids(folder.results) == ["r1"], "the result")
     answer = read_answer(folder.results / "r1.json")
@@ -228,12 +228,12 @@ def test_told_to_stop_it_answers_what_it_is_at_and_leaves_the_rest(running: Serv
     assert folder.ids(folder.requests) == ["r2"]
 
 
-def test_two_do_not_work_on_one_folder(running: Service, folder: Folder) -> None:
+def test_two_do_not_work_on_one_folder(running: Service, folder: ExchangeFolder) -> None:
     with pytest.raises(Busy):
         Service(folder.root).serve()
 
 
-def test_a_service_that_was_killed_says_so_when_it_is_started_again(folder: Folder) -> None:
+def test_a_service_that_was_killed_says_so_when_it_is_started_again(folder: ExchangeFolder) -> None:
     """The real one, with a real probe, and SIGKILL for all of it, as the kernel's OOM killer would."""
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
     ask(folder, "r1", probes=("soak",))
@@ -252,13 +252,13 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_result_that_was_written_before_the_kill_stays(folder: Folder, play: Callable[[str], None]) -> None:
-    folder.put(folder.taken, "r1", Ask("r1"))
-    folder.put(folder.results, "r1", Answer("r1", "done"))
+def test_a_result_that_was_written_before_the_kill_stays(folder: ExchangeFolder, play: Callable[[str], None]) -> None:
+    folder.put(folder.taken, "r1", ProbeAsk("r1"))
+    folder.put(folder.results, "r1", ProbeAnswer("r1", "done"))
     assert served(folder)["r1"].end == "done"
 
 
-def test_the_real_service_measures_and_ends_on_sigterm(folder: Folder, tmp_path: Path) -> None:
+def test_the_real_service_measures_and_ends_on_sigterm(folder: ExchangeFolder, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
     ask(folder, "r1", probes=("launch",))
     words = [*SERVE, str(folder.root), "--folder", str(tmp_path)]
@@ -278,8 +278,10 @@ def test_a_folder_that_cannot_be_used_is_bad_input(tmp_path: Path) -> None:
     assert done.stderr.startswith("drover-agent probe: --serve /proc/none: ")
 
 
-def test_what_is_written_is_what_is_read(folder: Folder) -> None:
-    answer = Answer("r1", "hung", "d", "deep", 5, "p2p", 3, 1.5, (Result("p2p", 0, None, "GB/s", peer=1, ok=False),))
+def test_what_is_written_is_what_is_read(folder: ExchangeFolder) -> None:
+    answer = ProbeAnswer(
+        "r1", "hung", "d", "deep", 5, "p2p", 3, 1.5, (Result("p2p", 0, None, "GB/s", peer=1, ok=False),)
+    )
     folder.put(folder.results, "r1", answer)
     assert read_answer(folder.results / "r1.json") == answer
     text = json.loads((folder.results / "r1.json").read_text()) | {"later": 1}

@@ -10,7 +10,7 @@ import pytest
 
 from drover_agent.probes import runner, trying
 from drover_agent.probes.eligible import DriverError, Found, Gpu
-from drover_agent.probes.exchange import Answer
+from drover_agent.probes.exchange import ProbeAnswer
 from drover_agent.probes.relay import results_of
 from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
 from drover_collector.engine.probe_evidence import read
@@ -69,7 +69,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Repo
 
 def judged(report: Report) -> tuple[bool | None, str]:
     """What the collector makes of it."""
-    answer = Answer("r", report.end, report.detail, "quick", 1, report.probe, report.gpu, tries=report.tries)
+    answer = ProbeAnswer("r", report.end, report.detail, "quick", 1, report.probe, report.gpu, tries=report.tries)
     end = results_of(answer, "n1", 1)[-1]
     found = measurement(ProbeRow(end, Key("board")))
     assert found is not None
@@ -79,7 +79,7 @@ def judged(report: Report) -> tuple[bool | None, str]:
 
 def verdicts_of(report: Report) -> list[ProbeVerdict]:
     """Of both GPUs, in the order."""
-    answer = Answer("r", report.end, report.detail, "quick", 1, report.probe, report.gpu, tries=report.tries)
+    answer = ProbeAnswer("r", report.end, report.detail, "quick", 1, report.probe, report.gpu, tries=report.tries)
     rows = [ProbeRow(result, Key("board")) for result in results_of(answer, "n1", 1)]
     order = ProbeOrder("r", "n1", (2, 7), "quick", ("gemm_bf16",), ProbeReason.CONFIRM, "sent", T0)
     return verdicts(order, rows, judge([m for row in rows if (m := measurement(row))]), {}, T0)

@@ -237,7 +237,7 @@ def test_what_is_moved_is_random(tmp_path: Path) -> None:
 
 
 def test_a_soak_has_settled_when_the_temperature_has_not_moved_for_15_s() -> None:
-    rising = [soak.Look(s, {"gpu_temp_c": min(60.0, 30.0 + s)}) for s in range(0, 60, 2)]
+    rising = [soak.SoakSample(s, {"gpu_temp_c": min(60.0, 30.0 + s)}) for s in range(0, 60, 2)]
     assert not soak.settled([look for look in rising if look.at_s <= 40])
     assert soak.settled([look for look in rising if look.at_s <= 46])
     assert not soak.settled([look for look in rising if look.at_s <= 20])

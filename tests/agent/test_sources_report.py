@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drover_agent.commands.read_all import Look
+from drover_agent.commands.read_all import SourceReading
 from drover_agent.commands.sources import _row, as_text, sources
 from drover_agent.config import AgentConfig
 from drover_agent.polled_sources import POLLED
@@ -69,7 +69,7 @@ def test_what_is_not_there_or_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpus", "why"), [(0, FACTS["jobs"].missing), (8, f"8 GPUs: {JOBS_UNKNOWN}")])
 def test_no_jobs_known_and_no_gpus_are_two_things(gpus: int, why: str) -> None:
-    looks = [Look("jobs", 5.0, readings=[Reading()])]
+    looks = [SourceReading("jobs", 5.0, readings=[Reading()])]
     assert _row(AgentConfig(), "jobs", looks, gpus)["why"] == why
 
 

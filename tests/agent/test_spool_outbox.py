@@ -13,7 +13,7 @@ import pytest
 from drover_agent.clock import SystemClock
 from drover_agent.config import SpoolConfig
 from drover_agent.spool import async_spool as outbox_module
-from drover_agent.spool.async_spool import Outbox
+from drover_agent.spool.async_spool import AsyncSpool
 from drover_agent.spool.backfill import BackfillPlan
 from drover_agent.spool.disk_thread import DiskThread
 from drover_proto import telemetry_pb2 as pb
@@ -108,10 +108,10 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
     arrived: dict[int, dict[int, str]] = {pb.EVENTS: {}, pb.LIVE: {}}
     at = {pb.EVENTS: 0, pb.LIVE: 0}
 
-    def restart() -> Outbox:
-        return Outbox(SpoolConfig(dir=str(tmp_path)), SystemClock(), shared)
+    def restart() -> AsyncSpool:
+        return AsyncSpool(SpoolConfig(dir=str(tmp_path)), SystemClock(), shared)
 
-    async def close(outbox: Outbox) -> None:
+    async def close(outbox: AsyncSpool) -> None:
         disk.mend()
         monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 20.0)  # a slow machine is no disk that hangs
         await until(lambda: not outbox.hangs)
@@ -225,7 +225,7 @@ class HeldThread(DiskThread):
 @in_loop
 async def test_a_collector_that_lost_some_gets_it_whatever_is_being_written_meanwhile(tmp_path: Path) -> None:
     thread = HeldThread()
-    outbox = Outbox(SpoolConfig(dir=str(tmp_path)), ManualClock(NOW), thread)
+    outbox = AsyncSpool(SpoolConfig(dir=str(tmp_path)), ManualClock(NOW), thread)
     for number in range(6):
         batch(outbox, number)
     await outbox.kept()

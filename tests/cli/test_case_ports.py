@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from drover_cli.case.read import read_case
 from drover_collector.engine.replay import Replay
 from drover_collector.policy.policy import Policy
-from drover_core.model.events import Incident, Severity, Wanted
+from drover_core.model.events import Incident, RecommendedAction, Severity
 from drover_core.times import iso
 
 START = 1_767_225_600_000
@@ -74,4 +74,4 @@ def test_what_an_agent_said_of_its_pci_bus_counts_too(tmp_path: Path) -> None:
     facts = {f"gpu{slot}.nic": f"mlx5_{slot}" for slot in range(4)}
     lines = "".join(json.dumps({"ts": iso(START), "node": name, "inventory": facts}) + "\n" for name in NODES)
     told = found(case_of(tmp_path / "c", inventory=lines))
-    assert (told["n2 port_flaps"].severity, told["n2 port_flaps"].asked) == (Severity.CRITICAL, Wanted.DRAIN)
+    assert (told["n2 port_flaps"].severity, told["n2 port_flaps"].asked) == (Severity.CRITICAL, RecommendedAction.DRAIN)

@@ -13,10 +13,10 @@ from drover_cli.demo.act import (
 )
 from drover_core.model.events import (
     Decision,
-    Duty,
     Health,
+    NodeOutage,
+    RecommendedAction,
     WaitsFor,
-    Wanted,
     Withheld,
     to_json,
 )
@@ -38,7 +38,9 @@ class Stub:
         return self.state
 
 
-def said(duties: Sequence[Sequence[Duty]], labels: list[dict[str, Any]], api: str = "127.0.0.1:7302") -> list[str]:
+def said(
+    duties: Sequence[Sequence[NodeOutage]], labels: list[dict[str, Any]], api: str = "127.0.0.1:7302"
+) -> list[str]:
     """What the guide says of duties that follow each other."""
     lines: list[str] = []
     guide, stub = Guide(lines.append, SPEC, api), Stub()
@@ -49,8 +51,8 @@ def said(duties: Sequence[Sequence[Duty]], labels: list[dict[str, Any]], api: st
     return lines
 
 
-def duty(stage: Health, reason: str = "", waits: WaitsFor = WaitsFor.NOTHING, by: str = "drover") -> Duty:
-    return Duty("r01n01", stage, 1, "i1", reason, by, waits_for=waits)
+def duty(stage: Health, reason: str = "", waits: WaitsFor = WaitsFor.NOTHING, by: str = "drover") -> NodeOutage:
+    return NodeOutage("r01n01", stage, 1, "i1", reason, by, waits_for=waits)
 
 
 def test_a_node_that_needs_a_boot() -> None:
@@ -97,14 +99,16 @@ def test_what_a_person_drained_waits_for_that_person() -> None:
 
 def test_a_reset_and_a_look_are_asked_for_where_they_help() -> None:
     assert "drover reset r01n01" in said([[duty(Health.DRAINED, "held", WaitsFor.RESET)]], LOST)[-2]
-    unjudged = Duty("r01n01", Health.DRAINED, 1, "i1", "not validated: no verdict came", withheld=Withheld.REVIEW)
+    unjudged = NodeOutage("r01n01", Health.DRAINED, 1, "i1", "not validated: no verdict came", withheld=Withheld.REVIEW)
     assert "drover resume r01n01" in said([[unjudged]], [])[-1]
 
 
 def test_a_decision_is_asked_once_with_what_is_wrong() -> None:
     lines: list[str] = []
     guide, stub = Guide(lines.append, SPEC, "127.0.0.1:7302"), Stub()
-    asked = Decision("d1", "i1", 1, "r01n01", Wanted.DRAIN, "approve", "pending_approval", "rule", "asks to drain")
+    asked = Decision(
+        "d1", "i1", 1, "r01n01", RecommendedAction.DRAIN, "approve", "pending_approval", "rule", "asks to drain"
+    )
     stub.state = pb.PolicyState(pending_json=[to_json(asked)])
     guide.look(stub, [], {})  # type: ignore[arg-type]  # one method of the stub
     assert not lines, "its incident is not known yet"
@@ -116,8 +120,12 @@ def test_a_decision_is_asked_once_with_what_is_wrong() -> None:
 def test_what_the_guard_holds_back_is_said_once_with_what_a_person_may_do() -> None:
     lines: list[str] = []
     guide, stub = Guide(lines.append, SPEC, "127.0.0.1:7302"), Stub()
-    held = Decision("d2", "i1", 1, "r01n01", Wanted.DRAIN, "approve", "held", "rule", "2 of 8 nodes would be out")
-    back = Decision("d3", "i2", 1, "r01n02", Wanted.NONE, "approve", "held", "rule", "resume withheld: XID 79")
+    held = Decision(
+        "d2", "i1", 1, "r01n01", RecommendedAction.DRAIN, "approve", "held", "rule", "2 of 8 nodes would be out"
+    )
+    back = Decision(
+        "d3", "i2", 1, "r01n02", RecommendedAction.NONE, "approve", "held", "rule", "resume withheld: XID 79"
+    )
     stub.state = pb.PolicyState(held_json=[to_json(held), to_json(back)])
     for _ in range(2):
         guide.look(stub, [], {"i1": "XID 79 on GPU 0"})  # type: ignore[arg-type]  # one method of the stub

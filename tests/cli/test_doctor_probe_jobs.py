@@ -9,7 +9,7 @@ import pytest
 
 from drover_cli.commands import doctor
 from drover_cli.doctor import probe_jobs
-from drover_cli.doctor.finding import State
+from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.run_program import Ran
 from drover_collector.config import CollectorConfig
 from drover_collector.probes.settings import HoldConfig, ProbesConfig
@@ -29,7 +29,7 @@ UNTAKEN = "sbatch: error: Batch job submission failed: Invalid account or accoun
 def looked(
     partitions: Sequence[str] = (ALL, PROBES), config: str = CONFIG, hold: HoldConfig | None = None, taken: str = "",
     qos: str = "normal|\nlow|\nhigh|low,other\n",
-) -> dict[State, list[str]]:  # fmt: skip
+) -> dict[FindingState, list[str]]:  # fmt: skip
     """State -> texts, of a Slurm that answers so."""
     asked: list[tuple[str, ...]] = []
 
@@ -48,18 +48,18 @@ def looked(
 
     settings = CollectorConfig(probes=ProbesConfig(slurm=hold or HoldConfig(partition="probes")))
     found = probe_jobs.slurm(settings, SPEC, ask)
-    assert all(each.remedy for each in found if each.state is not State.OK)
+    assert all(each.remedy for each in found if each.state is not FindingState.OK)
     assert all("--test-only" in words for words in asked if words[0] == "sbatch"), "no job is submitted"
-    return {state: [each.text for each in found if each.state is state] for state in State}
+    return {state: [each.text for each in found if each.state is state] for state in FindingState}
 
 
 def test_a_partition_that_gives_way() -> None:
     found = looked()
-    assert (found[State.BAD], found[State.WARN]) == ([], [])
-    taken, partition = found[State.OK]
+    assert (found[FindingState.BAD], found[FindingState.WARN]) == ([], [])
+    taken, partition = found[FindingState.OK]
     assert taken.startswith("Slurm takes a job --partition=probes of ")
     assert partition == "partition probes is up, below all others, and gives way"
-    assert len(found[State.UNKNOWN]) == 1, "the uid on the nodes"
+    assert len(found[FindingState.UNKNOWN]) == 1, "the uid on the nodes"
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_a_partition_that_gives_way() -> None:
     ids=["no partition", "not below", "mode off", "oversubscribed", "down", "no preemption", "user not taken"],
 )  # fmt: skip
 def test_what_would_hold_nodes_for_ever_or_never(more: dict[str, object], text: str) -> None:
-    (bad,) = looked(**more)[State.BAD]  # type: ignore[arg-type]  # parameters by name
+    (bad,) = looked(**more)[FindingState.BAD]  # type: ignore[arg-type]  # parameters by name
     assert text in bad
 
 
 def test_nodes_that_are_not_in_the_partition_are_named() -> None:
     found = looked((ALL, PROBES.replace("gpu[01-03]", "gpu[01,03]")))
-    assert found[State.WARN] == ["gpu02 not in partition probes: probed only when drained"]
+    assert found[FindingState.WARN] == ["gpu02 not in partition probes: probed only when drained"]
     of_pool = HoldConfig(partition="probes", pools=("infer",))
-    assert looked((ALL, PROBES.replace("gpu[01-03]", "gpu99")), hold=of_pool)[State.WARN] == []
+    assert looked((ALL, PROBES.replace("gpu[01-03]", "gpu99")), hold=of_pool)[FindingState.WARN] == []
 
 
 def test_a_qos_that_others_preempt() -> None:
     by_qos = CONFIG.replace("partition_prio", "qos")
-    assert "jobs of QOS high preempt those of low" in looked(config=by_qos, hold=HoldConfig(qos="low"))[State.OK]
-    (bad,) = looked(config=by_qos, hold=HoldConfig(qos="normal"))[State.BAD]
+    assert "jobs of QOS high preempt those of low" in looked(config=by_qos, hold=HoldConfig(qos="low"))[FindingState.OK]
+    (bad,) = looked(config=by_qos, hold=HoldConfig(qos="normal"))[FindingState.BAD]
     assert bad == "no QOS preempts normal: its jobs would give way to nobody"
-    (bad,) = looked(config=CONFIG.replace("partition_prio", "none"), hold=HoldConfig(qos="low"))[State.BAD]
+    (bad,) = looked(config=CONFIG.replace("partition_prio", "none"), hold=HoldConfig(qos="low"))[FindingState.BAD]
     assert "PreemptType is preempt/none" in bad
 
 
 def test_a_slurm_that_does_not_answer_and_programs_that_are_not_there(tmp_path: Path) -> None:
     settings = CollectorConfig(probes=ProbesConfig(slurm=HoldConfig(partition="p", sbatch=f"{tmp_path}/sbatch")))
     (found,) = probe_jobs.slurm(settings, SPEC)
-    assert (found.state, "cannot be started" in found.text) == (State.BAD, True)
+    assert (found.state, "cannot be started" in found.text) == (FindingState.BAD, True)
 
 
 def test_it_is_looked_at_where_the_settings_name_a_partition(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from drover_cli.pki.enrolment import (
     MOST_CONNECTIONS,
     REFUSALS,
     REFUSALS_S,
-    Desk,
     EnrolmentServer,
+    EnrolmentService,
     Refusals,
 )
 from drover_core import x509
@@ -73,7 +73,7 @@ def serving(folder: Path, request_s: float = 10.0) -> Iterator[Service]:
     fleet = Fleet(folder)
     own = fleet.issue("collector", "enrol")
     now = [0.0]
-    desk = Desk(folder, 30, Refusals(lambda: now[0]))
+    desk = EnrolmentService(folder, 30, Refusals(lambda: now[0]))
     with EnrolmentServer(("127.0.0.1", 0), desk, own.cert, own.key, request_s=request_s) as server:
         thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
         thread.start()

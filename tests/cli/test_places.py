@@ -23,8 +23,8 @@ from drover_core.model.events import (
     Audit,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     to_json,
 )
 from drover_proto import fleet_pb2 as pb
@@ -35,7 +35,7 @@ DAY_MS = 86_400_000
 TUESDAY_MS = T0 - 5 * DAY_MS
 STORY = Incident(
     "7ue5", IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), TUESDAY_MS, TUESDAY_MS, TUESDAY_MS + DAY_MS,
-    Severity.CRITICAL, 0.9, Wanted.DRAIN, "GPU 3 of node n1 fell off the bus", "Reset it.",
+    Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 3 of node n1 fell off the bus", "Reset it.",
 )  # fmt: skip
 DRAIN = Action("a1", "d1", "7ue5", "n1", Act.DRAIN, "slurm", ActionState.DONE, TUESDAY_MS + 60_000, "drained")
 

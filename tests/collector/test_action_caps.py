@@ -16,12 +16,12 @@ import pytest
 from drover_collector.actions import dispatcher as desks
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.command import CommandActuator
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig, CommandConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import SlurmNode
 from drover_collector.api import actions as api_actions
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
@@ -74,7 +74,7 @@ class Site:
         made = Pipeline(INDEX, self.store, POLICY, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
         actuator = self.actuator or SlurmActuator(self.slurm, 10_000)
         made.act_by(
-            ActionDesk(
+            ActionDispatcher(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, nodes=NODES,
                 incidents=lambda: made.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
             )
@@ -102,7 +102,7 @@ def decided(pipeline: Pipeline, node: str) -> Decision:
 
 
 def asked(pipeline: Pipeline, node: str, act: str = "drain", force: bool = False) -> pb.ActReply:
-    facts = Facts(pipeline, IngestStats(), CollectorConfig())
+    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
     return api_actions.act_on_node(facts, pb.ActRequest(node=node, act=act, why="fan", force=force), "ann")
 
 
@@ -227,7 +227,7 @@ async def test_of_two_schedulers_that_wait_for_room_the_first_goes_and_not_the_s
         await pipeline.stop()
 
 
-async def in_thread(desk: ActionDesk, action: Action) -> Action:
+async def in_thread(desk: ActionDispatcher, action: Action) -> Action:
     await until(lambda: action.id in desk._outcomes, "its outcome")
     return desk._outcomes[action.id]
 
@@ -238,7 +238,9 @@ def test_an_old_answer_is_none(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     slurm.drain_by("n2", "root", "fan")
     actuator = SlurmActuator(slurm, 10_000)
     told: list[object] = []
-    desk = ActionDesk(store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["n1", "n2"], look_s=0.02)
+    desk = ActionDispatcher(
+        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["n1", "n2"], look_s=0.02
+    )
     desk.on_survey.append(lambda survey: told.append(survey.closed))
     desk.start()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.actions.dispatcher import UNBEGUN_MS, ActionDesk
+from drover_collector.actions.dispatcher import UNBEGUN_MS, ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.fleet.index import FleetIndex
@@ -29,7 +29,7 @@ from drover_core.model.events import (
     Decision,
     Health,
     ProbeReason,
-    Wanted,
+    RecommendedAction,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
@@ -62,7 +62,7 @@ class Crash:
             raise CrashError
 
 
-def crash(at: str, scene: Scene, work: Callable[[ActionDesk], object]) -> None:
+def crash(at: str, scene: Scene, work: Callable[[ActionDispatcher], object]) -> None:
     stop = Crash(at)
     with scene.desk(step=stop) as desk:
         try:
@@ -73,16 +73,16 @@ def crash(at: str, scene: Scene, work: Callable[[ActionDesk], object]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("act", [Wanted.DRAIN, Wanted.ISOLATE, Wanted.ADVISE])
-def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: Wanted) -> None:
+@pytest.mark.parametrize("act", [RecommendedAction.DRAIN, RecommendedAction.ISOLATE, RecommendedAction.ADVISE])
+def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: RecommendedAction) -> None:
     for at in STEPS:
-        if at == "noted" and act is not Wanted.ADVISE:  # only an advice notes what it found
+        if at == "noted" and act is not RecommendedAction.ADVISE:  # only an advice notes what it found
             continue
         scene.slurm.add(at)
         scene.slurm.start(at, f"job-{at}")
         made = decision(act, at, f"d-{at}")
 
-        def decide(desk: ActionDesk, made: Decision = made) -> None:
+        def decide(desk: ActionDispatcher, made: Decision = made) -> None:
             scene.store.write_decisions([made])
             desk.take([made])
 
@@ -94,9 +94,9 @@ def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: Wanted) -> N
         assert len(scene.store.actions(node=at)) == 1, at
         changes = [e for e in scene.slurm.effects if e.startswith(f"{at} ")]
         assert len(changes) == 1, at
-        if act is Wanted.ISOLATE:
+        if act is RecommendedAction.ISOLATE:
             assert scene.slurm.effects.count(f"requeue job-{at}") == 1
-        if act is Wanted.ADVISE:
+        if act is RecommendedAction.ADVISE:
             assert done.before == "1", "what there was is known although the crash came after the effect"
 
 
@@ -137,7 +137,7 @@ def test_a_crash_at_any_step_of_an_advices_end_gives_the_weight_back_once(scene:
         scene.slurm.held[at] = replace(scene.slurm.held[at], weight=7)
         scene.incidents[f"i-{at}"] = incident(f"i-{at}", node=at)
         with scene.desk() as desk:
-            desk.take([decision(Wanted.ADVISE, at, f"d-{at}", of=f"i-{at}")])
+            desk.take([decision(RecommendedAction.ADVISE, at, f"d-{at}", of=f"i-{at}")])
             scene.wait(Act.ADVISE, at)
         scene.incidents[f"i-{at}"] = incident(f"i-{at}", closed_ms=T0 + 1, node=at)
         crash(at, scene, lambda _: None)  # a look finds that it is over
@@ -263,7 +263,7 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
     scene.now_ms = T0 + UNBEGUN_MS + 1
     told: list[Action] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         scene.store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: scene.incidents,
         now_ms=lambda: scene.now_ms, look_s=1e9,
     )  # fmt: skip

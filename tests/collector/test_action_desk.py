@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from drover_collector.actions.base import ActError
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.node_outage import taken_out
 from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.settings import ActConfig, CommandConfig, TicketConfig, validate_act
@@ -24,7 +24,7 @@ from drover_core.model.events import (
     ActionState,
     Health,
     ProbeReason,
-    Wanted,
+    RecommendedAction,
 )
 from drover_core.settings import SettingsError
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
@@ -137,7 +137,7 @@ def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store
         validate_act(replace(both, repair_command=(), repair_webhook=bad))
     only_told = replace(both, mode="observe")
     validate_act(only_told)
-    ActionDesk(store, only_told, [], lambda _: None).stop()  # it opens none, and stops nobody's start
+    ActionDispatcher(store, only_told, [], lambda _: None).stop()  # it opens none, and stops nobody's start
 
 
 def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:
@@ -202,7 +202,7 @@ def test_isolate_closes_first_and_says_which_jobs_stay(scene: Scene) -> None:
     scene.slurm.start("n1", "1", "2")
     scene.slurm.kept.add("2")
     with scene.desk() as desk:
-        desk.take([decision(Wanted.ISOLATE)])
+        desk.take([decision(RecommendedAction.ISOLATE)])
         done = scene.wait(Act.ISOLATE)
     assert done.detail == "closed; requeued: 1; Slurm does not let be requeued, and run on to their end: 2"
     assert [effect.split()[0] for effect in scene.slurm.effects] == ["n1", "requeue"]
@@ -211,7 +211,7 @@ def test_isolate_closes_first_and_says_which_jobs_stay(scene: Scene) -> None:
 def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
     scene.slurm.drain_by("n1", "ann", "new cables")
     with scene.desk() as desk:
-        desk.take([decision(), decision(Wanted.ISOLATE, id_="d2")])
+        desk.take([decision(), decision(RecommendedAction.ISOLATE, id_="d2")])
         for act in (Act.DRAIN, Act.ISOLATE):
             done = scene.wait(act)
             assert done.state is ActionState.FAILED
@@ -265,7 +265,7 @@ def test_a_node_that_somebody_put_back_is_left_alone(scene: Scene) -> None:
 def test_advice_is_taken_back_with_the_weight_that_was(scene: Scene) -> None:
     scene.slurm.held["n1"] = replace(scene.slurm.held["n1"], weight=7)
     with scene.desk() as desk:
-        desk.take([decision(Wanted.ADVISE)])
+        desk.take([decision(RecommendedAction.ADVISE)])
         done = scene.wait(Act.ADVISE)
         assert (done.before, scene.slurm.held["n1"].weight) == ("7", 10_000)
     scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
@@ -278,9 +278,9 @@ def test_advice_is_taken_back_with_the_weight_that_was(scene: Scene) -> None:
 def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight_that_was(scene: Scene) -> None:
     scene.slurm.held["n1"] = replace(scene.slurm.held["n1"], weight=7)
     scene.incidents["inc2"] = incident("inc2")
-    second = replace(decision(Wanted.ADVISE, id_="d2"), incident_id="inc2")
+    second = replace(decision(RecommendedAction.ADVISE, id_="d2"), incident_id="inc2")
     with scene.desk() as desk:
-        desk.take([decision(Wanted.ADVISE)])
+        desk.take([decision(RecommendedAction.ADVISE)])
         scene.wait(Act.ADVISE)
         desk.take([second])
         wait_until(lambda: len(desk.advices) == 2)
@@ -299,7 +299,7 @@ def test_nodes_that_others_took_out_are_told(scene: Scene) -> None:
     told: list[frozenset[str]] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
     scene.slurm.drain_by("n2", "root", "memory swap")
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02
     )
     desk.on_survey.append(lambda survey: told.append(frozenset(survey.closed)))

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from drover_collector.actions.base import ActError
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import (
     Act,
     ActionState,
-    Duty,
     Health,
+    NodeOutage,
     ProbeReason,
-    Wanted,
+    RecommendedAction,
 )
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
@@ -81,7 +81,7 @@ def test_what_an_isolation_closed_before_it_failed_is_out_also_when_that_cannot_
 
     monkeypatch.setattr(scene.slurm, "jobs", jobs_and_away)
     with scene.desk() as desk:
-        desk.take([decision(Wanted.ISOLATE)])
+        desk.take([decision(RecommendedAction.ISOLATE)])
         wait_until(lambda: any("tried again" in a.detail for a in scene.store.intended_actions()))
         scene.slurm.away = False
         done = scene.wait(Act.ISOLATE)
@@ -151,7 +151,7 @@ def test_a_node_that_carries_our_mark_and_that_the_store_does_not_know_waits_for
     scene.slurm.drain_by("n1", "root", "drover:inc1: xid/xid_79: it fell off")
     scene.slurm.drain_by("n2", "root", "memory swap")
     actuator = SlurmActuator(scene.slurm, 10_000)
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2"], look_s=0.02,
         now_ms=lambda: T0,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def test_only_decisions_to_act_are_taken_and_nothing_in_observe_mode(scene: Scen
     outcomes = ["would_act", "held", "pending_approval", "approved", "rejected", "expired"]
     with scene.desk(replace(CONFIG, mode=mode)) as desk:
         desk.take([decision(id_=outcome, outcome=outcome) for outcome in outcomes])
-        desk.take([decision(Wanted.PROBE), decision(Wanted.WATCH)])
+        desk.take([decision(RecommendedAction.PROBE), decision(RecommendedAction.WATCH)])
         if mode == "observe":
             desk.take([decision()])
             with pytest.raises(ActError, match="only observes"):
@@ -239,7 +239,7 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: S
     order: list[str] = []
     for node in ("n1", "n2"):
         scene.slurm.drain_by(node, "root", "drover:inc1: xid")
-        scene.store.write_duties([Duty(node, Health.DRAINING, T0, "inc1", "xid")])
+        scene.store.write_duties([NodeOutage(node, Health.DRAINING, T0, "inc1", "xid")])
     ask = scene.probes.ask
 
     begun = threading.Event()
@@ -272,7 +272,7 @@ def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:
 
     slow, quick = SlurmActuator(Slow("n1"), 1), SlurmActuator(scene.slurm, 1)
     slow.name = "slow"
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         scene.store, CONFIG, [slow, quick], scene.has({"n1": slow, "n2": quick}), incidents=lambda: scene.incidents,
         now_ms=lambda: T0,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.node_outage import is_out
 from drover_collector.actions.return_conditions import (
     SAID_MS,
@@ -265,7 +265,7 @@ def test_a_condition_that_still_holds_contradicts_a_pass_until_it_is_over(scene:
     assert not undrained(scene)
 
 
-def passes_and_is_contradicted(scene: Scene, desk: ActionDesk, request: str, detector: str) -> None:
+def passes_and_is_contradicted(scene: Scene, desk: ActionDispatcher, request: str, detector: str) -> None:
     scene.now_ms += 1_000
     scene.telemetry = replace(NodeNow(scene.now_ms, (scene.now_ms,) * 8), said={"inc1": {detector: scene.now_ms}})
     desk.on_verdicts([replace(verdict(True), request=request)])

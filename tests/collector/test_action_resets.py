@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from drover_collector.actions.base import Order, Result
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.operator_commands import Commands
 from drover_collector.store import Store
 from drover_core.model.events import Act, ActionState, Health
@@ -45,7 +45,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
 
 
 @contextmanager
-def validated(store: Store) -> Iterator[tuple[Scene, ActionDesk]]:
+def validated(store: Store) -> Iterator[tuple[Scene, ActionDispatcher]]:
     """n1 is out, and its probes run."""
     scene = scene_of(store)
     with scene.desk(CONFIG) as desk:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.store import Store, StoreError
@@ -18,8 +18,8 @@ from drover_core.model.events import (
     Action,
     ActionState,
     Decision,
-    Duty,
     Health,
+    NodeOutage,
     ProbeReason,
     ProbeVerdict,
 )
@@ -72,7 +72,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     slurm, now_ms = Bad(), [T0]
     actuator = SlurmActuator(slurm, 10_000)
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: INCIDENTS, now_ms=lambda: now_ms[0], look_s=1e9
     )
     desk.start()
@@ -127,7 +127,7 @@ class Kept:
             raise StoreError("no space left")
         self.kept.update({action.id: action for action in actions})
 
-    def write_duties(self, duties: list[Duty]) -> None:
+    def write_duties(self, duties: list[NodeOutage]) -> None:
         assert self.free.wait(20)
 
     def action_history(self, id_: str) -> list[Action]:
@@ -142,13 +142,13 @@ class Kept:
     def unbegun_decisions(self, since_ms: int) -> list[Decision]:
         return []
 
-    def duties(self) -> dict[str, Duty]:
+    def duties(self) -> dict[str, NodeOutage]:
         return {}
 
 
-def in_memory(kept: Kept, slurm: SlurmStandIn) -> ActionDesk:
+def in_memory(kept: Kept, slurm: SlurmStandIn) -> ActionDispatcher:
     actuator = SlurmActuator(slurm, 10_000)
-    made = ActionDesk(kept, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
+    made = ActionDispatcher(kept, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     made.start()
     return made
 
@@ -206,7 +206,9 @@ def test_what_is_done_is_never_given_up_though_slurm_goes_away_right_after(
     def step(name: str) -> None:
         slurm.away = slurm.away or name == "acted"
 
-    desk = ActionDesk(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9, step=step)
+    desk = ActionDispatcher(
+        store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9, step=step
+    )
     desk.start()
     try:
         desk.take([decision("n000")])
@@ -225,9 +227,9 @@ def test_one_that_passed_and_cannot_be_put_back_is_shown_as_such(store: Store, m
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     slurm, now_ms = SlurmStandIn("n000"), [T0]
     slurm.drain_by("n000", "root", "drover:i1: xid")
-    store.write_duties([Duty("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
+    store.write_duties([NodeOutage("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
     actuator = SlurmActuator(slurm, 10_000)
-    desk = ActionDesk(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9)
+    desk = ActionDispatcher(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9)
     desk.now_of = lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))
     desk.start()
     try:
@@ -248,7 +250,7 @@ def test_a_ticket_whose_command_hangs_is_not_opened_twice(tmp_path_factory: pyte
     kept, slurm = Kept(), SlurmStandIn("n000")
     actuator = SlurmActuator(slurm, 10_000)
     config = replace(CONFIG, reboot_command=words, command_timeout_s=0.3)
-    desk = ActionDesk(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
+    desk = ActionDispatcher(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     desk.start()
     try:
         made = desk.wait(desk.drain("n000", Act.REBOOT, "it hangs", "ann", forced=True), 20)

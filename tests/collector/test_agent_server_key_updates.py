@@ -49,7 +49,7 @@ def test_what_is_read_at_once_is_left_alone() -> None:
         def cut(self) -> None:
             cut.append("cut")
 
-    watch = endless.Watch()
+    watch = endless.StalledReadWatchdog()
     link = One()
     watch.reading = (link,)  # type: ignore[assignment]  # as much of a link as is asked for
     watch.look(10.0)

@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 
 from drover_collector.api import backtest as api_backtest
-from drover_collector.api.snapshot import DAY_MS, Facts
+from drover_collector.api.snapshot import DAY_MS, ApiSnapshot
 from drover_collector.policy.policy import PRESETS, Policy
-from drover_core.model.events import Incident, Wanted
+from drover_core.model.events import Incident, RecommendedAction
 from drover_proto import fleet_pb2 as pb
 from testbed.deciding import fleet, incident, policy
 
 NOW = 1_800_000_000_000
 GONE = incident("n000", "xid_79", NOW - 3 * DAY_MS)
-PROGRAM = incident("n001", "xid_31", NOW - 2 * DAY_MS, wanted=Wanted.ADVISE)
+PROGRAM = incident("n001", "xid_31", NOW - 2 * DAY_MS, wanted=RecommendedAction.ADVISE)
 CLOSED = {i.id: i.opened_ms + 3_600_000 for i in (GONE, PROGRAM)}
 
 
@@ -27,7 +27,7 @@ def asked(present: Policy, *incidents: Incident) -> pb.BacktestReply:
         incidents=lambda since_ms: [i for i in incidents if i.closed_ms is None or i.closed_ms >= since_ms],
         once=lambda _key, _seconds, make: make(),
     )  # fmt: skip
-    return api_backtest.backtest_policies(cast(Facts, facts))
+    return api_backtest.backtest_policies(cast(ApiSnapshot, facts))
 
 
 def told(reply: pb.BacktestReply) -> dict[str, Any]:

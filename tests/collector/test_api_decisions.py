@@ -21,7 +21,7 @@ from drover_collector.api import (
 from drover_collector.api import (
     nodes as api_nodes,
 )
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.auth.identity import Identity, Role
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
@@ -38,10 +38,10 @@ from drover_core.model.events import (
     Approval,
     Audit,
     Decision,
-    Duty,
     Event,
     EventKind,
     Health,
+    NodeOutage,
     Withheld,
     from_json,
 )
@@ -64,7 +64,7 @@ class Fleet:
             watch=watch,
         )  # fmt: skip
         self.pipeline.leading = True
-        self.facts = Facts(self.pipeline, IngestStats(), CollectorConfig())
+        self.facts = ApiSnapshot(self.pipeline, IngestStats(), CollectorConfig())
 
     def fault(self, node: str, number: int) -> Decision:
         """An XID 79 that is asked about."""
@@ -216,14 +216,16 @@ def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, mon
 def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: Store) -> None:
     first, second, third = subject.fault("n001", 1), subject.fault("n005", 2), subject.fault("n007", 3)
     subject.answer(first.id, "go")
-    subject.pipeline.take_duties({"n001": Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")})
+    subject.pipeline.take_duties(
+        {"n001": NodeOutage("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")}
+    )
     subject.pipeline._judge.submit(lambda: None).result(10)
     assert subject.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
-    opened.write_duties([Duty("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
+    opened.write_duties([NodeOutage("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
     why = "resume withheld: it passed; but since its probes were asked for xid was found"
     opened.write_duties(
         [
-            Duty(
+            NodeOutage(
                 "n003",
                 Health.DRAINED,
                 subject.now_ms,
@@ -231,8 +233,8 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
                 "resume withheld: it passed, but",
                 withheld=Withheld.QUIET,
             ),
-            Duty("n005", Health.DRAINED, subject.now_ms, "inc5", why, incidents=(second.incident_id,)),
-            Duty("n005", Health.HEALTHY, subject.now_ms, "inc5", "put back by a person"),
+            NodeOutage("n005", Health.DRAINED, subject.now_ms, "inc5", why, incidents=(second.incident_id,)),
+            NodeOutage("n005", Health.HEALTHY, subject.now_ms, "inc5", "put back by a person"),
         ]
     )
     opened.write_approvals([Approval(third.id, subject.now_ms, "anna", False, "stopped in between")])
@@ -255,7 +257,7 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     assert (held.node, held.rule, held.incident_id) == ("n003", "return to service", "inc3")
     assert held.reason == "resume withheld: it passed, but"
     detail = api_incidents.get_incident(again.facts, pb.IncidentRequest(id=second.incident_id))
-    assert [from_json(Duty, text).reason for text in detail.duties_json] == [why], "told where it is looked for"
+    assert [from_json(NodeOutage, text).reason for text in detail.duties_json] == [why], "told where it is looked for"
 
 
 def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet, opened: Store) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drover_collector.api.nodes import SILENT_MS, GpuMedians
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 
 NOW = 1_800_000_000_000
 
@@ -21,7 +21,7 @@ def medians(age_ms: int) -> GpuMedians:
         pipeline=SimpleNamespace(newest=bucket), now_ms=lambda: NOW, jobs=lambda: (np.zeros(4, np.int32), ("j",)),
         index=SimpleNamespace(sku=np.zeros(1, np.int32), gpu_node=np.zeros(4, np.int32)),
     )  # fmt: skip
-    return GpuMedians(cast(Facts, facts))
+    return GpuMedians(cast(ApiSnapshot, facts))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from drover_collector.api import (
 from drover_collector.api import (
     thermals as api_thermals,
 )
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
@@ -42,8 +42,8 @@ from drover_core.model.events import (
     Holding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     from_json,
 )
 from drover_core.model.fleet import FleetSpec, RackSpec
@@ -64,7 +64,7 @@ def faults(spec: FleetSpec) -> list[Fault]:
 
 
 @pytest.fixture(scope="module")
-def facts(store_root: Path) -> Iterator[Facts]:
+def facts(store_root: Path) -> Iterator[ApiSnapshot]:
     """The newest buckets in memory; in the store who holds what, what workloads report, and counters of before."""
     store = Store.open(f"chdb://{store_root}?database=api_pages", retention_days=3650)
     seen = record(1207, MINUTES, faults)
@@ -87,7 +87,7 @@ def facts(store_root: Path) -> Iterator[Facts]:
         now[0] = bucket.end_ms + 7000
         pipeline.judge_bucket(bucket)
     store._parts_at = -1e9  # as after a second: on a fast machine all of this takes less
-    yield Facts(pipeline, IngestStats(), CollectorConfig())
+    yield ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
     store.close()
 
 
@@ -114,17 +114,17 @@ def _store_links(store: Store, links: list[tuple[str, str]]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _anew(facts: Facts) -> None:
+def _anew(facts: ApiSnapshot) -> None:
     """No answer of another test."""
     facts._kept.clear()
 
 
-def slow_job(facts: Facts) -> str:
+def slow_job(facts: ApiSnapshot) -> str:
     codes, names = facts.jobs()
     return names[codes[facts.index.gpu(*SLOW)]]
 
 
-def test_the_hurt_job_comes_first_with_what_its_incident_says(facts: Facts) -> None:
+def test_the_hurt_job_comes_first_with_what_its_incident_says(facts: ApiSnapshot) -> None:
     jobs = api_jobs.list_jobs(facts, pb.ListJobsRequest()).jobs
     (incident,) = [i for i in facts.open_incidents() if i.kind == "straggler"]
     first = jobs[0]
@@ -143,7 +143,7 @@ def test_the_hurt_job_comes_first_with_what_its_incident_says(facts: Facts) -> N
     assert "over" not in {job.job for job in jobs}
 
 
-def test_an_ended_job_is_listed_when_asked_for_and_can_be_looked_at(facts: Facts) -> None:
+def test_an_ended_job_is_listed_when_asked_for_and_can_be_looked_at(facts: ApiSnapshot) -> None:
     reply = api_jobs.list_jobs(facts, pb.ListJobsRequest(ended=True, contains="ove"))
     (over,) = reply.jobs
     assert (over.job, over.gpus, over.ended_ms - over.since_ms) == ("over", 4, 90_000)
@@ -153,11 +153,11 @@ def test_an_ended_job_is_listed_when_asked_for_and_can_be_looked_at(facts: Facts
     assert detail.absent[0] == "Its GPUs: no values of that time."
 
 
-def _free(facts: Facts) -> list[int]:
+def _free(facts: ApiSnapshot) -> list[int]:
     return np.flatnonzero(facts.jobs()[0] < 0).tolist()
 
 
-def test_a_job_shows_its_slow_gpu_among_the_others(facts: Facts) -> None:
+def test_a_job_shows_its_slow_gpu_among_the_others(facts: ApiSnapshot) -> None:
     detail = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
     assert len(detail.gpus) == detail.row.gpus
     assert [(gpu.node, gpu.gpu) for gpu in detail.gpus if gpu.incident] == [SLOW], "a port names no GPU"
@@ -187,7 +187,7 @@ def test_of_a_large_job_the_named_and_the_farthest_are_drawn() -> None:
     assert max(np.diff(shown)) < 20, "others evenly"
 
 
-def test_steps_are_those_of_the_whole_job_and_added_up_once(facts: Facts) -> None:
+def test_steps_are_those_of_the_whole_job_and_added_up_once(facts: ApiSnapshot) -> None:
     detail = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
     (loop,) = detail.workloads
     assert (loop.name, loop.nodes, loop.step_time_s, loop.mfu_ratio) == ("pretrain", 3, 2.1, 0.41)
@@ -199,7 +199,7 @@ def test_steps_are_those_of_the_whole_job_and_added_up_once(facts: Facts) -> Non
     assert api_job.NO_STEPS in silent.absent
 
 
-def test_a_job_that_is_not_there_is_refused(facts: Facts) -> None:
+def test_a_job_that_is_not_there_is_refused(facts: ApiSnapshot) -> None:
     with pytest.raises(RefusalError, match="no job 'x' runs or ended in the last day") as refused:
         api_job.get_job(facts, pb.JobRequest(job="x"))
     assert refused.value.code is grpc.StatusCode.NOT_FOUND
@@ -207,7 +207,7 @@ def test_a_job_that_is_not_there_is_refused(facts: Facts) -> None:
         api_job.get_job(facts, pb.JobRequest())
 
 
-def test_one_node_is_told_from_the_switch(facts: Facts) -> None:
+def test_one_node_is_told_from_the_switch(facts: ApiSnapshot) -> None:
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest(leaf="leaf01"))
     leaf = fabric.leafs[0]
     assert (leaf.name, leaf.nodes_troubled, leaf.switch) == ("leaf01", 1, False)
@@ -225,7 +225,9 @@ def test_one_node_is_told_from_the_switch(facts: Facts) -> None:
         api_fabric.get_fabric(facts, pb.FabricRequest(leaf="x"))
 
 
-def test_a_switch_that_takes_its_ports_along_is_told_as_one(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_takes_its_ports_along_is_told_as_one(
+    facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = [node.name for node in facts.index.nodes[:6]]
     summary = "48 of 128 ports at leaf leaf01 are down, on 6 nodes: it is the switch."
     like = next(i for i in facts.open_incidents() if i.cause.startswith("port"))
@@ -238,7 +240,7 @@ def test_a_switch_that_takes_its_ports_along_is_told_as_one(facts: Facts, monkey
     assert (leaf.switch, leaf.incident, leaf.verdict, leaf.nodes_troubled) == (True, "s", summary, 6)
 
 
-def test_a_nodes_nvlinks_and_ports(facts: Facts) -> None:
+def test_a_nodes_nvlinks_and_ports(facts: ApiSnapshot) -> None:
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0]))
     assert [row.gpu for row in fabric.nvlinks] == list(range(8))
     assert {(row.links_up, row.links_usual) for row in fabric.nvlinks} == {(18, 18)}
@@ -247,7 +249,7 @@ def test_a_nodes_nvlinks_and_ports(facts: Facts) -> None:
     assert {port.node for port in fabric.ports} == {SLOW[0]}
 
 
-def test_the_rack_with_the_bad_heat_sink(facts: Facts) -> None:
+def test_the_rack_with_the_bad_heat_sink(facts: ApiSnapshot) -> None:
     heat = api_thermals.get_thermals(facts, pb.ThermalsRequest(rack="r02"))
     first, second = heat.racks
     assert (first.name, second.name, second.nodes, second.gpus) == ("r01", "r02", 8, 64)
@@ -268,7 +270,7 @@ def test_the_rack_with_the_bad_heat_sink(facts: Facts) -> None:
         api_thermals.get_thermals(facts, pb.ThermalsRequest(rack="x"))
 
 
-def test_racks_stand_in_their_row_with_their_budget(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_racks_stand_in_their_row_with_their_budget(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     told = replace(facts.index.spec, racks=(RackSpec("r02", "A", 30_000.0),))
     monkeypatch.setattr(facts.index, "spec", told)
     heat = api_thermals.get_thermals(facts, pb.ThermalsRequest())
@@ -277,7 +279,9 @@ def test_racks_stand_in_their_row_with_their_budget(facts: Facts, monkeypatch: p
     assert not heat.absent
 
 
-def test_a_bucket_that_heard_nobody_hides_no_value_of_before(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_heard_nobody_hides_no_value_of_before(
+    facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Agents that read each 10 s, and are late."""
     held = facts.pipeline.engine.buckets
     empty = replace(held[-1], gpu={}, node={}, link={})
@@ -290,7 +294,9 @@ def test_a_bucket_that_heard_nobody_hides_no_value_of_before(facts: Facts, monke
     assert not api_job.get_job(facts, pb.JobRequest(job=slow_job(facts))).metrics, "of half a minute ago"
 
 
-def test_without_values_all_is_absent_and_the_answer_says_why(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_values_all_is_absent_and_the_answer_says_why(
+    facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(facts.pipeline, "now_ms", lambda: START_MS + MINUTES * 60_000 + 10 * BUCKET_MS)
     monkeypatch.setattr(facts.pipeline, "leading", True)
     silent = "Nothing was stored in the last minute: are the agents running, and do they reach the collector?"
@@ -307,7 +313,7 @@ def test_without_values_all_is_absent_and_the_answer_says_why(facts: Facts, monk
     assert job.absent[0] == "Its GPUs: no values of the last minute."
 
 
-def test_a_fleet_without_any_port_says_where_to_look(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_without_any_port_says_where_to_look(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = FleetSpec(tuple(replace(node, links=()) for node in facts.index.nodes))
     monkeypatch.setattr(facts.pipeline, "index", FleetIndex(bare))
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest())
@@ -315,7 +321,7 @@ def test_a_fleet_without_any_port_says_where_to_look(facts: Facts, monkeypatch: 
     assert not fabric.leafs
 
 
-def test_only_jobs_that_are_shown_are_looked_at(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_jobs_that_are_shown_are_looked_at(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be as many jobs as GPUs: rows of 100,000 took 11 s of the collector's time, for each open page."""
     every, made = api_jobs.list_jobs(facts, pb.ListJobsRequest(ended=True)), []
     make = api_jobs._row
@@ -328,7 +334,7 @@ def test_only_jobs_that_are_shown_are_looked_at(facts: Facts, monkeypatch: pytes
     assert made == [job.job for job in first.jobs]
 
 
-def test_of_a_job_with_many_incidents_the_worst_are_sent(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_job_with_many_incidents_the_worst_are_sent(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = api_job.get_job(facts, pb.JobRequest(job=slow_job(facts)))
     assert len(whole.incidents_json) > 1
     monkeypatch.setattr(api_job, "INCIDENTS_MAX", 1)
@@ -337,7 +343,7 @@ def test_of_a_job_with_many_incidents_the_worst_are_sent(facts: Facts, monkeypat
     assert list(cut.gpus) == list(whole.gpus), "marks of GPUs come of all"
 
 
-def test_leafs_and_racks_are_made_once_for_all_open_pages(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leafs_and_racks_are_made_once_for_all_open_pages(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     fabric, heat = (
         api_fabric.get_fabric(facts, pb.FabricRequest()),
         api_thermals.get_thermals(facts, pb.ThermalsRequest()),
@@ -348,7 +354,7 @@ def test_leafs_and_racks_are_made_once_for_all_open_pages(facts: Facts, monkeypa
     assert api_thermals.get_thermals(facts, pb.ThermalsRequest()) == heat
 
 
-def test_a_port_that_is_down_has_no_traffic(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_down_has_no_traffic(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     *before, newest = facts.pipeline.engine.buckets
     up, at = newest.link["link_up"].copy(), api_fabric.get_fabric(facts, pb.FabricRequest(node=SLOW[0])).ports[-1]
     assert (at.state, at.HasField("saturation")) == ("up", True)
@@ -378,7 +384,7 @@ def test_a_port_that_is_down_has_no_traffic(facts: Facts, monkeypatch: pytest.Mo
 def test_a_port_that_is_up_again_is_not_said_to_be_down(state: str, fact: Evidence, said: str) -> None:
     incident = Incident(
         "i", IncidentKind.LINK, "port_flaps", "node", "n1", None, (("n1", None),), 5000, 4000, None, Severity.WARNING,
-        0.9, Wanted.ADVISE, "What the headline says.", "", (fact,), updated_ms=9000,
+        0.9, RecommendedAction.ADVISE, "What the headline says.", "", (fact,), updated_ms=9000,
     )  # fmt: skip
     assert api_fabric._incident_says(incident, "mlx5_3", state) == f"{said}What the headline says."
 
@@ -391,7 +397,7 @@ def death(**more: Any) -> Incident:
     given: dict[str, Any] = {"severity": Severity.CRITICAL, "closed_ms": None, "since_ms": START_MS - 5_000} | more
     return Incident(
         "i1", IncidentKind.XID, "xid_79", "gpu", "r1n1", 0, (("r1n1", 0),), START_MS, given["since_ms"],
-        given["closed_ms"], given["severity"], 0.9, Wanted.DRAIN, "gone", "reboot", job="job-7",
+        given["closed_ms"], given["severity"], 0.9, RecommendedAction.DRAIN, "gone", "reboot", job="job-7",
     )  # fmt: skip
 
 
@@ -426,7 +432,7 @@ def test_a_restart_is_known_by_its_name_and_time(name: str, again: bool) -> None
 
 
 def test_the_job_that_died_is_listed_first_and_counted_as_the_status_counts(
-    facts: Facts, monkeypatch: pytest.MonkeyPatch
+    facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = facts.now_ms()
     gone = death(since_ms=now_ms - 65_000)

@@ -8,23 +8,23 @@ import pytest
 
 from drover_collector.api.return_to_service import judged
 from drover_core.model.events import (
-    Duty,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     ProbeReason,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 T0 = 1_790_000_000_000
-OUT = Duty("n1", Health.DRAINING, T0, "i1", "GPU 3 fell off the bus.", "alex (console)")
+OUT = NodeOutage("n1", Health.DRAINING, T0, "i1", "GPU 3 fell off the bus.", "alex (console)")
 NOW = replace(OUT, stage=Health.DRAINED, ts_ms=T0 + 60_000, reason="no job runs there")
 PASSED = ProbeVerdict("p1", "n1", None, True, "", "all as it should be", T0 + 120_000, ProbeReason.REPAIRED)
 OPEN = Incident(
     "i2", IncidentKind.MEMORY, "remap_failed", "gpu", "n1", 2, (("n1", 2),), T0, T0, None, Severity.CRITICAL, 0.9,
-    Wanted.DRAIN, "A row remap failed on GPU 2", "Have it replaced.",
+    RecommendedAction.DRAIN, "A row remap failed on GPU 2", "Have it replaced.",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from drover_collector.api import (
 from drover_collector.api import (
     silences as api_silences,
 )
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
@@ -60,7 +60,7 @@ class Fleet:
         self.pipeline = Pipeline(
             INDEX, store, policy("enforce"), outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"
         )
-        self.facts = Facts(self.pipeline, IngestStats(), CollectorConfig())
+        self.facts = ApiSnapshot(self.pipeline, IngestStats(), CollectorConfig())
 
     def start(self) -> Fleet:
         self.pipeline._restore()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from collector.test_api import END, NOW, T0, Served, served
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api.capacity import MOST_DAYS, READ_DAYS, share_of
@@ -30,7 +30,7 @@ from drover_collector.ingest.stats import IngestStats
 from drover_collector.observability import families as metrics_families
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
-from drover_core.model.events import Duty, Health, IncidentKind
+from drover_core.model.events import Health, IncidentKind, NodeOutage
 from drover_proto import fleet_pb2 as pb
 from testbed.slurm_stand_in import SlurmStandIn
 
@@ -178,7 +178,7 @@ def test_without_a_judged_bucket_nothing_is_called_free(against: Against, monkey
 def test_idle_gpus_and_who_holds_them(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
         ms = np.array([idle.IDLE_MS, idle.IDLE_MS + HOUR_MS, 0, 0, idle.IDLE_MS - 1, 0, 0, 0], np.int64)
-        monkeypatch.setitem(fleet.pipeline.engine._senses.states, idle.NAME, idle.State(ms))
+        monkeypatch.setitem(fleet.pipeline.engine._senses.states, idle.NAME, idle.IdleState(ms))
         capacity = await fleet.stub.GetCapacity(pb.CapacityRequest())
         (holder,) = capacity.idle
         assert (holder.job, holder.gpus, holder.idle, list(holder.nodes)) == ("train", 3, 2, ["n0"])
@@ -203,7 +203,7 @@ def test_what_faults_cost_by_cause_and_pool(against: Against, monkeypatch: pytes
         ]
         fleet.store.write_incidents([first, *others])
         stages = {4: Health.DRAINING, 3: Health.DRAINED, 1: Health.HEALTHY}  # hours ago
-        fleet.store.write_duties([Duty("n2", stage, NOW - h * HOUR_MS, "a", "x") for h, stage in stages.items()])
+        fleet.store.write_duties([NodeOutage("n2", stage, NOW - h * HOUR_MS, "a", "x") for h, stage in stages.items()])
         monkeypatch.setattr(fleet.pipeline, "incidents", {})
         monkeypatch.setattr(fleet.facts, "_kept", {})
         prices = CostConfig("EUR", 0.0, (PoolPrice("pool", 2.0),))
@@ -320,7 +320,7 @@ def test_in_observe_mode_a_look_and_the_act_itself_give_the_same_reason(
 
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
-        desk = ActionDesk(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
+        desk = ActionDispatcher(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
         desk.start()
         monkeypatch.setattr(fleet.pipeline, "desk", desk)
         assert (await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act=act))).hindrance == ONLY_OBSERVES
@@ -334,7 +334,7 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
         config = ActConfig(mode="approve", reboot_command=("true",))
-        desk = ActionDesk(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
+        desk = ActionDispatcher(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
         monkeypatch.setattr(fleet.pipeline, "desk", desk)
 
         async def look(node: str, act: str) -> tuple[str, str]:

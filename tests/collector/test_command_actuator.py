@@ -12,7 +12,7 @@ from drover_collector.actions.base import ActError, AwayError, ForeignError, Lat
 from drover_collector.actions.command import CommandActuator
 from drover_collector.actions.node_outage import HOUR_MS, gpu_hours_lost
 from drover_collector.actions.settings import CommandConfig
-from drover_core.model.events import Act, Duty, Health
+from drover_core.model.events import Act, Health, NodeOutage
 
 PROGRAM = """#!/bin/sh
 # A scheduler whose whole state is the answer to `observe`; ACT.json is what an act makes of it.
@@ -136,7 +136,7 @@ def test_a_program_that_hangs_or_is_missing(tmp_path: Path) -> None:
 
 def test_gpu_hours_are_lost_from_when_a_node_is_empty_until_it_is_back() -> None:
     stages = (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR, Health.HEALTHY)
-    history = [Duty("n1", stage, hour * HOUR_MS, "i1", "", "drover", 0) for hour, stage in enumerate(stages)]
+    history = [NodeOutage("n1", stage, hour * HOUR_MS, "i1", "", "drover", 0) for hour, stage in enumerate(stages)]
     assert gpu_hours_lost(history, 8, 100 * HOUR_MS) == 3 * 8, "an hour each of drained, validating, repair"
     assert gpu_hours_lost(history[:4], 8, 10 * HOUR_MS) == (2 + 7) * 8, "still in repair"
     assert gpu_hours_lost(history[:1], 8, 10 * HOUR_MS) == 0, "its jobs work on"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drover_collector.store import Store
-from drover_collector.store.base import moment
+from drover_collector.store.base import sql_timestamp
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.databases import Databases
 
@@ -35,7 +35,7 @@ def dirt(store: Store) -> None:
                 "SELECT name FROM system.columns WHERE database = currentDatabase()"
                 f" AND table = '{name}' AND type LIKE '%DateTime64%'"
             )
-            kept = ", ".join(f"{moment(T0)} AS `{row['name']}`" for row in times)  # else retention may take them
+            kept = ", ".join(f"{sql_timestamp(T0)} AS `{row['name']}`" for row in times)  # else retention may take them
             replace = f" REPLACE ({kept})" if kept else ""
             store._clients.command(f"INSERT INTO {name} SELECT *{replace} FROM generateRandom() LIMIT 3")
 

@@ -20,11 +20,11 @@ from drover_core.model.events import (
     ActionState,
     Approval,
     Decision,
-    Duty,
     Health,
     Incident,
     IncidentKind,
-    Wanted,
+    NodeOutage,
+    RecommendedAction,
 )
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
 
@@ -53,7 +53,7 @@ def answer(
 )  # fmt: skip
 def test_what_comes_of_a_wish_in_each_mode_and_never_beyond_the_settings(mode: str, ceiling: str, outcome: str) -> None:
     made, events = decide(decider(mode, ceiling), [incident("n001")], 1000)
-    assert [(d.outcome, d.node, d.wanted) for d in made] == [(outcome, "n001", Wanted.DRAIN)]
+    assert [(d.outcome, d.node, d.wanted) for d in made] == [(outcome, "n001", RecommendedAction.DRAIN)]
     assert events == []
 
 
@@ -77,11 +77,11 @@ def test_nothing_is_decided_twice() -> None:
 
 
 def test_a_probe_waits_for_nobody_and_passes_the_guard() -> None:
-    slow = incident("n001", "clock", kind=IncidentKind.STRAGGLER, wanted=Wanted.PROBE)
+    slow = incident("n001", "clock", kind=IncidentKind.STRAGGLER, wanted=RecommendedAction.PROBE)
     subject = decider("approve", guard=dataclasses.replace(OPEN, fleet_nodes=1))
     decide(subject, [incident("n000")], 1000)
     made, _ = decide(subject, [incident("n000"), slow], 2000)
-    assert [(d.outcome, d.wanted) for d in made] == [("act", Wanted.PROBE)]
+    assert [(d.outcome, d.wanted) for d in made] == [("act", RecommendedAction.PROBE)]
 
 
 def test_an_approval_acts_with_its_reason_and_keeps_the_id_of_the_question() -> None:
@@ -103,7 +103,7 @@ def test_what_was_approved_is_held_while_the_guard_says_no_and_acts_then() -> No
     assert [d.outcome for d in asked] == ["pending_approval", "pending_approval"]
     assert [d.outcome for d in answer(subject, asked[0], True, open_, 2000)] == ["approved", "act"]
     assert [d.outcome for d in answer(subject, asked[1], True, open_, 3000)] == ["approved", "held"]
-    subject.take_duties({"n001": Duty("n001", Health.HEALTHY, 9000, "n001-xid_79-0", "passed")})
+    subject.take_duties({"n001": NodeOutage("n001", Health.HEALTHY, 9000, "n001-xid_79-0", "passed")})
     made, _ = decide(subject, open_[1:], 10_000)
     assert [(d.outcome, d.node) for d in made] == [("act", "n002")]
 
@@ -114,7 +114,7 @@ def test_a_rejection_stands_until_more_is_wanted() -> None:
     (said,) = answer(subject, asked, False, open_, 2000)
     assert (said.outcome, said.id) == ("rejected", asked.id)
     assert decide(subject, open_, 100 * HOUR_MS)[0] == []
-    worse = [dataclasses.replace(open_[0], action=Wanted.ISOLATE)]
+    worse = [dataclasses.replace(open_[0], action=RecommendedAction.ISOLATE)]
     assert [d.outcome for d in decide(subject, worse, 100 * HOUR_MS)[0]] == ["pending_approval"]
 
 
@@ -140,10 +140,10 @@ def test_a_question_about_what_is_over_is_withdrawn() -> None:
 
 def test_what_a_person_put_back_goes_out_again_only_after_asking() -> None:
     subject = decider()
-    subject.take_duties({"n001": Duty("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
+    subject.take_duties({"n001": NodeOutage("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
     assert [d.outcome for d in decide(subject, [incident("n001")], 2000)[0]] == ["pending_approval"]
     later = decider()
-    later.take_duties({"n001": Duty("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
+    later.take_duties({"n001": NodeOutage("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
     assert [d.outcome for d in decide(later, [incident("n001")], 1000 + PERSON_MS)[0]] == ["act"]
 
 
@@ -151,7 +151,7 @@ def test_gpus_lost_on_nodes_in_repair_take_nothing_of_what_the_guard_allows() ->
     """A batch of them is reset at once. They are out for something else, and no more nodes go."""
     limits = dataclasses.replace(OPEN, mass_nodes=3, mass_window_s=300, per_hour=3)
     subject, nodes = decider(guard=limits), ("n001", "n005", "n009", "n013")
-    duties = (Duty(node, Health.REPAIR, 1000, f"{node}-remap_failed-0", "it failed") for node in nodes)
+    duties = (NodeOutage(node, Health.REPAIR, 1000, f"{node}-remap_failed-0", "it failed") for node in nodes)
     subject.take_duties({duty.node: duty for duty in duties})
     lost = [incident(node, "gpu_lost", 2000) for node in nodes]
     made, events = decide(subject, lost, 2000)
@@ -271,7 +271,7 @@ def test_nodes_that_others_took_out_count() -> None:
 
 def test_dead_nodes_count() -> None:
     limits = dataclasses.replace(OPEN, rack_ratio=0.5)
-    dead = [incident(n, "silent", kind=IncidentKind.LIVENESS, wanted=Wanted.WATCH) for n in ("n000", "n001")]
+    dead = [incident(n, "silent", kind=IncidentKind.LIVENESS, wanted=RecommendedAction.WATCH) for n in ("n000", "n001")]
     (held,), _ = decide(decider(guard=limits), [*dead, incident("n002")], 1000)
     assert (held.node, held.outcome) == ("n002", "held")
     assert "3 of 4 nodes of rack r0" in held.reason
@@ -330,7 +330,7 @@ def test_what_failed_is_not_decided_again_when_it_is_over_or_its_node_out_anyway
     subject.away = {"n001"}
     assert decide(subject, open_, 2000 + AGAIN_MS)[0] == []
     subject.away = set()
-    subject.take_duties({"n001": Duty("n001", Health.DRAINED, 3000, "other", "cables")})
+    subject.take_duties({"n001": NodeOutage("n001", Health.DRAINED, 3000, "other", "cables")})
     assert decide(subject, open_, 2000 + AGAIN_MS)[0] == []
     subject.take_duties({})
     assert decide(subject, [], 2000 + AGAIN_MS)[0] == []

@@ -16,7 +16,7 @@ from drover_collector.detectors._lib.examples import (
 )
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.straggler.texts import CAUSES
-from drover_core.model.events import Wanted
+from drover_core.model.events import RecommendedAction
 
 EXAMPLES = [pytest.param(d, e, id=f"{d.name}: {e.name}") for d in DETECTORS for e in d.examples]
 each_detector = pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.name)
@@ -31,7 +31,11 @@ def test_example(detector: Detector, example: Example) -> None:
     assert found == example.expected
 
 
-ORDERS = {Wanted.PROBE: r"\b(test|probe|diagnostics)\b", Wanted.DRAIN: r"\bdrain\b", Wanted.ISOLATE: r"\bisolate\b"}
+ORDERS = {
+    RecommendedAction.PROBE: r"\b(test|probe|diagnostics)\b",
+    RecommendedAction.DRAIN: r"\bdrain\b",
+    RecommendedAction.ISOLATE: r"\bisolate\b",
+}
 
 
 @pytest.mark.parametrize(("detector", "example"), EXAMPLES)

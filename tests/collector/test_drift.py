@@ -24,8 +24,8 @@ from drover_core.model.events import (
     Health,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     from_dict,
     to_dict,
 )
@@ -74,7 +74,7 @@ def test_an_old_driver_is_told_once_it_has_settled() -> None:
     assert fleet.look(HOUR + 5 * MINUTE) == []
     (found,) = fleet.look(HOUR + 7 * MINUTE)
     assert (found.kind, found.cause, found.scope, found.node) == (IncidentKind.DRIFT, "driver", "node", "n05")
-    assert (found.severity, found.action) == (Severity.WARNING, Wanted.WATCH)
+    assert (found.severity, found.action) == (Severity.WARNING, RecommendedAction.WATCH)
     assert found.since_ms == START_MS + HOUR
     assert "535.54.03" in found.summary
     assert "15 of 16" in found.summary
@@ -84,7 +84,7 @@ def test_one_node_that_is_ahead_is_a_note() -> None:
     fleet = Fleet()
     fleet.change(5, HOUR, driver_version="580.65.06")
     (found,) = fleet.look(2 * HOUR)
-    assert (found.severity, found.action) == (Severity.INFO, Wanted.NONE)
+    assert (found.severity, found.action) == (Severity.INFO, RecommendedAction.NONE)
     assert "ahead" in found.summary
 
 
@@ -107,7 +107,7 @@ def test_a_planned_power_cap_on_a_rack_is_no_drift_and_a_single_gpu_with_a_low_l
     assert fleet.look(3 * HOUR) == []
     fleet.change(12, 3 * HOUR, gpu3__power_limit_set_w="500")
     (found,) = fleet.look(4 * HOUR)
-    assert (found.node, found.gpu, found.cause, found.action) == ("n12", 3, "power_limit", Wanted.ADVISE)
+    assert (found.node, found.gpu, found.cause, found.action) == ("n12", 3, "power_limit", RecommendedAction.ADVISE)
 
 
 def test_a_limit_above_the_others_is_a_note() -> None:
@@ -199,7 +199,7 @@ def test_a_planned_cap_that_is_lifted_node_by_node_is_told_of_nobody_and_one_for
 
 
 def test_who_mends_one_of_two_does_not_end_the_incident_of_the_other() -> None:
-    fleet, state = Fleet(), drift.State()
+    fleet, state = Fleet(), drift.DriftState()
     fleet.told = Inventory(INDEX)
     for number, node in enumerate(INDEX.nodes):
         odd = {"gpu3.ecc_mode": "off"} if number in (2, 9) else {}
@@ -214,7 +214,7 @@ def test_who_mends_one_of_two_does_not_end_the_incident_of_the_other() -> None:
 
 def test_a_restart_forgets_nobody_that_was_told_of() -> None:
     """Two differ; one of them is mended after a restart: that undoes a planned setting only where nobody was told."""
-    fleet, state = Fleet(), drift.State()
+    fleet, state = Fleet(), drift.DriftState()
     fleet.told = Inventory(INDEX)
     for number, node in enumerate(INDEX.nodes):
         odd = {"gpu3.ecc_mode": "off"} if number in (2, 9) else {}

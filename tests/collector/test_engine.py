@@ -12,21 +12,21 @@ import pytest
 from drover_collector.actions.return_conditions import telemetry_lack
 from drover_collector.detectors import DETECTORS
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
-from drover_collector.engine.detector_runner import Senses
+from drover_collector.engine.detector_runner import DetectorRunner
 from drover_collector.engine.engine import LAG_MS, Engine, Outcome
 from drover_collector.engine.late_events import dealt_with
 from drover_collector.engine.node_state import FRESH_MS, NodeNow
 from drover_collector.engine.replay import replay
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
-    Duty,
     Event,
     EventKind,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.times import from_iso
 from drover_simulator.faults import Fault, demo_faults
@@ -62,10 +62,10 @@ def test_a_fatal_xid_is_an_incident_a_decision_and_a_health_change_in_one_call()
     feed(subject, range(3))
     outcome = subject.on_events([xid(79, at_ms=40_000)], START_MS + 40_010)
     (incident,) = outcome.incidents
-    assert (incident.node, incident.gpu, incident.action) == ("n01", 2, Wanted.DRAIN)
+    assert (incident.node, incident.gpu, incident.action) == ("n01", 2, RecommendedAction.DRAIN)
     assert incident.opened_ms == START_MS + 40_010
     (decision,) = outcome.decisions
-    assert (decision.outcome, decision.wanted, decision.mode) == ("would_act", Wanted.DRAIN, "observe")
+    assert (decision.outcome, decision.wanted, decision.mode) == ("would_act", RecommendedAction.DRAIN, "observe")
     assert {(c.node, c.gpu, c.health) for c in outcome.health} == {
         ("n01", None, Health.CONFIRMED), ("n01", 2, Health.CONFIRMED),
     }  # fmt: skip
@@ -125,7 +125,7 @@ def test_versions_count_up_and_the_newest_is_kept() -> None:
     assert [i.version for i in versions] == list(range(1, len(versions) + 1))
     assert [i.severity for i in versions][:1] == [Severity.WARNING]
     assert versions[-1].severity is Severity.CRITICAL
-    assert versions[-1].action is Wanted.DRAIN
+    assert versions[-1].action is RecommendedAction.DRAIN
     assert subject.incidents[versions[-1].id].version == versions[-1].version
 
 
@@ -160,7 +160,7 @@ def test_the_demo_faults_each_give_one_incident_and_no_other() -> None:
     for incident in found:
         label = next(label for label in recording.labels if label.node == incident.node)
         assert incident.evidence
-        assert incident.action is not Wanted.NONE
+        assert incident.action is not RecommendedAction.NONE
         assert abs(incident.since_ms - from_iso(label.start)) <= 45_000
 
 
@@ -236,8 +236,8 @@ def test_a_node_goes_out_and_comes_back_and_its_incident_ends_with_that() -> Non
     (decision,), (incident,) = outcome.decisions, outcome.incidents
     assert decision.outcome == "act"
 
-    def duty(stage: Health, at_ms: int) -> dict[str, Duty]:
-        return {"n01": Duty("n01", stage, START_MS + at_ms, incident.id, f"now {stage}")}
+    def duty(stage: Health, at_ms: int) -> dict[str, NodeOutage]:
+        return {"n01": NodeOutage("n01", stage, START_MS + at_ms, incident.id, f"now {stage}")}
 
     moved = subject.on_duties(duty(Health.DRAINED, 50_000), START_MS + 50_000).health
     assert (moved[0].node, moved[0].gpu, moved[0].health, moved[0].reason) == (
@@ -268,7 +268,7 @@ def test_a_fault_that_opened_after_its_probes_were_asked_for_outlives_the_return
     subject = Engine(INDEX, enforcing, START_MS, ceiling="enforce")
     feed(subject, range(3))
     first = subject.on_events([xid(79, at_ms=40_000)], START_MS + 40_010)
-    out = Duty("n01", Health.VALIDATING, START_MS + 50_000, first.incidents[0].id, "", asked_ms=START_MS + 50_000)
+    out = NodeOutage("n01", Health.VALIDATING, START_MS + 50_000, first.incidents[0].id, "", asked_ms=START_MS + 50_000)
     subject.on_duties({"n01": out}, START_MS + 50_000)
     second = subject.on_events([xid(79, gpu=5, at_ms=55_000)], START_MS + 55_010)
     assert [d.outcome for d in second.decisions] == ["act"], "the node is out already"
@@ -287,7 +287,7 @@ def test_a_fault_that_opened_after_its_probes_were_asked_for_outlives_the_return
 
 
 def test_an_error_that_is_told_late_was_mended_only_if_it_was_before_the_probes_were_asked_for() -> None:
-    duty = Duty("n01", Health.HEALTHY, START_MS + 600_000, "gone", "validated", asked_ms=START_MS + 300_000)
+    duty = NodeOutage("n01", Health.HEALTHY, START_MS + 600_000, "gone", "validated", asked_ms=START_MS + 300_000)
     for at_ms, mended in ((299_999, True), (300_000, False), (599_999, False)):
         event = dataclasses.replace(xid(79, at_ms=at_ms), received_ms=START_MS + 900_000)
         assert dealt_with(event, START_MS + 900_000, {"n01": duty}).backlog is mended
@@ -304,7 +304,7 @@ def test_a_node_that_came_back_is_not_taken_out_for_an_error_of_before(
 ) -> None:
     """Its agent was down, or no collector was there: told late, though the node was mended since."""
     subject = Engine(INDEX, dataclasses.replace(POLICY, mode="enforce"), START_MS, ceiling="enforce")
-    duties = {"n01": Duty("n01", Health.HEALTHY, START_MS + 60_000, "gone", "validated")}
+    duties = {"n01": NodeOutage("n01", Health.HEALTHY, START_MS + 60_000, "gone", "validated")}
     if restarted:
         subject.restore([], [training_bucket(INDEX, 3)], [], [], duties)
     else:
@@ -316,7 +316,7 @@ def test_a_node_that_came_back_is_not_taken_out_for_an_error_of_before(
     ).incidents
     assert incident.since_ms == START_MS + at_s * 1000
     assert (incident.severity, incident.action) == (
-        (Severity.CRITICAL, Wanted.DRAIN) if judged else (Severity.INFO, Wanted.NONE)
+        (Severity.CRITICAL, RecommendedAction.DRAIN) if judged else (Severity.INFO, RecommendedAction.NONE)
     )
 
 
@@ -324,7 +324,7 @@ def test_a_node_that_came_back_is_not_taken_out_for_an_error_of_before(
 def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned: bool) -> None:
     """A kernel line waits 10 s; a stop in that time must not make a fault of what was noted only."""
     subject = Engine(INDEX, POLICY, START_MS)
-    duties = {"n01": Duty("n01", Health.HEALTHY, START_MS + 3_000_000, "gone", "validated")} if returned else {}
+    duties = {"n01": NodeOutage("n01", Health.HEALTHY, START_MS + 3_000_000, "gone", "validated")} if returned else {}
     bucket = training_bucket(INDEX, 400)
     told = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
     late = Event(
@@ -338,9 +338,11 @@ def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned
 def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of a job's crash, each looked at beside all others, took minutes."""
     subject, calls = engine(), []
-    look = Senses.detect
+    look = DetectorRunner.detect
     monkeypatch.setattr(
-        Senses, "detect", lambda self, window, now_ms: calls.append(len(window.events)) or look(self, window, now_ms)
+        DetectorRunner,
+        "detect",
+        lambda self, window, now_ms: calls.append(len(window.events)) or look(self, window, now_ms),
     )
     crash = [
         Event(f"e{n}", START_MS + 21_000 + n, f"n{n % 8:02d}", n % 8, EventKind.XID, "31", "") for n in range(1000)
@@ -455,9 +457,9 @@ def test_what_a_driver_still_asks_for_after_a_return_is_found_again() -> None:
     assert (found.node, found.gpu, found.cause) == ("n01", 2, "recovery_action")
     now_ms = found.opened_ms + 25_000
     for stage, at_ms in ((Health.DRAINED, now_ms), (Health.HEALTHY, now_ms + 1)):
-        (closed,) = subject.on_duties({"n01": Duty("n01", stage, at_ms, found.id, "", "ann")}, at_ms).incidents or (
-            None,
-        )
+        (closed,) = subject.on_duties(
+            {"n01": NodeOutage("n01", stage, at_ms, found.id, "", "ann")}, at_ms
+        ).incidents or (None,)
     assert closed is not None
     assert closed.closed_ms == now_ms + 1
     again = [i for n in range(3, 6) for i in tick(n)]

@@ -12,7 +12,7 @@ from drover_collector.pipeline.expiry import (
     APART_S,
     ROWS_S,
     TOLD_S,
-    Expiring,
+    ClockGuardedExpiry,
 )
 from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.store import Store
@@ -61,7 +61,9 @@ class Desk:
     troubles: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.expiring = Expiring(self.store, lambda: self.votes, self.nodes, self.troubles, lambda: self.now_s)
+        self.expiring = ClockGuardedExpiry(
+            self.store, lambda: self.votes, self.nodes, self.troubles, lambda: self.now_s
+        )
 
     def once(self, after_s: float = 0) -> None:
         self.now_s += after_s

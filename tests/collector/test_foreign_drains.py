@@ -17,15 +17,15 @@ from drover_collector.actions.node_outage import (
     seen,
     taken_out,
 )
-from drover_collector.actions.reconciler import AT_ONCE, Looks
+from drover_collector.actions.reconciler import AT_ONCE, SchedulerReconciler
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
     ActionState,
-    Duty,
     Health,
+    NodeOutage,
 )
 from testbed.desks import decision, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
@@ -88,7 +88,7 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
     """The fold of looks at the scheduler, as the worker does it after each act."""
     slurm = SlurmStandIn(*NODES)
     actuator = SlurmActuator(slurm, 10_000)
-    duties: dict[str, Duty] = {}
+    duties: dict[str, NodeOutage] = {}
     for now_ms, (what, node, mark) in enumerate(plan):
         if what in PEOPLE:
             people(slurm, what, node)
@@ -131,7 +131,7 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
         duties={}, nodes=tuple(names), troubles={}, actuator_of=lambda _: actuator, now_ms=lambda: 1,
         set_survey=lambda *_: None, set_duty=lambda duty: taken.append(duty.node),
     )  # fmt: skip
-    looks = Looks(desk, actuator)  # type: ignore[arg-type]  # what a look asks of them
+    looks = SchedulerReconciler(desk, actuator)  # type: ignore[arg-type]  # what a look asks of them
     assert not looks.look(set(), lambda: None, lambda: True)
     assert len(asked) == AT_ONCE
     assert looks.look(set(), lambda: None, lambda: False), "it goes on when nothing is due"

@@ -11,7 +11,7 @@ import pytest
 
 from drover_collector.api import connection_front as front
 from drover_collector.api.connection_front import Front
-from drover_collector.auth.connection_limit import Crowd
+from drover_collector.auth.connection_limit import ConnectionLimit
 from testbed.loop import in_loop
 
 WAIT_S = 20
@@ -19,7 +19,7 @@ PLACES = 4
 
 
 def test_who_floods_makes_room_and_not_who_comes_from_elsewhere() -> None:
-    crowd: Crowd[int] = Crowd()
+    crowd: ConnectionLimit[int] = ConnectionLimit()
     assert crowd.spare() is None
     crowd.join(1, "10.0.0.1")
     for number in (2, 3, 4):

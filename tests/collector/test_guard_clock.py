@@ -14,11 +14,11 @@ from drover_collector.store import Store
 from drover_core.model.events import (
     Approval,
     Decision,
-    Duty,
     Event,
     EventKind,
     Health,
     Incident,
+    NodeOutage,
 )
 from testbed.collected import small_index
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
@@ -107,7 +107,7 @@ def test_nodes_at_once_are_seen_as_such_over_a_step(step_ms: int) -> None:
 @restarts
 def test_who_came_back_is_left_alone_for_as_long_as_ever(step_ms: int, restarted: bool) -> None:
     site = Site(guard=dataclasses.replace(OPEN, cooldown_s=600.0))
-    site.subject.take_duties({"n001": Duty("n001", Health.HEALTHY, site.now_ms, "gone", "")})
+    site.subject.take_duties({"n001": NodeOutage("n001", Health.HEALTHY, site.now_ms, "gone", "")})
     site.now_ms += MINUTE_MS
     site.set(step_ms, restarted)
     assert site.falls("n001") == "held"
@@ -118,7 +118,7 @@ def test_who_came_back_is_left_alone_for_as_long_as_ever(step_ms: int, restarted
 @restarts
 def test_what_a_person_put_back_goes_out_only_after_asking_over_a_step(step_ms: int, restarted: bool) -> None:
     site = Site()
-    site.subject.take_duties({"n001": Duty("n001", Health.HEALTHY, site.now_ms, "gone", "", by="anna")})
+    site.subject.take_duties({"n001": NodeOutage("n001", Health.HEALTHY, site.now_ms, "gone", "", by="anna")})
     site.now_ms += MINUTE_MS
     site.set(step_ms if abs(step_ms) > PERSON_MS else 5 * step_ms, restarted)
     assert site.falls("n001") == "pending_approval"
@@ -141,7 +141,7 @@ def test_a_question_and_its_answer_outlive_a_step_forward(step_ms: int) -> None:
 @pytest.mark.parametrize("step_ms", [-HOUR_MS, -26 * HOUR_MS])
 def test_a_yes_is_no_longer_good_for_a_step_back(step_ms: int) -> None:
     site = Site("approve", dataclasses.replace(OPEN, fleet_nodes=1), approval_expires_s=1800.0)
-    site.subject.take_duties({"n031": Duty("n031", Health.DRAINED, site.now_ms, "x", "")})
+    site.subject.take_duties({"n031": NodeOutage("n031", Health.DRAINED, site.now_ms, "x", "")})
     site.subject.policy = policy("approve", OPEN, approval_expires_s=1800.0)
     site.falls("n001")
     (asked,) = site.made

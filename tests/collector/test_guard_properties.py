@@ -28,12 +28,12 @@ from drover_core.model.events import (
     ActionState,
     Approval,
     Decision,
-    Duty,
     Event,
     EventKind,
     Health,
     Incident,
-    Wanted,
+    NodeOutage,
+    RecommendedAction,
 )
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
 from testbed.slurm_stand_in import SlurmStandIn
@@ -69,7 +69,7 @@ class Run:
     subject: Decider
     now_ms: int = 0
     open: dict[str, Incident] = dataclasses.field(default_factory=dict)
-    duties: dict[str, Duty] = dataclasses.field(default_factory=dict)
+    duties: dict[str, NodeOutage] = dataclasses.field(default_factory=dict)
     made: list[Decision] = dataclasses.field(default_factory=list)
     events: dict[str, Incident] = dataclasses.field(default_factory=dict)
 
@@ -96,7 +96,7 @@ class Run:
         self._take(*decide(self.subject, list(self.open.values()), self.now_ms, JOBS))
 
     def _duty(self, node: str, stage: Health) -> None:
-        self.duties[node] = Duty(node, stage, self.now_ms, "i", "")
+        self.duties[node] = NodeOutage(node, stage, self.now_ms, "i", "")
         self.subject.take_duties(self.duties)
 
     def _take(self, made: list[Decision], events: list[Incident]) -> None:
@@ -161,7 +161,7 @@ def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, pl
         for id_, found in run.open.items():
             assert run.subject.standing[(id_, str(found.node))].reason
         assert all(d.reason for d in fresh)
-        assert {d.wanted for d in fresh} <= {*DISRUPTIVE, Wanted.NONE}  # nothing here ever puts a node back
+        assert {d.wanted for d in fresh} <= {*DISRUPTIVE, RecommendedAction.NONE}  # nothing here ever puts a node back
         assert all(may_resume(name, run.duties.get(name)) for name in NAMES if name not in run.duties)
 
 
@@ -256,7 +256,7 @@ class Shared(Run):
                 self.subject.take_failed([failed])
                 continue
             if not is_out(self.duties.get(d.node)):
-                self.duties[d.node] = Duty(d.node, Health.DRAINING, d.ts_ms, d.incident_id, d.reason)
+                self.duties[d.node] = NodeOutage(d.node, Health.DRAINING, d.ts_ms, d.incident_id, d.reason)
         self.subject.take_duties(self.duties)
 
 

@@ -25,8 +25,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_simulator.faults import Fault
 from testbed.simulated_buckets import Recording, record
@@ -66,10 +66,10 @@ def test_the_rank_without_a_kernel_is_named_after_ninety_seconds_and_ten_minutes
     assert first.ts_ms - LAG_MS - first.since_ms == hang.TELL_MS
     assert first.since_ms == START_MS + STOPS * 10_000
     assert (first.lost_gpus, first.waiting_gpus) == (1.0, 63.0)
-    assert first.action is Wanted.PROBE
+    assert first.action is RecommendedAction.PROBE
     grave = next(f for f in told if f.severity is Severity.CRITICAL)
     assert grave.ts_ms - LAG_MS - grave.since_ms == hang.CRITICAL_MS
-    assert {f.action for f in told} == {Wanted.PROBE}, "no drain: most hangs are of software"
+    assert {f.action for f in told} == {RecommendedAction.PROBE}, "no drain: most hangs are of software"
 
 
 def test_a_rank_that_spins_like_the_others_is_named_when_it_stopped_before_them() -> None:
@@ -92,7 +92,9 @@ def test_where_none_stands_out_it_is_of_the_job() -> None:
             spin(gpu)
 
     told = run(change)
-    assert {(f.scope, f.cause, f.node, f.action) for f in told} == {("job", "standstill", None, Wanted.WATCH)}
+    assert {(f.scope, f.cause, f.node, f.action) for f in told} == {
+        ("job", "standstill", None, RecommendedAction.WATCH)
+    }
     assert len(told[0].members) == 64
 
 
@@ -270,7 +272,7 @@ def test_a_hang_that_was_part_of_another_incident_goes_on_in_plain_words_after_a
     )
     left = Incident(
         "i", IncidentKind.XID, "xid_119", "gpu", "n02", 5, (("n02", 5),), START_MS, START_MS, None, Severity.WARNING,
-        0.9, Wanted.PROBE, "XID 119 on it.", "", usual, (), ("xid", "hang"), "812", updated_ms=START_MS,
+        0.9, RecommendedAction.PROBE, "XID 119 on it.", "", usual, (), ("xid", "hang"), "812", updated_ms=START_MS,
     )  # fmt: skip
     state, told = hang.restored([left]), []
     for window, now_ms in play(small_fleet(), 12, change):

@@ -7,19 +7,19 @@ import numpy as np
 from drover_collector.detectors._lib.examples import small_fleet
 from drover_collector.incidents.health import (
     HEALTHS,
-    Fold,
+    HealthFold,
     changes,
     fold,
     reason_of,
     unknown,
 )
 from drover_core.model.events import (
-    Duty,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 INDEX = small_fleet(4)
@@ -31,11 +31,11 @@ def incident(
 ) -> Incident:
     return Incident(
         f"{cause}-{node}", IncidentKind(kind), cause, scope, node, gpu, ((node, gpu),), 0, 0, None, Severity(severity),
-        confidence, Wanted.NONE, f"{cause} on {node}.", "",
+        confidence, RecommendedAction.NONE, f"{cause} on {node}.", "",
     )  # fmt: skip
 
 
-def of(folded: Fold, node: int, slot: int | None = None) -> Health:
+def of(folded: HealthFold, node: int, slot: int | None = None) -> Health:
     return reason_of(folded, node, None if slot is None else node * 8 + slot)[0]
 
 
@@ -118,9 +118,9 @@ def test_changes_name_what_moved_once() -> None:
 def test_of_a_node_out_of_service_its_duty_says_the_health() -> None:
     dead = incident("xid", "xid_79", "gpu", "n01", 2, "critical")
     duties = {
-        "n01": Duty("n01", Health.VALIDATING, 1, dead.id, "probes run"),
-        "n02": Duty("n02", Health.HEALTHY, 1, "", "back"),
-        "gone": Duty("gone", Health.DRAINED, 1, "", "no longer in the fleet file"),
+        "n01": NodeOutage("n01", Health.VALIDATING, 1, dead.id, "probes run"),
+        "n02": NodeOutage("n02", Health.HEALTHY, 1, "", "back"),
+        "gone": NodeOutage("gone", Health.DRAINED, 1, "", "no longer in the fleet file"),
     }
     folded = fold(INDEX, [dead], ALL_NODES, ALL_GPUS, duties)
     assert reason_of(folded, 1, None) == (Health.VALIDATING, "probes run", dead.id)

@@ -23,10 +23,10 @@ from drover_core.model.events import (
     OUT_STAGES,
     Approval,
     Audit,
-    Duty,
     Event,
     EventKind,
     Health,
+    NodeOutage,
 )
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.loop import in_loop
@@ -89,7 +89,7 @@ class Run:
 
     def __init__(self, store: Store) -> None:
         self.store, self.now_ms = store, T0
-        self.duties: dict[str, Duty] = {}
+        self.duties: dict[str, NodeOutage] = {}
         self.seen: list[dict[str, Any]] = []  # after each bucket
         write_entities(store, INDEX)
 
@@ -122,7 +122,7 @@ class Run:
             duty = self.duties.get(node)
             if stage is not Health.DRAINING and duty is not None:
                 incident = duty.incident_id
-            self.duties[node] = Duty(node, stage, self.now_ms, incident, f"{stage} in {number}")
+            self.duties[node] = NodeOutage(node, stage, self.now_ms, incident, f"{stage} in {number}")
             self.store.write_duties([self.duties[node]])
             self.pipeline.take_duties(dict(self.duties))
         waiting = [d for d in self.pipeline.engine.decider.standing.values() if d.outcome == "pending_approval"]

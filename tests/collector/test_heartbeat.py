@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
-from drover_collector.observability.dead_man_switch import SUBJECT, Heartbeat
+from drover_collector.observability.dead_man_switch import SUBJECT, DeadManSwitch
 from drover_collector.observability.self_check import (
     JUDGED_S,
     STARTING_S,
     STUCK_S,
     UNTOLD_S,
-    Signs,
+    HealthSignals,
     beats,
-    blind,
+    self_check,
     signs_of,
 )
 from drover_collector.store import Store, StoreError
@@ -25,7 +25,9 @@ from drover_core.settings import SettingsError
 from testbed.monitoring import facts_of
 from testbed.receivers import HttpReceiver, Reply, http_receiver
 
-WELL = Signs(leading=True, up_s=3600, expected=100, known=100, reporting=99, judged_s=17, untold_s={"ops": 0, "am": 3})
+WELL = HealthSignals(
+    leading=True, up_s=3600, expected=100, known=100, reporting=99, judged_s=17, untold_s={"ops": 0, "am": 3}
+)
 HALF = 0.5
 
 
@@ -49,7 +51,7 @@ HALF = 0.5
     ],
 )
 def test_what_is_blind(changed: dict[str, object], says: str | None) -> None:
-    found = blind(replace(WELL, **changed), HALF)  # type: ignore[arg-type]  # the fields' own values
+    found = self_check(replace(WELL, **changed), HALF)  # type: ignore[arg-type]  # the fields' own values
     assert [says in text for text in found] == ([] if says is None else [True])
 
 
@@ -65,13 +67,13 @@ class Watched:
     """A heartbeat whose figures and time a test sets."""
 
     def __init__(self, folder: Path, url: str, fail_url: str = "") -> None:
-        self.figures: Signs | Exception = WELL
+        self.figures: HealthSignals | Exception = WELL
         self.now_s = 0.0
         self.troubles: dict[str, str] = {}
         config = HeartbeatConfig(url_file=self._secret(folder / "url", url), timeout_s=2.0)
         if fail_url:
             config = replace(config, fail_url_file=self._secret(folder / "fail", fail_url))
-        self.heartbeat = Heartbeat(config, self._look, self.troubles, monotonic=lambda: self.now_s)
+        self.heartbeat = DeadManSwitch(config, self._look, self.troubles, monotonic=lambda: self.now_s)
 
     @staticmethod
     def _secret(path: Path, text: str) -> str:
@@ -79,7 +81,7 @@ class Watched:
         path.chmod(0o600)
         return str(path)
 
-    def _look(self) -> Signs:
+    def _look(self) -> HealthSignals:
         if isinstance(self.figures, Exception):
             raise self.figures
         return self.figures
@@ -161,7 +163,7 @@ def test_a_store_that_hangs_is_blindness(
     monkeypatch.setattr(watched.heartbeat._figures, "_limit_s", 0.05)
     receiver.usual = Reply(how="hang")  # stands for the store: whatever does not return
 
-    def hangs() -> Signs:
+    def hangs() -> HealthSignals:
         receiver.released.wait(20)
         return WELL
 

@@ -18,8 +18,8 @@ from drover_core.model.events import (
     Finding,
     Health,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 INDEX = small_fleet(8, 8, 4)
@@ -28,7 +28,7 @@ BUCKETS = IDLE_MS // 10_000
 
 class Feed:
     def __init__(self) -> None:
-        self.state: idle.State | None = None
+        self.state: idle.IdleState | None = None
         self.number = 0
         self.jobs = np.zeros(INDEX.gpu_count, np.int32)
         self.names: tuple[str, ...] = ("812",)
@@ -56,7 +56,7 @@ def test_a_part_of_a_job_that_does_nothing_is_one_note_with_what_it_cost() -> No
     assert feed.tick([0, 1, 9], BUCKETS - 1) == []
     (found,) = feed.tick([0, 1, 9], 3)
     assert (found.kind, found.cause, found.scope, found.job) == (IncidentKind.IDLE, "idle_gpus", "job", "812")
-    assert (found.severity, found.action) == (Severity.INFO, Wanted.NONE)
+    assert (found.severity, found.action) == (Severity.INFO, RecommendedAction.NONE)
     assert found.members == (("n00", 0), ("n00", 1), ("n01", 1))
     assert found.lost_gpus == 3
     assert "3 of its 64 GPUs" in found.summary
@@ -93,7 +93,7 @@ def test_a_large_job_that_has_cost_a_gpu_day_is_a_warning_within_the_hour() -> N
     (note,) = feed.tick(most, BUCKETS + 10)[-1:]
     assert (note.severity, note.lost_gpus) == (Severity.INFO, 40)
     (warning,) = feed.tick(most, 2160 // 10 - BUCKETS)[-1:]  # 40 GPUs for 36 minutes are 24 GPU-hours
-    assert (warning.severity, warning.action, len(warning.members)) == (Severity.WARNING, Wanted.NONE, 40)
+    assert (warning.severity, warning.action, len(warning.members)) == (Severity.WARNING, RecommendedAction.NONE, 40)
 
 
 def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> None:
@@ -102,7 +102,11 @@ def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> No
     (note,) = feed.tick([0, 1], WARN_MS // 10_000 - 66)[-1:]
     assert (note.severity, note.members) == (Severity.INFO, (("n00", 0), ("n00", 1)))
     (warning,) = feed.tick([0, 1], 12)[-1:]
-    assert (warning.severity, warning.action, warning.members) == (Severity.WARNING, Wanted.NONE, (("n00", 0),))
+    assert (warning.severity, warning.action, warning.members) == (
+        Severity.WARNING,
+        RecommendedAction.NONE,
+        (("n00", 0),),
+    )
     engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
     engine.restore([opened(warning, ("job", "812", None), warning.ts_ms).incident], [], [])
     assert engine.health_of("n00")[0] is not Health.SUSPECT
@@ -181,7 +185,7 @@ def test_it_makes_nobody_suspect_and_closes_no_other_note() -> None:
         outcome = engine.on_bucket(dataclasses.replace(bucket, gpu=gpu), bucket.end_ms + 7_000)
         assert outcome.decisions == ()
     assert [(i.kind, i.severity, i.action) for i in engine.incidents.values()] == [
-        (IncidentKind.IDLE, Severity.INFO, Wanted.NONE),
-        (IncidentKind.IDLE, Severity.WARNING, Wanted.NONE),
+        (IncidentKind.IDLE, Severity.INFO, RecommendedAction.NONE),
+        (IncidentKind.IDLE, Severity.WARNING, RecommendedAction.NONE),
     ]
     assert {engine.health_of(node.name)[0] for node in INDEX.nodes} == {Health.HEALTHY}

@@ -13,8 +13,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 INDEX = small_fleet(12)
@@ -43,7 +43,7 @@ def finding(
     ts_ms = START_MS + round(at_s * SECOND)
     made = Finding(
         detector, IncidentKind(kind), cause, scope, node, gpu, members, ts_ms, ts_ms, Severity(severity), 0.9,
-        Wanted(action), f"{kind}/{cause} on {node} {gpu}.", "Do something.", (Evidence(f"{cause} seen"),),
+        RecommendedAction(action), f"{kind}/{cause} on {node} {gpu}.", "Do something.", (Evidence(f"{cause} seen"),),
     )  # fmt: skip
     return dataclasses.replace(made, **more)  # type: ignore[arg-type]  # whatever field the test says
 
@@ -96,7 +96,7 @@ def test_severity_and_action_are_the_strongest() -> None:
     give(b, 0, finding("xid", "xid_79", severity="critical", action="drain"))
     give(b, 10, finding("thermal", "cooling", at_s=10, severity="warning", action="advise"))
     (incident,) = opened(b)
-    assert (incident.severity, incident.action) == (Severity.CRITICAL, Wanted.DRAIN)
+    assert (incident.severity, incident.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
 
 
 def test_what_makes_an_incident_worse_says_what_to_do_and_the_root_cause_stays() -> None:
@@ -111,11 +111,15 @@ def test_what_makes_an_incident_worse_says_what_to_do_and_the_root_cause_stays()
         give(b, at_s, lost, piles)
         (incident,) = opened(b)
         assert (incident.kind, incident.cause) == ("memory", "remaps_pile_up")
-        assert (incident.severity, incident.action) == (Severity.CRITICAL, Wanted.DRAIN)
+        assert (incident.severity, incident.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
         assert (incident.summary, incident.advice) == ("It is gone. Before that: Rows pile up.", "Drain it.")
     give(b, 30, dataclasses.replace(lost, cleared=True), piles)
     (incident,) = opened(b)
-    assert (incident.summary, incident.action, incident.advice) == ("Rows pile up.", Wanted.DRAIN, "Drain it.")
+    assert (incident.summary, incident.action, incident.advice) == (
+        "Rows pile up.",
+        RecommendedAction.DRAIN,
+        "Drain it.",
+    )
 
 
 def test_the_advice_is_that_of_the_finding_that_asks_for_most() -> None:
@@ -128,9 +132,16 @@ def test_the_advice_is_that_of_the_finding_that_asks_for_most() -> None:
         give(b, at_s, hot)
         (one,) = opened(b)
         assert (one.kind, one.summary) == (IncidentKind.THERMAL, hot.summary), "the root cause leads"
-        assert (one.action, one.advice) == (Wanted.PROBE, "Test it with a probe.")
-    give(b, 40, dataclasses.replace(hot, action=Wanted.DRAIN, advice="Drain the node, then see its heat sink."))
-    assert (opened(b)[0].action, opened(b)[0].advice) == (Wanted.DRAIN, "Drain the node, then see its heat sink.")
+        assert (one.action, one.advice) == (RecommendedAction.PROBE, "Test it with a probe.")
+    give(
+        b,
+        40,
+        dataclasses.replace(hot, action=RecommendedAction.DRAIN, advice="Drain the node, then see its heat sink."),
+    )
+    assert (opened(b)[0].action, opened(b)[0].advice) == (
+        RecommendedAction.DRAIN,
+        "Drain the node, then see its heat sink.",
+    )
 
 
 def test_neighbours_are_separate() -> None:
@@ -158,7 +169,7 @@ def test_a_silent_node_takes_in_its_lost_gpus_and_what_comes_after() -> None:
     give(b, 30, finding("straggler", "clock", 30, gpu=5), finding("liveness", "gpu_lost", 30, gpu=6))
     (incident,) = opened(b)
     assert incident.cause == "silent"
-    assert incident.action is Wanted.ADVISE  # what it explains asks for nothing by itself
+    assert incident.action is RecommendedAction.ADVISE  # what it explains asks for nothing by itself
 
 
 def test_an_xid_stays_beside_the_silence_of_its_node() -> None:
@@ -320,7 +331,7 @@ def test_a_node_that_returns_without_a_gpu_leaves_its_silence_for_an_incident_of
     give(b, 0, silent)
     lost = finding("liveness", "gpu_lost", 60, severity="critical", action="drain")
     give(b, 60, dataclasses.replace(silent, cleared=True, ts_ms=START_MS + 60_000), lost)
-    assert [(i.cause, i.gpu, i.action) for i in opened(b)] == [("gpu_lost", 2, Wanted.DRAIN)]
+    assert [(i.cause, i.gpu, i.action) for i in opened(b)] == [("gpu_lost", 2, RecommendedAction.DRAIN)]
     give(b, 120, dataclasses.replace(lost, cleared=True))
     assert opened(b) == []
 

@@ -10,14 +10,14 @@ import pytest
 from drover_collector.detectors._lib.examples import START_MS, small_fleet
 from drover_collector.incidents.book import IncidentBook
 from drover_collector.incidents.incident import Record
-from drover_collector.incidents.index import Near, Subject
+from drover_collector.incidents.index import IncidentIndex, Subject
 from drover_core.model.events import (
     Evidence,
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 INDEX = small_fleet(12)
@@ -30,7 +30,7 @@ CAUSES = {
 }  # fmt: skip
 
 
-class Everywhere(Near):
+class Everywhere(IncidentIndex):
     """Looks at all there is, each time."""
 
     def of_subject(self, subject: Subject) -> list[Record]:
@@ -46,7 +46,7 @@ class Everywhere(Near):
         return self._ordered([self._records])
 
 
-class Counted(Near):
+class Counted(IncidentIndex):
     looked = 0
 
     def _ordered(self, found: Iterable[dict[str, Record]]) -> list[Record]:
@@ -55,7 +55,7 @@ class Counted(Near):
         return given
 
 
-def book(near: type[Near]) -> IncidentBook:
+def book(near: type[IncidentIndex]) -> IncidentBook:
     made = IncidentBook(INDEX, QUIET, lambda _incident, asked: asked)
     made._near = near(made.subject_of)
     return made
@@ -69,18 +69,31 @@ def some(chance: random.Random, at_ms: int) -> Finding:
     node = nodes[0] if scope in ("gpu", "node") else None
     cause = chance.choice(CAUSES[kind])
     return Finding(
-        {"link": "xid"}.get(kind, kind), IncidentKind(kind), cause, scope, node, slot,
-        tuple((n, slot) for n in nodes), at_ms, at_ms - chance.choice((0, 30_000, 200_000)),
-        chance.choice(list(Severity)), round(chance.random(), 2), chance.choice(list(Wanted)), f"{kind} {nodes}",
-        "Look.", (Evidence(f"{cause} seen"),), job=chance.choice((None, "j1", "j2")) if scope != "job" else "j1",
-        cleared=chance.random() < 0.2, lost_gpus=chance.choice((None, 1.0)),
-    )  # fmt: skip
+        {"link": "xid"}.get(kind, kind),
+        IncidentKind(kind),
+        cause,
+        scope,
+        node,
+        slot,
+        tuple((n, slot) for n in nodes),
+        at_ms,
+        at_ms - chance.choice((0, 30_000, 200_000)),
+        chance.choice(list(Severity)),
+        round(chance.random(), 2),
+        chance.choice(list(RecommendedAction)),
+        f"{kind} {nodes}",
+        "Look.",
+        (Evidence(f"{cause} seen"),),
+        job=chance.choice((None, "j1", "j2")) if scope != "job" else "j1",
+        cleared=chance.random() < 0.2,
+        lost_gpus=chance.choice((None, 1.0)),
+    )
 
 
 @pytest.mark.parametrize("seed", range(1000, 1006))
 def test_the_same_incidents_as_when_it_looks_everywhere(seed: int) -> None:
     chance = random.Random(seed)
-    near, everywhere = book(Near), book(Everywhere)
+    near, everywhere = book(IncidentIndex), book(Everywhere)
     told: list[Incident] = []
     for tick in range(120):
         now_ms = START_MS + tick * chance.choice((10_000, 10_000, 40_000))
@@ -107,7 +120,7 @@ def test_what_is_looked_at_grows_with_the_incidents_and_not_with_their_square() 
             found = [
                 Finding(
                     "straggler", IncidentKind.STRAGGLER, "nic", "gpu", node.name, 0, ((node.name, 0),), now_ms, now_ms,
-                    Severity.WARNING, 0.9, Wanted.PROBE, "slow", "Look.", (Evidence("slow"),),
+                    Severity.WARNING, 0.9, RecommendedAction.PROBE, "slow", "Look.", (Evidence("slow"),),
                 )
                 for node in index.nodes
             ]  # fmt: skip
@@ -118,7 +131,7 @@ def test_what_is_looked_at_grows_with_the_incidents_and_not_with_their_square() 
 
 
 def test_what_is_forgotten_is_looked_for_no_more() -> None:
-    made = book(Near)
+    made = book(IncidentIndex)
     chance = random.Random(1000)
     for tick in range(50):
         made.apply([some(chance, START_MS + tick * 10_000)], START_MS + tick * 10_000, closing=True)

@@ -10,9 +10,9 @@ from drover_collector.ingest.acks import (
     LONGEST_S,
     MESSAGES,
     SOME_S,
-    Acks,
+    AckSender,
 )
-from drover_collector.ingest.limits import Account, Limits
+from drover_collector.ingest.limits import AgentAllowance, Limits
 from drover_collector.ingest.schema_registry import Refusal
 from drover_collector.ingest.session import Session, ack
 from drover_collector.ingest.stats import IngestStats
@@ -35,12 +35,12 @@ class Reader:
         return not self.late
 
 
-def made(streams: int) -> tuple[Acks, Session, Reader]:
+def made(streams: int) -> tuple[AckSender, Session, Reader]:
     stats, reader = IngestStats(), Reader()
     stats.connected = streams
-    session = Session(reader, Account(Limits()))
+    session = Session(reader, AgentAllowance(Limits()))
     session.waiting = 100
-    return Acks(stats, lambda _: {pb.LIVE: 7}, lambda: NOW_MS), session, reader
+    return AckSender(stats, lambda _: {pb.LIVE: 7}, lambda: NOW_MS), session, reader
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def made(streams: int) -> tuple[Acks, Session, Reader]:
 def test_the_more_streams_the_longer_each_waits(streams: int, pause_s: float) -> None:
     stats = IngestStats()
     stats.connected = streams
-    assert Acks(stats, lambda _: {}, lambda: NOW_MS).pause_s == pytest.approx(pause_s)
+    assert AckSender(stats, lambda _: {}, lambda: NOW_MS).pause_s == pytest.approx(pause_s)
 
 
 @in_loop

@@ -15,7 +15,7 @@ from drover_collector.grpc_h2.call import MESSAGE_BYTES
 from drover_collector.ingest import service as ingest
 from drover_collector.ingest import session as ingest_session
 from drover_collector.ingest.decode import MAX_BLOCKS
-from drover_collector.ingest.limits import Account
+from drover_collector.ingest.limits import AgentAllowance
 from drover_collector.ingest.offsets import SPOOLS
 from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
@@ -67,7 +67,7 @@ async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.M
     made: list[ingest_session.Session] = []
 
     async def stream() -> None:
-        made.append(ingest_session.Session(Mute(), Account(Limits())))
+        made.append(ingest_session.Session(Mute(), AgentAllowance(Limits())))
         await asyncio.Event().wait()
 
     reader = asyncio.create_task(stream())

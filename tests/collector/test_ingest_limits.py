@@ -10,14 +10,14 @@ import pytest
 
 from drover_collector.ingest.limits import (
     ACCOUNTS,
-    Account,
     Accounts,
+    AgentAllowance,
     Bucket,
+    MemoryBudget,
+    RateLimitedLogger,
     Recent,
-    Room,
-    Teller,
 )
-from drover_collector.ingest.offsets import SPOOLS, STRANGERS, Positions
+from drover_collector.ingest.offsets import SPOOLS, STRANGERS, LaneOffsets
 from drover_collector.ingest.service import Limits
 from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
@@ -30,23 +30,23 @@ NAMES = 100_000  # invented ones, over time
 
 
 def test_one_agent_gets_a_share_of_the_room_and_many_greedy_ones_leave_some() -> None:
-    room, limits = Room(1000), Limits()
-    greedy = [Account(limits) for _ in range(50)]
+    room, limits = MemoryBudget(1000), Limits()
+    greedy = [AgentAllowance(limits) for _ in range(50)]
     while any(room.fits(account) for account in greedy):
         for account in greedy:
             if room.fits(account):
                 room.grow(account, 1)
     assert room.used < 1000
-    honest = Account(limits)
+    honest = AgentAllowance(limits)
     assert room.fits(honest)
-    alone, one = Room(1000), Account(limits)
+    alone, one = MemoryBudget(1000), AgentAllowance(limits)
     while alone.fits(one):
         alone.grow(one, 1)
     assert one.waiting <= 1000 / 4
 
 
 def test_honest_agents_are_never_slowed() -> None:
-    account = Account(Limits())
+    account = AgentAllowance(Limits())
     for _ in range(600):  # ten minutes after an outage: all at once, 16 GPUs in 7 parts
         assert account.take_message(10_000, 600, 0) == 0
     for _ in range(1000):  # a storm of kernel messages
@@ -54,10 +54,10 @@ def test_honest_agents_are_never_slowed() -> None:
 
 
 def test_who_sends_more_than_it_should_must_wait() -> None:
-    assert sum(Account(Limits()).take_message(100, 1_000_000, 0) for _ in range(1)) > 10
-    events = Account(Limits())
+    assert sum(AgentAllowance(Limits()).take_message(100, 1_000_000, 0) for _ in range(1)) > 10
+    events = AgentAllowance(Limits())
     assert max(events.take_message(100, 0, 1) for _ in range(5000)) > 1
-    messages = Account(Limits())
+    messages = AgentAllowance(Limits())
     assert max(messages.take_message(1, 0, 0) for _ in range(15_000)) > 1
 
 
@@ -180,7 +180,7 @@ def test_accounts_of_invented_names_are_forgotten() -> None:
 
 
 def test_positions_of_invented_names_are_forgotten(store: Store) -> None:
-    positions = Positions(store, {"n0": 0})
+    positions = LaneOffsets(store, {"n0": 0})
     positions.advance(("n0", "s1"), LIVE, 7)
     for number in range(NAMES):
         positions.advance((f"x{number}", "s"), LIVE, 1)
@@ -193,7 +193,7 @@ def test_positions_of_invented_names_are_forgotten(store: Store) -> None:
 
 
 def test_what_could_not_be_noted_is_noted_the_next_time(store: Store) -> None:
-    positions = Positions(store, {"n0": 0})
+    positions = LaneOffsets(store, {"n0": 0})
     positions.advance(("n0", "s1"), LIVE, 7)
     taken = positions.take_unsaved()
     assert positions.take_unsaved() == {}
@@ -202,7 +202,7 @@ def test_what_could_not_be_noted_is_noted_the_next_time(store: Store) -> None:
 
 
 def test_log_lines_about_invented_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    teller = Teller()
+    teller = RateLimitedLogger()
     for number in range(NAMES):
         teller.warn((f"x{number}", "not allowed"), "%s: refused", f"x{number}")
         teller.warn((f"x{number}", "not allowed"), "%s: refused", f"x{number}")
@@ -260,7 +260,7 @@ async def test_refused_messages_count_as_waiting_too(store: Store, monkeypatch: 
 
 
 def test_entities_are_counted_when_they_are_new() -> None:
-    account = Account(Limits(fresh_entities=10, fresh_per_s=0.001))
+    account = AgentAllowance(Limits(fresh_entities=10, fresh_per_s=0.001))
     ids = np.arange(8, dtype=np.uint64)
     assert account.may_have(ids)
     assert account.may_have(ids)

@@ -28,8 +28,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 Columns = dict[str, np.ndarray]
@@ -99,8 +99,8 @@ def test_of_all_lines_that_an_agent_tells_only_these_are_faults(code: str, messa
 def test_no_rule_asks_for_a_drain_and_every_rule_is_for_a_code_that_agents_tell() -> None:
     assert {rule.code for rule in RULES} <= KERNEL_CODES.keys()
     for rule in RULES:
-        assert rule.action in (Wanted.NONE, Wanted.ADVISE, Wanted.PROBE)
-        assert (rule.action is Wanted.NONE) == (rule.severity is Severity.INFO)
+        assert rule.action in (RecommendedAction.NONE, RecommendedAction.ADVISE, RecommendedAction.PROBE)
+        assert (rule.action is RecommendedAction.NONE) == (rule.severity is Severity.INFO)
     critical = {(rule.kind, rule.cause) for rule in RULES if rule.severity is Severity.CRITICAL}
     assert critical == {(IncidentKind.MEMORY, "cpu")}
 
@@ -159,7 +159,7 @@ def test_a_pcie_error_of_a_gpu_joins_what_is_known_of_it() -> None:
     assert set(found[0].detectors) == {"kernel", "xid"}
 
 
-def findings(*found: tuple[str, IncidentKind, str, int | None, Severity, Wanted]) -> list[Finding]:
+def findings(*found: tuple[str, IncidentKind, str, int | None, Severity, RecommendedAction]) -> list[Finding]:
     return [
         Finding(detector, kind, cause, "node" if gpu is None else "gpu", "n02", gpu, (("n02", gpu),), START_MS,
                 START_MS, severity, 0.9, action, f"{cause}.", "Do.")
@@ -172,14 +172,14 @@ def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
     warning, critical, info = Severity.WARNING, Severity.CRITICAL, Severity.INFO
     thermal, liveness, straggler = IncidentKind.THERMAL, IncidentKind.LIVENESS, IncidentKind.STRAGGLER
     gpus = findings(
-        ("thermal", thermal, "cooling", 1, critical, Wanted.DRAIN),
-        ("liveness", liveness, "gpu_lost", 2, critical, Wanted.DRAIN),
-        ("straggler", straggler, "nic", 3, warning, Wanted.PROBE),
+        ("thermal", thermal, "cooling", 1, critical, RecommendedAction.DRAIN),
+        ("liveness", liveness, "gpu_lost", 2, critical, RecommendedAction.DRAIN),
+        ("straggler", straggler, "nic", 3, warning, RecommendedAction.PROBE),
     )
     for host in (
-        ("kernel", thermal, "fan", None, warning, Wanted.ADVISE),
-        ("kernel", liveness, "kernel_failed", None, warning, Wanted.ADVISE),
-        ("kernel", liveness, "driver", None, info, Wanted.NONE),
+        ("kernel", thermal, "fan", None, warning, RecommendedAction.ADVISE),
+        ("kernel", liveness, "kernel_failed", None, warning, RecommendedAction.ADVISE),
+        ("kernel", liveness, "driver", None, info, RecommendedAction.NONE),
     ):
         for order in (1, -1):
             book = IncidentBook(small_fleet(), {}, lambda incident, asked: asked)
@@ -192,9 +192,9 @@ def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
 
 def test_a_note_keeps_no_fault_open() -> None:
     book = IncidentBook(small_fleet(), {"liveness": 20_000, "kernel": kernel.QUIET_MS}, lambda incident, asked: asked)
-    silent = ("liveness", IncidentKind.LIVENESS, "silent", None, Severity.CRITICAL, Wanted.DRAIN)
+    silent = ("liveness", IncidentKind.LIVENESS, "silent", None, Severity.CRITICAL, RecommendedAction.DRAIN)
     book.apply(findings(silent), START_MS, closing=True)
-    oom = findings(("kernel", IncidentKind.MEMORY, "oom", None, Severity.INFO, Wanted.NONE))
+    oom = findings(("kernel", IncidentKind.MEMORY, "oom", None, Severity.INFO, RecommendedAction.NONE))
     book.apply(oom, START_MS + 10_000, closing=True)
     assert [(r.incident.cause, set(r.holds)) for r in book.open()] == [("silent", {"liveness"})]
     book.apply([], START_MS + 30_000, closing=True)
@@ -226,7 +226,7 @@ def test_what_a_host_reports_of_itself(code: str, message: str, kind: str, cause
     assert (found.kind, found.cause, found.severity) == (kind, cause, severity)
     assert (found.node, found.gpu, found.since_ms) == ("n02", None, START_MS + 27_000)
     assert message in found.evidence[0].text
-    assert found.action is (Wanted.NONE if severity == "info" else Wanted.ADVISE)
+    assert found.action is (RecommendedAction.NONE if severity == "info" else RecommendedAction.ADVISE)
 
 
 @pytest.mark.parametrize("flags", [{"backlog": True}, {"forgeable": True}])
@@ -277,7 +277,7 @@ def test_a_storm_of_one_line_is_told_every_few_minutes_and_is_one_incident() -> 
     found = run(events, 60)
     assert 1 < len(found) <= 1 + 600_000 // kernel.AGAIN_MS
     [incident] = incidents(events, 60)
-    assert (incident.cause, incident.action, incident.closed_ms) == ("host_memory", Wanted.ADVISE, None)
+    assert (incident.cause, incident.action, incident.closed_ms) == ("host_memory", RecommendedAction.ADVISE, None)
 
 
 def test_worse_is_told_at_once_after_what_was_less() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drover_cli.doctor import schedulers
-from drover_cli.doctor.finding import State
+from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator
 from drover_collector.actions.kubernetes.api import KubernetesApi
@@ -67,7 +67,7 @@ class Cluster:
         )
         return KubernetesActuator(KubernetesApi(config), config.gpu_resources)
 
-    def examined(self, account: str) -> list[tuple[State, str]]:
+    def examined(self, account: str) -> list[tuple[FindingState, str]]:
         """What `drover doctor` says of a collector with this account."""
         self.actuator(account)
         config = KubernetesConfig(
@@ -380,14 +380,14 @@ def test_doctor_is_told_by_the_server_what_a_token_may(cluster: Cluster) -> None
     node = cluster.add_node()
     version = cluster.node(node)["metadata"]["resourceVersion"]
     (answers, rights) = cluster.examined(ACCOUNT)
-    assert answers[0] is State.OK
-    assert rights == (State.OK, ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in schedulers.RIGHTS))
+    assert answers[0] is FindingState.OK
+    assert rights == (FindingState.OK, ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in schedulers.RIGHTS))
 
     reads = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
     _, *lacks = cluster.examined(cluster.account(reads))
     assert lacks == [
-        (State.BAD, "this token may not patch nodes"),
-        (State.WARN, "this token may not patch nodes/status"),
-        (State.WARN, "this token may not create pods/eviction"),
+        (FindingState.BAD, "this token may not patch nodes"),
+        (FindingState.WARN, "this token may not patch nodes/status"),
+        (FindingState.WARN, "this token may not create pods/eviction"),
     ]
     assert cluster.node(node)["metadata"]["resourceVersion"] == version  # asked, and nothing changed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator
 from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
@@ -22,7 +22,7 @@ from drover_core.model.events import (
     ActionState,
     Health,
     Incident,
-    Wanted,
+    RecommendedAction,
 )
 from testbed.desks import T0, decision, incident
 from testbed.kubernetes_stand_in import StandIn, stand_in
@@ -113,9 +113,9 @@ class Scene:
         self.config = KubernetesConfig(server=server.url, token_file=self.token, ca_file="", timeout_s=5)
 
     @contextmanager
-    def desk(self, client: KubernetesApi | None = None) -> Iterator[ActionDesk]:
+    def desk(self, client: KubernetesApi | None = None) -> Iterator[ActionDispatcher]:
         actuator = KubernetesActuator(client or KubernetesApi(self.config), self.config.gpu_resources)
-        made = ActionDesk(
+        made = ActionDispatcher(
             self.store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: self.incidents, now_ms=lambda: T0,
             look_s=0.02,
         )  # fmt: skip
@@ -125,7 +125,7 @@ class Scene:
         finally:
             made.stop()
 
-    def decide(self, desk: ActionDesk, wanted: Wanted) -> None:
+    def decide(self, desk: ActionDispatcher, wanted: RecommendedAction) -> None:
         made = decision(wanted, NODE, f"d-{self.id}", of=self.id)
         self.store.write_decisions([made])
         desk.take([made])
@@ -153,7 +153,7 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
             if act in (Act.RESUME, Act.UNADVISE):
                 first = Act.DRAIN if act is Act.RESUME else Act.ADVISE
                 with scene.desk() as desk:
-                    scene.decide(desk, Wanted(first.value))
+                    scene.decide(desk, RecommendedAction(first.value))
                     assert scene.ended(first).state is ActionState.DONE
                 server.changes.clear()
             if act is Act.UNADVISE:
@@ -163,7 +163,7 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
                 if act is Act.RESUME:
                     desk.resume(NODE, "a new fan", f"ann{number}", force=True)
                 elif act is not Act.UNADVISE:
-                    scene.decide(desk, Wanted(act.value))
+                    scene.decide(desk, RecommendedAction(act.value))
                 assert dying.happened.wait(20), at
             assert [a.state for a in scene.actions(act)] == [ActionState.INTENDED], at
             with scene.desk() as desk:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError, Service
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator
 from drover_collector.actions.kubernetes.api import KubernetesApi, in_cluster
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
@@ -97,7 +97,9 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
     """The desk looks after it, a person can put it back, and then nothing closes it again."""
     server, actuator = current
     server.says["a"] = says
-    desk = ActionDesk(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600)
+    desk = ActionDispatcher(
+        store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600
+    )
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
@@ -131,7 +133,9 @@ def test_an_isolation_that_waits_for_a_budget_does_not_close_again_what_somebody
         return said
 
     monkeypatch.setattr(server, "answer", answers)
-    desk = ActionDesk(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
+    desk = ActionDispatcher(
+        store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02
+    )
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
@@ -150,7 +154,9 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
     """Where the server does not say it, a look in between does."""
     server, actuator = current
     server.tracks, server.pods = tracks, []
-    desk = ActionDesk(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
+    desk = ActionDispatcher(
+        store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02
+    )
     desk.start()
     try:
         assert desk.wait(desk.drain("gpu01", Act.DRAIN, "slow", "ann"), 20).state is ActionState.DONE
@@ -198,7 +204,7 @@ def test_the_guard_is_told_of_foreign_cordons_and_a_missing_right_to_list_stays_
         {"cells": ["gpu02", "Ready,SchedulingDisabled", "", "", ""]},
     ]
     told: list[frozenset[str]] = []
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02
     )
     desk.on_survey.append(lambda survey: told.append(frozenset(survey.closed)))

@@ -16,13 +16,13 @@ from drover_core.model.events import (
     Event,
     EventKind,
     Incident,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 INDEX = small_fleet(12)
 HOUR_MS = 3_600_000
-CLOSING = {Wanted.DRAIN, Wanted.ISOLATE}
+CLOSING = {RecommendedAction.DRAIN, RecommendedAction.ISOLATE}
 NOW_MS = START_MS + 62_000
 ERRORS = {
     "xid": (EventKind.XID, "79", 2),

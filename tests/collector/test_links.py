@@ -24,7 +24,7 @@ from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.policy import Policy
-from drover_core.model.events import Severity, Wanted
+from drover_core.model.events import RecommendedAction, Severity
 from drover_core.model.fleet import LinkSpec
 from drover_simulator.faults import Fault
 from testbed.link_findings import PORT, Columns, run
@@ -42,11 +42,11 @@ def test_a_port_that_is_down_is_told_after_20_s_and_drains_after_four_minutes() 
         "n02",
         "port_down",
         Severity.WARNING,
-        Wanted.ADVISE,
+        RecommendedAction.ADVISE,
     )
     assert first.ts_ms - LAG_MS - first.since_ms == links_ports.DOWN_MS
     assert grave.ts_ms - LAG_MS - grave.since_ms == links_ports.DOWN_CRITICAL_MS
-    assert grave.action is Wanted.DRAIN
+    assert grave.action is RecommendedAction.DRAIN
     assert first.job == "812"
 
 
@@ -62,7 +62,7 @@ def test_a_port_that_serves_no_gpu_drains_nothing() -> None:
         findings, state = links.detect(window, state, now_ms)
         told += findings
     assert told[-1].severity is Severity.CRITICAL
-    assert {f.action for f in told} == {Wanted.ADVISE}
+    assert {f.action for f in told} == {RecommendedAction.ADVISE}
 
 
 def test_a_flap_that_no_reading_saw_shows_in_the_counter() -> None:
@@ -184,7 +184,7 @@ def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_n
             )
         )
 
-    def told(nodes: int, up: int = 0) -> set[tuple[str, Severity, Wanted]]:
+    def told(nodes: int, up: int = 0) -> set[tuple[str, Severity, RecommendedAction]]:
         def change(number: int, link: Columns) -> None:
             if number >= 3:
                 link["link_up"][up : 8 * nodes] = 0.0
@@ -195,9 +195,11 @@ def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_n
             found += findings
         return {(f.scope, f.severity, f.action) for f in found}
 
-    assert told(2) == {("leaf", Severity.CRITICAL, Wanted.ADVISE)}
-    assert told(1) == {("node", Severity.WARNING, Wanted.ADVISE)}
-    assert ("node", Severity.CRITICAL, Wanted.DRAIN) in told(1, up=1)  # a port that is up: the switch is well
+    assert told(2) == {("leaf", Severity.CRITICAL, RecommendedAction.ADVISE)}
+    assert told(1) == {("node", Severity.WARNING, RecommendedAction.ADVISE)}
+    assert ("node", Severity.CRITICAL, RecommendedAction.DRAIN) in told(
+        1, up=1
+    )  # a port that is up: the switch is well
 
 
 def test_a_port_that_flaps_at_a_switch_that_lives_drains_although_another_is_at_a_dark_one() -> None:
@@ -218,8 +220,10 @@ def test_a_port_that_flaps_at_a_switch_that_lives_drains_although_another_is_at_
         findings, state = links.detect(window, state, now_ms)
         found += findings
     first = next(f for f in found if f.cause == "port_down")
-    assert (first.severity, first.action) == (Severity.WARNING, Wanted.ADVISE)
-    assert ("port_flaps", Severity.CRITICAL, Wanted.DRAIN) in {(f.cause, f.severity, f.action) for f in found}
+    assert (first.severity, first.action) == (Severity.WARNING, RecommendedAction.ADVISE)
+    assert ("port_flaps", Severity.CRITICAL, RecommendedAction.DRAIN) in {
+        (f.cause, f.severity, f.action) for f in found
+    }
 
 
 def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> None:
@@ -237,10 +241,10 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
         if number == 17:
             again.restore(list(engine.incidents.values()), [], [])
     for one in (engine, again):
-        assert {i.node for i in one.incidents.values() if i.action is Wanted.DRAIN} == {"n02"}
+        assert {i.node for i in one.incidents.values() if i.action is RecommendedAction.DRAIN} == {"n02"}
     told = run(change, count=18)
     assert {f.node for f in told if f.cause == "port_flaps"} == {"n02"}  # the one that goes down by itself, too
-    assert {f.node for f in told if f.action is Wanted.DRAIN} == {"n02"}
+    assert {f.node for f in told if f.action is RecommendedAction.DRAIN} == {"n02"}
     for one in (engine, again):
         (switch,) = [i for i in one.incidents.values() if i.scope == "leaf"]
         assert (switch.cause, switch.severity) == ("switch", Severity.WARNING)
@@ -296,7 +300,7 @@ def test_errors_of_one_port_are_told_with_their_rate_and_those_of_all_are_not() 
 
     told = run(one)
     assert {(f.node, f.cause, f.severity, f.action) for f in told} == {
-        ("n02", "port_errors", Severity.WARNING, Wanted.ADVISE)
+        ("n02", "port_errors", Severity.WARNING, RecommendedAction.ADVISE)
     }
     assert told[0].evidence[0].value == pytest.approx(15.0)
     assert run(everywhere) == []
@@ -309,7 +313,7 @@ def test_a_leaf_that_goes_is_one_finding_until_it_is_back() -> None:
 
     told = run(change, count=12)
     assert {(f.scope, f.cause, len(f.members)) for f in told} == {("leaf", "switch", 4)}
-    assert {f.action for f in told} == {Wanted.ADVISE}
+    assert {f.action for f in told} == {RecommendedAction.ADVISE}
 
 
 def test_two_nodes_of_a_leaf_are_no_switch() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_core.model.events import Wanted
+from drover_core.model.events import RecommendedAction
 from testbed.link_findings import PORT, Columns, run
 
 
@@ -23,7 +23,7 @@ def test_a_gpu_with_less_link_than_its_kind(metric: str, value: float, cause: st
             gpu[metric][21] = value
 
     told = run(gpu=change)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n02", 5, cause, Wanted.PROBE)}
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n02", 5, cause, RecommendedAction.PROBE)}
     assert words in told[0].summary
 
 
@@ -45,7 +45,7 @@ def test_errors_of_nvlinks_and_replays_of_pcie() -> None:
 
     told = run(gpu=change)
     assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {
-        ("n02", 5, "nvlink_errors", Wanted.PROBE), ("n01", 1, "pcie_replays", Wanted.ADVISE),
+        ("n02", 5, "nvlink_errors", RecommendedAction.PROBE), ("n01", 1, "pcie_replays", RecommendedAction.ADVISE),
     }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from drover_core.model.events import (
     Event,
     EventKind,
     Finding,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 
@@ -52,10 +52,10 @@ def test_two_missed_buckets_are_no_silence() -> None:
 def test_a_silent_node_is_a_warning_first_and_asks_for_a_drain_after_five_minutes() -> None:
     told = run(40, lambda number: [2] if number >= 4 else [])
     assert {f.node for f in told} == {"n02"}
-    assert (told[0].severity, told[0].action) == (Severity.WARNING, Wanted.ADVISE)
+    assert (told[0].severity, told[0].action) == (Severity.WARNING, RecommendedAction.ADVISE)
     assert told[0].ts_ms - told[0].since_ms == 30_000 + 7_000
     strong = next(f for f in told if f.severity is Severity.CRITICAL)
-    assert strong.action is Wanted.DRAIN
+    assert strong.action is RecommendedAction.DRAIN
     assert strong.ts_ms - strong.since_ms == liveness.DRAIN_AFTER_MS + 7_000
     assert told[0].lost_gpus == 8
 
@@ -69,7 +69,7 @@ def test_a_node_that_comes_back_is_over() -> None:
 def test_no_single_node_is_blamed_while_nobody_is_heard_or_right_after() -> None:
     told = run(20, lambda number: range(8) if 4 <= number < 12 else [1, 2] if number == 12 else [])
     assert {f.cause for f in told} == {"no_telemetry"}
-    assert {f.action for f in told} == {Wanted.NONE}
+    assert {f.action for f in told} == {RecommendedAction.NONE}
 
 
 @pytest.mark.parametrize("gap", [1, 2])
@@ -93,7 +93,9 @@ def test_a_node_whose_rows_come_late_is_told_as_late_and_never_drained() -> None
         return told
 
     told = run_late(lambda number: [2] if number >= 4 else [], 60, [2])
-    assert {(f.node, f.cause, f.severity, f.action) for f in told} == {("n02", "late", Severity.WARNING, Wanted.ADVISE)}
+    assert {(f.node, f.cause, f.severity, f.action) for f in told} == {
+        ("n02", "late", Severity.WARNING, RecommendedAction.ADVISE)
+    }
     assert told[0].ts_ms == START_MS + 40_000 + liveness.DRAIN_AFTER_MS + 7_000
     rack = [4, 5, 6, 7]
     assert run_late(lambda number: rack if number >= 4 else [], 20, rack) == [], "no rack is silent"
@@ -220,7 +222,7 @@ def test_a_wrong_clock_is_a_warning_that_drains_nothing(how: str) -> None:
         node["clock_offset_s"][2] = 40.0 if how == "metric" else 0.0
 
     told = run(4, change=shift, events={2: [lifecycle("clock_wrong")]} if how == "event" else None)
-    assert {(f.node, f.cause, f.action) for f in told} == {("n02", "clock_wrong", Wanted.NONE)}
+    assert {(f.node, f.cause, f.action) for f in told} == {("n02", "clock_wrong", RecommendedAction.NONE)}
 
 
 def test_missing_buckets_are_not_held_against_the_nodes() -> None:
@@ -255,7 +257,7 @@ def test_gpus_of_a_node_that_comes_back_get_the_time_in_which_its_driver_starts(
     stays_away = run(
         40, lambda number: [2] if 4 <= number < 24 else [], gone_gpus=lambda number: [19] if number >= 4 else []
     )
-    assert next((f.gpu, f.action) for f in stays_away if f.cause == "gpu_lost") == (3, Wanted.DRAIN)
+    assert next((f.gpu, f.action) for f in stays_away if f.cause == "gpu_lost") == (3, RecommendedAction.DRAIN)
 
 
 def test_a_lost_gpu_is_not_over_because_its_node_says_nothing() -> None:
@@ -270,7 +272,10 @@ def test_a_lost_gpu_is_not_over_because_its_node_says_nothing() -> None:
 def test_a_node_whose_clock_is_wrong_is_not_drained_for_samples_that_come_too_late() -> None:
     wrong = {1: [lifecycle("clock_wrong", at_ms=20_000)]}
     told = run(100, lambda number: [2] if number >= 2 else [], wrong)
-    assert {(f.cause, f.action) for f in told} == {("clock_wrong", Wanted.NONE), ("silent", Wanted.ADVISE)}
+    assert {(f.cause, f.action) for f in told} == {
+        ("clock_wrong", RecommendedAction.NONE),
+        ("silent", RecommendedAction.ADVISE),
+    }
     assert all("clock" in f.summary for f in told)
 
 
@@ -287,7 +292,7 @@ def test_nodes_without_gpus_are_not_missed_where_only_gpus_were_recorded() -> No
 def test_nodes_that_are_still_away_when_the_collectors_trouble_ends_are_judged_from_then_on() -> None:
     told = run(50, lambda number: range(5) if 4 <= number < 45 else [0] if number >= 45 else [])
     assert {f.cause for f in told} == {"no_telemetry", "silent"}
-    assert {f.action for f in told} == {Wanted.NONE, Wanted.ADVISE}
+    assert {f.action for f in told} == {RecommendedAction.NONE, RecommendedAction.ADVISE}
 
 
 def test_a_silent_rack_that_comes_back_node_by_node_stays_one_finding_until_most_are_back() -> None:
@@ -317,7 +322,7 @@ def test_after_a_pause_of_the_collector_a_silence_is_said_from_the_nodes_last_re
         held.append(window.newest)
         found, state = liveness.detect(dataclasses.replace(window, buckets=held.all()), state, now_ms)
         told += [(number, f) for f in found]
-    assert [number for number, f in told if f.action is not Wanted.NONE][:2] == [8, 9], "before the pause"
+    assert [number for number, f in told if f.action is not RecommendedAction.NONE][:2] == [8, 9], "before the pause"
     first = next((number, f) for number, f in told if number >= 17 and "silent for" in f.summary)
     assert first[1].since_ms == START_MS + 60_000, "its last report"
     assert "for 2 min" in first[1].summary

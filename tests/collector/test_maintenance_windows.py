@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from drover_collector.policy.decider import Decider
-from drover_collector.probes.scheduling.planner import Wish
+from drover_collector.probes.scheduling.planner import PlannedProbe
 from drover_collector.probes.scheduling.requests import Asking
 from drover_collector.probes.settings import ProbesConfig
-from drover_core.model.events import ProbeReason, Wanted
+from drover_core.model.events import ProbeReason, RecommendedAction
 from testbed.deciding import OPEN, decide, fleet, incident, policy
 
 WINDOW = "maintenance window: by anna until noon: firmware"
@@ -25,8 +25,10 @@ def decider(mode: str = "enforce", **limits: float) -> Decider:
 
 
 @pytest.mark.parametrize("mode", ["observe", "approve", "enforce"])
-@pytest.mark.parametrize("wanted", [Wanted.ADVISE, Wanted.PROBE, Wanted.DRAIN, Wanted.ISOLATE])
-def test_whatever_is_wanted_is_held_with_its_reason_once(mode: str, wanted: Wanted) -> None:
+@pytest.mark.parametrize(
+    "wanted", [RecommendedAction.ADVISE, RecommendedAction.PROBE, RecommendedAction.DRAIN, RecommendedAction.ISOLATE]
+)
+def test_whatever_is_wanted_is_held_with_its_reason_once(mode: str, wanted: RecommendedAction) -> None:
     subject = decider(mode)
     subject.maintenance = {"n001": WINDOW}
     wishes = [incident("n001", wanted=wanted), incident("n002")]
@@ -90,8 +92,8 @@ def test_no_probe_is_asked_for_on_its_own_account() -> None:
     class Planned(Asking):
         def _look(self, now_ms: int) -> None: ...
 
-        def _upkeep(self, now_ms: int) -> list[Wish]:
-            return [Wish(node, ProbeReason.IDLE) for node in ALL[:3]]
+        def _upkeep(self, now_ms: int) -> list[PlannedProbe]:
+            return [PlannedProbe(node, ProbeReason.IDLE) for node in ALL[:3]]
 
     asked: list[str] = []
 

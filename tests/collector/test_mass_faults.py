@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
@@ -33,8 +33,8 @@ from drover_core.model.events import (
     Audit,
     Event,
     EventKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.loop import in_loop
 from testbed.receivers import HttpReceiver, http_receiver
@@ -67,7 +67,7 @@ class Site:
             INDEX, self.store, self.policy, outbox, lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"
         )
         actuator = SlurmActuator(self.slurm, 10_000)
-        desk = ActionDesk(
+        desk = ActionDispatcher(
             self.store, ActConfig(mode="enforce"), [actuator], lambda _: actuator,
             incidents=lambda: made.incidents, nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
         )  # fmt: skip
@@ -150,7 +150,9 @@ async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_
             assert [d.outcome for d in pipeline.engine.decider.standing.values() if d.incident_id == event.id] == [
                 "pending_approval"
             ]
-            held = [d for d in store.newest_decisions() if d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)]
+            held = [
+                d for d in store.newest_decisions() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+            ]
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
             assert all(event.id in d.reason for d in held), "each says what holds it back"
@@ -203,7 +205,9 @@ async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Sto
             await site.settled(pipeline)
             (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
             assert len(event.members) >= 250
-            held = [d for d in store.newest_decisions() if d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)]
+            held = [
+                d for d in store.newest_decisions() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+            ]
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
         assert site.told() == {("opened", MASS): 1}

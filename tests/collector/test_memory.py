@@ -20,8 +20,8 @@ from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     Finding,
     Incident,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 Columns = dict[str, np.ndarray]
@@ -38,13 +38,13 @@ def run(change: Callable[[int, Columns], None], count: int = 6) -> list[Finding]
 @pytest.mark.parametrize(
     ("metric", "value", "cause", "severity", "action"),
     [
-        ("row_remap_failed", 1, "remap_failed", Severity.CRITICAL, Wanted.DRAIN),
-        ("row_remap_pending", 1, "remap_pending", Severity.WARNING, Wanted.DRAIN),
-        ("sram_threshold_exceeded", 1, "sram_threshold", Severity.CRITICAL, Wanted.DRAIN),
-        ("remapped_rows_uncorrected", 512, "remaps_many", Severity.WARNING, Wanted.ADVISE),
+        ("row_remap_failed", 1, "remap_failed", Severity.CRITICAL, RecommendedAction.DRAIN),
+        ("row_remap_pending", 1, "remap_pending", Severity.WARNING, RecommendedAction.DRAIN),
+        ("sram_threshold_exceeded", 1, "sram_threshold", Severity.CRITICAL, RecommendedAction.DRAIN),
+        ("remapped_rows_uncorrected", 512, "remaps_many", Severity.WARNING, RecommendedAction.ADVISE),
     ],
 )
-def test_states(metric: str, value: float, cause: str, severity: Severity, action: Wanted) -> None:
+def test_states(metric: str, value: float, cause: str, severity: Severity, action: RecommendedAction) -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu.setdefault(metric, np.zeros(64))[11] = value if number >= 2 else 0
 
@@ -63,8 +63,8 @@ def test_what_hundreds_of_boards_show_at_once_is_one_finding_and_what_stood_befo
     for window, now_ms in play(small_fleet(), 80, change):
         told, state = memory.detect(window, state, now_ms)
     assert sorted((f.scope, f.cause, f.node, f.gpu, f.action) for f in told if f.scope == "gpu") == [
-        ("gpu", "remap_pending", "n01", 3, Wanted.DRAIN), *[
-            ("gpu", "remap_pending", f"n0{5 + k // 8}", k % 8, Wanted.DRAIN) for k in range(24)
+        ("gpu", "remap_pending", "n01", 3, RecommendedAction.DRAIN), *[
+            ("gpu", "remap_pending", f"n0{5 + k // 8}", k % 8, RecommendedAction.DRAIN) for k in range(24)
         ],
     ]  # fmt: skip
 
@@ -76,8 +76,9 @@ def test_what_hundreds_of_boards_show_at_once_is_one_finding_and_what_stood_befo
     for window, now_ms in play(small_fleet(), 80, most):
         told, state = memory.detect(window, state, now_ms)
     assert [(f.scope, f.cause, f.action, len(f.members)) for f in told] == [
-        ("gpu", "remap_pending", Wanted.DRAIN, 1), ("rack", "remap_pending_common", Wanted.ADVISE, 5),
-    ]  # fmt: skip
+        ("gpu", "remap_pending", RecommendedAction.DRAIN, 1),
+        ("rack", "remap_pending_common", RecommendedAction.ADVISE, 5),
+    ]
 
 
 def test_a_board_that_stood_alone_before_the_many_does_so_after_a_restart_too() -> None:
@@ -136,7 +137,7 @@ def test_corrected_errors_matter_only_in_a_storm() -> None:
         gpu["ecc_dram_corrected"][11] = 5000 * number
 
     told = run(change)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "ecc_storm", Wanted.PROBE)}
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "ecc_storm", RecommendedAction.PROBE)}
 
 
 def test_rows_that_are_replaced_one_after_the_other_are_told_before_the_gpu_vanishes() -> None:
@@ -147,5 +148,5 @@ def test_rows_that_are_replaced_one_after_the_other_are_told_before_the_gpu_vani
         gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # heard late
 
     told = run(change, 50)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "remaps_pile_up", Wanted.PROBE)}
+    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "remaps_pile_up", RecommendedAction.PROBE)}
     assert told[0].severity is Severity.WARNING

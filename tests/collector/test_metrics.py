@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.api.store_watch import StoreWatch
 from drover_collector.exposition import Histogram, Page
 from drover_collector.observability import (
@@ -28,12 +28,12 @@ LINE = re.compile(r'[a-z_]+(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,le="[^"]+")?\})? (-
 
 
 @pytest.fixture
-def facts(store: Store) -> Facts:
+def facts(store: Store) -> ApiSnapshot:
     return facts_of(store)
 
 
 @pytest.fixture
-def watch(facts: Facts) -> StoreWatch:
+def watch(facts: ApiSnapshot) -> StoreWatch:
     return StoreWatch(facts)
 
 
@@ -41,7 +41,7 @@ def samples(page: str) -> list[str]:
     return [line for line in page.splitlines() if not line.startswith("#")]
 
 
-def test_every_line_is_of_the_text_format(facts: Facts, watch: StoreWatch) -> None:
+def test_every_line_is_of_the_text_format(facts: ApiSnapshot, watch: StoreWatch) -> None:
     page = exposition(facts, watch)
     assert [line for line in samples(page) if not LINE.fullmatch(line)] == []
     for line in (
@@ -65,13 +65,13 @@ def test_every_line_is_of_the_text_format(facts: Facts, watch: StoreWatch) -> No
 
 
 @pytest.mark.system
-def test_promtool_finds_nothing_wrong(facts: Facts, tmp_path: Path) -> None:
+def test_promtool_finds_nothing_wrong(facts: ApiSnapshot, tmp_path: Path) -> None:
     page = whole_page(facts, tmp_path).encode()
     told = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True)
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
 
 
-def test_what_agents_name_without_end_is_added_up(facts: Facts, watch: StoreWatch) -> None:
+def test_what_agents_name_without_end_is_added_up(facts: ApiSnapshot, watch: StoreWatch) -> None:
     for n in range(10_000):
         facts.stats.rejected[f"reason {n}"] += 1
     lines = [line for line in samples(exposition(facts, watch)) if line.startswith("drover_rejected_total")]
@@ -96,7 +96,9 @@ def test_a_histogram_counts_what_lies_on_a_bound_below_it() -> None:
     ]  # fmt: skip
 
 
-def test_a_store_that_fails_is_told_and_its_figures_are_left_out(facts: Facts, watch: StoreWatch, store: Store) -> None:
+def test_a_store_that_fails_is_told_and_its_figures_are_left_out(
+    facts: ApiSnapshot, watch: StoreWatch, store: Store
+) -> None:
     store.close()
     page = samples(exposition(facts, watch))
     assert "drover_store_answers 0" in page
@@ -105,7 +107,7 @@ def test_a_store_that_fails_is_told_and_its_figures_are_left_out(facts: Facts, w
 
 
 def test_a_store_that_hangs_holds_up_no_scrape(
-    facts: Facts, watch: StoreWatch, monkeypatch: pytest.MonkeyPatch
+    facts: ApiSnapshot, watch: StoreWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
     asked = []
@@ -127,7 +129,7 @@ def test_a_store_that_hangs_holds_up_no_scrape(
     assert watch.look() is not None
 
 
-def test_old_figures_are_not_shown(facts: Facts, watch: StoreWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_figures_are_not_shown(facts: ApiSnapshot, watch: StoreWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.look() is not None
     monkeypatch.setattr(metrics_store, "EVERY_S", 0)
 
@@ -140,7 +142,7 @@ def test_old_figures_are_not_shown(facts: Facts, watch: StoreWatch, monkeypatch:
 
 
 def test_one_scrape_asks_the_store_nothing_within_ten_seconds_of_another(
-    facts: Facts, watch: StoreWatch, store: Store, monkeypatch: pytest.MonkeyPatch
+    facts: ApiSnapshot, watch: StoreWatch, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = exposition(facts, watch)
     asked: list[str] = []
@@ -151,7 +153,7 @@ def test_one_scrape_asks_the_store_nothing_within_ten_seconds_of_another(
 
 
 @pytest.fixture
-def server(facts: Facts) -> Iterator[MetricsServer]:
+def server(facts: ApiSnapshot) -> Iterator[MetricsServer]:
     made = MetricsServer(facts, "127.0.0.1", 0)
     yield made
     made.close()

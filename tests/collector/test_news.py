@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.notify import Delivery, Outbox
@@ -40,14 +40,14 @@ from drover_core.model.events import (
     Approval,
     Decision,
     DecisionCause,
-    Duty,
     Event,
     EventKind,
     Health,
+    NodeOutage,
     ProbeReason,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.deciding import fleet, policy
 from testbed.loop import in_loop
@@ -56,7 +56,9 @@ from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import until
 
 ASKED = News(ASKS, "i1", "d1", T0, "Drover asks to drain n-i1")
-PENDING = Decision("d1", "i1", T0, "n1", Wanted.DRAIN, "approve", "pending_approval", "xid", "asks to drain n1")
+PENDING = Decision(
+    "d1", "i1", T0, "n1", RecommendedAction.DRAIN, "approve", "pending_approval", "xid", "asks to drain n1"
+)
 
 
 def test_what_is_news_and_what_is_not() -> None:
@@ -70,7 +72,7 @@ def test_what_is_news_and_what_is_not() -> None:
     failed = Action("a1", "d1", "i1", "n1", Act.DRAIN, "slurm", ActionState.FAILED, T0, "no such node")
     assert [(n.kind, n.text) for n in of_actions([failed])] == [(ACTION_FAILED, "drain n1 failed: no such node")]
     assert of_actions([replace(failed, state=ActionState.DONE), replace(failed, incident_id="")]) == []
-    repair = Duty("n1", Health.REPAIR, T0, "i1", "HBM 9 % slow")
+    repair = NodeOutage("n1", Health.REPAIR, T0, "i1", "HBM 9 % slow")
     (told,) = of_duties([repair])
     assert told.kind == REPAIR
     assert "for repair: HBM 9 % slow. When it is mended: drover resume n1" in told.text
@@ -178,7 +180,7 @@ class Site:
             ceiling="enforce",
         )
         actuator = SlurmActuator(self.slurm, 10_000)
-        self.desk = ActionDesk(
+        self.desk = ActionDispatcher(
             self.store, ActConfig(mode="approve"), [actuator], lambda _: actuator,
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
         )  # fmt: skip

@@ -29,8 +29,8 @@ from drover_collector.store import OutboxRow, Store, StoreError
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.times import iso
 from testbed.deciding import OPEN, fleet
@@ -41,7 +41,7 @@ KEY = bytes(range(32))
 INCIDENT = Incident(
     id="i1", kind=IncidentKind.XID, cause="xid_79", scope="gpu", node="r01n01", gpu=3, members=(("r01n01", 3),),
     opened_ms=1_700_000_000_000, since_ms=1_700_000_000_000, closed_ms=None, severity=Severity.WARNING,
-    confidence=1.0, action=Wanted.WATCH, summary="a GPU fell off the bus", advice="drain the node",
+    confidence=1.0, action=RecommendedAction.WATCH, summary="a GPU fell off the bus", advice="drain the node",
 )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_each_step_of_an_incident_is_told_once_and_in_order(
     for incident in (
         INCIDENT,
         version(2),
-        version(3, severity=Severity.CRITICAL, action=Wanted.DRAIN),
+        version(3, severity=Severity.CRITICAL, action=RecommendedAction.DRAIN),
         version(4),
         version(5, closed_ms=1_700_000_100_000),
     ):
@@ -343,7 +343,7 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     ]  # fmt: skip
     (line,) = [tell(row) for row in store.outbox_of(held[59].id)]
     assert line == "ops: incident.opened not sent: mass event mass was told instead"
-    worse = dataclasses.replace(held[59], version=4, action=Wanted.ISOLATE)
+    worse = dataclasses.replace(held[59], version=4, action=RecommendedAction.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"
     until(lambda: len(receiver.got) == 4, "told, for the first time")
     assert receiver.types[-1] == "incident.opened"

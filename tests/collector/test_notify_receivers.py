@@ -14,7 +14,7 @@ from standardwebhooks import Webhook as Verifier
 
 from drover_cli.pki import authority as certs
 from drover_collector.notify.base import Notifier
-from drover_collector.notify.http import Answer, Bounded, _seconds
+from drover_collector.notify.http import Bounded, HttpAnswer, _seconds
 from drover_collector.notify.receivers.alertmanager import Alertmanager
 from drover_collector.notify.receivers.apprise import Apprise
 from drover_collector.notify.receivers.pagerduty import PagerDuty
@@ -186,22 +186,22 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 def test_a_call_that_hangs_is_left_behind_and_nothing_new_is_begun_before_it_ends() -> None:
     release, begun = threading.Event(), []
-    bounded = Bounded[Answer]("try", 0.05)
+    bounded = Bounded[HttpAnswer]("try", 0.05)
 
-    def work() -> Answer:
+    def work() -> HttpAnswer:
         begun.append(1)
         release.wait(20)
-        return Answer(200)
+        return HttpAnswer(200)
 
     assert bounded.call(work) is None
     assert bounded.call(work) is None
     assert begun == [1]
     release.set()
-    wait_until(lambda: bounded.call(lambda: Answer(204)) == Answer(204), "it goes on")
+    wait_until(lambda: bounded.call(lambda: HttpAnswer(204)) == HttpAnswer(204), "it goes on")
 
 
 def test_what_a_call_raises_is_raised() -> None:
-    bounded = Bounded[Answer]("try", 10)
+    bounded = Bounded[HttpAnswer]("try", 10)
     with pytest.raises(ZeroDivisionError):
-        bounded.call(lambda: Answer(1 // 0))
-    assert bounded.call(lambda: Answer(204)) == Answer(204)
+        bounded.call(lambda: HttpAnswer(1 // 0))
+    assert bounded.call(lambda: HttpAnswer(204)) == HttpAnswer(204)

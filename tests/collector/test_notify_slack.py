@@ -11,7 +11,7 @@ import pytest
 
 from drover_collector.notify.receivers.slack import MENDS, Slack, payload
 from drover_collector.notify.wording import story
-from drover_core.model.events import Incident, Severity, Wanted
+from drover_core.model.events import Incident, RecommendedAction, Severity
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, OVER, PLACES, body
 from testbed.notify_schemas import SLACK
 from testbed.receivers import HttpReceiver, Reply, http_receiver
@@ -82,7 +82,7 @@ def test_texts_can_neither_mention_nor_link() -> None:
 
 
 def test_the_policy_and_the_detectors_may_differ() -> None:
-    milder = dataclasses.replace(LOST_GPU, action=Wanted.WATCH, asked=Wanted.ISOLATE)
+    milder = dataclasses.replace(LOST_GPU, action=RecommendedAction.WATCH, asked=RecommendedAction.ISOLATE)
     assert "*Drover wants*\\nwatch (its detectors ask for isolate)" in texts(
         payload(story(body("opened", milder), PLACES), NOW_MS)
     )

@@ -10,7 +10,7 @@ import pytest
 from drover_collector.notify import Delivery, outbox
 from drover_collector.notify import delivery_worker as courier
 from drover_collector.notify.delivery_recorder import STOP_S
-from drover_collector.notify.delivery_worker import Courier
+from drover_collector.notify.delivery_worker import DeliveryWorker
 from drover_collector.notify.routes import RouteConfig
 from drover_collector.notify.state import AGAIN_MS
 from drover_collector.notify.test_command import try_out
@@ -19,8 +19,8 @@ from drover_collector.store import OutboxRow
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.deciding import OPEN, fleet, incident
 from testbed.outboxes import T0, Listener, Scene, fault, silence
@@ -32,7 +32,7 @@ SILENT = ("n000", "n001", "n002", "n003")
 
 def silent(node: str) -> Incident:
     """As the policy `cautious` has it: nothing is to be done, so no second mass event takes it over."""
-    found = incident(node, "silent", T0, kind=IncidentKind.LIVENESS, wanted=Wanted.WATCH)
+    found = incident(node, "silent", T0, kind=IncidentKind.LIVENESS, wanted=RecommendedAction.WATCH)
     return replace(found, id=node, scope="node", gpu=None, members=((node, None),), severity=Severity.WARNING)
 
 
@@ -145,13 +145,13 @@ def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
 
 def test_a_storm_is_not_searched_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    standing = Courier._standing
+    standing = DeliveryWorker._standing
 
-    def counted(self: Courier, id_: str, next_ms: int) -> OutboxRow | None:
+    def counted(self: DeliveryWorker, id_: str, next_ms: int) -> OutboxRow | None:
         looks.append(id_)
         return standing(self, id_, next_ms)
 
-    monkeypatch.setattr(Courier, "_standing", counted)
+    monkeypatch.setattr(DeliveryWorker, "_standing", counted)
     scene = Scene()
     (ops,) = scene.listeners
     ops.answer = AWAY
@@ -181,12 +181,12 @@ def test_a_stop_waits_once_for_all_that_hang(monkeypatch: pytest.MonkeyPatch) ->
     scene = Scene(*(Listener(f"l{n}") for n in range(5)))
     clock_s, waits_s = [100.0], []
 
-    def join(_self: Courier, timeout: float) -> None:
+    def join(_self: DeliveryWorker, timeout: float) -> None:
         waits_s.append(timeout)
         clock_s[0] += timeout
 
-    monkeypatch.setattr(Courier, "is_alive", lambda _: True)
-    monkeypatch.setattr(Courier, "join", join)
+    monkeypatch.setattr(DeliveryWorker, "is_alive", lambda _: True)
+    monkeypatch.setattr(DeliveryWorker, "join", join)
     monkeypatch.setattr("time.monotonic", lambda: clock_s[0])
     scene.outbox.stop()
     assert len(waits_s) == 5

@@ -12,7 +12,7 @@ import pytest
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.store import Store, entity_id
 from drover_collector.store.records import EntityRow, storage_dtype
-from drover_collector.store.samples.entities import Placements
+from drover_collector.store.samples.entities import EntityRegistry
 from drover_collector.store.samples.fold import units
 from drover_collector.store.samples.read import packed
 from drover_core.metrics.catalog import Scope
@@ -63,7 +63,7 @@ def test_what_rows_say_alike_is_one_text() -> None:
         EntityRow(n, Scope.GPU, f"SN{n}", "".join(("n", "0")), n, serial=f"SN{n}", pci="", model="".join(("H", "100")))
         for n in range(2)
     ]
-    one, other = Placements(told).rows()
+    one, other = EntityRegistry(told).rows()
     assert one.model is other.model
     assert one.node is other.node
     assert one.serial is one.key

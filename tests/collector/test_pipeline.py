@@ -30,8 +30,8 @@ from drover_core.model.events import (
     Event,
     EventKind,
     Health,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.collected import BUSY, small_index, write_entities, write_ticks
 from testbed.pipelines import LAG_MS, T0, Clock, advance, pipeline_of, running, until, xid
@@ -302,7 +302,7 @@ class Desk:
 
 
 def test_what_a_start_decides_is_acted_on(store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Decision("d1", "inc1", T0, "n1", Wanted.DRAIN, "enforce", "act", "xid", "out of service so far")
+    made = Decision("d1", "inc1", T0, "n1", RecommendedAction.DRAIN, "enforce", "act", "xid", "out of service so far")
 
     async def scenario() -> None:
         pipeline, desk = pipeline_of(store, index, Clock()), Desk()
@@ -316,7 +316,7 @@ def test_what_a_start_decides_is_acted_on(store: Store, index: FleetIndex, monke
 
 
 def test_an_action_that_failed_is_known_to_who_decides_and_told(store: Store, index: FleetIndex) -> None:
-    made = Decision("d1", "inc1", T0, "n1", Wanted.DRAIN, "enforce", "act", "xid", "it fell off")
+    made = Decision("d1", "inc1", T0, "n1", RecommendedAction.DRAIN, "enforce", "act", "xid", "it fell off")
     failed = Action("a1", "d1", "inc1", "n1", Act.DRAIN, "slurm", ActionState.FAILED, T0 + 1, "given up")
 
     async def scenario() -> None:

@@ -11,8 +11,8 @@ from drover_collector.policy.policy import PRESETS, Policy, xid_of
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import NodeSpec
 from drover_core.settings import SettingsError
@@ -23,7 +23,7 @@ def incident(
 ) -> Incident:
     return Incident(
         "i", IncidentKind(kind), cause, scope, "n1", 0, (("n1", 0),), 0, 0, None, Severity(severity), confidence,
-        Wanted.NONE, "", "",
+        RecommendedAction.NONE, "", "",
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_presets_load_and_only_observe(name: str) -> None:
     ],
 )
 def test_presets(preset: str, what: Incident, asked: str, wanted: str) -> None:
-    assert Policy.load(None, preset).wanted(what, Wanted(asked))[0] == wanted
+    assert Policy.load(None, preset).wanted(what, RecommendedAction(asked))[0] == wanted
 
 
 def test_the_first_rule_that_matches_decides_and_is_named(tmp_path: Path) -> None:
@@ -69,16 +69,19 @@ def test_the_first_rule_that_matches_decides_and_is_named(tmp_path: Path) -> Non
     )
     policy = Policy.load(path)
     assert policy.name == "mine"
-    assert policy.wanted(incident("thermal", "cooling"), Wanted.NONE) == (Wanted.ISOLATE, "hot")
-    assert policy.wanted(incident("thermal", "cooling", confidence=0.5), Wanted.NONE) == (Wanted.WATCH, "rule 2")
-    assert policy.wanted(incident("xid", "xid_79"), Wanted.DRAIN) == (Wanted.DRAIN, "detector")
+    assert policy.wanted(incident("thermal", "cooling"), RecommendedAction.NONE) == (RecommendedAction.ISOLATE, "hot")
+    assert policy.wanted(incident("thermal", "cooling", confidence=0.5), RecommendedAction.NONE) == (
+        RecommendedAction.WATCH,
+        "rule 2",
+    )
+    assert policy.wanted(incident("xid", "xid_79"), RecommendedAction.DRAIN) == (RecommendedAction.DRAIN, "detector")
 
 
 def test_no_rule_drains_an_unproven_straggler(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[rules]]\nkind = ["straggler"]\naction = "isolate"\n')
-    wanted, why = Policy.load(path).wanted(incident("straggler", "clock"), Wanted.PROBE)
-    assert wanted is Wanted.PROBE
+    wanted, why = Policy.load(path).wanted(incident("straggler", "clock"), RecommendedAction.PROBE)
+    assert wanted is RecommendedAction.PROBE
     assert "probe" in why
 
 
@@ -145,19 +148,19 @@ action = "isolate"
 @pytest.mark.parametrize(
     ("pool", "cause", "said"),
     [
-        ("train", "xid_79", (Wanted.ISOLATE, "bold", "enforce")),
-        ("other", "xid_79", (Wanted.DRAIN, "detector", "approve")),
-        ("train", "xid_31", (Wanted.DRAIN, "trial", "observe")),
-        ("lab", "xid_31", (Wanted.DRAIN, "trial", "observe")),  # an override makes no trial serious
-        ("lab", "xid_48", (Wanted.DRAIN, "detector", "enforce")),
-        ("shy", "xid_79", (Wanted.PROBE, "bold, at most probe there", "observe")),
+        ("train", "xid_79", (RecommendedAction.ISOLATE, "bold", "enforce")),
+        ("other", "xid_79", (RecommendedAction.DRAIN, "detector", "approve")),
+        ("train", "xid_31", (RecommendedAction.DRAIN, "trial", "observe")),
+        ("lab", "xid_31", (RecommendedAction.DRAIN, "trial", "observe")),  # an override makes no trial serious
+        ("lab", "xid_48", (RecommendedAction.DRAIN, "detector", "enforce")),
+        ("shy", "xid_79", (RecommendedAction.PROBE, "bold, at most probe there", "observe")),
     ],
 )
 def test_modes_and_what_is_otherwise_for_pools(tmp_path: Path, pool: str, cause: str, said: tuple[str, ...]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(FORM)
     policy = Policy.load(path)
-    verdict = policy.judge(incident("xid", cause), Wanted.DRAIN, dataclasses.replace(PLACE, pool=pool))
+    verdict = policy.judge(incident("xid", cause), RecommendedAction.DRAIN, dataclasses.replace(PLACE, pool=pool))
     assert (verdict.wanted, verdict.rule, verdict.mode) == said
     assert policy.most_mode == "enforce"
 
@@ -167,7 +170,10 @@ def test_a_probes_proof_lets_a_straggler_go_further(tmp_path: Path) -> None:
     path.write_text('[[rules]]\nkind = ["straggler"]\naction = "drain"\n')
     slow = incident("straggler", "clock")
     proven = dataclasses.replace(slow, detectors=("straggler", "probe"))
-    assert [Policy.load(path).wanted(i, Wanted.PROBE)[0] for i in (slow, proven)] == [Wanted.PROBE, Wanted.DRAIN]
+    assert [Policy.load(path).wanted(i, RecommendedAction.PROBE)[0] for i in (slow, proven)] == [
+        RecommendedAction.PROBE,
+        RecommendedAction.DRAIN,
+    ]
 
 
 def test_a_rule_that_never_decides_is_found(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import (
     Finding,
     Incident,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 from drover_proto import telemetry_pb2 as pb
@@ -91,20 +91,20 @@ def test_a_port_that_nobody_lists_is_judged() -> None:
     index = found_ports(small_fleet(8))
     (found,) = incidents(index, 14, flapping(port(index, "n02", "mlx5_4")), nearest())
     assert (found.node, found.cause, found.severity) == ("n02", "port_flaps", Severity.CRITICAL)
-    assert found.asked is Wanted.DRAIN
+    assert found.asked is RecommendedAction.DRAIN
 
 
 def test_which_gpu_it_serves_is_not_known_so_it_drains_nothing() -> None:
     index = found_ports(small_fleet(8))
     (found,) = incidents(index, 32, down(port(index, "n02", "mlx5_4")))
-    assert (found.cause, found.severity, found.asked) == ("port_down", Severity.WARNING, Wanted.ADVISE)
+    assert (found.cause, found.severity, found.asked) == ("port_down", Severity.WARNING, RecommendedAction.ADVISE)
 
 
 def test_a_port_of_storage_or_management_is_a_warning_however_long_it_is_down() -> None:
     index = found_ports(small_fleet(8), 1, "eno{}")
     found_ports(index)
     (found,) = incidents(index, 40, down(port(index, "n02", "eno0")), nearest())
-    assert (found.node, found.severity, found.asked) == ("n02", Severity.WARNING, Wanted.ADVISE)
+    assert (found.node, found.severity, found.asked) == ("n02", Severity.WARNING, RecommendedAction.ADVISE)
     assert found.summary == "Port eno0 has been down for 6 min (node n02)."
 
 
@@ -131,7 +131,7 @@ def test_a_switch_that_nobody_names_takes_no_node_out_of_service() -> None:
     """A switch with one port of each of five nodes: the nodes' leaf has 40 ports, so it is not that one."""
     index = found_ports(small_fleet(8, per_rack=8))
     found = incidents(index, 40, down(*(port(index, f"n{n:02d}", "mlx5_3") for n in range(5))), nearest())
-    assert {i.asked for i in found} == {Wanted.ADVISE}
+    assert {i.asked for i in found} == {RecommendedAction.ADVISE}
     assert [(i.cause, i.scope, len(i.members)) for i in found if i.closed_ms is None] == [("switch", "leaf", 5)]
 
 
@@ -143,14 +143,14 @@ def test_flaps_of_a_switch_that_nobody_names_are_not_its_nodes() -> None:
         link["link_downed"][ports] += sum(number >= when for when in (4, 7, 10))
 
     found = incidents(index, 14, change, nearest())
-    assert [(i.cause, i.scope, i.asked) for i in found] == [("switch", "leaf", Wanted.ADVISE)]
+    assert [(i.cause, i.scope, i.asked) for i in found] == [("switch", "leaf", RecommendedAction.ADVISE)]
 
 
 def test_the_only_node_with_all_ports_down_is_not_drained() -> None:
     """Nothing shows that its switch is alive, as where a leaf is named."""
     index = found_ports(FleetIndex(FleetSpec((NodeSpec("n1", "r1", gpus=8),))))
     (found,) = incidents(index, 40, down(*range(8)), nearest())
-    assert (found.severity, found.asked) == (Severity.WARNING, Wanted.ADVISE)
+    assert (found.severity, found.asked) == (Severity.WARNING, RecommendedAction.ADVISE)
     assert "no other port that serves a GPU is up" in found.summary
 
 

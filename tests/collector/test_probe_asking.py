@@ -11,7 +11,7 @@ import pytest
 from drover_collector.actions.base import Actuator, NodeState
 from drover_collector.probes.scheduling.protection import Protection, Unprotected
 from drover_collector.probes.scheduling.requests import UPKEEP_S, Asking
-from drover_collector.probes.service import ProbeDesk
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
 from drover_core.model.events import (
@@ -38,7 +38,7 @@ class Site:
     ) -> None:  # fmt: skip
         self.store, self.now_ms = store, T0
         index = index_of(NODES)
-        self.desk = ProbeDesk(
+        self.desk = ProbeOrderService(
             store, index, config, stream=lambda _: None, leading=lambda: True, now_ms=lambda: self.now_ms,
             protection=protection or Unprotected(),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.probes.service import ProbeDesk
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -42,7 +42,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.store = self.collector.store
-        self.desk = ProbeDesk(
+        self.desk = ProbeOrderService(
             self.store, index_of(), self.config, stream=self.collector.ingest.stream, leading=lambda: self.leading,
             now_ms=lambda: self.collector.now_ms, poll_s=0.02, held=lambda: self.held,
         )  # fmt: skip
@@ -309,7 +309,7 @@ async def test_one_that_does_not_lead_sends_and_ends_nothing(store: Store) -> No
         assert (at.state(order), at.state(away), at.verdicts) == ("sent", "asked", [])
 
 
-WRONG: dict[str, Callable[[ProbeDesk], str]] = {
+WRONG: dict[str, Callable[[ProbeOrderService], str]] = {
     "no node is called 'n9'": lambda desk: desk.ask("n9", CONFIRM),
     "n0 has no GPU 4; its slots are 0 to 3": lambda desk: desk.ask("n0", CONFIRM, gpus=[4]),
     "no level is called 'fast'": lambda desk: desk.ask("n0", CONFIRM, level="fast"),
@@ -323,6 +323,8 @@ def test_what_cannot_be_asked(text: str) -> None:
         shared = False
 
     index: FleetIndex = index_of()
-    desk = ProbeDesk(NoStore(), index, ProbesConfig(), stream=lambda _: None, leading=lambda: True, now_ms=lambda: T0)  # type: ignore[arg-type]  # it must not come to the store
+    desk = ProbeOrderService(
+        NoStore(), index, ProbesConfig(), stream=lambda _: None, leading=lambda: True, now_ms=lambda: T0
+    )  # type: ignore[arg-type]  # it must not come to the store
     with pytest.raises(ValueError, match=text):
         WRONG[text](desk)

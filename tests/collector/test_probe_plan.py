@@ -20,8 +20,8 @@ from drover_core.model.events import (
     IncidentKind,
     ProbeOrder,
     ProbeReason,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 
@@ -32,12 +32,12 @@ HOUR = 3_600_000
 def incident(id_: str = "i1", node: str = "n1", gpu: int | None = 3, **more: object) -> Incident:
     base = Incident(
         id_, IncidentKind.STRAGGLER, "hbm", "gpu", node, gpu, ((node, gpu),), NOW, NOW, None, Severity.WARNING, 0.7,
-        Wanted.PROBE, "slow", "",
+        RecommendedAction.PROBE, "slow", "",
     )  # fmt: skip
     return replace(base, **more)
 
 
-def decision(outcome: str = "act", wanted: Wanted = Wanted.PROBE) -> Decision:
+def decision(outcome: str = "act", wanted: RecommendedAction = RecommendedAction.PROBE) -> Decision:
     return Decision("d1", "i1", NOW, "n1", wanted, "approve", outcome, "rule", "")
 
 
@@ -54,7 +54,7 @@ SUSPICIONS = {
     "a job runs on that GPU or another": (decision(), incident(), standing(idle_ms=None), [], False),
     "of a node, and a job runs": (decision(), incident(gpu=None), standing(idle_ms=None), [], False),
     "observe mode": (decision("would_act"), incident(), standing(), [], False),
-    "a drain is wanted": (decision(wanted=Wanted.DRAIN), incident(), standing(), [], False),
+    "a drain is wanted": (decision(wanted=RecommendedAction.DRAIN), incident(), standing(), [], False),
     "over": (decision(), incident(closed_ms=NOW), standing(), [], False),
     "tried just now": (decision(), incident(), standing(), [order(ts_ms=NOW - AGAIN_MS + 1)], False),
     "tried long ago": (decision(), incident(), standing(), [order(ts_ms=NOW - AGAIN_MS)], True),

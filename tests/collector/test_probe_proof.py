@@ -24,8 +24,8 @@ from drover_core.model.events import (
     IncidentKind,
     ProbeReason,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.probe_figures import FIGURES
 
@@ -41,7 +41,7 @@ class Suspects:
     def __init__(self, cause: str = "hbm", kind: IncidentKind = IncidentKind.STRAGGLER) -> None:
         self.finding = Finding(
             "straggler", kind, cause, "gpu", NODE, GPU, ((NODE, GPU),), 0, START_MS, Severity.WARNING, 0.7,
-            Wanted.DRAIN, f"GPU {GPU} of {NODE} is slow", "Probe it.",
+            RecommendedAction.DRAIN, f"GPU {GPU} of {NODE} is slow", "Probe it.",
         )  # fmt: skip
         self.on = True
 
@@ -83,19 +83,23 @@ def test_a_probe_that_fails_proves_the_straggler() -> None:
     subject = engine(Suspects())
     feed(subject, range(3))
     before = the_incident(subject)
-    assert (before.action, before.severity) == (Wanted.PROBE, Severity.WARNING)
+    assert (before.action, before.severity) == (RecommendedAction.PROBE, Severity.WARNING)
     assert subject.health_of(NODE, GPU)[0] is Health.SUSPECT
     whole = verdict(False, "hbm_copy", gpu=None)
     outcome = subject.on_verdicts([verdict(False, "hbm_copy"), whole], at(2))
     after = the_incident(subject)
     assert outcome.incidents == (after,)
     assert (after.id, after.kind, after.cause) == (before.id, IncidentKind.STRAGGLER, "hbm")
-    assert (after.severity, after.action, after.confidence) == (Severity.CRITICAL, Wanted.DRAIN, proof.CONFIDENCE)
+    assert (after.severity, after.action, after.confidence) == (
+        Severity.CRITICAL,
+        RecommendedAction.DRAIN,
+        proof.CONFIDENCE,
+    )
     assert after.detectors == ("straggler", PROOF)
     (evidence,) = [e for e in after.evidence if e.value is not None]
     assert (evidence.value, evidence.expected, evidence.peers) == (3440.0, 4300.0, 96)
     (decision,) = outcome.decisions
-    assert (decision.wanted, decision.outcome) == (Wanted.DRAIN, "would_act")
+    assert (decision.wanted, decision.outcome) == (RecommendedAction.DRAIN, "would_act")
     assert subject.health_of(NODE, GPU)[0] is Health.CONFIRMED
     feed(subject, range(3, 40))  # quiet does not undo a proof
     assert the_incident(subject).closed_ms is None
@@ -109,7 +113,7 @@ def test_a_probe_that_passes_clears_the_innocent_for_an_hour() -> None:
     assert cleared.closed_ms == at(2)
     assert cleared.timeline[-1].text.startswith("cleared by a probe: GPU 2")
     assert subject.health_of(NODE, GPU)[0] is Health.HEALTHY
-    assert not [d for d in outcome.decisions if d.wanted is Wanted.DRAIN]
+    assert not [d for d in outcome.decisions if d.wanted is RecommendedAction.DRAIN]
     hour = CLEARED_MS // 10_000
     feed(subject, range(3, hour))
     assert the_incident(subject).closed_ms == at(2)  # neither open again nor another one
@@ -136,7 +140,7 @@ def test_what_a_probe_did_not_look_at_is_not_cleared(cause: str) -> None:
     feed(subject, range(3))
     subject.on_verdicts([verdict(True, good=("gemm_bf16", "pcie_h2d", "sdc"))], at(2))
     incident = the_incident(subject)
-    assert incident.closed_ms is None and incident.action is Wanted.PROBE
+    assert incident.closed_ms is None and incident.action is RecommendedAction.PROBE
     assert incident.timeline[-1].text.startswith("a probe found nothing, and did not look for its cause")
 
 
@@ -148,7 +152,7 @@ def test_what_a_register_tells_is_not_cleared() -> None:
     before = the_incident(subject)
     subject.on_verdicts([verdict(True, good=("gemm_bf16", "hbm_copy", "sdc"))], at(2) + 1)
     after = the_incident(subject)
-    assert (after.closed_ms, after.version, after.action) == (None, before.version, Wanted.DRAIN)
+    assert (after.closed_ms, after.version, after.action) == (None, before.version, RecommendedAction.DRAIN)
 
 
 def test_an_order_that_came_to_nothing_leaves_a_suspect_a_suspect() -> None:
@@ -166,16 +170,31 @@ def test_an_order_that_came_to_nothing_leaves_a_suspect_a_suspect() -> None:
 
 
 FAILS = {
-    "wrong result": (verdict(False, "sdc", end="wrong"), IncidentKind.SDC, "wrong_results", Wanted.DRAIN),
-    "wrong loss": (verdict(False, "train_step", end="wrong"), IncidentKind.SDC, "wrong_results", Wanted.DRAIN),
-    "memory": (verdict(False, "memory_pattern", end="wrong"), IncidentKind.MEMORY, "memory_pattern", Wanted.DRAIN),
-    "nvlink": (verdict(False, "p2p"), IncidentKind.LINK, "nvlink", Wanted.DRAIN),
-    "cooling": (verdict(False, "soak"), IncidentKind.THERMAL, "cooling", Wanted.DRAIN),
-    "slow doubles": (verdict(False, "gemm_fp64"), IncidentKind.STRAGGLER, "clock", Wanted.DRAIN),
-    "slow calls": (verdict(False, "launch"), IncidentKind.STRAGGLER, "host", Wanted.DRAIN),
-    "slow": (verdict(False, "gemm_bf16"), IncidentKind.STRAGGLER, "clock", Wanted.DRAIN),
-    "hung": (verdict(False, "gemm_bf16", value=None, end="hung"), IncidentKind.HANG, "probe_hung", Wanted.DRAIN),
-    "disk": (verdict(False, "disk_read", gpu=None), IncidentKind.STRAGGLER, "disk", Wanted.ADVISE),
+    "wrong result": (verdict(False, "sdc", end="wrong"), IncidentKind.SDC, "wrong_results", RecommendedAction.DRAIN),
+    "wrong loss": (
+        verdict(False, "train_step", end="wrong"),
+        IncidentKind.SDC,
+        "wrong_results",
+        RecommendedAction.DRAIN,
+    ),
+    "memory": (
+        verdict(False, "memory_pattern", end="wrong"),
+        IncidentKind.MEMORY,
+        "memory_pattern",
+        RecommendedAction.DRAIN,
+    ),
+    "nvlink": (verdict(False, "p2p"), IncidentKind.LINK, "nvlink", RecommendedAction.DRAIN),
+    "cooling": (verdict(False, "soak"), IncidentKind.THERMAL, "cooling", RecommendedAction.DRAIN),
+    "slow doubles": (verdict(False, "gemm_fp64"), IncidentKind.STRAGGLER, "clock", RecommendedAction.DRAIN),
+    "slow calls": (verdict(False, "launch"), IncidentKind.STRAGGLER, "host", RecommendedAction.DRAIN),
+    "slow": (verdict(False, "gemm_bf16"), IncidentKind.STRAGGLER, "clock", RecommendedAction.DRAIN),
+    "hung": (
+        verdict(False, "gemm_bf16", value=None, end="hung"),
+        IncidentKind.HANG,
+        "probe_hung",
+        RecommendedAction.DRAIN,
+    ),
+    "disk": (verdict(False, "disk_read", gpu=None), IncidentKind.STRAGGLER, "disk", RecommendedAction.ADVISE),
 }
 
 
@@ -235,7 +254,7 @@ def test_what_a_configuration_lost_with_its_driver_is_one_incident_until_it_is_o
     subject.on_verdicts([replace(of_node, shifts=(slower,), shifted=(head,))], at(2))
     incident = the_incident(subject)
     assert (incident.kind, incident.cause, incident.severity) == (IncidentKind.DRIFT, "driver_hbm_copy", Severity.INFO)
-    assert (incident.scope, incident.node, incident.action) == ("node", NODE, Wanted.NONE)
+    assert (incident.scope, incident.node, incident.action) == ("node", NODE, RecommendedAction.NONE)
     assert slower in incident.summary
     assert subject.health_of(NODE, GPU)[0] is Health.HEALTHY
     other = replace(of_node, node="n02", shifts=(slower.replace("30 boards", "38 boards"),), shifted=(head,))

@@ -13,7 +13,7 @@ import pytest
 from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, NodeState, Service
 from drover_collector.probes.scheduling.protection import Given, Protection
 from drover_collector.probes.scheduling.slurm_holds import HoldJob
-from drover_collector.probes.service import ProbeDesk
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import HoldConfig, ProbesConfig, validate_probes
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -307,7 +307,7 @@ class Bench:
 
     def __init__(self, collector: Collector, holds: Holds) -> None:
         self.store, self.holds, self.verdicts = collector.store, holds, list[ProbeVerdict]()
-        self.desk = ProbeDesk(
+        self.desk = ProbeOrderService(
             self.store, index_of(), ProbesConfig(), stream=collector.ingest.stream, leading=lambda: True,
             now_ms=lambda: collector.now_ms, poll_s=0.02, protection=protection(IN, holds),
             address=lambda _: "192.0.2.1",

@@ -27,8 +27,8 @@ from drover_core.model.events import (
     IncidentKind,
     ProbeReason,
     ProbeResult,
+    RecommendedAction,
     Severity,
-    Wanted,
     to_json,
 )
 from drover_core.model.probe_figures import FIGURES
@@ -201,7 +201,7 @@ async def test_each_fault_ends_in_the_right_verdict_and_state(store: Store, name
         assert {gpu for gpu, v in verdicts.items() if v.passed is False} == {BAD, None}
         (incident,) = incidents
         assert ((incident.kind, incident.cause), incident.node, incident.gpu) == (case.proves, "n0", BAD)
-        assert (incident.severity, incident.action) == (Severity.CRITICAL, Wanted.DRAIN)
+        assert (incident.severity, incident.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
         assert at.health() == [Health.CONFIRMED if gpu == BAD else Health.HEALTHY for gpu in range(GPUS)]
         assert [i.id for i in store.incidents()] == [incident.id], "and it is stored"
 

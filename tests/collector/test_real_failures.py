@@ -23,13 +23,13 @@ from drover_core.model.events import (
     EventKind,
     Finding,
     Incident,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 HOUR = 3_600_000
 STEP = 60  # buckets from one that is played to the next, where no event comes: ten minutes
-LEAVES_SERVICE = (Wanted.DRAIN, Wanted.ISOLATE)
+LEAVES_SERVICE = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
 
 
 class Fleet:

@@ -12,17 +12,17 @@ from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
     ActionState,
-    Duty,
     Event,
     EventKind,
     Finding,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     ProbeOrder,
     ProbeReason,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.desks import T0, Scene, decision, incident, scene_of, verdict
 from testbed.waiting import wait_until
@@ -48,7 +48,7 @@ def xid(at_ms: int, gpu: int = 5, code: str = "79", **more: object) -> Event:
 def finding(at_ms: int, **more: object) -> Finding:
     made = Finding(
         "memory", IncidentKind.MEMORY, "remap_failed", "gpu", "n1", 5, (("n1", 5),), at_ms, T0, Severity.CRITICAL, 0.99,
-        Wanted.DRAIN, "a remap failed", "Drain.",
+        RecommendedAction.DRAIN, "a remap failed", "Drain.",
     )  # fmt: skip
     return replace(made, **more)  # type: ignore[arg-type]  # fields by name
 
@@ -62,22 +62,30 @@ NEWER = {
     "opened since, and over already": (later(closed_ms=ASKED + 9), [], [], FOUND),
     "opened before": (later(at_ms=ASKED), [], [], ""),
     "of another node": (later(node="n2"), [], [], ""),
-    "nothing that wants a drain": (later(action=Wanted.PROBE), [], [], ""),
+    "nothing that wants a drain": (later(action=RecommendedAction.PROBE), [], [], ""),
     "an XID of it since": (later(at_ms=T0), [xid(ASKED + 1)], [], AGAIN),
     "an XID of it before": (later(at_ms=T0), [xid(ASKED)], [], ""),
     "an XID of another GPU": (later(at_ms=T0), [xid(ASKED + 1, gpu=2)], [], ""),
     "an XID that is the program's": (later(at_ms=T0), [xid(ASKED + 1, code="31")], [], ""),
     "an XID of the log of before": (later(at_ms=T0), [xid(ASKED + 1, backlog=True)], [], ""),
     "an XID with the wrong clock": (
-        later(at_ms=T0), [xid(ASKED - 7_200_000, clock_suspect=True, received_ms=ASKED + 1)], [], AGAIN,
+        later(at_ms=T0),
+        [xid(ASKED - 7_200_000, clock_suspect=True, received_ms=ASKED + 1)],
+        [],
+        AGAIN,
     ),
     "a condition told since": (later(**REMAP), [], [finding(ASKED + 1)], TOLD_AGAIN),
     "a condition told before": (later(**REMAP), [], [finding(ASKED)], ""),
     "a condition that is over": (later(**REMAP), [], [finding(ASKED + 1, cleared=True)], ""),
     "a note": (later(**REMAP), [], [finding(ASKED + 1, severity=Severity.INFO)], ""),
     "of another detector": (later(**REMAP), [], [finding(ASKED + 1, detector="thermal")], ""),
-    "something milder": (later(**REMAP), [], [finding(ASKED + 1, cause="ecc_storm", action=Wanted.PROBE)], ""),
-}  # fmt: skip
+    "something milder": (
+        later(**REMAP),
+        [],
+        [finding(ASKED + 1, cause="ecc_storm", action=RecommendedAction.PROBE)],
+        "",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", list(NEWER))
@@ -246,7 +254,7 @@ def test_a_return_that_a_person_forces_is_not_drovers_own_that_waits(scene: Scen
 
 
 def test_one_in_repair_or_with_a_person_already_stays_as_it_is() -> None:
-    duty = Duty("n1", Health.DRAINING, T0, "inc1", "it fell off")
+    duty = NodeOutage("n1", Health.DRAINING, T0, "inc1", "it fell off")
     kept = drained_too(duty, "ann", "fan", T0 + 1)
     assert kept is not None
     assert (kept.stage, kept_by(kept)) == (Health.DRAINING, "ann")

@@ -30,8 +30,8 @@ from drover_core.model.events import (
     Health,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_proto import fleet_pb2 as pb
 
@@ -47,7 +47,7 @@ def trouble(days_ago: float, what: str = "xid/xid_79", *, still: bool = False) -
 def incident(id_: str, node: str, **more: object) -> Incident:
     made = Incident(
         id_, IncidentKind.XID, "xid_79", "gpu", node, 0, ((node, 0),), START_MS, START_MS, START_MS + 60_000,
-        Severity.CRITICAL, 0.97, Wanted.DRAIN, "", "",
+        Severity.CRITICAL, 0.97, RecommendedAction.DRAIN, "", "",
     )  # fmt: skip
     return dataclasses.replace(made, **more)  # type: ignore[arg-type]  # whatever field the test says
 
@@ -110,7 +110,7 @@ def test_what_is_kept_is_bounded_and_a_later_version_of_an_incident_replaces_it(
     assert "n02" not in past
 
 
-def look(troubles: dict[str, list[Trouble]]) -> tuple[list[Finding], risk.State]:
+def look(troubles: dict[str, list[Trouble]]) -> tuple[list[Finding], risk.RiskState]:
     held = {node: {t.id: t for t in mine} for node, mine in troubles.items()}
     window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, None, held)
     return risk.detect(window, None, START_MS + 17_000)
@@ -120,7 +120,7 @@ def test_few_are_told_of_and_none_that_is_in_trouble_now() -> None:
     bad = [trouble(0.5), trouble(1), trouble(2), trouble(3)]
     found, state = look(dict.fromkeys(NODES[:20], bad))
     assert [f.node for f in found] == ["n00", "n01"]  # 5 % of 40
-    assert {(f.severity, f.action, f.scope) for f in found} == {(Severity.INFO, Wanted.WATCH, "node")}
+    assert {(f.severity, f.action, f.scope) for f in found} == {(Severity.INFO, RecommendedAction.WATCH, "node")}
     assert len(state.ranking) == 40
     found, _ = look({"n00": [*bad, trouble(0.1, still=True)]})
     assert found == []

@@ -10,7 +10,7 @@ import pytest
 
 from drover_collector.engine.engine import Outcome
 from drover_collector.pipeline import outcome_writer as pipeline_saving
-from drover_collector.pipeline.outcome_writer import Saving
+from drover_collector.pipeline.outcome_writer import OutcomeWriter
 from drover_collector.pipeline.stats import Ticks
 from drover_collector.store import StoreError
 from drover_core.model.events import (
@@ -18,13 +18,15 @@ from drover_core.model.events import (
     Decision,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.waiting import wait_until
 
 T0 = 1_800_000_000_000
-FOUND = Outcome(decisions=(Decision("d1", "inc1", T0, "n1", Wanted.DRAIN, "enforce", "act", "xid", "the rule"),))
+FOUND = Outcome(
+    decisions=(Decision("d1", "inc1", T0, "n1", RecommendedAction.DRAIN, "enforce", "act", "xid", "the rule"),)
+)
 LINE = Audit("policy 1", T0, "the policy's file", "policy", "ours", "the file has changed")
 
 
@@ -59,16 +61,16 @@ def store() -> Noting:
 
 
 @pytest.fixture
-def saving(store: Noting, monkeypatch: pytest.MonkeyPatch) -> Iterator[Saving]:
+def saving(store: Noting, monkeypatch: pytest.MonkeyPatch) -> Iterator[OutcomeWriter]:
     monkeypatch.setattr(pipeline_saving, "RETRY_S", 0.01)
     outbox: Any = store
-    made = Saving(outbox, outbox, Ticks(), lambda: T0)
+    made = OutcomeWriter(outbox, outbox, Ticks(), lambda: T0)
     yield made
     store.free.set()
     made.stop()
 
 
-def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, saving: Saving) -> None:
+def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, saving: OutcomeWriter) -> None:
     saving.takers.append(lambda outcome: store.done.append(f"taken {len(outcome.decisions)}"))
     store.fails.add("write_decisions")
     saving.put(FOUND, ())
@@ -78,7 +80,7 @@ def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, s
     assert store.done == ["write_decisions", "taken 1"]
 
 
-def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: Noting, saving: Saving) -> None:
+def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: Noting, saving: OutcomeWriter) -> None:
     incident: Any = object()
     saving.known = lambda: {"i1": incident}
     store.fails.add("write_decisions")
@@ -96,7 +98,7 @@ def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
     monkeypatch.setattr(pipeline_saving, "RETRY_S", 0.01)
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.05)
     clock_ms, one = [T0], object()
-    made = Saving(store, store, Ticks(), lambda: clock_ms[0])  # type: ignore[arg-type]  # it stands for both
+    made = OutcomeWriter(store, store, Ticks(), lambda: clock_ms[0])  # type: ignore[arg-type]  # it stands for both
     made.known = lambda: {"i1": one}  # type: ignore[dict-item]  # nothing is asked of it
     store.fails, store.hangs = ({"write_decisions"}, "") if way == "fails" else (set(), "write_decisions")
     try:
@@ -110,7 +112,7 @@ def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
         made.stop()
 
 
-def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, saving: Saving) -> None:
+def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, saving: OutcomeWriter) -> None:
     told: list[Outcome] = []
 
     def take(outcome: Outcome) -> None:
@@ -124,7 +126,7 @@ def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, s
     assert told == [FOUND] * 3
 
 
-def test_a_defect_of_one_who_acts_keeps_it_from_no_other(store: Noting, saving: Saving) -> None:
+def test_a_defect_of_one_who_acts_keeps_it_from_no_other(store: Noting, saving: OutcomeWriter) -> None:
     told: list[Outcome] = []
 
     def wrong(_: Outcome) -> None:
@@ -138,7 +140,7 @@ def test_a_defect_of_one_who_acts_keeps_it_from_no_other(store: Noting, saving: 
 
 
 def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
-    store: Noting, saving: Saving, monkeypatch: pytest.MonkeyPatch
+    store: Noting, saving: OutcomeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease was lost meanwhile, and may be back: whoever judges since then has not heard of these decisions."""
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
@@ -157,7 +159,7 @@ def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
 
 
 def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(
-    store: Noting, saving: Saving, monkeypatch: pytest.MonkeyPatch
+    store: Noting, saving: OutcomeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
     store.hangs = "write_audit"
@@ -171,7 +173,7 @@ def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(
 
 def silent(at_ms: int, **more: Any) -> Finding:
     said: dict[str, Any] = {
-        "members": (("n1", None),), "severity": Severity.CRITICAL, "confidence": 0.9, "action": Wanted.DRAIN,
+        "members": (("n1", None),), "severity": Severity.CRITICAL, "confidence": 0.9, "action": RecommendedAction.DRAIN,
         "summary": f"Node n1 has been silent for {at_ms - T0} ms.", "advice": "look at it",
     }  # fmt: skip
     return Finding(
@@ -179,14 +181,16 @@ def silent(at_ms: int, **more: Any) -> Finding:
     )
 
 
-def stored(store: Noting, saving: Saving, *findings: Finding) -> list[Finding]:
+def stored(store: Noting, saving: OutcomeWriter, *findings: Finding) -> list[Finding]:
     store.findings.clear()
     saving.put(Outcome(findings=findings), ())
     wait_until(lambda: len(saving) == 0, "stored")
     return list(store.findings)
 
 
-def test_a_condition_that_lasts_is_stored_when_it_changes_and_every_5_minutes(store: Noting, saving: Saving) -> None:
+def test_a_condition_that_lasts_is_stored_when_it_changes_and_every_5_minutes(
+    store: Noting, saving: OutcomeWriter
+) -> None:
     """One row for each bucket would be 173 million rows in 400 days, of 50 conditions that last."""
     times = [T0 + 10_000 * n for n in range(1, 61)]
     assert [f.ts_ms for t in times for f in stored(store, saving, silent(t))] == [T0 + 10_000, T0 + 310_000]
@@ -201,13 +205,13 @@ def test_a_condition_that_lasts_is_stored_when_it_changes_and_every_5_minutes(st
     assert stored(store, saving, back) == [back], "a clock that was set back is no repetition"
 
 
-def test_of_a_node_that_is_validated_every_finding_is_stored(store: Noting, saving: Saving) -> None:
+def test_of_a_node_that_is_validated_every_finding_is_stored(store: Noting, saving: OutcomeWriter) -> None:
     saving.watched = lambda: {"n1"}
     times = [T0 + 10_000 * n for n in range(1, 4)]
     assert [f.ts_ms for t in times for f in stored(store, saving, silent(t))] == times
 
 
-def test_a_finding_that_the_store_refused_is_stored_when_it_takes_it(store: Noting, saving: Saving) -> None:
+def test_a_finding_that_the_store_refused_is_stored_when_it_takes_it(store: Noting, saving: OutcomeWriter) -> None:
     store.fails.add("write_health")  # after the findings
     found = silent(T0)
     saving.put(Outcome(findings=(found,)), ())

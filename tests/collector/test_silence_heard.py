@@ -16,7 +16,7 @@ from drover_core.model.events import (
     Decision,
     Incident,
     IncidentKind,
-    Wanted,
+    RecommendedAction,
 )
 from testbed.deciding import OPEN, decide, fleet, incident, policy
 
@@ -80,7 +80,7 @@ def test_a_broken_upgrade_of_the_agents_drains_nobody_past_the_caps() -> None:
     upgraded = [silent(node) for node in rack]
     assert {what for what, _ in told(decide(decider(dict.fromkeys(rack, True)), upgraded, 1000)[0]).values()} == {"act"}
     made, _ = decide(decider(dict.fromkeys(rack, True)), upgraded, 1000)
-    assert {d.wanted for d in made} == {Wanted.ADVISE}
+    assert {d.wanted for d in made} == {RecommendedAction.ADVISE}
 
 
 def test_a_heard_node_counts_as_in_service_and_one_without_a_word_as_missing_for_others() -> None:
@@ -124,9 +124,11 @@ def wanted_of(live: bool, survey: Survey | None) -> tuple[set[tuple[str, str]], 
 def test_whole_path_of_a_silent_node() -> None:
     made, found = wanted_of(True, Survey(frozenset(), {"n02": True}))
     assert made == {("act", "advise")}
-    assert (found.asked, found.action) == (Wanted.DRAIN, Wanted.ADVISE), "what is found stays; what is done differs"
+    assert (found.asked, found.action) == (RecommendedAction.DRAIN, RecommendedAction.ADVISE), (
+        "what is found stays; what is done differs"
+    )
     assert wanted_of(True, Survey(frozenset({"n02"}), {"n02": False}))[0] == {("act", "advise"), ("act", "drain")}
     assert wanted_of(True, None)[0] == {("act", "advise"), ("pending_approval", "drain")}
     recorded, found = wanted_of(False, None)
     assert recorded == {("act", "advise"), ("act", "drain")}, "a recorded fleet has no scheduler: as ever"
-    assert found.action is Wanted.DRAIN
+    assert found.action is RecommendedAction.DRAIN

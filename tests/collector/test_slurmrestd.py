@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from drover_cli.doctor import schedulers
-from drover_cli.doctor.finding import State
+from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
 from drover_collector.actions.settings import ActConfig, SlurmConfig, validate_act
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -104,10 +104,10 @@ def test_doctor_asks_a_real_slurm_and_changes_nothing(scene: Scene, tmp_path: Pa
     before = [scene.kept(node) for node in NODES]
     found = schedulers.slurm(CollectorConfig(act=ActConfig(slurm=settings)), spec)
     assert [(each.state, each.text) for each in found[:2]] == [
-        (State.OK, "answers, and knows 3 of 4 nodes of the fleet file"),
-        (State.WARN, "does not know gpu09: they cannot be drained"),
+        (FindingState.OK, "answers, and knows 3 of 4 nodes of the fleet file"),
+        (FindingState.WARN, "does not know gpu09: they cannot be drained"),
     ]
-    assert found[2].state is State.UNKNOWN  # Slurm tells nobody beforehand
+    assert found[2].state is FindingState.UNKNOWN  # Slurm tells nobody beforehand
     assert [scene.kept(node) for node in NODES] == before
 
 

@@ -14,12 +14,12 @@ from drover_core.model.events import (
     ActionState,
     Approval,
     Decision,
-    Duty,
     Finding,
     Health,
     IncidentKind,
+    NodeOutage,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 T0 = 1_800_000_000_000
@@ -44,7 +44,7 @@ def test_the_newest_version_of_an_action_counts(store: Store) -> None:
 
 def test_decisions_to_act_that_have_no_action(store: Store) -> None:
     made = [
-        Decision(f"d{n}", "i1", T0 + n, "n1", Wanted.DRAIN, "enforce", outcome, "rule", "why")
+        Decision(f"d{n}", "i1", T0 + n, "n1", RecommendedAction.DRAIN, "enforce", outcome, "rule", "why")
         for n, outcome in enumerate(("act", "act", "held", "would_act"))
     ]
     store.write_decisions(made)
@@ -54,9 +54,9 @@ def test_decisions_to_act_that_have_no_action(store: Store) -> None:
 
 
 def test_the_newest_duty_of_a_node_counts(store: Store) -> None:
-    out = Duty("n1", Health.DRAINING, T0, "i1", "xid 79")
+    out = NodeOutage("n1", Health.DRAINING, T0, "i1", "xid 79")
     back = replace(out, stage=Health.HEALTHY, by="ann")
-    other = Duty("n2", Health.REPAIR, T0 + 1, "i2", "fell off", returns=2)
+    other = NodeOutage("n2", Health.REPAIR, T0 + 1, "i2", "fell off", returns=2)
     store.write_duties([out, other])
     store.write_duties([back])
     assert store.duties() == {"n1": back, "n2": other}
@@ -72,7 +72,7 @@ def test_only_the_active_collector_writes_them(store: Store) -> None:
     with pytest.raises(StoreError, match="not the active one"):
         store.write_actions([action(1)])
     with pytest.raises(StoreError, match="not the active one"):
-        store.write_duties([Duty("n1", Health.DRAINING, T0, "i1", "x")])
+        store.write_duties([NodeOutage("n1", Health.DRAINING, T0, "i1", "x")])
     store.fence = str
     assert store.actions() == []
     assert store.duties() == {}
@@ -86,14 +86,27 @@ def synced(store: Store) -> int:
 
 def test_what_is_written_before_an_effect_is_on_the_disk_when_the_call_returns(store: Store) -> None:
     """A drain whose intent a power cut took would be nobody's. Findings are told again, and wait for no disk."""
-    decided = Decision("d1", "i1", T0, "n1", Wanted.DRAIN, "enforce", "act", "rule", "why")
+    decided = Decision("d1", "i1", T0, "n1", RecommendedAction.DRAIN, "enforce", "act", "rule", "why")
     found = Finding(
-        "xid", IncidentKind.XID, "xid_79", "gpu", None, None, (), T0, T0, Severity.INFO, 1.0, Wanted.WATCH, "s", "a"
+        "xid",
+        IncidentKind.XID,
+        "xid_79",
+        "gpu",
+        None,
+        None,
+        (),
+        T0,
+        T0,
+        Severity.INFO,
+        1.0,
+        RecommendedAction.WATCH,
+        "s",
+        "a",
     )
     waits = {}
     writes: dict[str, Callable[[], None]] = {
         "actions": lambda: store.write_actions([action(1)]),
-        "duties": lambda: store.write_duties([Duty("n1", Health.DRAINING, T0, "i1", "xid 79")]),
+        "duties": lambda: store.write_duties([NodeOutage("n1", Health.DRAINING, T0, "i1", "xid 79")]),
         "decisions": lambda: store.write_decisions([decided]),
         "approvals": lambda: store.write_approvals([Approval("d1", T0, "jo", True, "spare")]),
         "outbox": lambda: store.write_outbox(OutboxRow("m1", "i1", "chat", "{}", T0)),

@@ -20,8 +20,8 @@ from drover_core.model.events import (
     Incident,
     IncidentKind,
     Note,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.fleets import T0, gpu_row
 
@@ -35,10 +35,26 @@ def event(number: int, **fields) -> Event:
 
 def incident(**fields) -> Incident:
     base = Incident(
-        "i1", IncidentKind.STRAGGLER, "power_cap", "gpu", "n0", 3, (("n0", 3), ("n1", None)), T0, T0 - 5000, None,
-        Severity.WARNING, 0.5, Wanted.PROBE, "slow", "look", (Evidence("x", "power_w", 1.5),), (Note(T0, "opened"),),
-        ("straggler",), updated_ms=T0,
-    )  # fmt: skip
+        "i1",
+        IncidentKind.STRAGGLER,
+        "power_cap",
+        "gpu",
+        "n0",
+        3,
+        (("n0", 3), ("n1", None)),
+        T0,
+        T0 - 5000,
+        None,
+        Severity.WARNING,
+        0.5,
+        RecommendedAction.PROBE,
+        "slow",
+        "look",
+        (Evidence("x", "power_w", 1.5),),
+        (Note(T0, "opened"),),
+        ("straggler",),
+        updated_ms=T0,
+    )
     return replace(base, **fields)
 
 
@@ -131,13 +147,27 @@ def test_old_versions_of_incidents_go_and_the_newest_of_each_stays(store: Store)
 
 def test_decisions_findings_health_inventory(store: Store) -> None:
     decisions = [
-        Decision(f"d{n}", "i1", T0 + n, "n0", Wanted.DRAIN, "observe", "would_act", "rule", "why") for n in (1, 2)
+        Decision(f"d{n}", "i1", T0 + n, "n0", RecommendedAction.DRAIN, "observe", "would_act", "rule", "why")
+        for n in (1, 2)
     ]
     store.write_decisions(decisions[::-1])
     store.write_decisions(decisions)
     assert store.decisions("i1") == decisions
     finding = Finding(
-        "xid", IncidentKind.XID, "xid_79", "gpu", None, None, (), T0, T0, Severity.INFO, 1.0, Wanted.WATCH, "s", "a"
+        "xid",
+        IncidentKind.XID,
+        "xid_79",
+        "gpu",
+        None,
+        None,
+        (),
+        T0,
+        T0,
+        Severity.INFO,
+        1.0,
+        RecommendedAction.WATCH,
+        "s",
+        "a",
     )
     store.write_findings([finding])
     assert store.findings(T0, T0 + 1) == [finding]

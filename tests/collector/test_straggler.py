@@ -11,7 +11,7 @@ from drover_collector.detectors._lib.examples import play, small_fleet
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.straggler import detector as straggler
 from drover_collector.fleet.index import FleetIndex
-from drover_core.model.events import Finding, Severity, Wanted
+from drover_core.model.events import Finding, RecommendedAction, Severity
 from drover_core.model.fleet import FleetSpec, LinkSpec
 from drover_simulator.faults import Fault
 from testbed.simulated_buckets import Recording, record
@@ -28,7 +28,7 @@ def test_a_power_cap_is_explained_with_values() -> None:
 
     told = run(change)
     assert {(f.node, f.gpu, f.cause, f.severity, f.action, f.job) for f in told} == {
-        ("n01", 5, "power_cap", Severity.WARNING, Wanted.PROBE, "812")
+        ("n01", 5, "power_cap", Severity.WARNING, RecommendedAction.PROBE, "812")
     }
     first = told[0]
     assert "1,4" in first.summary

@@ -11,8 +11,8 @@ from drover_collector.notify import Delivery
 from drover_collector.notify.delivery_worker import MOST_ASKED_S
 from drover_collector.notify.outbox import DELAYS_S
 from drover_collector.notify.routes import RouteConfig, Target
-from drover_collector.notify.state import AGAIN_MS, Told, transition
-from drover_core.model.events import Severity, Wanted
+from drover_collector.notify.state import AGAIN_MS, NotificationState, transition
+from drover_core.model.events import RecommendedAction, Severity
 from drover_core.times import iso
 from testbed.outboxes import HOUR_MS, T0, Listener, Scene, fault, silence
 
@@ -21,14 +21,14 @@ TO = Target()
 
 
 def test_what_is_told_and_what_is_not() -> None:
-    told = Told(Severity.WARNING, Wanted.WATCH, False)
+    told = NotificationState(Severity.WARNING, RecommendedAction.WATCH, False)
     assert transition(fault(), None, TO) == "incident.opened"
     assert transition(fault(), None, None) is None, "by the routes, or for a silence"
     assert transition(fault(version=2), told, TO) is None
     assert transition(fault(severity=Severity.CRITICAL), told, TO) == "incident.changed"
-    assert transition(fault(action=Wanted.DRAIN), told, TO) == "incident.changed"
-    assert transition(fault(action=Wanted.DRAIN), replace(told, unsent="grouped"), TO) == "incident.opened"
-    assert transition(fault(severity=Severity.INFO, action=Wanted.NONE), told, TO) is None
+    assert transition(fault(action=RecommendedAction.DRAIN), told, TO) == "incident.changed"
+    assert transition(fault(action=RecommendedAction.DRAIN), replace(told, unsent="grouped"), TO) == "incident.opened"
+    assert transition(fault(severity=Severity.INFO, action=RecommendedAction.NONE), told, TO) is None
     assert transition(fault(closed_ms=5), told, TO) == "incident.closed"
     assert transition(fault(closed_ms=5), told, None) == "incident.closed", "whoever heard of the opening"
     assert transition(fault(closed_ms=5), replace(told, closed=True), TO) is None
@@ -38,7 +38,7 @@ def test_what_is_told_and_what_is_not() -> None:
 
 @pytest.mark.parametrize(("at_ms", "kind"), [(HOUR_MS - 1, None), (HOUR_MS, "incident.repeated")])
 def test_what_is_told_again(at_ms: int, kind: str | None) -> None:
-    told = Told(Severity.WARNING, Wanted.WATCH, False)
+    told = NotificationState(Severity.WARNING, RecommendedAction.WATCH, False)
     assert transition(fault(), told, Target(HOUR_MS), now_ms=at_ms) == kind
     assert transition(fault(), told, TO, now_ms=at_ms) is None
     assert transition(fault(), replace(told, unsent="grouped"), Target(HOUR_MS), now_ms=at_ms) is None

@@ -12,7 +12,7 @@ from drover_collector.detectors._lib.examples import play, small_fleet
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.thermal import detector as thermal
 from drover_collector.fleet.index import FleetIndex
-from drover_core.model.events import Finding, Severity, Wanted
+from drover_core.model.events import Finding, RecommendedAction, Severity
 from drover_core.model.fleet import FleetSpec
 from drover_simulator.faults import Fault, demo_faults
 from drover_simulator.fleet import SimulatedFleet, build_fleet
@@ -41,7 +41,7 @@ def test_a_bad_heat_sink_is_told_with_its_resistance() -> None:
 
     told = run(change)
     assert {(f.node, f.gpu, f.cause, f.severity) for f in told} == {("n02", 5, "cooling", Severity.WARNING)}
-    assert told[0].action is Wanted.ADVISE  # hot, but not slowed yet
+    assert told[0].action is RecommendedAction.ADVISE  # hot, but not slowed yet
     assert "degC/W" in told[0].summary
 
 
@@ -83,7 +83,7 @@ def test_heat_that_slows_it_asks_for_a_drain_and_below_the_slowdown_offset_is_cr
         if number >= 4:
             gpu["thermal_margin_c"][21] = -3
 
-    assert run(slowed)[-1].action is Wanted.DRAIN
+    assert run(slowed)[-1].action is RecommendedAction.DRAIN
     assert run(slowed)[-1].severity is Severity.WARNING
     assert run(beyond)[-1].severity is Severity.CRITICAL
 
@@ -96,7 +96,9 @@ def test_a_margin_that_no_running_gpu_can_have_drains_nothing() -> None:
     margin = -200.0
     assert run(change) == []
     margin = -9.0
-    assert {(f.node, f.gpu, f.severity, f.action) for f in run(change)} == {("n02", 5, Severity.CRITICAL, Wanted.DRAIN)}
+    assert {(f.node, f.gpu, f.severity, f.action) for f in run(change)} == {
+        ("n02", 5, Severity.CRITICAL, RecommendedAction.DRAIN)
+    }
 
 
 def test_a_hot_slot_of_every_chassis_is_no_fault() -> None:
@@ -293,7 +295,7 @@ def test_no_value_stands_under_a_metric_of_another_unit_and_advice_fits_the_acti
     held = [e for f in told for e in f.evidence if (e.metric or "").startswith("throttle")]
     assert {(e.metric, e.value) for e in held} == {("throttle_thermal_hw_us", None)}
     for finding in told:
-        assert finding.advice.startswith("Drain the node") == (finding.action is Wanted.DRAIN)
+        assert finding.advice.startswith("Drain the node") == (finding.action is RecommendedAction.DRAIN)
 
 
 @pytest.mark.parametrize("which", [slice(21, 22), slice(16, 24)])

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api import actions as api_actions
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
@@ -32,8 +32,8 @@ from drover_core.model.events import (
     Finding,
     Health,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_proto import fleet_pb2 as pb
 from testbed.deciding import OPEN, fleet
@@ -62,7 +62,7 @@ class Site:
         made = Pipeline(INDEX, self.store, policy, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
         actuator = SlurmActuator(self.slurm, 10_000)
         made.act_by(
-            ActionDesk(
+            ActionDispatcher(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator,
                 incidents=lambda: made.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
                 step=lambda name: self.step(name),
@@ -95,7 +95,7 @@ async def surveyed(pipeline: Pipeline) -> None:
 
 
 def asked(pipeline: Pipeline, node: str) -> pb.ActReply:
-    facts = Facts(pipeline, IngestStats(), CollectorConfig())
+    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
     return api_actions.act_on_node(facts, pb.ActRequest(node=node, act="drain", why="fan"), "ann")
 
 
@@ -131,7 +131,7 @@ async def test_what_observe_mode_only_said_holds_back_nothing_that_a_person_does
     await pipeline.start()
     try:
         assert site.falls(pipeline, "n005").outcome == "would_act"
-        facts = Facts(pipeline, IngestStats(), CollectorConfig())
+        facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
         look = api_actions.preview_act(facts, pb.ActRequest(node="n000", act="drain"), True)
         assert (look.hindrance, look.guard) == ("", "")
         asked(pipeline, "n000")
@@ -152,7 +152,7 @@ async def test_who_asks_while_anothers_wish_is_being_stored_is_held_by_it(site: 
     def meanwhile(step: str) -> None:
         if step == "decided" and not told:
             told.append("")
-            facts = Facts(pipeline, IngestStats(), CollectorConfig())
+            facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
             told[0] = api_actions.preview_act(facts, pb.ActRequest(node="n001", act="drain"), True).guard
             told.append(site.falls(pipeline, "n005").outcome)
 
@@ -203,10 +203,10 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
     assert site.store.duties()["n000"].stage in (Health.DRAINING, Health.DRAINED)
 
 
-@pytest.mark.parametrize("wanted", [Wanted.ADVISE, Wanted.WATCH])
+@pytest.mark.parametrize("wanted", [RecommendedAction.ADVISE, RecommendedAction.WATCH])
 @in_loop
 async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_incident_meanwhile(
-    site: Site, wanted: Wanted
+    site: Site, wanted: RecommendedAction
 ) -> None:
     policy = replace(ONE_OUT, guard=OPEN)
     pipeline = site.collector(policy)
@@ -244,7 +244,7 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     await until(lambda: pipeline.engine.decider.answers.get("n005") is False, "Slurm says that it is gone")
     silent = Finding(
         "liveness", IncidentKind.LIVENESS, "silent", "node", "n005", None, (("n005", None),), T0, T0, Severity.CRITICAL,
-        0.99, Wanted.DRAIN, "Node n005 has been silent for 5 min.", "Look at it.",
+        0.99, RecommendedAction.DRAIN, "Node n005 has been silent for 5 min.", "Look at it.",
     )  # fmt: skip
     try:
         site.slurm.away = True

@@ -14,8 +14,8 @@ from drover_core.model.events import (
     EventKind,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 INDEX = small_fleet()
@@ -59,7 +59,7 @@ def lifecycle(code: str, at_ms: int, node: str = "n01", gpu: int | None = 2) -> 
 def test_a_fatal_xid_is_told_at_once() -> None:
     (found,) = Feed().events(line(79))
     assert (found.node, found.gpu, found.cause) == ("n01", 2, "xid_79")
-    assert (found.severity, found.action) == (Severity.CRITICAL, Wanted.DRAIN)
+    assert (found.severity, found.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
     assert found.job == "812"
 
 
@@ -93,20 +93,20 @@ def test_a_worse_line_within_a_burst_is_told() -> None:
 def test_backlog_and_forgeable_lines_are_only_noted() -> None:
     for why in ({"backlog": True}, {"forgeable": True}):
         (found,) = Feed().events(line(79, **why))
-        assert (found.severity, found.action) == (Severity.INFO, Wanted.NONE)
+        assert (found.severity, found.action) == (Severity.INFO, RecommendedAction.NONE)
 
 
 def test_application_faults_without_a_job_are_information() -> None:
     for code in (13, 31, 43, 45):
         (found,) = Feed(job=None).events(line(code))
-        assert (found.severity, found.action) == (Severity.INFO, Wanted.NONE)
+        assert (found.severity, found.action) == (Severity.INFO, RecommendedAction.NONE)
 
 
 def test_an_application_fault_that_comes_back_on_one_gpu_asks_for_a_probe() -> None:
     feed = Feed(job=None)
     feed.events(line(31))
     (again,) = feed.events(line(31, 5 * HOUR))
-    assert (again.severity, again.action, again.cause) == (Severity.WARNING, Wanted.PROBE, "xid_31_repeated")
+    assert (again.severity, again.action, again.cause) == (Severity.WARNING, RecommendedAction.PROBE, "xid_31_repeated")
     (next_day,) = feed.events(line(31, 40 * HOUR))
     assert next_day.severity is Severity.INFO
 
@@ -158,14 +158,14 @@ def test_154_is_judged_by_its_text() -> None:
     text = "Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to {}"
     (reset,) = Feed().events(line(154, message=text.format("0x1 (GPU Reset Required)")))
     (p2p,) = Feed().events(line(154, message=text.format("0x3 (Drain P2P)")))
-    assert (reset.severity, reset.action) == (Severity.CRITICAL, Wanted.DRAIN)
+    assert (reset.severity, reset.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
     assert p2p.severity is Severity.WARNING
     assert Feed().events(line(154, message=text.format("0x0 (None)"))) == []
 
 
 def test_an_unknown_code_is_a_warning_to_watch() -> None:
     (found,) = Feed().events(line(999))
-    assert (found.severity, found.action) == (Severity.WARNING, Wanted.WATCH)
+    assert (found.severity, found.action) == (Severity.WARNING, RecommendedAction.WATCH)
 
 
 def test_a_code_that_is_no_number_is_ignored() -> None:
@@ -189,7 +189,9 @@ def test_the_drivers_own_request_is_told_without_a_line() -> None:
     asked[10] = 1
     bucket = dataclasses.replace(bucket, gpu={**bucket.gpu, "recovery_action": asked})
     found, feed.state = xid.detect(Window(INDEX, (bucket,), True, (), START_MS), feed.state, bucket.end_ms)
-    assert [(f.node, f.gpu, f.cause, f.action) for f in found] == [("n01", 2, "recovery_action", Wanted.DRAIN)]
+    assert [(f.node, f.gpu, f.cause, f.action) for f in found] == [
+        ("n01", 2, "recovery_action", RecommendedAction.DRAIN)
+    ]
 
 
 def test_a_fatal_one_is_over_only_when_the_gpu_is_back_and_quiet() -> None:
@@ -271,14 +273,14 @@ def test_a_gpu_that_was_away_while_its_node_spoke_is_back_when_it_answers() -> N
 
 def test_a_driver_that_asks_for_nothing_any_more_ends_what_it_asked_for() -> None:
     feed = Feed()
-    assert {f.action for f in ticks(feed, 0, 2, recovery_action=1)} == {Wanted.DRAIN}
+    assert {f.action for f in ticks(feed, 0, 2, recovery_action=1)} == {RecommendedAction.DRAIN}
     assert [f.cleared for f in ticks(feed, 2 * MINUTE, 12, recovery_action=0)] == [True]
 
 
 def test_what_the_driver_asks_for_is_rated_as_its_xid_154_is_and_unknown_numbers_drain_nothing() -> None:
     for number in (3, 200):  # drain P2P, and one of a newer driver
         found = ticks(Feed(), 0, 1, recovery_action=number)
-        assert {(f.severity, f.action) for f in found} == {(Severity.WARNING, Wanted.WATCH)}
+        assert {(f.severity, f.action) for f in found} == {(Severity.WARNING, RecommendedAction.WATCH)}
 
 
 def test_advice_says_first_what_the_verdict_asks_for() -> None:
@@ -287,6 +289,6 @@ def test_advice_says_first_what_the_verdict_asks_for() -> None:
         if found is None:
             continue
         drains = found.advice.startswith("Drain the node")
-        assert drains == (found.action is Wanted.DRAIN), (code, found.advice)
+        assert drains == (found.action is RecommendedAction.DRAIN), (code, found.advice)
         if found.severity is Severity.WARNING:
             assert "Nothing to do" not in found.advice.split(".")[0], code

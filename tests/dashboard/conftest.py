@@ -14,19 +14,19 @@ import pytest
 
 from drover_core.model.events import (
     Decision,
-    Duty,
     Event,
     EventKind,
     Evidence,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     Note,
     Silence,
     to_json,
 )
+from drover_core.model.events import RecommendedAction as W
 from drover_core.model.events import Severity as S
-from drover_core.model.events import Wanted as W
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2 as pb
@@ -140,7 +140,7 @@ class Chosen(FleetServicer):
             "scope": ["gpu"], "severity": [], "pool": [], "sku": [], "min_confidence": 0.5,
         }  # fmt: skip
         held = Decision("d2", "i2", NOW_MS, "n1", W.DRAIN, "approve", "held", "fatal", f"2 of 2 nodes {HOSTILE}")
-        duty = Duty("n2", Health.DRAINED, NOW_MS, "i1", HOSTILE)
+        duty = NodeOutage("n2", Health.DRAINED, NOW_MS, "i1", HOSTILE)
         override = {"pool": ["lab"], "sku": [], "mode": "observe", "at_most": "probe"}
         guard = {"fleet_ratio": 0.1, "per_hour": 10, "quiet_s": 0.0, "cooldown_s": 600.0, "fleet_nodes": 0}
         return pb.PolicyState(

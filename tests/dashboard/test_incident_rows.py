@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     to_json,
 )
 from drover_dashboard.pages import incident_rows
@@ -19,7 +19,7 @@ from drover_proto import fleet_pb2 as pb
 T0 = 1_795_320_000_000  # a full minute
 OPEN = Incident(
     "i1", IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), T0 - 601_000, T0 - 601_000, None,
-    Severity.CRITICAL, 0.9, Wanted.DRAIN, "GPU 3 fell off the bus", "Reset it.",
+    Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 3 fell off the bus", "Reset it.",
 )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from drover_core.model.events import (
     Evidence,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     to_json,
 )
 from drover_dashboard.client import FleetClient
@@ -39,11 +39,24 @@ WHO = view.Viewer(view.fmt.zone("UTC"), NOW_MS)
 
 def incident(**changes: Any) -> Incident:
     fields: dict[str, Any] = {
-        "id": "i1", "kind": IncidentKind.STRAGGLER, "cause": "power_cap", "scope": "gpu", "node": "n2", "gpu": 1,
-        "members": (("n2", 1),), "opened_ms": NOW_MS - 50_000, "since_ms": NOW_MS - 60_000, "closed_ms": None,
-        "severity": Severity.WARNING, "confidence": 0.9, "action": Wanted.PROBE, "summary": f"GPU 1 of n2 {HOSTILE}",
-        "advice": "", "job": HOSTILE, "gpu_hours_waited": 1.5,
-    }  # fmt: skip
+        "id": "i1",
+        "kind": IncidentKind.STRAGGLER,
+        "cause": "power_cap",
+        "scope": "gpu",
+        "node": "n2",
+        "gpu": 1,
+        "members": (("n2", 1),),
+        "opened_ms": NOW_MS - 50_000,
+        "since_ms": NOW_MS - 60_000,
+        "closed_ms": None,
+        "severity": Severity.WARNING,
+        "confidence": 0.9,
+        "action": RecommendedAction.PROBE,
+        "summary": f"GPU 1 of n2 {HOSTILE}",
+        "advice": "",
+        "job": HOSTILE,
+        "gpu_hours_waited": 1.5,
+    }
     return Incident(**(fields | changes))
 
 

@@ -11,8 +11,8 @@ import pytest
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_dashboard import client
 from drover_dashboard.pages import node_history
@@ -24,7 +24,7 @@ DAY_MS = 86_400_000
 WHO = view.Viewer(ZoneInfo("Europe/Berlin"), T0)
 OVER = Incident(
     "i1", IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), T0 - 5 * DAY_MS, T0 - 5 * DAY_MS, T0 - 4 * DAY_MS,
-    Severity.CRITICAL, 0.9, Wanted.DRAIN, "GPU 3 fell off the bus", "Reset it.",
+    Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 3 fell off the bus", "Reset it.",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_collector.actions.base import NodeState
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.node_outage import gpu_hours_lost
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -38,8 +38,8 @@ from drover_core.model.events import (
     IncidentKind,
     ProbeReason,
     ProbeResult,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import JobSpec
 from drover_proto import telemetry_pb2 as pb
@@ -112,7 +112,7 @@ class Site:
             lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
-        self.desk = ActionDesk(
+        self.desk = ActionDispatcher(
             self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
@@ -138,7 +138,7 @@ class Site:
             self.collector.now_ms = bucket.end_ms + 7000
             await asyncio.to_thread(self.pipeline.judge_bucket, bucket)
         suspect = self.incident()
-        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", Wanted.PROBE)
+        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", RecommendedAction.PROBE)
         return suspect
 
     def incident(self) -> Incident:
@@ -223,7 +223,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         assert re.search(r"JobState=COMPLETED .*Restarts=0 .*ExitCode=0:0", ended, re.DOTALL), ended
         assert (slurm.folder / f"{prober.job}.out").read_text() == "trained to its end\n"
         proved = at.incident()
-        assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, Wanted.DRAIN)
+        assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, RecommendedAction.DRAIN)
         assert "DRAIN" in at.node().states
         assert at.node().reason.startswith(f"drover:{suspect.id}: ")
         assert f"GPU {GPU} of {NODE}" in at.desk.duties[NODE].reason

@@ -13,8 +13,8 @@ from drover_core.model.events import (
     Incident,
     IncidentKind,
     Note,
+    RecommendedAction,
     Severity,
-    Wanted,
     from_json,
     stronger,
     to_json,
@@ -24,7 +24,7 @@ from drover_core.times import from_iso, iso
 
 INCIDENT = Incident(
     "inc-1", IncidentKind.STRAGGLER, "power_cap", "gpu", "n1", 3, (("n1", 3),), 2000, 1000, None, Severity.WARNING, 0.9,
-    Wanted.PROBE, "slow", "probe it", (Evidence("x", "sm_clock_mhz", 1410.0, 1755.0, 12.0, 63, 1, 2),),
+    RecommendedAction.PROBE, "slow", "probe it", (Evidence("x", "sm_clock_mhz", 1410.0, 1755.0, 12.0, 63, 1, 2),),
     (Note(1, "opened"),), ("straggler",), "812", 0.5, None,
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_event_round_trip() -> None:
 
 
 def test_orders() -> None:
-    assert stronger(Wanted.WATCH, Wanted.DRAIN) is Wanted.DRAIN
+    assert stronger(RecommendedAction.WATCH, RecommendedAction.DRAIN) is RecommendedAction.DRAIN
     assert worse(Severity.CRITICAL, Severity.INFO) is Severity.CRITICAL
 
 

@@ -8,16 +8,16 @@ from drover_core.model.events import (
     ActionState,
     Audit,
     Decision,
-    Duty,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     Note,
     ProbeOrder,
     ProbeReason,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
     to_json,
 )
 from drover_proto import fleet_pb2 as pb
@@ -26,13 +26,27 @@ from drover_proto.incident_timeline import life
 
 def test_one_timeline_of_all_that_happened() -> None:
     incident = Incident(
-        "i", IncidentKind.XID, "xid_79", "gpu", "n1", 0, (("n1", 0),), 1, 0, None, Severity.CRITICAL, 1.0, Wanted.DRAIN,
-        "dead", "drain", timeline=(Note(1, "opened"), Note(90, "closed")),
-    )  # fmt: skip
+        "i",
+        IncidentKind.XID,
+        "xid_79",
+        "gpu",
+        "n1",
+        0,
+        (("n1", 0),),
+        1,
+        0,
+        None,
+        Severity.CRITICAL,
+        1.0,
+        RecommendedAction.DRAIN,
+        "dead",
+        "drain",
+        timeline=(Note(1, "opened"), Note(90, "closed")),
+    )
     drained = Action("x", "d", "i", "n1", Act.DRAIN, "slurm", ActionState.DONE, 20, "verified", attempts=3)
-    duties = [Duty("n1", Health.DRAINED, 30, "i", "no jobs", "bo"), Duty("n1", Health.HEALTHY, 80, "i", "")]
+    duties = [NodeOutage("n1", Health.DRAINED, 30, "i", "no jobs", "bo"), NodeOutage("n1", Health.HEALTHY, 80, "i", "")]
     passed = ProbeVerdict("o", "n1", 0, True, "", "all as expected", 50, ProbeReason.VALIDATE, "i")
-    asked = Decision("d", "i", 2, "n1", Wanted.DRAIN, "approve", "pending_approval", "fatal", "asks")
+    asked = Decision("d", "i", 2, "n1", RecommendedAction.DRAIN, "approve", "pending_approval", "fatal", "asks")
     detail = pb.IncidentDetail(
         incident_json=to_json(incident), decisions_json=[to_json(asked)],
         audit_json=[to_json(Audit("a", 10, "anna", "approve", "i", "seen"))],

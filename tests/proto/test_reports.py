@@ -8,8 +8,8 @@ from drover_core.model.events import (
     Evidence,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.reports import incident_report, job_named
 
@@ -26,7 +26,7 @@ INCIDENT = Incident(
     closed_ms=None,
     severity=Severity.WARNING,
     confidence=0.9,
-    action=Wanted.PROBE,
+    action=RecommendedAction.PROBE,
     summary="slow",
     advice="probe it",
     evidence=(Evidence("clock low", "sm_clock_mhz", 1000.0, 1400.0, from_ms=1_699_999_990_000),),

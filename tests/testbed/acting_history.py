@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from drover_collector.actions.base import mark_of
 from drover_collector.api import actions as api_actions
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.policy.guard import GuardLimits
@@ -31,7 +31,7 @@ from drover_core.model.events import (
     Approval,
     Audit,
     Decision,
-    Wanted,
+    RecommendedAction,
 )
 from drover_proto import fleet_pb2 as pb
 from testbed.acting_episodes import EPISODES, noise
@@ -78,7 +78,7 @@ class Checked(World):
 
     def _note(self, decisions: Sequence[Decision]) -> None:
         for d in decisions:
-            if d.outcome == "act" and d.wanted in (Wanted.DRAIN, Wanted.ISOLATE):
+            if d.outcome == "act" and d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE):
                 self.decided[d.incident_id, d.node] = (self.true_ms, d)
 
     def broken(self, letter: str, text: str) -> None:
@@ -184,7 +184,7 @@ class Checked(World):
     def act(self, node: str, act: str, force: bool = False) -> None:
         if self.collector is None:
             return
-        facts = Facts(self.collector.pipeline, IngestStats(), CollectorConfig())
+        facts = ApiSnapshot(self.collector.pipeline, IngestStats(), CollectorConfig())
         if force and act != "resume":
             self.forced.add(node)
         try:

@@ -35,7 +35,7 @@ from drover_collector.actions import (
     worker,
 )
 from drover_collector.actions.base import Order, Result
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.intents import Intents
 from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
@@ -415,7 +415,7 @@ class Collector:
 
         saving._changed = Saved()
         actuators = [Seen(world, scheduler) for scheduler in world.schedulers]
-        self.desk = ActionDesk(
+        self.desk = ActionDispatcher(
             lease,
             ActConfig(mode=world.ceiling, give_up_s=600, reboot_command=("reboot",), reset_command=("reset",)),
             actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], incidents=lambda: made.incidents,

@@ -13,11 +13,11 @@ from drover_collector.policy.guard import GuardLimits
 from drover_collector.policy.policy import Policy, Rule
 from drover_core.model.events import (
     Decision,
-    Duty,
     Incident,
     IncidentKind,
+    NodeOutage,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 
@@ -42,7 +42,7 @@ def policy(mode: str = "enforce", guard: GuardLimits = OPEN, rules: tuple[Rule, 
 
 def incident(
     node: str, cause: str = "xid_79", at_ms: int = 0, number: int = 0, job: str | None = None,
-    kind: IncidentKind = IncidentKind.XID, wanted: Wanted = Wanted.DRAIN,
+    kind: IncidentKind = IncidentKind.XID, wanted: RecommendedAction = RecommendedAction.DRAIN,
 ) -> Incident:  # fmt: skip
     return Incident(
         f"{node}-{cause}-{number}", kind, cause, "gpu", node, 0, ((node, 0),), at_ms, at_ms, None, Severity.CRITICAL,
@@ -51,8 +51,8 @@ def incident(
 
 
 def folded(
-    index: FleetIndex, incidents: Iterable[Incident] = (), duties: Mapping[str, Duty] | None = None
-) -> health.Fold:
+    index: FleetIndex, incidents: Iterable[Incident] = (), duties: Mapping[str, NodeOutage] | None = None
+) -> health.HealthFold:
     heard = np.ones(index.node_count, bool)
     return health.fold(index, incidents, heard, np.ones(index.gpu_count, bool), duties)
 

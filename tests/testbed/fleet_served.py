@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 from drover_collector.api.service import FleetApi
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.ingest.stats import IngestStats
@@ -36,7 +36,7 @@ Check = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
-    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: Facts, store: Store) -> None:
+    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: ApiSnapshot, store: Store) -> None:
         self.stub = stub
         self.pipeline = pipeline
         self.facts = facts
@@ -86,7 +86,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
         pipeline.judge_bucket(store.bucket(index, start))
     now[0] = NOW
     stats = IngestStats()
-    facts = Facts(pipeline, stats, CollectorConfig())
+    facts = ApiSnapshot(pipeline, stats, CollectorConfig())
     api = FleetApi(facts)
     server = grpc.aio.server()
     add_FleetServicer_to_server(api, server)

@@ -17,9 +17,9 @@ from drover_collector.store import OutboxRow, StoreError
 from drover_core.model.events import (
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
     Silence,
-    Wanted,
 )
 
 T0 = 1_800_000_000_000
@@ -28,9 +28,24 @@ HOUR_MS = 3_600_000
 
 def fault(id_: str = "i1", version: int = 1, severity: Severity = Severity.WARNING, **more: Any) -> Incident:
     return Incident(
-        id_, IncidentKind.XID, "xid_79", "gpu", f"n-{id_}", 0, ((f"n-{id_}", 0),), T0, T0, more.pop("closed_ms", None),
-        severity, 1.0, more.pop("action", Wanted.WATCH), "a GPU fell off the bus", "drain it", version=version, **more,
-    )  # fmt: skip
+        id_,
+        IncidentKind.XID,
+        "xid_79",
+        "gpu",
+        f"n-{id_}",
+        0,
+        ((f"n-{id_}", 0),),
+        T0,
+        T0,
+        more.pop("closed_ms", None),
+        severity,
+        1.0,
+        more.pop("action", RecommendedAction.WATCH),
+        "a GPU fell off the bus",
+        "drain it",
+        version=version,
+        **more,
+    )
 
 
 def silence(id_: str = "s1", minutes: float = 60, from_ms: int = T0, **places: Any) -> Silence:

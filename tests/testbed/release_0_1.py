@@ -44,7 +44,7 @@ def unpacked(folder: Path) -> Iterator[Left]:
     for name in ("store", "spool"):
         with tarfile.open(DATA / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA.parents[1]), *sys.path])}
     words = [sys.executable, "-m", "testbed.release_0_1", str(folder)]
     child = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -202,7 +202,7 @@ def again(store: Any, _folder: Path, node: str, foreign: bool | None) -> list[st
 
 def act(store: Any, folder: Path) -> dict[str, Any]:
     """The desk of actions goes on: a scheduler as it was left, and probes that are asked for."""
-    from drover_collector.actions.dispatcher import ActionDesk
+    from drover_collector.actions.dispatcher import ActionDispatcher
     from drover_collector.actions.settings import ActConfig
     from drover_collector.actions.slurm.actuator import SlurmActuator
     from drover_collector.actions.slurm.scontrol import SlurmNode
@@ -234,7 +234,7 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
     config = ActConfig(
         mode="enforce", give_up_s=600, reboot_command=("/bin/sh", "-c", f"echo ran >> {folder}/ran"),
     )  # fmt: skip
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         store, config, [actuator], dict.fromkeys(slurm.held, actuator).get, incidents=lambda: known,
         nodes=tuple(slurm.held), now_ms=lambda: clock[0], look_s=0.02,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drover_agent.clock import SystemClock
-from drover_agent.commands.read_all import Look, look
+from drover_agent.commands.read_all import SourceReading, look
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.uplink.tls import report as tls_report
@@ -45,7 +45,7 @@ class Collected:
         self.holdings: dict[int, str | None] = {}
         self.events: list[dict[str, Any]] = []
 
-    def take(self, found: Look) -> None:
+    def take(self, found: SourceReading) -> None:
         for reading in found.readings:
             self._take_reading(reading)
         if found.hung and found.slot is not None:
@@ -110,7 +110,7 @@ def kernel_log(config: AgentConfig) -> dict[str, Any]:
     return found | {"readable": True}
 
 
-def as_json(config: AgentConfig, looks: Sequence[Look]) -> dict[str, Any]:
+def as_json(config: AgentConfig, looks: Sequence[SourceReading]) -> dict[str, Any]:
     collected = Collected(config.node_name)
     for found in looks:
         collected.take(found)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.polled_sources import POLLED, Off
-from drover_agent.sampling.abandonable_worker import Guard, Outcome, Worker
+from drover_agent.sampling.abandonable_worker import Guard, ReadOutcome, Worker
 from drover_agent.sources.base import Reading, Source
 from drover_agent.sources.gpus import Gpus
 
@@ -26,7 +26,7 @@ PASSIVE = frozenset({"steps"})
 
 
 @dataclass(slots=True)
-class Look:
+class SourceReading:
     """What one source gave.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Looked:
 
     def __init__(self, source: Source) -> None:
         self.name, self.interval_s = source.name, source.interval_s
-        self.look = Look(source.name, source.interval_s, getattr(source, "slot", None))
+        self.look = SourceReading(source.name, source.interval_s, getattr(source, "slot", None))
         self._source = source
         self.guard = Guard(self)
 
@@ -81,7 +81,7 @@ class _Looked:
             self.look.readings.append(outcome.reading)
 
 
-async def look(config: AgentConfig) -> list[Look]:
+async def look(config: AgentConfig) -> list[SourceReading]:
     """Read all sources that these settings turn on, but the PASSIVE ones.
 
     Raises:
@@ -99,7 +99,7 @@ async def look(config: AgentConfig) -> list[Look]:
         if config.hardware in hardware and name not in PASSIVE
     ]
     others = [_Looked(source) for source in made if not isinstance(source, Off)]
-    found = [Look(source.name, source.interval_s, off=True) for source in made if isinstance(source, Off)]
+    found = [SourceReading(source.name, source.interval_s, off=True) for source in made if isinstance(source, Off)]
     nvml = _Nvml(config.node_name, gpus) if config.hardware in ("auto", "nvml") else None
     devices: list[_Looked] = []
     if nvml:
@@ -125,7 +125,7 @@ class _Nvml:
 
         self._nvml = NvmlSource(node, gpus)
         self._worker = Worker("nvml:open")
-        self.look = Look(self._nvml.name, self._nvml.interval_s)
+        self.look = SourceReading(self._nvml.name, self._nvml.interval_s)
 
     async def open(self, limit_s: float) -> list[_Looked]:
         """The GPUs, to be read each by itself."""
@@ -148,7 +148,7 @@ class _Nvml:
         self._nvml.close()
         return Reading()
 
-    async def _within(self, limit_s: float, call: Callable[[], Reading]) -> Outcome | None:
+    async def _within(self, limit_s: float, call: Callable[[], Reading]) -> ReadOutcome | None:
         running = self._worker.submit(call)
         done, _ = await asyncio.wait([running], timeout=limit_s)
         return running.result() if done else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drover_agent.commands.once import kernel_log
-from drover_agent.commands.read_all import PASSIVE, Look, look
+from drover_agent.commands.read_all import PASSIVE, SourceReading, look
 from drover_agent.config import AgentConfig
 from drover_agent.polled_sources import POLLED
 from drover_agent.sources.facts import FACTS, JOBS_UNKNOWN
@@ -29,7 +29,7 @@ def sources(config: AgentConfig) -> list[Report]:
     ]
 
 
-def _row(config: AgentConfig, name: str, looks: Sequence[Look], gpus: int) -> Report:
+def _row(config: AgentConfig, name: str, looks: Sequence[SourceReading], gpus: int) -> Report:
     facts = FACTS[name]
     off = _off(config, name, looks)
     row: Report = {
@@ -56,13 +56,13 @@ def _row(config: AgentConfig, name: str, looks: Sequence[Look], gpus: int) -> Re
     return row
 
 
-def _total(looks: Sequence[Look], which: int) -> float | None:
+def _total(looks: Sequence[SourceReading], which: int) -> float | None:
     """Seconds of the first or last reading, summed over devices; opening NVML counts as a first one only."""
     took = [f.seconds[which] for f in looks if f.seconds and (which == 0 or f.name != "nvml")]
     return round(sum(took), 6) if took else None
 
 
-def _gave(found: Look) -> bool:
+def _gave(found: SourceReading) -> bool:
     """Whether there is anything of it here: that nothing is supported is nothing."""
     return any(
         any(r.inventory.values())
@@ -74,7 +74,7 @@ def _gave(found: Look) -> bool:
     )
 
 
-def _off(config: AgentConfig, name: str, looks: Sequence[Look]) -> str:
+def _off(config: AgentConfig, name: str, looks: Sequence[SourceReading]) -> str:
     """Which setting turns it off; "" when it is on."""
     if name == "nvml":
         wanted = {"auto", "nvml"}

@@ -16,7 +16,16 @@ from pathlib import Path
 
 from drover_agent.atomic_file import write_whole
 from drover_agent.probes.base import JOIN_S, Group
-from drover_agent.probes.exchange import LONGEST_S, Answer, Ask, Folder, Outcome, is_id, read_answer, read_ask
+from drover_agent.probes.exchange import (
+    LONGEST_S,
+    ExchangeFolder,
+    Outcome,
+    ProbeAnswer,
+    ProbeAsk,
+    is_id,
+    read_answer,
+    read_ask,
+)
 from drover_agent.spool.disk_thread import DiskThread
 from drover_core.model.events import ProbeResult, to_json
 from drover_proto import telemetry_pb2 as pb
@@ -34,7 +43,7 @@ TOO_MANY = f"{MAX_WAITING} requests wait on this node already"
 Tell = Callable[[int, pb.Record], None]
 
 
-class Desk:
+class ProbeRelay:
     """Run `run`; give requests to `ask`.
 
     Args:
@@ -51,7 +60,7 @@ class Desk:
         now_ms: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._node, self._tell, self._kept = Folder(root), node, tell, kept
+        self._folder, self._node, self._tell, self._kept = ExchangeFolder(root), node, tell, kept
         self._now_ms, self._monotonic = now_ms, monotonic
         self._disk = DiskThread()
         self._done: list[str] | None = None  # None: not read yet
@@ -80,7 +89,7 @@ class Desk:
         except OSError as error:
             refusal = f"the request cannot be written: {error.strerror or error}"
         if refusal:
-            self._tell_all([Answer(request.id[:100], Outcome.REFUSED, refusal, request.level[:80])])
+            self._tell_all([ProbeAnswer(request.id[:100], Outcome.REFUSED, refusal, request.level[:80])])
 
     def _put(self, request: pb.ProbeRequest) -> str:
         """Why it is refused; "" when it waits for the service, or is known already."""
@@ -125,7 +134,7 @@ class Desk:
         self._trouble = ""
         return waits
 
-    def _read(self) -> tuple[list[Answer], bool]:
+    def _read(self) -> tuple[list[ProbeAnswer], bool]:
         """(results, whether others are awaited). A result that was handed on before a kill is only removed."""
         answers = []
         done = self._read_done()
@@ -138,13 +147,15 @@ class Desk:
             try:
                 answer = read_answer(self._folder.results / f"{id_}.json")
             except ValueError as error:
-                answer = Answer(id_, Outcome.CRASHED, f"the probe service's result cannot be read: {error}"[:500])
-            answers.append(answer if answer.id == id_ else Answer(id_, Outcome.CRASHED, "another request's result"))
+                answer = ProbeAnswer(id_, Outcome.CRASHED, f"the probe service's result cannot be read: {error}"[:500])
+            answers.append(
+                answer if answer.id == id_ else ProbeAnswer(id_, Outcome.CRASHED, "another request's result")
+            )
         found = {answer.id for answer in answers}
         answers += [answer for answer in self._given_up(busy=bool(found)) if answer.id not in found]
         return answers, bool(self._since or self._taken_s)
 
-    def _given_up(self, *, busy: bool) -> list[Answer]:
+    def _given_up(self, *, busy: bool) -> list[ProbeAnswer]:
         """Requests that nobody takes, and those that were taken and came to nothing."""
         now_s = self._monotonic()
         taken = self._folder.ids(self._folder.taken)
@@ -155,10 +166,10 @@ class Desk:
         for id_ in [id_ for id_, since_s in self._since.items() if now_s - since_s > TAKEN_S]:
             with contextlib.suppress(FileNotFoundError):  # taken just now
                 (self._folder.requests / f"{id_}.json").unlink()
-                answers.append(Answer(id_, Outcome.NOT_TAKEN, NO_SERVICE))
+                answers.append(ProbeAnswer(id_, Outcome.NOT_TAKEN, NO_SERVICE))
         for id_, since_s in self._taken_s.items():
             if now_s - since_s > self._limit_s(id_):
-                answers.append(Answer(id_, Outcome.CRASHED, "no result of it came from the probe service"))
+                answers.append(ProbeAnswer(id_, Outcome.CRASHED, "no result of it came from the probe service"))
         return answers
 
     def _limit_s(self, id_: str) -> float:
@@ -167,7 +178,7 @@ class Desk:
         except (ValueError, OSError):
             return LONGEST_S + OVERDUE_S
 
-    def _tell_all(self, answers: Iterable[Answer]) -> None:
+    def _tell_all(self, answers: Iterable[ProbeAnswer]) -> None:
         """To the spool."""
         for answer in answers:
             for result in results_of(answer, self._node, self._now_ms()):
@@ -200,9 +211,9 @@ class Desk:
         return self._done
 
 
-def ask_of(request: pb.ProbeRequest, now_ms: int) -> Ask:
+def ask_of(request: pb.ProbeRequest, now_ms: int) -> ProbeAsk:
     """What the service is asked; `now_ms` is kept beside it, so that it can get too old."""
-    return Ask(
+    return ProbeAsk(
         request.id, tuple(request.probes), request.level or "quick", tuple(request.gpus), float(request.timeout_s),
         now_ms, request.inlet_c if request.HasField("inlet_c") else None,
         _group(request.group) if request.HasField("group") else None, request.protection,
@@ -216,7 +227,7 @@ def _group(told: pb.ProbeGroup) -> Group:
     )  # fmt: skip
 
 
-def results_of(answer: Answer, node: str, now_ms: int) -> list[ProbeResult]:
+def results_of(answer: ProbeAnswer, node: str, now_ms: int) -> list[ProbeResult]:
     """The figures, then the closing one, which alone has an `end`. The ids are the same whenever they are made."""
     ts_ms = answer.ts_ms or now_ms
     models = {device.slot: device.model for device in answer.devices}

@@ -12,10 +12,10 @@ from pathlib import Path
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import NodeEvent, Reading
-from drover_agent.spool.async_spool import Outbox
+from drover_agent.spool.async_spool import AsyncSpool
 from drover_agent.spool.disk_thread import DiskThread
 from drover_agent.telemetry.absences import Absences
-from drover_agent.telemetry.batcher import Packer
+from drover_agent.telemetry.batcher import Batcher
 from drover_agent.telemetry.event_dedup import HOLD_MS, EventMerger
 from drover_agent.telemetry.schema_registry import Dictionary
 from drover_agent.uplink.stream import PROTOCOL, Uplink
@@ -62,10 +62,10 @@ class Agent:
         if config.probe_address:
             self._inventory["probe.address"] = config.probe_address
         self._boot_id = boot_id(Path(config.proc_root))
-        self.spool = Outbox(config.spool, self._clock, disk)
+        self.spool = AsyncSpool(config.spool, self._clock, disk)
         self._dictionary = Dictionary.load(self.spool.folder / DICTIONARY, self.spool.oldest_batch_ms)
         self._absences = Absences(self.spool.folder / ABSENCES, self._clock.monotonic())
-        self.packer = Packer(self._dictionary, self._absences, LATE_WINDOWS * config.batch_s * 1000)
+        self.packer = Batcher(self._dictionary, self._absences, LATE_WINDOWS * config.batch_s * 1000)
         self._window: int | None = None
         self._accepted_ms = -1  # the moment of the newest reading
         self._ahead_ms = self._wall_ahead_ms()
@@ -278,9 +278,9 @@ class Agent:
         folder = self.spool.folder / "probes"
         if not folder.exists():
             await self._probes_due.wait()
-        from drover_agent.probes.relay import Desk
+        from drover_agent.probes.relay import ProbeRelay
 
-        desk = Desk(folder, self.node, self.spool.add_record, self.spool.kept, self._clock.now_ms)
+        desk = ProbeRelay(folder, self.node, self.spool.add_record, self.spool.kept, self._clock.now_ms)
         await desk.run(self._probes_asked)
 
     # ---- life

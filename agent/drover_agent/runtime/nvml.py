@@ -13,7 +13,7 @@ from drover_agent.clock import Clock
 from drover_agent.runtime.agent import Agent
 from drover_agent.runtime.driver_release import ReleaseRequests, Request
 from drover_agent.runtime.restart import RestartNeeded, restarted_for
-from drover_agent.sampling.abandonable_worker import Outcome, Worker, measured
+from drover_agent.sampling.abandonable_worker import ReadOutcome, Worker, measured
 from drover_agent.sampling.scheduler import READ_LIMIT_S, Sampler
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.nvml.source import NvmlSource
@@ -73,7 +73,7 @@ class NvmlRuntime:
                 disk.start(answer)
             await self._clock.second()
 
-    async def _watched(self, opening: asyncio.Future[Outcome]) -> Outcome:
+    async def _watched(self, opening: asyncio.Future[ReadOutcome]) -> ReadOutcome:
         """Wait for NVML to open or close, and tell when it does not return."""
         if not await self._clock.within(opening, READ_LIMIT_S):
             self._agent.tell("driver_hung", f"opening or closing NVML did not return within {READ_LIMIT_S:g} s")
@@ -107,7 +107,7 @@ class NvmlRuntime:
         """In a thread of its own, which wakes the event loop for XIDs only. A hang there is one of the driver, which
         the devices' reads tell."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Outcome] = asyncio.Queue()
+        arrived: asyncio.Queue[ReadOutcome] = asyncio.Queue()
         taken, ended = threading.Event(), threading.Event()
 
         def watch() -> None:

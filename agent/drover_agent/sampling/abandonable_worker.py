@@ -24,7 +24,7 @@ _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Outcome:
+class ReadOutcome:
     """How a read went, as seen from outside."""
 
     seconds: float
@@ -32,14 +32,14 @@ class Outcome:
     error: Exception | None = None
 
 
-def measured(read: Callable[[], Reading]) -> Outcome:
+def measured(read: Callable[[], Reading]) -> ReadOutcome:
     """Read now, in this thread. Never raises: see Outcome."""
     began = time.perf_counter()
     try:
         reading = read()
     except Exception as error:  # noqa: BLE001  # whatever a source raises is its outcome, told by the sampler
-        return Outcome(time.perf_counter() - began, None, error)
-    return Outcome(time.perf_counter() - began, reading)
+        return ReadOutcome(time.perf_counter() - began, None, error)
+    return ReadOutcome(time.perf_counter() - began, reading)
 
 
 class Worker:
@@ -50,7 +50,7 @@ class Worker:
         self._jobs: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, read: Callable[[], Reading]) -> asyncio.Future[Outcome]:
+    def submit(self, read: Callable[[], Reading]) -> asyncio.Future[ReadOutcome]:
         """Run `read`; for the event loop's thread. The future never carries an exception of `read`: see Outcome."""
         return self.start(lambda: measured(read))
 
@@ -91,7 +91,7 @@ class Read(Generic[T]):
 
     def __init__(self, owner: T, source: Source, now_ms: int) -> None:
         self.owner, self._source, self._now_ms = owner, source, now_ms
-        self.outcome: Outcome | None = None  # set once
+        self.outcome: ReadOutcome | None = None  # set once
         self._finish: Callable[[], Reading] | None = None
         self._asked_s = 0.0
 
@@ -163,14 +163,14 @@ class Guard:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._worker = Worker(source.name)
-        self._running: asyncio.Future[Outcome] | None = None
+        self._running: asyncio.Future[ReadOutcome] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether an earlier read has not returned."""
         return self._running is not None and not self._running.done()
 
-    async def read(self, now_ms: int, limit_s: float) -> Outcome | None:
+    async def read(self, now_ms: int, limit_s: float) -> ReadOutcome | None:
         """Read the source; None when it did not return within `limit_s`. Call it only when not `busy`."""
         self._running = self._worker.submit(lambda: self.source.read(now_ms))
         done, _ = await asyncio.wait([self._running], timeout=limit_s)

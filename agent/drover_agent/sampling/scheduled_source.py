@@ -46,7 +46,7 @@ class Totals:
     failures: int = 0  # reads that raised or overran their limit
 
 
-class Sampled:
+class ScheduledSource:
     """For the event loop's thread."""
 
     def __init__(self, source: Source, deliver: Callable[[int, Reading], None], clock: Clock, totals: Totals) -> None:
@@ -55,7 +55,7 @@ class Sampled:
         self._known: dict[Entity, set[str]] = {}  # everything it ever told of, present or absent
         self._last_ms: int | None = None
         self._began_s = 0.0  # its last read
-        self._read: Read[Sampled] | None = None
+        self._read: Read[ScheduledSource] | None = None
         self._dropped = False
         self._bad = 0  # reads in a row that gave nothing
         self._failing = False  # an event says so
@@ -91,7 +91,7 @@ class Sampled:
         every_ms = max(self.source.interval_s, interval_s) * 1000
         return self._last_ms is None or not 0 <= ts_ms - self._last_ms < every_ms - interval_s * 500
 
-    def begin(self, ts_ms: int) -> Read[Sampled] | None:
+    def begin(self, ts_ms: int) -> Read[ScheduledSource] | None:
         """The read of this tick; None while an earlier one has not returned."""
         if self.busy:
             self.stats.skipped += 1

@@ -18,7 +18,7 @@ from drover_agent.clock import Clock
 from drover_agent.sampling.abandonable_worker import Read, Round, Worker
 from drover_agent.sampling.scheduled_source import (
     ANSWERED,
-    Sampled,
+    ScheduledSource,
     SourceStats,
     Totals,
 )
@@ -59,7 +59,7 @@ class Sampler:
     ) -> None:
         self._deliver, self._interval_s, self._clock, self._limit_s = deliver, interval_s, clock, limit_s
         self._patience_s = min(PATIENCE_S, limit_s / 2)
-        self._sampled: dict[str, Sampled] = {}
+        self._sampled: dict[str, ScheduledSource] = {}
         self._worker = Worker(THREAD)
         self._entity = Entity(Scope.NODE, node) if node else None
         self._told_own = -1  # number of the OWN_VALUES_MS in which it last told of itself
@@ -76,15 +76,15 @@ class Sampler:
         """Read this one too, from the next tick on. Those that are read often come first: they are the quick ones."""
         if old := self._sampled.get(source.name):
             old.drop()
-        self._sampled[source.name] = Sampled(source, self._deliver, self._clock, self._totals)
+        self._sampled[source.name] = ScheduledSource(source, self._deliver, self._clock, self._totals)
         self._sampled = dict(sorted(self._sampled.items(), key=lambda item: item[1].source.interval_s))
 
     async def tick(self, ts_ms: int) -> None:
         """Read all sources that are due; returns when each has answered or overrun its limit."""
         self._tell_own(ts_ms)
         began_s = self._clock.monotonic()
-        together: list[Read[Sampled]] = []
-        apart: list[Read[Sampled]] = []
+        together: list[Read[ScheduledSource]] = []
+        apart: list[Read[ScheduledSource]] = []
         for one in self._sampled.values():
             if one.due(ts_ms, self._interval_s) and (read := one.begin(ts_ms)):
                 (apart if one.slow else together).append(read)
@@ -96,7 +96,7 @@ class Sampler:
             await self._read_together(together, ts_ms)
         self._totals.tick_s = max(self._totals.tick_s, self._clock.monotonic() - began_s)
 
-    async def _read_together(self, reads: Sequence[Read[Sampled]], ts_ms: int) -> None:
+    async def _read_together(self, reads: Sequence[Read[ScheduledSource]], ts_ms: int) -> None:
         if not reads:
             return
         whole = Round(self._worker, reads)
@@ -118,13 +118,15 @@ class Sampler:
             *(self._read_apart(read, ts_ms, left_s) for read in rest),
         )
 
-    async def _read_apart(self, read: Read[Sampled], ts_ms: int, limit_s: float) -> None:
+    async def _read_apart(self, read: Read[ScheduledSource], ts_ms: int, limit_s: float) -> None:
         worker = Worker(read.owner.source.name)
         whole = Round(worker, [read])
         worker.close()  # after this one
         await self._await(whole, read, ts_ms, limit_s)
 
-    async def _await(self, whole: Round[Sampled], read: Read[Sampled], ts_ms: int, limit_s: float) -> None:
+    async def _await(
+        self, whole: Round[ScheduledSource], read: Read[ScheduledSource], ts_ms: int, limit_s: float
+    ) -> None:
         if await self._clock.within(whole.done, limit_s):
             read.owner.take(ts_ms)
         else:
@@ -156,7 +158,7 @@ class Sampler:
         absent = [(self._entity, row, Absent.UNSUPPORTED) for row in off]
         self._deliver(ts_ms, Reading(rows=[(self._entity, values)], absent=absent))
 
-    def _on(self) -> list[Sampled]:
+    def _on(self) -> list[ScheduledSource]:
         """Those that the settings do not turn off."""
         return [one for one in self._sampled.values() if not getattr(one.source, "off", False)]
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SourceFacts:
     """
     Attributes:
         what: what it gives.
@@ -30,9 +30,9 @@ class Facts:
 # What it means that `jobs` gives nothing, or not all, where GPUs are.
 JOBS_UNKNOWN = "which job holds them is not known: their processes, or those of a job, cannot be told"
 
-FACTS: Mapping[str, Facts] = MappingProxyType(
+FACTS: Mapping[str, SourceFacts] = MappingProxyType(
     {
-        "nvml": Facts(
+        "nvml": SourceFacts(
             what="GPUs, MIG instances: clocks, power, heat, memory, ECC, PCIe, NVLink, inventory, profiling",
             reads="libnvidia-ml.so.1; a GPU that hangs is left behind alone",
             pace="1 s; energy, memory in use, memory clock, margin to slowdown, clock event reasons and time held "
@@ -43,7 +43,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no NVIDIA driver on this node",
             setting='`hardware = "auto"` or `"nvml"`',
         ),
-        "kmsg": Facts(
+        "kmsg": SourceFacts(
             what="events: XIDs, SXids, PCIe, memory and OOM lines, as they come and of while the agent was down",
             reads="/dev/kmsg",
             pace="at once",
@@ -51,7 +51,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="the kernel log is not read",
             setting="`kmsg_enabled`",
         ),
-        "host": Facts(
+        "host": SourceFacts(
             what="the node: CPU, memory, disks, network, PCIe AER, EDAC, OOM kills, the agent, what it is made of",
             reads="/proc, /sys",
             pace="1 s; error counters every 10 s; new devices every minute",
@@ -59,7 +59,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="/proc or /sys is not what it should be",
             setting="always on, but for simulated hardware",
         ),
-        "sensors": Facts(
+        "sensors": SourceFacts(
             what="inlet temperature and fans",
             reads="/sys/class/hwmon; what it does not tell: `ipmitool` or `ipmi-sensors` on /dev/ipmi0",
             pace="10 s; IPMI every minute",
@@ -67,7 +67,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no such sensor on this node",
             setting="always on, but for simulated hardware",
         ),
-        "infiniband": Facts(
+        "infiniband": SourceFacts(
             what="InfiniBand and RoCE ports: state, rate, traffic, errors, congestion",
             reads="/sys/class/infiniband",
             pace="1 s; rates of links that stay up, error counters and new ports every 10 s",
@@ -75,7 +75,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no InfiniBand or RoCE port on this node",
             setting="always on, but for simulated hardware",
         ),
-        "ethernet": Facts(
+        "ethernet": SourceFacts(
             what="Ethernet ports: state, rate, traffic, errors",
             reads="/sys/class/net, physical ports only",
             pace="1 s; rates of links that stay up, error counters and new ports every 10 s",
@@ -83,7 +83,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no physical Ethernet port on this node",
             setting="always on, but for simulated hardware",
         ),
-        "dcgm": Facts(
+        "dcgm": SourceFacts(
             what="GPUs' profiling metrics; everything it has where NVML cannot be opened",
             reads="dcgm-exporter's metrics page",
             pace="10 s; dcgm-exporter itself reads every 30 s unless told otherwise",
@@ -91,7 +91,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no dcgm-exporter at `dcgm_url`",
             setting="`dcgm_url`",
         ),
-        "inference": Facts(
+        "inference": SourceFacts(
             what="inference servers: time to first token, tokens per second, requests running and waiting",
             reads="the metrics pages of vLLM, SGLang, Triton and TGI servers",
             pace="10 s",
@@ -99,7 +99,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no server is set in `inference_urls`",
             setting="`inference_urls`",
         ),
-        "steps": Facts(
+        "steps": SourceFacts(
             what="training loops: step time, tokens and operations per step, MFU",
             reads="reports of drover_agent.client.training_steps at a Unix socket",
             pace="1 s, when there are reports",
@@ -107,7 +107,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no training loop reports its steps",
             setting="`steps_socket`",
         ),
-        "jobs": Facts(
+        "jobs": SourceFacts(
             what="which Slurm job or Kubernetes pod holds which GPU",
             reads="/proc; the kubelet's pod-resources socket",
             pace="5 s",
@@ -116,7 +116,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             missing="no GPU, so nothing to hold",
             setting="`kubelet_socket`, `kubernetes_resources`",
         ),
-        "simulated": Facts(
+        "simulated": SourceFacts(
             what="eight GPUs, their host and jobs, made up",
             reads="nothing of this machine",
             pace="each tick",

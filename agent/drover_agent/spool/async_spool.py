@@ -27,8 +27,8 @@ from drover_agent.spool.disk_jobs import (
     write,
 )
 from drover_agent.spool.disk_thread import DiskThread
-from drover_agent.spool.memory_tail import Tail
-from drover_agent.spool.read_ahead import Ahead
+from drover_agent.spool.memory_tail import MemoryTail
+from drover_agent.spool.read_ahead import ReadAhead
 from drover_agent.spool.record_format import Stored
 from drover_agent.spool.spool import (
     LANES,
@@ -47,7 +47,7 @@ CACHE_BYTES = 2**20  # of each, on disk and not acknowledged: sent again without
 MAX_REJECTED = 10_000
 
 
-class Outbox:
+class AsyncSpool:
     """Not thread-safe: for the event loop's thread.
 
     Raises (at construction, which reads the folder and so may wait for the disk):
@@ -70,10 +70,10 @@ class Outbox:
         self.hangs = False
         self._closed = False
         self.events, self.telemetry = (
-            Tail.behind(log_.next_seq) for log_ in (self._spool.events, self._spool.telemetry)
+            MemoryTail.behind(log_.next_seq) for log_ in (self._spool.events, self._spool.telemetry)
         )
         self._ahead = {
-            lane: Ahead(
+            lane: ReadAhead(
                 lane,
                 self.events if lane == pb.EVENTS else self.telemetry,
                 partial(self._read, lane),
@@ -92,7 +92,7 @@ class Outbox:
         self._waiters: deque[tuple[int, int, Callable[[], None]]] = deque()
 
     @property
-    def _tails(self) -> tuple[Tail, Tail]:
+    def _tails(self) -> tuple[MemoryTail, MemoryTail]:
         return self.telemetry, self.events
 
     # ---- in
@@ -105,7 +105,7 @@ class Outbox:
         """Keep one batch; `ts_ms` is the time of its newest row."""
         self._add(self.telemetry, ts_ms, pb.Batch(blocks=blocks).SerializeToString())
 
-    def _add(self, tail: Tail, ts_ms: int, payload: bytes) -> None:
+    def _add(self, tail: MemoryTail, ts_ms: int, payload: bytes) -> None:
         tail.add(ts_ms, payload)
         self._trim(tail)
         if self.hangs:
@@ -226,7 +226,7 @@ class Outbox:
                 return
             self._waiters.popleft()[2]()
 
-    def _trim(self, tail: Tail) -> None:
+    def _trim(self, tail: MemoryTail) -> None:
         """Let go of what is on disk and held or too much for memory, and of what is too much although it is not."""
         held = self.held[pb.EVENTS] if tail is self.events else max(self.held[pb.LIVE], self.plan.through)
         while tail.records:

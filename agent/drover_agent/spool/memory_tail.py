@@ -9,7 +9,7 @@ from drover_agent.spool.record_format import Stored
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Tail:
+class MemoryTail:
     """The newest records of one log: all from `first` on are in memory, without gaps."""
 
     next_seq: int
@@ -22,7 +22,7 @@ class Tail:
     nothing_from: int = 0  # no record that waits lies above this and below `first`
 
     @classmethod
-    def behind(cls, seq: int) -> Tail:
+    def behind(cls, seq: int) -> MemoryTail:
         """Of a log whose records below `seq` are all on the disk."""
         return cls(seq, seq, given=seq - 1, released=seq - 1, written=seq - 1, nothing_from=seq - 1)
 

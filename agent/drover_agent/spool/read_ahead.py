@@ -8,17 +8,21 @@ from collections import deque
 from collections.abc import Callable
 
 from drover_agent.spool.disk_jobs import Sendable
-from drover_agent.spool.memory_tail import Tail
+from drover_agent.spool.memory_tail import MemoryTail
 from drover_proto import telemetry_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 
-class Ahead:
+class ReadAhead:
     """For the event loop's thread. At most one read of a lane waits for the disk's."""
 
     def __init__(
-        self, lane: int, tail: Tail, read: Callable[[int], asyncio.Future[list[Sendable]]], ready: Callable[[], None]
+        self,
+        lane: int,
+        tail: MemoryTail,
+        read: Callable[[int], asyncio.Future[list[Sendable]]],
+        ready: Callable[[], None],
     ) -> None:
         """`read`: of what follows a sequence; `ready` is called when it came."""
         self._lane, self._tail, self._read, self._ready = lane, tail, read, ready

@@ -22,7 +22,7 @@ MAX_SPANS = 16  # of times that were told; of more, the two oldest become one
 _Values = dict[str, float]
 
 
-class Packer:
+class Batcher:
     """What one batch will hold. Readings of several sources for the same moment and entity merge into one row.
 
     The store keeps one row for each entity and moment. So a row that comes for a second that was packed already is

@@ -17,7 +17,7 @@ OWN = "Internal error from Core"
 LATE_S = 1.0  # how long the status may come behind the error of a write
 
 
-class CallEnd:
+class CloseReason:
     """Notes the status of a call of grpc.aio. Made before anything is written."""
 
     def __init__(self, call: Any) -> None:

@@ -10,7 +10,7 @@ WINDOW_BYTES = 8 * 2**20
 WINDOW_EVENTS = 256  # beside them
 
 
-class Flight:
+class InFlight:
     """Messages sent on this stream and not acknowledged."""
 
     def __init__(self, clock: Clock) -> None:

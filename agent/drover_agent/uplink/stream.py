@@ -15,11 +15,11 @@ import grpc
 
 from drover_agent.clock import Clock
 from drover_agent.config import AgentConfig
-from drover_agent.spool.async_spool import Outbox
+from drover_agent.spool.async_spool import AsyncSpool
 from drover_agent.spool.spool import LANES
 from drover_agent.uplink.clock_offset import ClockOffset
-from drover_agent.uplink.close_reason import CallEnd
-from drover_agent.uplink.in_flight import Flight
+from drover_agent.uplink.close_reason import CloseReason
+from drover_agent.uplink.in_flight import InFlight
 from drover_agent.uplink.tls import ClientTls
 from drover_core.x509 import CertificateError
 from drover_proto import telemetry_pb2 as pb
@@ -100,7 +100,7 @@ class Owner(Protocol):
 class Uplink:
     """Runs until cancelled. `wake` tells it of new data, `hello_changed` of new entities or schemas."""
 
-    def __init__(self, config: AgentConfig, spool: Outbox, owner: Owner, clock: Clock) -> None:
+    def __init__(self, config: AgentConfig, spool: AsyncSpool, owner: Owner, clock: Clock) -> None:
         self._config, self._spool, self._owner, self._clock = config, spool, owner, clock
         self._work = asyncio.Event()
         self._hello_due = False
@@ -194,7 +194,7 @@ class Uplink:
             # To a quarter of its size, for some 35 us of CPU a second. A message that stays below 6 kB spares the
             # collector 64 KiB of read buffer a stream, as much as a stream costs otherwise.
             call = rpc.TelemetryStub(channel).Stream(metadata=WAITS, compression=grpc.Compression.Gzip)
-            end = CallEnd(call)
+            end = CloseReason(call)
             try:
                 welcome = await self._greet(call, address, limit_s)
                 held = _held(welcome.held)
@@ -244,7 +244,7 @@ class Uplink:
 
     async def _exchange(self, call: Any) -> None:
         """Send and read until one of them ends."""
-        flight = Flight(self._clock)
+        flight = InFlight(self._clock)
         tasks = [asyncio.create_task(self._send(call, flight)), asyncio.create_task(self._read(call, flight))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +255,7 @@ class Uplink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, call: Any, flight: Flight) -> None:
+    async def _send(self, call: Any, flight: InFlight) -> None:
         sent = dict(self._spool.held)
         look_s = self._clock.monotonic() + random.uniform(0.5, 1.0) * RENEWED_LOOK_S
         renewed, drained_s = False, 0.0
@@ -283,7 +283,7 @@ class Uplink:
             except TimeoutError:
                 continue  # look at the clock again
 
-    async def _send_next(self, call: Any, flight: Flight, sent: dict[int, int], telemetry: bool) -> bool:
+    async def _send_next(self, call: Any, flight: InFlight, sent: dict[int, int], telemetry: bool) -> bool:
         """Send one message, events before telemetry and the live lane before the backfill.
 
         Telemetry that the collector asked to hold back, or cannot store, holds no event back.
@@ -301,7 +301,7 @@ class Uplink:
                 return True
         return False
 
-    def _more_records(self, first: pb.AgentMessage, flight: Flight, sent: dict[int, int]) -> pb.AgentMessage:
+    def _more_records(self, first: pb.AgentMessage, flight: InFlight, sent: dict[int, int]) -> pb.AgentMessage:
         """The records that wait behind one, in a message with it: a new agent has dozens to tell."""
         several, size = pb.Records(records=[first.record]), 0
         while len(several.records) < RECORDS_TOGETHER and size < TOGETHER_BYTES and flight.has_room(pb.EVENTS):
@@ -317,7 +317,7 @@ class Uplink:
     async def _write(self, call: Any, message: pb.AgentMessage) -> None:
         await _limited(call.write(message), "the collector does not take data", ANSWER_LIMIT_S)
 
-    async def _read(self, call: Any, flight: Flight) -> None:
+    async def _read(self, call: Any, flight: InFlight) -> None:
         while True:
             message = await call.read()
             if not isinstance(message, pb.CollectorMessage):
@@ -339,7 +339,7 @@ class Uplink:
             elif kind == "probe_request":
                 self._owner.probe_asked(message.probe_request)
 
-    def _take(self, held: Any, flight: Flight) -> float | None:
+    def _take(self, held: Any, flight: InFlight) -> float | None:
         """Returns: the steady time when the newest of what is held was sent; None where nothing new is."""
         newest: float | None = None
         for lane, seq in _held(held).items():

@@ -21,7 +21,7 @@ NODE_WIDTH = 12
 
 
 @dataclass(slots=True)
-class Facts:
+class ScreenFacts:
     """What one look at the collector gave. `trouble`: why it is old."""
 
     status: pb.Status
@@ -34,7 +34,7 @@ class Facts:
     trouble: str = field(default="")
 
 
-def frame(facts: Facts, width: int, height: int) -> Group:
+def frame(facts: ScreenFacts, width: int, height: int) -> Group:
     """At most `height` lines of `width` columns: head, every GPU where there is room, incidents, jobs, nodes."""
     head = _head(facts, width)
     left = height - len(head)
@@ -65,7 +65,7 @@ def _shared(lines: int, wanted: Sequence[int]) -> list[int]:
     return rows
 
 
-def _head(facts: Facts, width: int) -> list[Text]:
+def _head(facts: ScreenFacts, width: int) -> list[Text]:
     status = facts.status
     age = duration((facts.now_ms - status.newest_sample_ms) / 1000) if status.newest_sample_ms else "never"
     line = (
@@ -107,7 +107,7 @@ def _style(health: Health) -> str:
     return "dim" if health is Health.UNKNOWN else f"black on {HEALTH[health].dark}"
 
 
-def _picture(facts: Facts, width: int, lines: int) -> list[Text]:
+def _picture(facts: ScreenFacts, width: int, lines: int) -> list[Text]:
     """Every GPU as a sign, node by node; racks line by line. None where it does not fit: the lists tell what is bad."""
     if facts.picture.layout_version != facts.layout.version:
         return []  # the fleet file has just changed
@@ -152,7 +152,7 @@ def _table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str | Text]
     return made
 
 
-def _incidents(facts: Facts, found: Sequence[Incident], width: int) -> Table:
+def _incidents(facts: ScreenFacts, found: Sequence[Incident], width: int) -> Table:
     rows = [
         (
             Text(i.severity.upper(), style=SEVERITY[i.severity]),
@@ -167,7 +167,7 @@ def _incidents(facts: Facts, found: Sequence[Incident], width: int) -> Table:
     return _table(title, ("SEVERITY", "WHERE", "FOR", "WANTS", "WHAT"), rows, width)
 
 
-def _jobs(found: Sequence[pb.JobRow], facts: Facts, width: int) -> Table:
+def _jobs(found: Sequence[pb.JobRow], facts: ScreenFacts, width: int) -> Table:
     rows = [
         (
             Text(plain(job.job), style="bold" if job.severity else ""),

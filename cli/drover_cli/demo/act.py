@@ -12,10 +12,10 @@ from pathlib import Path
 from drover_cli.output import plain
 from drover_core.model.events import (
     Decision,
-    Duty,
     Health,
+    NodeOutage,
+    RecommendedAction,
     WaitsFor,
-    Wanted,
     from_json,
 )
 from drover_core.model.fleet import FleetSpec
@@ -90,7 +90,11 @@ class Guide:
             self._ask(from_json(Decision, text), summaries)
         for text in state.held_json:
             self._hold(from_json(Decision, text))
-        out = {duty.node: duty for text in state.duties_json if (duty := from_json(Duty, text)).stage != Health.HEALTHY}
+        out = {
+            duty.node: duty
+            for text in state.duties_json
+            if (duty := from_json(NodeOutage, text)).stage != Health.HEALTHY
+        }
         for node in [node for node in self._stages if node not in out]:
             del self._stages[node]
             self._to_boot.discard(node)
@@ -114,14 +118,14 @@ class Guide:
 
     def _hold(self, decision: Decision) -> None:
         """Say what the guard holds back; else an approval without an effect looks like a fault of the demo."""
-        if decision.id in self._held or decision.wanted not in (Wanted.DRAIN, Wanted.ISOLATE):
+        if decision.id in self._held or decision.wanted not in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE):
             return
         self._held.add(decision.id)
         self._say(f"The guard holds back: {_asked(decision)}. {plain(decision.reason)}")
         self._say("    It is done, or asked for, when that is over. A person may go past the guard:")
         self._type(f'{decision.wanted} {decision.node} --force --why "I looked at it"')
 
-    def _tell(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
+    def _tell(self, duty: NodeOutage, labels: Sequence[Mapping[str, object]]) -> None:
         node = duty.node
         if duty.stage is Health.DRAINING:
             self._say(f"{node} gets no new jobs. Those that run there leave it within 20 s.")
@@ -147,7 +151,7 @@ class Guide:
             self._say("    It is up after 20 s. Then:")
         self._type(f'resume {node} --why "the work is done"')
 
-    def _remedy(self, duty: Duty, labels: Sequence[Mapping[str, object]]) -> None:
+    def _remedy(self, duty: NodeOutage, labels: Sequence[Mapping[str, object]]) -> None:
         node = duty.node
         cures = _cures(node, labels)
         if duty.waits_for is WaitsFor.RESET:
@@ -165,7 +169,7 @@ class Guide:
         elif not duty.waits_for:
             self._type(f'resume {node} --why "I looked at it"')
 
-    def _suggest(self, labels: Sequence[Mapping[str, object]], out: Mapping[str, Duty]) -> None:
+    def _suggest(self, labels: Sequence[Mapping[str, object]], out: Mapping[str, NodeOutage]) -> None:
         """A healthy node to drain by hand, once; in a rack without faults where there is one."""
         faulty = {str(label["node"]) for label in labels} | set(out)
         racks = {node.rack for node in self._spec.nodes if node.name in faulty}
@@ -189,5 +193,5 @@ def _asked(decision: Decision) -> str:
     """What a yes does, in words."""
     if not decision.node:
         return "go on, although many nodes fail at once"
-    words = {Wanted.NONE: "put {} back", Wanted.ADVISE: "have new jobs avoid {}"}
+    words = {RecommendedAction.NONE: "put {} back", RecommendedAction.ADVISE: "have new jobs avoid {}"}
     return words.get(decision.wanted, f"{decision.wanted} {{}}").format(decision.node)

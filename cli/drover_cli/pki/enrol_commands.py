@@ -75,13 +75,13 @@ def fingerprint(path: Path) -> str:
 def serve(args: argparse.Namespace) -> int:
     from drover_cli.errors import CliError
     from drover_cli.pki import authority as certs
-    from drover_cli.pki.enrolment import Desk, EnrolmentServer
+    from drover_cli.pki.enrolment import EnrolmentServer, EnrolmentService
 
     if args.days > certs.DAYS["agent"]:
         raise CliError(f"--days {args.days}: at most {certs.DAYS['agent']}; nodes renew by themselves")
     logs.begin("info")
     host, _, port = args.listen.rpartition(":")
-    desk = Desk(args.dir, args.days)
+    desk = EnrolmentService(args.dir, args.days)
     certs.read_certificate(args.cert)
     if not (key := certs.key_path(args.cert)).exists():
         raise CliError(f"{key} is not there; it lies beside {args.cert}, of `drover certs issue collector`")

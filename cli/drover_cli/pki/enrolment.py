@@ -71,7 +71,7 @@ class Refusals:
                 del self._times[next(iter(self._times))]
 
 
-class Desk:
+class EnrolmentService:
     """What is answered. Used from several threads; one signs at a time."""
 
     def __init__(self, folder: Path, days: int, refusals: Refusals | None = None) -> None:
@@ -186,7 +186,9 @@ class EnrolmentServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], desk: Desk, cert: Path, key: Path, *, request_s: float = REQUEST_S):
+    def __init__(
+        self, address: tuple[str, int], desk: EnrolmentService, cert: Path, key: Path, *, request_s: float = REQUEST_S
+    ):
         """
         Raises:
             OSError: the address cannot be listened on, or a file not be read.
@@ -249,7 +251,7 @@ def _cut(connection: ssl.SSLSocket) -> None:
         return  # it has gone by itself
 
 
-def _handler(desk: Desk) -> type[BaseHTTPRequestHandler]:
+def _handler(desk: EnrolmentService) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "drover", ""
 

@@ -32,9 +32,9 @@ from drover_core.model.events import (
     Action,
     ActionState,
     Decision,
-    Duty,
     Health,
     Incident,
+    NodeOutage,
     WaitsFor,
 )
 
@@ -50,7 +50,7 @@ STOP_S = 15.0  # for an effect under way
 OBSERVES = 'this collector only observes; set act.mode to "approve" or "enforce", and an actuator'
 
 
-class ActionDesk(Returning):
+class ActionDispatcher(Returning):
     """`take` and the calls for people may be used from any thread, between `start` and `stop`.
 
     Args:
@@ -88,9 +88,9 @@ class ActionDesk(Returning):
         self.store, self.config, self.now_ms, self.step = store, config, now_ms, step
         self.incidents, self.actuator_of = incidents, actuator_of
         self.validator: Validator | None = None
-        self.duties: Mapping[str, Duty] = {}
+        self.duties: Mapping[str, NodeOutage] = {}
         self.advices: dict[tuple[str, str], Action] = {}
-        self.on_duties: list[Callable[[Mapping[str, Duty]], None]] = []
+        self.on_duties: list[Callable[[Mapping[str, NodeOutage]], None]] = []
         self.on_survey: list[Callable[[Survey], None]] = []
         self.on_failed: list[Callable[[Sequence[Action]], None]] = []
         self.troubles: dict[str, str] = {}
@@ -328,7 +328,7 @@ class ActionDesk(Returning):
 
     # ---- for the workers
 
-    def set_duty(self, duty: Duty) -> None:
+    def set_duty(self, duty: NodeOutage) -> None:
         """Raises StoreError: it is as before then."""
         if duty.stage is not Health.DRAINED:
             duty = replace(duty, waits_for=WaitsFor.NOTHING)

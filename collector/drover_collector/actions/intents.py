@@ -15,12 +15,16 @@ from drover_core.model.events import (
     ActionState,
     Decision,
     Incident,
-    Wanted,
+    RecommendedAction,
 )
 
 log = logging.getLogger(__name__)
 
-ACT_OF = {Wanted.ADVISE: Act.ADVISE, Wanted.DRAIN: Act.DRAIN, Wanted.ISOLATE: Act.ISOLATE}
+ACT_OF = {
+    RecommendedAction.ADVISE: Act.ADVISE,
+    RecommendedAction.DRAIN: Act.DRAIN,
+    RecommendedAction.ISOLATE: Act.ISOLATE,
+}
 TROUBLE = "intents"  # its key among the desk's
 MAX_WISHES = 10_000  # decisions that wait for their intents to be stored
 RETRY_S = 1.0  # after the store has failed

@@ -17,11 +17,11 @@ from drover_core.model.events import (
     EventKind,
     Finding,
     Incident,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
-CLOSES = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
+CLOSES = frozenset({RecommendedAction.DRAIN, RecommendedAction.ISOLATE})
 NAMED = 3  # incidents
 
 

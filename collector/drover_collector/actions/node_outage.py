@@ -15,8 +15,8 @@ from typing import Any
 
 from drover_collector.actions.base import HAND, NodeState, Service
 from drover_core.model.events import (
-    Duty,
     Health,
+    NodeOutage,
     ProbeVerdict,
     WaitsFor,
     Withheld,
@@ -30,16 +30,18 @@ DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 
 
-def is_out(duty: Duty | None) -> bool:
+def is_out(duty: NodeOutage | None) -> bool:
     return duty is not None and duty.stage in OUT
 
 
-def mark_of_duty(duty: Duty) -> str:
+def mark_of_duty(duty: NodeOutage) -> str:
     """The mark in its scheduler's reason."""
     return duty.incident_id or HAND
 
 
-def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, now_ms: int, return_days: float) -> Duty:
+def taken_out(
+    node: str, mark: str, reason: str, by: str, before: NodeOutage | None, now_ms: int, return_days: float
+) -> NodeOutage:
     """The first stage of a node. One that came back less than `return_days` ago is told apart, by number and word."""
     returns = 0
     if before is not None and before.stage is Health.HEALTHY and now_ms - before.ts_ms < return_days * DAY_MS:
@@ -47,16 +49,16 @@ def taken_out(node: str, mark: str, reason: str, by: str, before: Duty | None, n
         times = "" if returns == 1 else f", for the {returns}. time"
         days = (now_ms - before.ts_ms) / DAY_MS
         reason = f"out again {days:.1f} days after it came back{times}: {reason}"
-    return Duty(node, Health.DRAINING, now_ms, "" if mark == HAND else mark, reason, by, returns)
+    return NodeOutage(node, Health.DRAINING, now_ms, "" if mark == HAND else mark, reason, by, returns)
 
 
-def moved(duty: Duty, stage: Health, now_ms: int, reason: str, **changes: Any) -> Duty:
+def moved(duty: NodeOutage, stage: Health, now_ms: int, reason: str, **changes: Any) -> NodeOutage:
     """The next step of a node that is out, for a reason of its own: what it waited for before is over."""
     fresh: dict[str, Any] = {"waits_for": WaitsFor.NOTHING, "withheld": Withheld.NO, "incidents": ()}
     return replace(duty, stage=stage, ts_ms=now_ms, reason=reason, **(fresh | changes))
 
 
-def seen(duty: Duty, state: NodeState, now_ms: int) -> Duty | None:
+def seen(duty: NodeOutage, state: NodeState, now_ms: int) -> NodeOutage | None:
     """What a look at the scheduler changes; None: nothing."""
     if state.service is Service.IN:
         text = "put back in service by somebody else"
@@ -71,12 +73,12 @@ def seen(duty: Duty, state: NodeState, now_ms: int) -> Duty | None:
     return None
 
 
-def kept_by(duty: Duty) -> str:
+def kept_by(duty: NodeOutage) -> str:
     """The person who has drained it by hand and has not asked for its return since; "": nobody."""
     return "" if duty.by == ITSELF else duty.by
 
 
-def drained_too(duty: Duty, by: str, why: str, now_ms: int) -> Duty | None:
+def drained_too(duty: NodeOutage, by: str, why: str, now_ms: int) -> NodeOutage | None:
     """A person drains what is out already: from then on only people put it back, whatever its probes show.
 
     None: nothing changes, as of one that waits for people anyway.
@@ -95,7 +97,7 @@ def drained_too(duty: Duty, by: str, why: str, now_ms: int) -> Duty | None:
     )
 
 
-def adopted(state: NodeState, now_ms: int) -> Duty | None:
+def adopted(state: NodeState, now_ms: int) -> NodeOutage | None:
     """The duty of a node that is closed with a mark of ours, and that nothing here knows of; None: it has none.
 
     It waits for a person: why it went out is not known here, so that probes may not look for it.
@@ -108,10 +110,10 @@ def adopted(state: NodeState, now_ms: int) -> Duty | None:
         f" set back? drover resume {state.node} --why ... has it probed and put back"
     )
     incident = "" if mark == HAND else mark
-    return Duty(state.node, Health.DRAINING, now_ms, incident, text, "drover", withheld=Withheld.REVIEW)
+    return NodeOutage(state.node, Health.DRAINING, now_ms, incident, text, "drover", withheld=Withheld.REVIEW)
 
 
-def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | None:
+def judged(duty: NodeOutage, verdicts: Iterable[ProbeVerdict], now_ms: int) -> NodeOutage | None:
     """The duty after its validation: repair, or drained when it could not be told; None: it passed."""
     listed = list(verdicts)
     failed = [v.text for v in listed if v.passed is False]
@@ -123,12 +125,12 @@ def judged(duty: Duty, verdicts: Iterable[ProbeVerdict], now_ms: int) -> Duty | 
     return None
 
 
-def unjudged(duty: Duty, why: str, now_ms: int) -> Duty:
+def unjudged(duty: NodeOutage, why: str, now_ms: int) -> NodeOutage:
     """One that probes could not judge: a person must look at it. `why`: a sentence without its full stop."""
     return moved(duty, Health.DRAINED, now_ms, f"not validated: {why}", withheld=Withheld.REVIEW)
 
 
-def gpu_hours_lost(history: Sequence[Duty], gpus: int, now_ms: int) -> float:
+def gpu_hours_lost(history: Sequence[NodeOutage], gpus: int, now_ms: int) -> float:
     """GPU-hours that a node did not work while it was out: from when its jobs were gone until it was back (or now).
 
     While it drains its jobs still work; what of it is idle then is not counted.

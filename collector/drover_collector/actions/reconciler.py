@@ -21,12 +21,12 @@ from drover_core.model.events import (
     Act,
     ActionState,
     Audit,
-    Duty,
     Health,
+    NodeOutage,
 )
 
 if TYPE_CHECKING:
-    from drover_collector.actions.dispatcher import ActionDesk
+    from drover_collector.actions.dispatcher import ActionDispatcher
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ ALL_S = 60.0  # between looks at all nodes: for the guard's count of those that 
 AT_ONCE = 20  # nodes closed by whom is not known yet, looked at before it is seen whether there is something to do
 
 
-class Looks:
+class SchedulerReconciler:
     """Of one actuator, in its worker's thread. All raise ActError and its kinds, and StoreError."""
 
-    def __init__(self, desk: ActionDesk, actuator: Actuator) -> None:
+    def __init__(self, desk: ActionDispatcher, actuator: Actuator) -> None:
         self._desk, self._actuator = desk, actuator
         self._all_at = 0.0  # when all nodes are looked at again, time.monotonic
         self._survey: Survey | None = None  # the newest, until what it shows is taken up
@@ -65,7 +65,7 @@ class Looks:
         self._look_at_advices()
         return self._look_at_all(under_way, has_come)
 
-    def _look_at(self, duty: Duty, states: Mapping[str, NodeState]) -> None:
+    def _look_at(self, duty: NodeOutage, states: Mapping[str, NodeState]) -> None:
         desk, state = self._desk, states.get(duty.node)
         if state is None:
             return
@@ -79,7 +79,7 @@ class Looks:
         if (after or duty).stage is Health.DRAINED:
             desk.validate(after or duty)
 
-    def _disown(self, duty: Duty, mark: str) -> None:
+    def _disown(self, duty: NodeOutage, mark: str) -> None:
         """Were it closed so again, that would be somebody else's doing, which no resume undoes."""
         desk = self._desk
         if not isinstance(self._actuator, Disowner) or not self._actuator.disown(duty.node, mark, desk.store.fence):
@@ -90,7 +90,7 @@ class Looks:
         line = Audit(f"uncordon {duty.node} {now_ms}", now_ms, SOMEBODY, "uncordon", duty.node, "", told)
         desk.store.write_audit([line])
 
-    def _undone(self, duty: Duty, why: str) -> None:
+    def _undone(self, duty: NodeOutage, why: str) -> None:
         done = [
             a
             for a in self._desk.store.actions(node=duty.node)

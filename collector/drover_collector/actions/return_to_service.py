@@ -50,9 +50,9 @@ from drover_core.model.events import (
     Act,
     Action,
     ActionState,
-    Duty,
     Health,
     Incident,
+    NodeOutage,
     ProbeReason,
     ProbeVerdict,
     WaitsFor,
@@ -70,7 +70,7 @@ QUIET_MS = 60_000  # nothing more may have come for so long before a node whose 
 HELD_BEFORE = "probed after it was "  # begin of the reason of one that no longer waits
 
 
-def with_help(duty: Duty, lack: Lack) -> str:
+def with_help(duty: NodeOutage, lack: Lack) -> str:
     """What it waits for, and what ends that."""
     by_hand = f"drover resume {duty.node} --why TEXT --force puts it back at once"
     if lack.waits_for is WaitsFor.PERSON:
@@ -78,7 +78,7 @@ def with_help(duty: Duty, lack: Lack) -> str:
     return f"{lack.text}. It is probed and put back when that has come; {by_hand}"
 
 
-def held(duty: Duty, lack: Lack, now_ms: int) -> Duty:
+def held(duty: NodeOutage, lack: Lack, now_ms: int) -> NodeOutage:
     """A drained node whose return waits for something."""
     return moved(
         duty, Health.DRAINED, now_ms, with_help(duty, lack), waits_for=lack.waits_for, incidents=lack.incidents,
@@ -102,7 +102,7 @@ class Returning:
     now_ms: Callable[[], int]
     incidents: Callable[[], Mapping[str, Incident]]
     step: Callable[[str], None]
-    duties: Mapping[str, Duty]
+    duties: Mapping[str, NodeOutage]
     validator: Validator | None
     now_of: Callable[[str], NodeNow | None]
     _recheck_s: float  # between looks at what a held node waits for
@@ -122,7 +122,7 @@ class Returning:
     ) -> Action:
         raise NotImplementedError  # the desk has it
 
-    def set_duty(self, duty: Duty) -> None:
+    def set_duty(self, duty: NodeOutage) -> None:
         raise NotImplementedError  # the desk has it
 
     def _must_act(self, node: str) -> None:
@@ -156,7 +156,7 @@ class Returning:
         )
         return None, "probes were asked for; it is put back when it passes them"
 
-    def validate(self, duty: Duty) -> None:
+    def validate(self, duty: NodeOutage) -> None:
         """Ask for the probes of a node whose jobs are gone. Raises StoreError."""
         if self.validator is None or not self.config.validate or duty.withheld is Withheld.REVIEW or kept_by(duty):
             return
@@ -177,7 +177,7 @@ class Returning:
         if (duty.waits_for, duty.reason) != (lack.waits_for, with_help(duty, lack)):
             self.set_duty(held(duty, lack, self.now_ms()))
 
-    def _validate(self, validator: Validator, duty: Duty, why: ProbeReason, by: str, reason: str) -> None:
+    def _validate(self, validator: Validator, duty: NodeOutage, why: ProbeReason, by: str, reason: str) -> None:
         now_ms = self.now_ms()
         try:
             order = validator.ask(duty.node, why, level=self.config.validate_level, incident_id=duty.incident_id, by=by)
@@ -253,7 +253,7 @@ class Returning:
             node, since_ms, mine, store.events_received(node, since_ms), store.findings(since_ms, to_ms, node=node)
         )
 
-    def _must_lack_nothing(self, resume: Action, duty: Duty) -> None:
+    def _must_lack_nothing(self, resume: Action, duty: NodeOutage) -> None:
         """Raises LackError: what a return demands is missing. LaterError: values since the probes may still come."""
         if (lack := self._remedy_lack(duty)) is not None:
             raise LackError(lack)
@@ -271,7 +271,7 @@ class Returning:
         mine = [i for i in self.incidents().values() if i.node == node and i.action in CLOSES]
         return {i.id: i for i in mine if not self._rejected(i)}
 
-    def _present_lack(self, duty: Duty, since_ms: int | None = None) -> Lack | None:
+    def _present_lack(self, duty: NodeOutage, since_ms: int | None = None) -> Lack | None:
         """Whether values and findings speak for a return now. `since_ms`: when its probes were asked for."""
         now = self.now_of(duty.node)
         if (lack := telemetry_lack(now, self.now_ms(), since_ms or 0)) is not None:
@@ -280,7 +280,7 @@ class Returning:
         names = {id_: what(i) for id_, i in self._own_incidents(duty.node).items() if i.closed_ms is None}
         return finding_lack(now.said, names, self.now_ms(), since_ms, duty.waits_for is WaitsFor.FINDING)
 
-    def contradicted(self, duty: Duty, lack: Lack) -> Duty:
+    def contradicted(self, duty: NodeOutage, lack: Lack) -> NodeOutage:
         """One whose pass a finding contradicts: the second time in one outage a person must look, as it would be probed
         for ever. Raises StoreError."""
         out = list(takewhile(is_out, reversed(self.store.duty_history(duty.node))))
@@ -290,7 +290,7 @@ class Returning:
         why = f"it passed its validation twice, and was {lack.text} each time: a person must look; {again}"
         return replace(unjudged(duty, why, self.now_ms()), asked_ms=0, incidents=lack.incidents)
 
-    def _remedy_lack(self, duty: Duty) -> Lack | None:
+    def _remedy_lack(self, duty: NodeOutage) -> Lack | None:
         """Whether a boot or a reset that a fault needs is missing. Raises StoreError."""
         node, now_ms = duty.node, self.now_ms()
         now = self.now_of(node)

@@ -34,7 +34,7 @@ from drover_collector.actions.node_outage import (
     taken_out,
     unjudged,
 )
-from drover_collector.actions.reconciler import Looks
+from drover_collector.actions.reconciler import SchedulerReconciler
 from drover_collector.actions.return_conditions import Lack, LackError
 from drover_collector.actions.return_to_service import held
 from drover_collector.store import StoreError
@@ -48,7 +48,7 @@ from drover_core.model.events import (
 )
 
 if TYPE_CHECKING:
-    from drover_collector.actions.dispatcher import ActionDesk
+    from drover_collector.actions.dispatcher import ActionDispatcher
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Job:
 class Worker:
     """Runs until asked to stop."""
 
-    def __init__(self, desk: ActionDesk, actuator: Actuator, look_s: float) -> None:
+    def __init__(self, desk: ActionDispatcher, actuator: Actuator, look_s: float) -> None:
         self.actuator = actuator
         self._desk, self._look_s = desk, look_s
         self._jobs: dict[str, Job] = {}
@@ -85,7 +85,7 @@ class Worker:
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
-        self._looks = Looks(desk, actuator)
+        self._looks = SchedulerReconciler(desk, actuator)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
     def start(self) -> None:

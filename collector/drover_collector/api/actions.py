@@ -9,12 +9,12 @@ import grpc
 import numpy as np
 
 from drover_collector.actions.base import ActError
-from drover_collector.actions.dispatcher import OBSERVES, ActionDesk
+from drover_collector.actions.dispatcher import OBSERVES, ActionDispatcher
 from drover_collector.actions.node_outage import IDLE, gpu_hours_lost, is_out
 from drover_collector.api import return_to_service as api_return
 from drover_collector.api.snapshot import (
     DAY_MS,
-    Facts,
+    ApiSnapshot,
     RefusalError,
     bad_argument,
 )
@@ -26,7 +26,7 @@ from drover_core.model.events import (
     Act,
     Action,
     Audit,
-    Duty,
+    NodeOutage,
 )
 from drover_proto import fleet_pb2 as pb
 
@@ -42,7 +42,7 @@ NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an o
 FORCE = "--force does it all the same (over TLS an admin's)"
 
 
-def act_on_node(facts: Facts, request: pb.ActRequest, by: str, forces: bool = True) -> pb.ActReply:
+def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: bool = True) -> pb.ActReply:
     """`by`: who asks, as the certificate names them; `forces`: whether they may act past the guard.
 
     A resume passes no guard.
@@ -68,7 +68,7 @@ def act_on_node(facts: Facts, request: pb.ActRequest, by: str, forces: bool = Tr
     return reply
 
 
-def _done(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
+def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
     if not why:
         raise bad_argument("say why: it stands in the record and in the scheduler's reason")
     desk = _desk(facts)
@@ -78,7 +78,7 @@ def _done(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: str) -> 
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
 
 
-def _note_refused(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: str, refusal: str) -> None:
+def _note_refused(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str, refusal: str) -> None:
     """In the audit too. The refusal is answered whether the store takes its line or not."""
     now_ms = facts.now_ms()
     forced = "forced: " if request.force else ""
@@ -91,7 +91,7 @@ def _note_refused(facts: Facts, request: pb.ActRequest, act: Act, why: str, by: 
         log.warning("not in the audit: %s of %s by %s, refused: %s (%s)", act, request.node, by, refusal, error)
 
 
-def preview_act(facts: Facts, request: pb.ActRequest, may: bool, forces: bool = True) -> pb.ActPreview:
+def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: bool = True) -> pb.ActPreview:
     """What an act would meet: the guard, the jobs on the node. Nothing is done."""
     n = facts.node_number(request.node)
     act = next((act for act in BY_HAND if act == request.act), None)
@@ -124,7 +124,7 @@ def preview_act(facts: Facts, request: pb.ActRequest, may: bool, forces: bool = 
     return reply
 
 
-def _jobs_on(facts: Facts, n: int) -> list[pb.JobThere]:
+def _jobs_on(facts: ApiSnapshot, n: int) -> list[pb.JobThere]:
     """Who holds GPUs of a node, most of them first."""
     index = facts.index
     codes, names = facts.jobs()
@@ -141,7 +141,7 @@ def _jobs_on(facts: Facts, n: int) -> list[pb.JobThere]:
     return sorted(found, key=lambda job: (-job.gpus_here, job.job))
 
 
-def list_actions(facts: Facts, request: pb.ActionsRequest) -> pb.ActionList:
+def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionList:
     if request.node:
         facts.node_number(request.node)
     limit = min(request.limit or LISTED, MOST_LISTED)
@@ -152,19 +152,21 @@ def list_actions(facts: Facts, request: pb.ActionsRequest) -> pb.ActionList:
     )
 
 
-def _desk(facts: Facts) -> ActionDesk:
+def _desk(facts: ApiSnapshot) -> ActionDispatcher:
     desk = facts.pipeline.desk
     if desk is None:
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, OBSERVES)
     return desk
 
 
-def _resume(desk: ActionDesk, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
+def _resume(desk: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
     action, said = desk.resume(request.node, why, by, request.force)
     return pb.ActReply(detail=said) if action is None else _told(desk.wait(action, WAIT_S))
 
 
-def _take_out(facts: Facts, desk: ActionDesk, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
+def _take_out(
+    facts: ApiSnapshot, desk: ActionDispatcher, request: pb.ActRequest, act: Act, why: str, by: str
+) -> pb.ActReply:
     duty = desk.duties.get(request.node)
     if act in (Act.RESET, Act.REBOOT):
         if not request.force and (duty is None or duty.stage not in IDLE):
@@ -205,7 +207,7 @@ def _action(a: Action) -> pb.ActionLine:
     )  # fmt: skip
 
 
-def _duty(facts: Facts, duty: Duty) -> pb.DutyLine:
+def _duty(facts: ApiSnapshot, duty: NodeOutage) -> pb.DutyLine:
     now_ms = facts.now_ms()
     place = facts.index.spec.by_name.get(duty.node)
     lost = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_collector.api.snapshot import DAY_MS, Facts
+from drover_collector.api.snapshot import DAY_MS, ApiSnapshot
 from drover_collector.policy.backtest import Backtest, backtest
 from drover_collector.policy.policy import PRESETS, Policy
 from drover_proto import fleet_pb2 as pb
@@ -16,12 +16,12 @@ MOST_WORK = (
 SHOWN = 50  # nodes by name
 
 
-def backtest_policies(facts: Facts) -> pb.BacktestReply:
+def backtest_policies(facts: ApiSnapshot) -> pb.BacktestReply:
     """The last DAYS days; nodes of jobs of the past are not known, so the cap of a job's nodes is left out."""
     return facts.once("backtest", KEPT_S, lambda: _made(facts))
 
 
-def _made(facts: Facts) -> pb.BacktestReply:
+def _made(facts: ApiSnapshot) -> pb.BacktestReply:
     index, now_ms = facts.index, facts.now_ms()
     since_ms = now_ms - DAYS * DAY_MS
     known = sorted((i for i in facts.incidents(since_ms) if i.opened_ms >= since_ms), key=lambda i: (i.opened_ms, i.id))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from drover_collector.api.snapshot import Facts, RefusalError, bad_argument
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError, bad_argument
 from drover_collector.store import StoreError
 from drover_collector.store.durability.backup import PARTIAL
 from drover_proto import fleet_pb2 as pb
@@ -17,7 +17,7 @@ from drover_proto import fleet_pb2 as pb
 log = logging.getLogger(__name__)
 
 
-def backup(facts: Facts, request: pb.BackupRequest) -> pb.BackupReply:
+def backup(facts: ApiSnapshot, request: pb.BackupRequest) -> pb.BackupReply:
     """Make it; returns when it is whole.
 
     Raises:

@@ -14,13 +14,13 @@ from drover_collector.api.nodes import newest_bucket
 from drover_collector.api.snapshot import (
     DAY_MS,
     LONG_S,
-    Facts,
+    ApiSnapshot,
     bad_argument,
 )
 from drover_collector.cost import CostConfig
 from drover_collector.detectors.idle import IDLE_MS
 from drover_collector.store import StoreError, WorkloadRow
-from drover_core.model.events import OUT_STAGES, Duty, Incident, IncidentKind
+from drover_core.model.events import OUT_STAGES, Incident, IncidentKind, NodeOutage
 from drover_proto import fleet_pb2 as pb
 
 Bools = npt.NDArray[np.bool_]
@@ -62,7 +62,7 @@ class Use:
         return self.held & (self.idle_ms >= IDLE_MS)
 
 
-def get_capacity(facts: Facts, request: pb.CapacityRequest) -> pb.Capacity:
+def get_capacity(facts: ApiSnapshot, request: pb.CapacityRequest) -> pb.Capacity:
     to_ms = request.to_ms or facts.now_ms()
     from_ms = request.from_ms or to_ms - DAYS * DAY_MS
     if not 0 < to_ms - from_ms <= MOST_DAYS * DAY_MS or from_ms < 0:
@@ -92,12 +92,12 @@ def get_capacity(facts: Facts, request: pb.CapacityRequest) -> pb.Capacity:
     return reply
 
 
-def workloads(facts: Facts) -> list[WorkloadRow]:
+def workloads(facts: ApiSnapshot) -> list[WorkloadRow]:
     """What inference servers and training loops told lately. Raises StoreError."""
     return facts.once("workloads", LONG_S, lambda: facts.store.workloads(facts.now_ms(), SERVICES_MS))
 
 
-def use(facts: Facts) -> Use:
+def use(facts: ApiSnapshot) -> Use:
     """What each GPU is used for now."""
     index, pipeline = facts.index, facts.pipeline
     codes, names = facts.jobs()
@@ -153,7 +153,7 @@ def share_of(start_ms: int, end_ms: int, from_ms: int, to_ms: int) -> float:
     return max(0, min(end_ms, to_ms) - max(start_ms, from_ms)) / (end_ms - start_ms)
 
 
-def _losses(facts: Facts, from_ms: int, to_ms: int) -> Losses:
+def _losses(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Losses:
     now_ms = facts.now_ms()
     days = next(days for days in READ_DAYS if from_ms >= now_ms - days * DAY_MS or days == READ_DAYS[-1])
     since_ms = now_ms - days * DAY_MS
@@ -181,12 +181,12 @@ def _losses(facts: Facts, from_ms: int, to_ms: int) -> Losses:
     return losses
 
 
-def _within(duties: Sequence[Duty], from_ms: int, to_ms: int) -> list[Duty]:
+def _within(duties: Sequence[NodeOutage], from_ms: int, to_ms: int) -> list[NodeOutage]:
     """As they stood in [from, to)."""
     return [replace(duty, ts_ms=max(duty.ts_ms, from_ms)) for duty in duties if duty.ts_ms < to_ms]
 
 
-def _pools_of(facts: Facts, incident: Incident) -> dict[str, float]:
+def _pools_of(facts: ApiSnapshot, incident: Incident) -> dict[str, float]:
     """Pool -> share of the incident's GPUs; "" where the fleet file has none of its nodes."""
     counts: dict[str, int] = defaultdict(int)
     for node, gpu in incident.members:
@@ -215,7 +215,7 @@ def _lost(losses: Losses, cost: CostConfig) -> list[pb.LostHours]:
 # ---- pools, leafs, jobs, services
 
 
-def _pools(facts: Facts, used: Use, losses: Losses) -> list[pb.PoolCapacity]:
+def _pools(facts: ApiSnapshot, used: Use, losses: Losses) -> list[pb.PoolCapacity]:
     index = facts.index
     pool_of = index.pool[index.gpu_node]
     faults = [row for (kind, _), row in losses.rows.items() if kind not in ("service", IncidentKind.IDLE)]
@@ -247,7 +247,7 @@ def _pools(facts: Facts, used: Use, losses: Losses) -> list[pb.PoolCapacity]:
     return found
 
 
-def _whole(facts: Facts, used: Use) -> Bools:
+def _whole(facts: ApiSnapshot, used: Use) -> Bools:
     """bool [N]: all GPUs are free."""
     index = facts.index
     sizes = np.diff(index.first_gpu)
@@ -255,7 +255,7 @@ def _whole(facts: Facts, used: Use) -> Bools:
     return np.asarray((sizes > 0) & (free == sizes), np.bool_)
 
 
-def _leafs(facts: Facts, used: Use) -> list[pb.LeafCapacity]:
+def _leafs(facts: ApiSnapshot, used: Use) -> list[pb.LeafCapacity]:
     index, whole = facts.index, _whole(facts, used)
     leaf_of = index.leaf[index.gpu_node]
     gone = np.bincount(index.gpu_node[used.out], minlength=index.node_count) > 0
@@ -275,7 +275,7 @@ def _leafs(facts: Facts, used: Use) -> list[pb.LeafCapacity]:
     return sorted(found, key=lambda row: (-row.free_nodes, -row.free, row.leaf))
 
 
-def _idle(facts: Facts, used: Use) -> list[pb.IdleHolder]:
+def _idle(facts: ApiSnapshot, used: Use) -> list[pb.IdleHolder]:
     if used.idle_ms is None:
         return []
     index, idle = facts.index, used.idle

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from drover_collector.auth.connection_limit import Crowd
+from drover_collector.auth.connection_limit import ConnectionLimit
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,9 @@ class Front:
         self._path = ""
         self._listening: list[socket.socket] = []
         # Those that have said nothing, that have shown no certificate yet, and that have.
-        self._silent: Crowd[_Passage] = Crowd()
-        self._new: Crowd[_Passage] = Crowd()
-        self._settled: Crowd[_Passage] = Crowd()
+        self._silent: ConnectionLimit[_Passage] = ConnectionLimit()
+        self._new: ConnectionLimit[_Passage] = ConnectionLimit()
+        self._settled: ConnectionLimit[_Passage] = ConnectionLimit()
         self._ending: dict[_Passage, None] = {}
         self._carer: asyncio.Task[None] | None = None
         self._warned = False

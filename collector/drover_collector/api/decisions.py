@@ -14,7 +14,7 @@ from drover_collector.actions.node_outage import ITSELF
 from drover_collector.api.audit import own_deeds
 from drover_collector.api.snapshot import (
     DAY_MS,
-    Facts,
+    ApiSnapshot,
     RefusalError,
     bad_argument,
     not_found,
@@ -25,9 +25,9 @@ from drover_core.model.events import (
     Approval,
     Audit,
     Decision,
-    Duty,
     Health,
-    Wanted,
+    NodeOutage,
+    RecommendedAction,
     Withheld,
     to_json,
 )
@@ -58,7 +58,7 @@ def named(caller: Identity | None, who: str) -> str:
     return f"{name} (a certificate)" if name == ITSELF else name
 
 
-def list_decisions(facts: Facts, request: pb.DecisionsRequest, may: bool) -> pb.DecisionList:
+def list_decisions(facts: ApiSnapshot, request: pb.DecisionsRequest, may: bool) -> pb.DecisionList:
     if request.outcome and request.outcome not in OUTCOMES:
         raise bad_argument(f"outcome {request.outcome!r}: give one of {', '.join(OUTCOMES)}")
     since_ms = request.since_ms or facts.now_ms() - SINCE_MS
@@ -71,13 +71,13 @@ def list_decisions(facts: Facts, request: pb.DecisionsRequest, may: bool) -> pb.
     return pb.DecisionList(decisions_json=[to_json(d) for d in shown], may_answer=may)
 
 
-def pending(facts: Facts) -> list[Decision]:
+def pending(facts: ApiSnapshot) -> list[Decision]:
     """Decisions that wait for a person, the newest first."""
     standing = list(facts.pipeline.engine.decider.standing.copy().values())
     return sorted((d for d in standing if d.outcome == "pending_approval"), key=lambda d: (-d.ts_ms, d.id))
 
 
-def answer(facts: Facts, request: pb.Answer, approved: bool, by: str) -> pb.Answered:
+def answer(facts: ApiSnapshot, request: pb.Answer, approved: bool, by: str) -> pb.Answered:
     """A person's answer; returns what came of it.
 
     Raises:
@@ -105,7 +105,7 @@ def answer(facts: Facts, request: pb.Answer, approved: bool, by: str) -> pb.Answ
     return pb.Answered(decisions_json=[to_json(d) for d in outcome.decisions])
 
 
-def _waiting(facts: Facts, beginning: str) -> Decision:
+def _waiting(facts: ApiSnapshot, beginning: str) -> Decision:
     if not beginning or set(beginning) - set(string.hexdigits):
         raise bad_argument(f"{beginning!r} is no decision id; `drover decisions` lists them")
     found = [d for d in pending(facts) if d.id.startswith(beginning) or d.incident_id == beginning]
@@ -128,7 +128,7 @@ def _waiting(facts: Facts, beginning: str) -> Decision:
     raise not_found(f"no decision {beginning!r} waits for an answer; `drover decisions` lists them")
 
 
-def list_audit(facts: Facts, request: pb.AuditRequest) -> pb.AuditList:
+def list_audit(facts: ApiSnapshot, request: pb.AuditRequest) -> pb.AuditList:
     since_ms = request.since_ms or facts.now_ms() - AUDIT_MS
     limit = min(request.limit or AUDIT_LIMIT, MOST)
     found = facts.store.audit(since_ms, request.subject, limit)
@@ -138,16 +138,18 @@ def list_audit(facts: Facts, request: pb.AuditRequest) -> pb.AuditList:
     return pb.AuditList(audit_json=[to_json(line) for line in found])
 
 
-def _withheld(duties: Sequence[Duty], mode: str) -> list[Decision]:
+def _withheld(duties: Sequence[NodeOutage], mode: str) -> list[Decision]:
     """Returns to service that are withheld though their probes were passed, beside what the guard holds."""
     return [
-        Decision(f"return {d.node}", d.incident_id, d.ts_ms, d.node, Wanted.NONE, mode, "held", RETURN, d.reason)
+        Decision(
+            f"return {d.node}", d.incident_id, d.ts_ms, d.node, RecommendedAction.NONE, mode, "held", RETURN, d.reason
+        )
         for d in duties
         if d.withheld is Withheld.QUIET or (d.passed_before and d.stage is Health.VALIDATING)
     ]
 
 
-def get_policy(facts: Facts, may: bool) -> pb.PolicyState:
+def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
     pipeline = facts.pipeline
     policy, decider = pipeline.policy, pipeline.engine.decider
     told = {

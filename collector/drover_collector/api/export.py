@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from drover_collector.api.snapshot import Facts, bad_argument
+from drover_collector.api.snapshot import ApiSnapshot, bad_argument
 from drover_collector.pipeline.inventories import BEFORE_MS, SLICE_NODES
 from drover_collector.store import ProbeRow
 from drover_core.metrics.catalog import Scope
@@ -31,7 +31,7 @@ EVENTS_PAGE = 10_000
 JUST_NOW_MS = 60_000  # detection is never further behind, unless it has a trouble; then nothing is left out
 
 
-def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]:
+def export(facts: ApiSnapshot, request: pb.ExportRequest) -> Generator[pb.ExportChunk]:
     """The chunks of all files, one file after the other.
 
     One that reaches up to now ends with the newest bucket that was judged: a replay that saw more than the live run
@@ -73,7 +73,7 @@ def export(facts: Facts, request: pb.ExportRequest) -> Generator[pb.ExportChunk]
     )
 
 
-def _judged(facts: Facts) -> tuple[list[Incident], int]:
+def _judged(facts: ApiSnapshot) -> tuple[list[Incident], int]:
     """Incidents as they are, and the end of the newest bucket that they know of; 0 when there was none."""
     ticks = facts.pipeline.ticks
     while True:
@@ -135,14 +135,14 @@ def absence_row(absence: Absence) -> dict[str, Any]:
     return row
 
 
-def _events(facts: Facts, from_ms: int, to_ms: int) -> Iterator[Event]:
+def _events(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Iterator[Event]:
     """All events of the span, oldest first, in pages."""
     page: list[Event] = []
     while page := facts.store.events_from(from_ms, to_ms, page[-1] if page else None, EVENTS_PAGE):
         yield from (e for e in page if e.node in facts.index.node_number)
 
 
-def _inventories(facts: Facts, from_ms: int, to_ms: int) -> Iterator[dict[str, Any]]:
+def _inventories(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Iterator[dict[str, Any]]:
     """What nodes were made of, from as long before the span as a start of detection looks back."""
     slices = max(1, -(-facts.index.node_count // SLICE_NODES))
     for number in range(slices):

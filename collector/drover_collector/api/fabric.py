@@ -22,7 +22,7 @@ from drover_collector.api.recent_buckets import (
     told,
     total,
 )
-from drover_collector.api.snapshot import Facts, not_found, worst_first
+from drover_collector.api.snapshot import ApiSnapshot, not_found, worst_first
 from drover_collector.detectors._lib.inventory import Inventory
 from drover_collector.detectors._lib.robust import group_medians
 from drover_collector.detectors._lib.texts import listing
@@ -80,7 +80,7 @@ def _layout(index: FleetIndex, inventory: Inventory, _version: tuple[int, int]) 
     return Layout(index, inventory)
 
 
-def layout_of(facts: Facts) -> Layout:
+def layout_of(facts: ApiSnapshot) -> Layout:
     """Made again when a port came, or a node said which GPU its ports serve."""
     index, inventory = facts.index, facts.pipeline.engine.inventory
     return _layout(index, inventory, ports_version(index, inventory))
@@ -139,12 +139,12 @@ def _incident_says(found: Incident, port: str, state: str) -> str:
     return f"Up again; at {iso(seen_ms)}: {found.summary}"
 
 
-def all_ports(facts: Facts) -> Ports:
+def all_ports(facts: ApiSnapshot) -> Ports:
     """Kept for a few seconds: every console that is open asks for it."""
     return facts.once("ports", KEPT_S, lambda: _all_ports(facts, recent(facts)))
 
 
-def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
+def _all_ports(facts: ApiSnapshot, buckets: Sequence[Bucket]) -> Ports:
     layout = layout_of(facts)
     size = len(layout.ports)
     up, rate = (last_known(buckets[-NOW:], Scope.LINK, name, size) for name in ("link_up", "rate_gbps"))
@@ -174,7 +174,7 @@ def _all_ports(facts: Facts, buckets: Sequence[Bucket]) -> Ports:
     )  # fmt: skip
 
 
-def get_fabric(facts: Facts, request: pb.FabricRequest) -> pb.Fabric:
+def get_fabric(facts: ApiSnapshot, request: pb.FabricRequest) -> pb.Fabric:
     index, buckets, ports = facts.index, recent(facts), all_ports(facts)
     layout = ports.layout
     leafs = facts.once("leafs", KEPT_S, lambda: _Leafs(index, ports))
@@ -197,7 +197,7 @@ def get_fabric(facts: Facts, request: pb.FabricRequest) -> pb.Fabric:
     return reply
 
 
-def _incidents(facts: Facts, layout: Layout) -> dict[int, Incident]:
+def _incidents(facts: ApiSnapshot, layout: Layout) -> dict[int, Incident]:
     """The worst open incident about each port: one of a switch stands for all ports of its leaf on its members."""
     found: dict[int, Incident] = {}
     about = [
@@ -337,7 +337,7 @@ def _absent(buckets: Sequence[Bucket], ports: Ports) -> list[str]:
 NVLINK_COUNTERS = ("nvlink_crc_errors", "nvlink_replays", "nvlink_recoveries")
 
 
-def _nvlinks(facts: Facts, buckets: Sequence[Bucket], n: int) -> list[pb.NvlinkRow]:
+def _nvlinks(facts: ApiSnapshot, buckets: Sequence[Bucket], n: int) -> list[pb.NvlinkRow]:
     index = facts.index
     first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
     size = index.gpu_count

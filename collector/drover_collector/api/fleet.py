@@ -23,7 +23,7 @@ from drover_collector.api.snapshot import (
     LONG_S,
     REPORTING_MS,
     SHORT_S,
-    Facts,
+    ApiSnapshot,
     bad_argument,
 )
 from drover_collector.fleet.index import FleetIndex
@@ -44,7 +44,7 @@ STUCK_S = 30  # an insert takes milliseconds, on a busy disk seconds
 UNJUDGED_MS = 90_000  # a bucket is judged every 10 s; after a pause of this process three are left out
 
 
-def get_status(facts: Facts) -> pb.Status:
+def get_status(facts: ApiSnapshot) -> pb.Status:
     facts.store.note_asked()  # it tells how old the newest values are, and open pages ask for it
     pipeline, stats, now_ms = facts.pipeline, facts.stats, facts.now_ms()
     totals, seen = facts.totals(), facts.last_seen()
@@ -84,7 +84,7 @@ def get_status(facts: Facts) -> pb.Status:
     return status
 
 
-def _fill_use(status: pb.Status, facts: Facts) -> None:
+def _fill_use(status: pb.Status, facts: ApiSnapshot) -> None:
     """What the GPUs are used for, as far as it is known."""
     used = api_capacity.use(facts)
     status.gpus_held = int(used.held.sum())
@@ -103,7 +103,7 @@ def _fill_use(status: pb.Status, facts: Facts) -> None:
         status.mfu_ratio = sum(ratio * count for ratio, count in told) / status.mfu_gpus
 
 
-def troubles(facts: Facts) -> list[str]:
+def troubles(facts: ApiSnapshot) -> list[str]:
     """Troubles of Drover itself, each a sentence."""
     stats, pipeline = facts.stats, facts.pipeline
     found = pipeline.troubles() + api_store.troubles(facts)
@@ -136,7 +136,7 @@ def troubles(facts: Facts) -> list[str]:
     return found
 
 
-def gpus_by_health(facts: Facts) -> Counter[str]:
+def gpus_by_health(facts: ApiSnapshot) -> Counter[str]:
     _, codes = facts.pipeline.engine.health_codes
     return Counter(
         {str(HEALTHS[code]): int(count) for code, count in zip(*np.unique(codes, return_counts=True), strict=True)}
@@ -157,7 +157,7 @@ def layout_order(index: FleetIndex) -> npt.NDArray[np.intp]:
     return np.concatenate(cells).astype(np.intp) if cells else np.zeros(0, np.intp)
 
 
-def get_layout(facts: Facts, jobs: bool = False) -> pb.Layout:
+def get_layout(facts: ApiSnapshot, jobs: bool = False) -> pb.Layout:
     def make() -> pb.Layout:
         index = facts.index
         layout = pb.Layout(version=index.version)
@@ -177,7 +177,7 @@ def get_layout(facts: Facts, jobs: bool = False) -> pb.Layout:
     return held
 
 
-def get_picture(facts: Facts, color_by: str) -> pb.Picture:
+def get_picture(facts: ApiSnapshot, color_by: str) -> pb.Picture:
     color_by = color_by or "health"
     if color_by == "health":
         return facts.once(("picture", color_by), SHORT_S, lambda: _health_picture(facts))
@@ -187,7 +187,7 @@ def get_picture(facts: Facts, color_by: str) -> pb.Picture:
     return facts.once(("picture", color_by), SHORT_S, lambda: _metric_picture(facts, metric))
 
 
-def _health_picture(facts: Facts) -> pb.Picture:
+def _health_picture(facts: ApiSnapshot) -> pb.Picture:
     _, codes = facts.pipeline.engine.health_codes
     return pb.Picture(
         layout_version=facts.index.version,
@@ -197,7 +197,7 @@ def _health_picture(facts: Facts) -> pb.Picture:
     )
 
 
-def _metric_picture(facts: Facts, metric: Metric) -> pb.Picture:
+def _metric_picture(facts: ApiSnapshot, metric: Metric) -> pb.Picture:
     now_ms = facts.now_ms()
     values = facts.store.latest_gpu(facts.index, metric.name, now_ms, NEWEST_MS)[_order(facts)]
     cells, low, high = scale(values, metric)
@@ -231,5 +231,5 @@ def scale(values: npt.NDArray[np.float64], metric: Metric) -> tuple[npt.NDArray[
     return cells, low, high
 
 
-def _order(facts: Facts) -> npt.NDArray[np.intp]:
+def _order(facts: ApiSnapshot) -> npt.NDArray[np.intp]:
     return facts.once("order", LONG_S, lambda: layout_order(facts.index))

@@ -6,7 +6,7 @@ import string
 
 from drover_collector.api.snapshot import (
     DAY_MS,
-    Facts,
+    ApiSnapshot,
     bad_argument,
     not_found,
     worst_first,
@@ -14,9 +14,9 @@ from drover_collector.api.snapshot import (
 from drover_collector.notify import tell
 from drover_core.model.events import (
     SEVERITY_ORDER,
-    Duty,
     Event,
     Incident,
+    NodeOutage,
     ProbeOrder,
     ProbeVerdict,
     Severity,
@@ -40,7 +40,7 @@ COVERS_CHARS = 200  # a silence may name 1,000 nodes, and a list 10,000 incident
 NAMED = 5  # ids in a message about an ambiguous one
 
 
-def list_incidents(facts: Facts, request: pb.ListIncidentsRequest) -> pb.IncidentList:
+def list_incidents(facts: ApiSnapshot, request: pb.ListIncidentsRequest) -> pb.IncidentList:
     state = request.state or "open"
     if state not in ("open", "closed", "all"):
         raise bad_argument(f"state {state!r}: give open, closed or all")
@@ -73,7 +73,7 @@ def list_incidents(facts: Facts, request: pb.ListIncidentsRequest) -> pb.Inciden
     )
 
 
-def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = False) -> pb.IncidentDetail:
+def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bool = False) -> pb.IncidentDetail:
     incident = find_incident(facts, request.id)
     store = facts.store
     node, gpu = incident.members[0] if incident.members else (incident.node, incident.gpu)
@@ -100,7 +100,7 @@ def get_incident(facts: Facts, request: pb.IncidentRequest, may_answer: bool = F
     )
 
 
-def _silence_of(facts: Facts, incident: Incident) -> Silence | None:
+def _silence_of(facts: ApiSnapshot, incident: Incident) -> Silence | None:
     """The silence that holds back the notifications of an open incident."""
     if incident.closed_ms is not None:
         return None
@@ -119,7 +119,7 @@ def _note(silence: Silence, incident_id: str) -> pb.SilenceNote:
     )  # fmt: skip
 
 
-def _duties(facts: Facts, incident: Incident) -> list[Duty]:
+def _duties(facts: ApiSnapshot, incident: Incident) -> list[NodeOutage]:
     """How its node went out of service and came back, for this incident, or stayed out because of it."""
     if incident.node is None:
         return []
@@ -127,21 +127,21 @@ def _duties(facts: Facts, incident: Incident) -> list[Duty]:
     return [duty for duty in told if incident.id in (duty.incident_id, *duty.incidents)]
 
 
-def _orders(facts: Facts, incident: Incident) -> list[ProbeOrder]:
+def _orders(facts: ApiSnapshot, incident: Incident) -> list[ProbeOrder]:
     if incident.node is None:
         return []
     orders = facts.store.probe_orders(node=incident.node, since_ms=incident.opened_ms)
     return [order for order in orders if order.incident_id == incident.id]
 
 
-def _verdicts(facts: Facts, incident: Incident) -> list[ProbeVerdict]:
+def _verdicts(facts: ApiSnapshot, incident: Incident) -> list[ProbeVerdict]:
     if incident.node is None:
         return []
     told = facts.store.probe_verdicts(node=incident.node, from_ms=incident.opened_ms)
     return [verdict for verdict in told if verdict.incident_id == incident.id]
 
 
-def find_incident(facts: Facts, beginning: str) -> Incident:
+def find_incident(facts: ApiSnapshot, beginning: str) -> Incident:
     """The incident whose id begins so.
 
     Raises:
@@ -160,7 +160,7 @@ def find_incident(facts: Facts, beginning: str) -> Incident:
     return next(iter(found.values()))
 
 
-def list_events(facts: Facts, request: pb.EventsRequest) -> pb.EventList:
+def list_events(facts: ApiSnapshot, request: pb.EventsRequest) -> pb.EventList:
     gpu = request.gpu if request.HasField("gpu") else None
     if request.node:
         facts.node_number(request.node)
@@ -174,7 +174,7 @@ def list_events(facts: Facts, request: pb.EventsRequest) -> pb.EventList:
     return pb.EventList(events_json=[to_json(e) for e in events])
 
 
-def _health_history(facts: Facts, incident: Incident) -> list[str]:
+def _health_history(facts: ApiSnapshot, incident: Incident) -> list[str]:
     """Changes of the members' health from shortly before the incident on, oldest first."""
     from_ms, to_ms = incident.since_ms - BEFORE_MS, (incident.closed_ms or facts.now_ms()) + AFTER_MS
     changes = [
@@ -189,7 +189,7 @@ def _health_history(facts: Facts, incident: Incident) -> list[str]:
     ]
 
 
-def _events_around(facts: Facts, incident: Incident) -> list[Event]:
+def _events_around(facts: ApiSnapshot, incident: Incident) -> list[Event]:
     """Events of the members' nodes that name a member GPU or none, newest first."""
     from_ms = incident.since_ms - BEFORE_MS
     to_ms = (incident.closed_ms or facts.now_ms()) + AFTER_MS

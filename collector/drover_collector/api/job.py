@@ -16,7 +16,7 @@ from drover_collector.api.recent_buckets import (
 )
 from drover_collector.api.snapshot import (
     RECENT_MS,
-    Facts,
+    ApiSnapshot,
     bad_argument,
     worst_first,
 )
@@ -41,7 +41,7 @@ NO_STEPS = (
 )
 
 
-def get_job(facts: Facts, request: pb.JobRequest) -> pb.JobDetail:
+def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     if not request.job:
         raise bad_argument("job is empty; give the name of a job")
     job = api_jobs.find_job(facts, request.job)
@@ -83,24 +83,24 @@ def get_job(facts: Facts, request: pb.JobRequest) -> pb.JobDetail:
     return reply
 
 
-def _now(facts: Facts) -> tuple[int, Mapping[str, Floats]]:
+def _now(facts: ApiSnapshot) -> tuple[int, Mapping[str, Floats]]:
     buckets, size = recent(facts), facts.index.gpu_count
     if not buckets:
         return 0, {}
     return buckets[-1].end_ms, {metric: last_known(buckets[-NOW:], Scope.GPU, metric, size) for metric in METRICS}
 
 
-def _then(facts: Facts, job: JobSpan) -> tuple[int, Mapping[str, Floats]]:
+def _then(facts: ApiSnapshot, job: JobSpan) -> tuple[int, Mapping[str, Floats]]:
     """Shortly before its end."""
     start_ms = max(job.since_ms, job.ended_ms - BEFORE_END_MS) // BUCKET_MS * BUCKET_MS
     return start_ms + BUCKET_MS, facts.store.values_at(facts.index, Scope.GPU, start_ms, BUCKET_MS, METRICS)
 
 
-def _nodes(facts: Facts, gpus: Sequence[int]) -> list[str]:
+def _nodes(facts: ApiSnapshot, gpus: Sequence[int]) -> list[str]:
     return [facts.index.nodes[n].name for n in np.unique(facts.index.gpu_node[gpus]).tolist()]
 
 
-def _incidents(facts: Facts, job: str, gpus: Sequence[int], since_ms: int, over: bool) -> list[Incident]:
+def _incidents(facts: ApiSnapshot, job: str, gpus: Sequence[int], since_ms: int, over: bool) -> list[Incident]:
     """That name the job; of one that runs also open ones about what it holds, whatever job they name, if any."""
     members: set[Member] = {facts.index.member(g) for g in gpus} | {(node, None) for node in _nodes(facts, gpus)}
     found = [
@@ -110,7 +110,7 @@ def _incidents(facts: Facts, job: str, gpus: Sequence[int], since_ms: int, over:
     return sorted(found, key=worst_first)
 
 
-def _by_gpu(facts: Facts, gpus: Sequence[int], incidents: Sequence[Incident]) -> dict[int, Incident]:
+def _by_gpu(facts: ApiSnapshot, gpus: Sequence[int], incidents: Sequence[Incident]) -> dict[int, Incident]:
     """The worst open incident of one GPU or node that names a GPU or its node. One of a whole job tells none apart, and
     one of a network port is told beside the port."""
     found: dict[int, Incident] = {}
@@ -146,7 +146,7 @@ def _shown(table: Mapping[str, Floats], named: Sequence[bool]) -> list[int]:
     return sorted(keep)
 
 
-def _network(facts: Facts, reply: pb.JobDetail, gpus: Sequence[int]) -> None:
+def _network(facts: ApiSnapshot, reply: pb.JobDetail, gpus: Sequence[int]) -> None:
     """Ports that serve its GPUs; those that serve none carry other traffic."""
     index, ports = facts.index, api_fabric.all_ports(facts)
     layout, first = ports.layout, index.first_gpu

@@ -13,7 +13,7 @@ from drover_collector.api.snapshot import (
     DAY_MS,
     LONG_S,
     RECENT_MS,
-    Facts,
+    ApiSnapshot,
     not_found,
     worst_first,
 )
@@ -48,12 +48,12 @@ class Running:
     since_ms: int
 
 
-def running(facts: Facts) -> dict[str, Running]:
+def running(facts: ApiSnapshot) -> dict[str, Running]:
     """By name."""
     return facts.once("running", LONG_S, lambda: _running(facts))
 
 
-def _running(facts: Facts) -> dict[str, Running]:
+def _running(facts: ApiSnapshot) -> dict[str, Running]:
     codes, names = facts.jobs()
 
     def since() -> dict[str, int]:
@@ -69,14 +69,14 @@ def _running(facts: Facts) -> dict[str, Running]:
     return {job.job: job for job in found}
 
 
-def ended(facts: Facts) -> dict[str, JobSpan]:
+def ended(facts: ApiSnapshot) -> dict[str, JobSpan]:
     """Of the last day, by name."""
     now_ms = facts.now_ms()
     spans = facts.once("ended jobs", SINCE_S, lambda: facts.store.ended_jobs(now_ms - ENDED_MS, now_ms + DAY_MS))
     return {span.job: span for span in spans}
 
 
-def workloads(facts: Facts) -> dict[str, list[WorkloadRow]]:
+def workloads(facts: ApiSnapshot) -> dict[str, list[WorkloadRow]]:
     """What reports of its work now, by node."""
     rows = facts.once("workloads", LONG_S, lambda: facts.store.workloads(facts.now_ms(), REPORTS_MS))
     found: dict[str, list[WorkloadRow]] = {}
@@ -85,7 +85,7 @@ def workloads(facts: Facts) -> dict[str, list[WorkloadRow]]:
     return found
 
 
-def list_jobs(facts: Facts, request: pb.ListJobsRequest) -> pb.JobList:
+def list_jobs(facts: ApiSnapshot, request: pb.ListJobsRequest) -> pb.JobList:
     now, over = running(facts), ended(facts)
     named, limit = incidents_by_job(facts), min(request.limit or JOBS, JOBS_MAX)
     asked = [job for job in now.values() if request.contains in job.job]
@@ -107,7 +107,7 @@ def list_jobs(facts: Facts, request: pb.ListJobsRequest) -> pb.JobList:
     return pb.JobList(jobs=rows, total=total, hurt=sum(request.contains in job for job in harmed))
 
 
-def incidents_by_job(facts: Facts) -> dict[str, list[Incident]]:
+def incidents_by_job(facts: ApiSnapshot) -> dict[str, list[Incident]]:
     """Those of the last 7 days that name a job and are no idleness, the worst open ones first."""
     found: dict[str, list[Incident]] = {}
     for incident in sorted(facts.incidents(facts.now_ms() - RECENT_MS), key=worst_first):
@@ -116,11 +116,11 @@ def incidents_by_job(facts: Facts) -> dict[str, list[Incident]]:
     return found
 
 
-def row_of(facts: Facts, job: Running) -> pb.JobRow:
+def row_of(facts: ApiSnapshot, job: Running) -> pb.JobRow:
     return _row(facts, job, incidents_by_job(facts).get(job.job, ()))
 
 
-def _row(facts: Facts, job: Running, incidents: Sequence[Incident]) -> pb.JobRow:
+def _row(facts: ApiSnapshot, job: Running, incidents: Sequence[Incident]) -> pb.JobRow:
     index, now_ms = facts.index, facts.now_ms()
     numbers = np.unique(index.gpu_node[job.gpus])
     row = pb.JobRow(
@@ -191,7 +191,7 @@ def _hurt(row: pb.JobRow, incidents: Sequence[Incident], now_ms: int) -> None:
         row.waiting_share = min(1.0, max(shares))  # all wait for the slowest
 
 
-def figures(facts: Facts, nodes: Iterable[str]) -> dict[str, float]:
+def figures(facts: ApiSnapshot, nodes: Iterable[str]) -> dict[str, float]:
     """step_time_s, tokens_per_s and mfu_ratio of the training loop that most of the nodes report, else tokens_per_s of
     their inference servers; no key for what is not reported."""
     reports = summed(facts, nodes)
@@ -206,7 +206,7 @@ def figures(facts: Facts, nodes: Iterable[str]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def summed(facts: Facts, nodes: Iterable[str]) -> list[pb.JobWorkload]:
+def summed(facts: ApiSnapshot, nodes: Iterable[str]) -> list[pb.JobWorkload]:
     """Each workload over the nodes that report it. All nodes of a training job tell the same tokens and operations of a
     step; servers of one name each make tokens of their own."""
     by_node = workloads(facts)
@@ -233,7 +233,7 @@ def _summed(name: str, rows: Sequence[WorkloadRow]) -> pb.JobWorkload:
     )  # fmt: skip
 
 
-def find_job(facts: Facts, name: str) -> Running | JobSpan:
+def find_job(facts: ApiSnapshot, name: str) -> Running | JobSpan:
     """
     Raises:
         RefusalError: no GPU holds or lately held it.

@@ -13,7 +13,7 @@ from drover_collector.api.snapshot import (
     DAY_MS,
     HEALTH_ORDER,
     RECENT_MS,
-    Facts,
+    ApiSnapshot,
     bad_argument,
 )
 from drover_collector.fleet.buckets import Bucket
@@ -40,7 +40,7 @@ Newest = Mapping[str, tuple[float, int]]
 Reasons = Mapping[str, tuple[str, int]]
 
 
-def list_nodes(facts: Facts, request: pb.ListNodesRequest) -> pb.NodeList:
+def list_nodes(facts: ApiSnapshot, request: pb.ListNodesRequest) -> pb.NodeList:
     if request.health and request.health not in list(Health):
         raise bad_argument(f"health {request.health!r}: give one of {', '.join(Health)}, or nothing for all")
     if request.order not in ("", "trouble", "name"):
@@ -68,7 +68,7 @@ def _trouble(incidents: Iterable[Incident], health: Health) -> tuple[int, int]:
     return -worst, HEALTH_ORDER.index(health)
 
 
-def node_row(facts: Facts, n: int, incidents: Iterable[Incident], agent_version: str) -> pb.NodeRow:
+def node_row(facts: ApiSnapshot, n: int, incidents: Iterable[Incident], agent_version: str) -> pb.NodeRow:
     index, health_of = facts.index, facts.pipeline.engine.health_of
     first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
     codes, job_names = facts.jobs()
@@ -90,7 +90,7 @@ def node_row(facts: Facts, n: int, incidents: Iterable[Incident], agent_version:
     )
 
 
-def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
+def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
     n = facts.node_number(request.node)
     index, store, now_ms = facts.index, facts.store, facts.now_ms()
     node = index.nodes[n]
@@ -152,7 +152,7 @@ def get_node(facts: Facts, request: pb.NodeRequest) -> pb.NodeDetail:
     )
 
 
-def _health(facts: Facts, node: str, request: pb.NodeRequest) -> list[pb.HealthMoment]:
+def _health(facts: ApiSnapshot, node: str, request: pb.NodeRequest) -> list[pb.HealthMoment]:
     if not request.health_from_ms:
         return []
     to_ms = request.health_to_ms or facts.now_ms() + 1
@@ -189,7 +189,7 @@ def _values(scope: Scope, newest: Newest, reasons: Reasons, lacking: str) -> lis
     return values
 
 
-def newest_bucket(facts: Facts) -> Bucket | None:
+def newest_bucket(facts: ApiSnapshot) -> Bucket | None:
     """What peers did lately; None when nothing was judged lately, for then it is no measure."""
     bucket = facts.pipeline.newest
     return bucket if bucket is not None and bucket.end_ms > facts.now_ms() - SILENT_MS else None
@@ -198,7 +198,7 @@ def newest_bucket(facts: Facts) -> Bucket | None:
 class GpuMedians:
     """Medians over a GPU's peers in the newest bucket: those of its job, else of its SKU."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ApiSnapshot) -> None:
         self._facts = facts
         self._groups: dict[tuple[str, int], npt.NDArray[np.intp]] = {}
         self._whole: dict[tuple[str, str, int], tuple[float, int]] = {}
@@ -228,7 +228,7 @@ class GpuMedians:
 
 
 def gpu_group(
-    facts: Facts, gpu: int, known: dict[tuple[str, int], npt.NDArray[np.intp]] | None = None
+    facts: ApiSnapshot, gpu: int, known: dict[tuple[str, int], npt.NDArray[np.intp]] | None = None
 ) -> tuple[tuple[str, int], npt.NDArray[np.intp]]:
     """("job" or "sku", its code) and the GPUs of it, `gpu` among them; `known` keeps them between calls."""
     index = facts.index
@@ -241,7 +241,7 @@ def gpu_group(
     return key, known[key]
 
 
-def _node_median(facts: Facts, metric: str, n: int) -> tuple[float, int]:
+def _node_median(facts: ApiSnapshot, metric: str, n: int) -> tuple[float, int]:
     """(median, peers) of a node metric over the other nodes of its SKU."""
     bucket = newest_bucket(facts)
     if bucket is None or metric not in bucket.node:

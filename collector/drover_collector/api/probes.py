@@ -11,7 +11,7 @@ import numpy as np
 
 from drover_collector.api.snapshot import (
     DAY_MS,
-    Facts,
+    ApiSnapshot,
     RefusalError,
     bad_argument,
     not_found,
@@ -22,7 +22,7 @@ from drover_collector.probes.judging.judgement import BUDGET, judge
 from drover_collector.probes.judging.measurements import Group, Judgement, Measurement, Verdict
 from drover_collector.probes.judging.rows import measurement
 from drover_collector.probes.scheduling.planner import fabric_rounds
-from drover_collector.probes.service import ProbeDesk
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.store import ProbeRow
 from drover_collector.store.repositories.probes import Key
 from drover_core.model.events import (
@@ -47,7 +47,7 @@ JUDGED = sum(figure.better in (Better.HIGHER, Better.LOWER) for figure in FIGURE
 ORDERS_MS = 90 * DAY_MS
 
 
-def list_probes(facts: Facts, request: pb.ProbesRequest) -> pb.ProbeList:
+def list_probes(facts: ApiSnapshot, request: pb.ProbesRequest) -> pb.ProbeList:
     if not request.figure and not request.node:
         raise bad_argument("give a figure, a node, or both")
     if request.figure and request.figure not in FIGURES:
@@ -61,11 +61,13 @@ def list_probes(facts: Facts, request: pb.ProbesRequest) -> pb.ProbeList:
     return pb.ProbeList(figures=_figures(rows, request.node))
 
 
-def _newest(facts: Facts, figures: Sequence[str], node: str, nodes: int, sku: str | None = None) -> list[ProbeRow]:
+def _newest(
+    facts: ApiSnapshot, figures: Sequence[str], node: str, nodes: int, sku: str | None = None
+) -> list[ProbeRow]:
     return facts.store.newest_probes(figures, sku=sku, node=node, nodes=nodes, now_ms=facts.now_ms())
 
 
-def _beside(facts: Facts, node: str) -> list[ProbeRow]:
+def _beside(facts: ApiSnapshot, node: str) -> list[ProbeRow]:
     """All of a node's figures, with those of other nodes of its boards."""
     own = _newest(facts, [], node, 0)
     others: list[ProbeRow] = []
@@ -163,7 +165,7 @@ def _place(m: Measurement) -> object:
     return m.node, m.gpu, m.peer, m.probe, m.key.form
 
 
-def probe_history(facts: Facts, request: pb.ProbeHistoryRequest) -> pb.ProbeHistoryReply:
+def probe_history(facts: ApiSnapshot, request: pb.ProbeHistoryRequest) -> pb.ProbeHistoryReply:
     facts.node_number(request.node)
     if request.figure not in FIGURES:
         raise bad_argument(f"no figure is called {request.figure[:80]!r}; there are {', '.join(FIGURES)}")
@@ -192,7 +194,7 @@ def probe_history(facts: Facts, request: pb.ProbeHistoryRequest) -> pb.ProbeHist
     return reply
 
 
-def list_orders(facts: Facts, request: pb.ProbeOrdersRequest) -> pb.ProbeOrderList:
+def list_orders(facts: ApiSnapshot, request: pb.ProbeOrdersRequest) -> pb.ProbeOrderList:
     if request.node:
         facts.node_number(request.node)
     if request.id:
@@ -211,7 +213,7 @@ def list_orders(facts: Facts, request: pb.ProbeOrdersRequest) -> pb.ProbeOrderLi
     )
 
 
-def _one_order(facts: Facts, id_: str) -> pb.ProbeOrderRow:
+def _one_order(facts: ApiSnapshot, id_: str) -> pb.ProbeOrderRow:
     versions = facts.store.probe_order(id_)
     if not versions:
         raise not_found(f"no order {id_[:100]!r}; `drover probe --list` lists them")
@@ -227,7 +229,7 @@ def _sorted(verdicts: Iterable[ProbeVerdict]) -> list[str]:
     return [to_json(v) for v in sorted(verdicts, key=lambda v: -1 if v.gpu is None else v.gpu)]
 
 
-def request_probe(facts: Facts, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
+def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
     """`by`: who asks, as the certificate names them."""
     if facts.probe_desk is None:
         raise RefusalError(
@@ -253,7 +255,7 @@ def request_probe(facts: Facts, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
     return pb.ProbeAsked(id=asked[0], ids=asked)
 
 
-def _ask_groups(facts: Facts, desk: ProbeDesk, request: pb.ProbeAsk, level: str, by: str) -> list[str]:
+def _ask_groups(facts: ApiSnapshot, desk: ProbeOrderService, request: pb.ProbeAsk, level: str, by: str) -> list[str]:
     """
     Raises:
         ValueError: as `ProbeDesk.ask_group`; no pairs can be made.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from drover_collector.api.snapshot import LONG_S, Facts
+from drover_collector.api.snapshot import LONG_S, ApiSnapshot
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Floats
 from drover_collector.fleet.ports import fitted
 from drover_collector.store.schema.tables import samples_table
@@ -24,7 +24,7 @@ NOW = 3  # buckets whose newest value stands for now: agents may read each 10 s,
 APART = 5  # buckets between the two that a standby reads: rates need two
 
 
-def recent(facts: Facts) -> tuple[Bucket, ...]:
+def recent(facts: ApiSnapshot) -> tuple[Bucket, ...]:
     """The newest closed buckets, oldest first; none where nothing was stored lately."""
     now_ms = facts.now_ms()
     held = facts.pipeline.engine.buckets
@@ -80,7 +80,7 @@ def per_second(buckets: Sequence[Bucket], scope: Scope, metric: str, size: int) 
 
 
 def counted(
-    facts: Facts, buckets: Sequence[Bucket], scope: Scope, metrics: Sequence[str], size: int
+    facts: ApiSnapshot, buckets: Sequence[Bucket], scope: Scope, metrics: Sequence[str], size: int
 ) -> tuple[int, dict[str, Floats]]:
     """(since when, metric -> how much its counter grew since, float64 [size]); NaN where either end is not known.
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from drover_collector.actions.node_outage import is_out
-from drover_collector.api.snapshot import REPORTING_MS, Facts
+from drover_collector.api.snapshot import REPORTING_MS, ApiSnapshot
 from drover_core.model.events import (
-    Duty,
     Incident,
+    NodeOutage,
     ProbeVerdict,
     Severity,
 )
@@ -18,7 +18,7 @@ from drover_core.times import iso
 SHOWN = 5  # open incidents
 
 
-def grounds(facts: Facts, node: str, duty: Duty) -> tuple[bool | None, list[str]]:
+def grounds(facts: ApiSnapshot, node: str, duty: NodeOutage) -> tuple[bool | None, list[str]]:
     """Whether what is known speaks for giving `node` back (None: nothing proves it either way), and why, a sentence
     each.
 
@@ -35,7 +35,7 @@ def grounds(facts: Facts, node: str, duty: Duty) -> tuple[bool | None, list[str]
 
 
 def judged(
-    first: Duty, now: Duty, opened: Sequence[Incident], silent_ms: int, verdicts: Sequence[ProbeVerdict]
+    first: NodeOutage, now: NodeOutage, opened: Sequence[Incident], silent_ms: int, verdicts: Sequence[ProbeVerdict]
 ) -> tuple[bool | None, list[str]]:
     """Pure. `first`, `now`: how it was taken out, and its present stage. `verdicts`: since then, the oldest first."""
     by = "" if first.by == "drover" else f", by {first.by}"
@@ -66,5 +66,5 @@ def judged(
     return (False if against else True if passed else None), [*against, *told]
 
 
-def _reason(duty: Duty) -> str:
+def _reason(duty: NodeOutage) -> str:
     return duty.reason.rstrip(".") or "no reason was given"

@@ -8,7 +8,7 @@ import json
 from itertools import islice
 from typing import Any
 
-from drover_collector.api.snapshot import Facts, worst_first
+from drover_collector.api.snapshot import ApiSnapshot, worst_first
 from drover_collector.detectors.risk.model import HORIZON_DAYS, counts
 from drover_proto import fleet_pb2 as pb
 
@@ -17,7 +17,7 @@ MOST = 20_000
 MEASURED = "measured.json"  # what benchmarks/bench_risk.py prints; a test holds it to that
 
 
-def list_risk(facts: Facts, request: pb.RiskRequest) -> pb.RiskList:
+def list_risk(facts: ApiSnapshot, request: pb.RiskRequest) -> pb.RiskList:
     found, most = facts.pipeline.engine.risks, min(request.limit or LIMIT, MOST)
     troubled = _in_trouble(facts)
     ranked = (risk for risk in found if risk.node not in troubled)
@@ -28,7 +28,7 @@ def list_risk(facts: Facts, request: pb.RiskRequest) -> pb.RiskList:
     )  # fmt: skip
 
 
-def _in_trouble(facts: Facts) -> dict[str, pb.TroubledNode]:
+def _in_trouble(facts: ApiSnapshot) -> dict[str, pb.TroubledNode]:
     """Nodes with an open incident of their own hardware, the worst first: as of now, not of the last ranking."""
     found: dict[str, pb.TroubledNode] = {}
     for i in sorted(facts.open_incidents(), key=worst_first):

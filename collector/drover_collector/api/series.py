@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.api.nodes import gpu_group
-from drover_collector.api.snapshot import DAY_MS, Facts, bad_argument
+from drover_collector.api.snapshot import DAY_MS, ApiSnapshot, bad_argument
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_proto import fleet_pb2 as pb
 
@@ -19,7 +19,7 @@ SPAN_MS = 3_600_000  # when from_ms is not given
 SPAN_MAX_MS = 400 * DAY_MS
 
 
-def query_series(facts: Facts, request: pb.SeriesRequest) -> pb.SeriesReply:
+def query_series(facts: ApiSnapshot, request: pb.SeriesRequest) -> pb.SeriesReply:
     scope = _scope(request)
     targets = [_target(facts, scope, target) for target in request.targets]
     to_ms = request.to_ms or facts.now_ms()
@@ -65,7 +65,7 @@ def _scope(request: pb.SeriesRequest) -> Scope:
     return scope
 
 
-def _target(facts: Facts, scope: Scope, target: pb.SeriesTarget) -> tuple[str, int | None, str | None]:
+def _target(facts: ApiSnapshot, scope: Scope, target: pb.SeriesTarget) -> tuple[str, int | None, str | None]:
     number = facts.node_number(target.node)
     gpus = facts.index.nodes[number].gpus
     if scope is Scope.GPU:
@@ -80,7 +80,7 @@ def _target(facts: Facts, scope: Scope, target: pb.SeriesTarget) -> tuple[str, i
     return target.node, None, None
 
 
-def _peers(facts: Facts, target: tuple[str, int | None, str | None]) -> npt.NDArray[np.int32] | None:
+def _peers(facts: ApiSnapshot, target: tuple[str, int | None, str | None]) -> npt.NDArray[np.int32] | None:
     """Numbers of the GPUs beside which one is looked at."""
     node, slot, _ = target
     gpu = facts.index.gpu(node, slot) if slot is not None else None

@@ -66,7 +66,7 @@ from drover_collector.api import (
 from drover_collector.api import (
     thermals as api_thermals,
 )
-from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.auth import authorization as gate
 from drover_collector.store import StoreError
 from drover_proto import fleet_pb2 as pb
@@ -88,7 +88,7 @@ EXPORTS = 1  # at a time: one reads the whole store
 class FleetApi(FleetServicer):
     """Implements `fleet.proto`. Who may call is the gate's matter, which stands before the server."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ApiSnapshot) -> None:
         self._facts = facts
         self._threads = ThreadPoolExecutor(THREADS, "api")
         self._act_threads = ThreadPoolExecutor(ACT_THREADS, "act")

@@ -10,7 +10,7 @@ import grpc
 
 from drover_collector.api.incidents import find_incident
 from drover_collector.api.snapshot import (
-    Facts,
+    ApiSnapshot,
     RefusalError,
     bad_argument,
     not_found,
@@ -37,7 +37,7 @@ PAST_MS = 60_000  # a clock may differ that much; a silence of the past mutes no
 AHEAD_MS = 90 * 86_400_000
 
 
-def list_silences(facts: Facts, request: pb.SilencesRequest, may: bool) -> pb.SilenceList:
+def list_silences(facts: ApiSnapshot, request: pb.SilencesRequest, may: bool) -> pb.SilenceList:
     now_ms = facts.now_ms()
     known = {silence.id: silence for silence in facts.pipeline.outbox.silences.known(now_ms)}
     if request.since_ms or not facts.pipeline.leading:  # one that stands by has not heard of the newest
@@ -50,7 +50,7 @@ def list_silences(facts: Facts, request: pb.SilencesRequest, may: bool) -> pb.Si
     )
 
 
-def create_silence(facts: Facts, request: pb.SilenceAsk, by: str) -> pb.SilenceReply:
+def create_silence(facts: ApiSnapshot, request: pb.SilenceAsk, by: str) -> pb.SilenceReply:
     """
     Raises:
         RefusalError: no end, too long, no reason, nothing that it covers, or this collector does not tell anybody.
@@ -80,7 +80,7 @@ def create_silence(facts: Facts, request: pb.SilenceAsk, by: str) -> pb.SilenceR
     return _take(facts, made, "maintenance" if made.maintenance else "silence", by, why)
 
 
-def end_silence(facts: Facts, request: pb.SilenceEnd, by: str) -> pb.SilenceReply:
+def end_silence(facts: ApiSnapshot, request: pb.SilenceEnd, by: str) -> pb.SilenceReply:
     """Ends one that is in force or to come; of a window of the settings this once.
 
     Raises:
@@ -100,7 +100,7 @@ def end_silence(facts: Facts, request: pb.SilenceEnd, by: str) -> pb.SilenceRepl
     return _take(facts, ended, "unsilence", by, why)
 
 
-def _take(facts: Facts, silence: Silence, what: str, by: str, why: str) -> pb.SilenceReply:
+def _take(facts: ApiSnapshot, silence: Silence, what: str, by: str, why: str) -> pb.SilenceReply:
     """Stores it with its line of the audit. About one incident or node it is found with that one."""
     now_ms = facts.now_ms()
     subject = next((v[0] for v in (silence.incident, silence.node) if len(v) == 1), silence.id)
@@ -110,7 +110,7 @@ def _take(facts: Facts, silence: Silence, what: str, by: str, why: str) -> pb.Si
     return pb.SilenceReply(silence_json=to_json(silence), covers=count)
 
 
-def _check(facts: Facts, silence: Silence) -> None:
+def _check(facts: ApiSnapshot, silence: Silence) -> None:
     given = {key: getattr(silence, key) for key in KEYS if getattr(silence, key)}
     if not given:
         raise bad_argument(f"say what is to be silent: an incident, {', '.join(KEYS[1:-1])} or kind")
@@ -135,7 +135,7 @@ def _why(text: str) -> str:
     return why
 
 
-def _leading(facts: Facts) -> None:
+def _leading(facts: ApiSnapshot) -> None:
     if not facts.pipeline.leading:
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION, "this collector stands by; ask the active one, which tells people"

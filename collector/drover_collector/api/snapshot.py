@@ -23,7 +23,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.pipeline import Pipeline
-from drover_collector.probes.service import ProbeDesk
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.store import Store, StoreError, Totals
 from drover_core.model.events import (
     SEVERITY_ORDER,
@@ -33,7 +33,7 @@ from drover_core.model.events import (
 )
 
 if TYPE_CHECKING:  # it is made of these facts
-    from drover_collector.pipeline.expiry import Expiring
+    from drover_collector.pipeline.expiry import ClockGuardedExpiry
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class _Lock:
 
 
 @dataclass(slots=True)
-class Beats:
+class HeartbeatStatus:
     """Since the start, for metrics and `drover doctor`."""
 
     sent: int = 0
@@ -93,7 +93,7 @@ class Beats:
     trouble: str = ""  # why the newest did not arrive
 
 
-class Facts:
+class ApiSnapshot:
     def __init__(
         self,
         pipeline: Pipeline,
@@ -107,9 +107,9 @@ class Facts:
         self.pipeline = pipeline
         self.stats = stats
         self.config = config
-        self.probe_desk: ProbeDesk | None = None  # of the collector that asks for probes
-        self.beats: Beats | None = None  # of the dead-man's switch
-        self.expiring: Expiring | None = None  # of what is too old
+        self.probe_desk: ProbeOrderService | None = None  # of the collector that asks for probes
+        self.beats: HeartbeatStatus | None = None  # of the dead-man's switch
+        self.expiring: ClockGuardedExpiry | None = None  # of what is too old
         self.agents_address = ""  # HOST:PORT on which agents are served
         self.away = ""  # why the store does not answer what the status asks
         self._kept: dict[object, _Kept] = {}  # the one made last comes last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_collector.api.snapshot import DAY_MS, LONG_S, Facts
+from drover_collector.api.snapshot import DAY_MS, LONG_S, ApiSnapshot
 from drover_collector.store import FOREVER_DAYS, KEEP_FREE_BYTES, Part, days_left, keep_free, sizes_of
 from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
@@ -10,7 +10,7 @@ from drover_proto import fleet_pb2 as pb
 SOON_BYTES = KEEP_FREE_BYTES + KEEP_FREE_BYTES // 4
 
 
-def fill(status: pb.Status, facts: Facts) -> None:
+def fill(status: pb.Status, facts: ApiSnapshot) -> None:
     """The fields about the store."""
     parts = _parts(facts)
     for size in sizes_of(parts):
@@ -27,7 +27,7 @@ def fill(status: pb.Status, facts: Facts) -> None:
         status.store_days_left = min(left, FOREVER_DAYS)
 
 
-def troubles(facts: Facts) -> list[str]:
+def troubles(facts: ApiSnapshot) -> list[str]:
     """Sentences about room."""
     store, found = facts.store, []
     drops = facts.once("drops", LONG_S, lambda: store.drops(facts.now_ms() - DAY_MS))
@@ -55,11 +55,11 @@ def troubles(facts: Facts) -> list[str]:
     return found
 
 
-def _parts(facts: Facts) -> list[Part]:
+def _parts(facts: ApiSnapshot) -> list[Part]:
     return facts.once("parts", LONG_S, facts.store.partitions)
 
 
-def room(facts: Facts, parts: list[Part], disk: tuple[int, int]) -> float:
+def room(facts: ApiSnapshot, parts: list[Part], disk: tuple[int, int]) -> float:
     """Bytes that may be added before old samples go."""
     config = facts.config.store
     left = float(disk[0] - keep_free(disk[1], config.keep_free_bytes))

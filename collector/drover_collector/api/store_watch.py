@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.api.store import room
 from drover_collector.store import FOREVER_DAYS, StoreError, TableSize, days_left, sizes_of
 
@@ -43,7 +43,7 @@ class StoreFigures:
 class StoreWatch:
     """The newest figures. `look` starts a reading when the newest is old; at most one runs at a time."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ApiSnapshot) -> None:
         self._facts = facts
         self._lock = threading.Lock()
         self._answered = threading.Event()
@@ -86,7 +86,7 @@ class StoreWatch:
             self._answered.set()
 
 
-def read(facts: Facts) -> StoreFigures:
+def read(facts: ApiSnapshot) -> StoreFigures:
     """Ask the store. Cheap: it answers from the names of its parts.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from drover_collector.api.nodes import newest_bucket
-from drover_collector.api.snapshot import AHEAD_MS, REPORTING_MS, Facts
+from drover_collector.api.snapshot import AHEAD_MS, REPORTING_MS, ApiSnapshot
 from drover_collector.api.store_watch import DAY_S, StoreWatch
 from drover_collector.detectors.liveness.detector import CLOCK_WRONG_S
 from drover_collector.fleet.buckets import BUCKET_MS
@@ -30,7 +30,7 @@ OUTCOMES = [metric for metric in of_scope(Scope.NODE) if metric.name.startswith(
 class SystemWatch:
     """What the System page asks between two looks: rates, and the store's figures from a thread of their own."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ApiSnapshot) -> None:
         self.facts = facts
         self.store = StoreWatch(facts)
         self._rates = {name: Rate() for name in ("samples", "batches", "bytes", "records", "cpu")}
@@ -66,7 +66,7 @@ def get_system(watch: SystemWatch) -> pb.System:
     )
 
 
-def _troubles(facts: Facts) -> list[str]:
+def _troubles(facts: ApiSnapshot) -> list[str]:
     """Those of Status that are known without asking the store."""
     found = facts.pipeline.troubles() + facts.stats.sentences() + facts.gate.troubles()
     if facts.stats.trouble:
@@ -76,7 +76,7 @@ def _troubles(facts: Facts) -> list[str]:
     return found
 
 
-def _agents(facts: Facts) -> pb.AgentsState:
+def _agents(facts: ApiSnapshot) -> pb.AgentsState:
     now_ms, names = facts.now_ms(), [node.name for node in facts.index.nodes]
     seen = facts.last_seen()
     reporting = seen >= now_ms - REPORTING_MS
@@ -104,7 +104,7 @@ def _agents(facts: Facts) -> pb.AgentsState:
 
 
 def _agent_troubles(
-    facts: Facts, seen: list[int], stored: list[int], known: list[bool]
+    facts: ApiSnapshot, seen: list[int], stored: list[int], known: list[bool]
 ) -> dict[str, list[pb.AgentTrouble]]:
     """Kind -> troubles of that kind, the worst first; only kinds that there are."""
     now_ms, names = facts.now_ms(), [node.name for node in facts.index.nodes]
@@ -143,7 +143,7 @@ def _trouble(node: str, kind: str, text: str, since_ms: int) -> pb.AgentTrouble:
     return pb.AgentTrouble(node=node, kind=kind, text=text, since_ms=since_ms)
 
 
-def _recent(facts: Facts, noted: Iterable[tuple[str, tuple[float, str]]], kind: str) -> list[pb.AgentTrouble]:
+def _recent(facts: ApiSnapshot, noted: Iterable[tuple[str, tuple[float, str]]], kind: str) -> list[pb.AgentTrouble]:
     """What was noted of nodes within the last minutes, the newest first."""
     now, found = time.monotonic(), []
     for node, (at, text) in noted:
@@ -152,7 +152,7 @@ def _recent(facts: Facts, noted: Iterable[tuple[str, tuple[float, str]]], kind: 
     return sorted(found, key=lambda t: -t.since_ms)
 
 
-def _beyond(facts: Facts, metric: str, least: float) -> Iterator[tuple[str, float]]:
+def _beyond(facts: ApiSnapshot, metric: str, least: float) -> Iterator[tuple[str, float]]:
     """(node, value) of those beyond `least` in the newest bucket, either way, the farthest first."""
     bucket = newest_bucket(facts)
     values = bucket.node.get(metric) if bucket is not None else None
@@ -163,7 +163,7 @@ def _beyond(facts: Facts, metric: str, least: float) -> Iterator[tuple[str, floa
         yield facts.index.nodes[n].name, float(values[n])
 
 
-def _bad_sources(facts: Facts) -> list[tuple[str, str]]:
+def _bad_sources(facts: ApiSnapshot) -> list[tuple[str, str]]:
     """(node, which of its sources failed or overran their limit in the newest bucket), those with most of them first;
     of agents that do not tell which, how many."""
     found: dict[str, list[str]] = {}
@@ -203,7 +203,7 @@ def _whole(counts: Counter[str]) -> dict[str, int]:
     return {name: int(count) for name, count in capped(counts).items()}
 
 
-def _detection(facts: Facts) -> pb.DetectionState:
+def _detection(facts: ApiSnapshot) -> pb.DetectionState:
     pipeline, ticks = facts.pipeline, facts.pipeline.ticks
     done = max(1, ticks.done)
     failures = dict(pipeline.engine.troubles)
@@ -269,7 +269,7 @@ def _store(watch: SystemWatch) -> pb.StoreState:
     return state
 
 
-def _notifiers(facts: Facts) -> list[pb.NotifierState]:
+def _notifiers(facts: ApiSnapshot) -> list[pb.NotifierState]:
     outbox = facts.pipeline.outbox
     oldest, delivered, failed, given_up = outbox.oldest_s, outbox.delivered, outbox.tries_failed, outbox.given_up
     kinds, trouble = outbox.kinds, outbox.trouble_of

@@ -18,7 +18,7 @@ from drover_collector.api.recent_buckets import (
     recent,
     told,
 )
-from drover_collector.api.snapshot import Facts, not_found, worst_first
+from drover_collector.api.snapshot import ApiSnapshot, not_found, worst_first
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.steady import counter_share
 from drover_collector.detectors._lib.window import Window
@@ -44,7 +44,7 @@ NO_BUDGET = (
 class _Heat:
     """Values of now, arrays [G] or [N], NaN where not known."""
 
-    def __init__(self, facts: Facts, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, facts: ApiSnapshot, buckets: Sequence[Bucket]) -> None:
         index = facts.index
         gpus, nodes = index.gpu_count, index.node_count
         self.temp, self.margin, self.power, self.limit = (
@@ -65,7 +65,7 @@ class _Heat:
         self.throttled: Bools = np.nan_to_num(self.held) >= SLOWED_SHARE
 
 
-def get_thermals(facts: Facts, request: pb.ThermalsRequest) -> pb.Thermals:
+def get_thermals(facts: ApiSnapshot, request: pb.ThermalsRequest) -> pb.Thermals:
     index, buckets = facts.index, recent(facts)
     heat = facts.once("heat", KEPT_S, lambda: _Heat(facts, buckets))
     incidents = [i for i in facts.open_incidents() if told(i) and i.kind is IncidentKind.THERMAL]
@@ -91,7 +91,7 @@ def get_thermals(facts: Facts, request: pb.ThermalsRequest) -> pb.Thermals:
     return reply
 
 
-def _inlets(facts: Facts, buckets: Sequence[Bucket]) -> Floats:
+def _inlets(facts: ApiSnapshot, buckets: Sequence[Bucket]) -> Floats:
     """degC of each node, float64 [N]: the newest, else the median of the last ten minutes."""
     size = facts.index.node_count
     found = last_known(buckets, Scope.NODE, "inlet_temp_c", size)
@@ -111,20 +111,20 @@ def _inlets(facts: Facts, buckets: Sequence[Bucket]) -> Floats:
     return np.where(np.isnan(found), facts.once("inlets", INLET_S, read), found)
 
 
-def _gpus(facts: Facts, numbers: Sequence[int]) -> list[int]:
+def _gpus(facts: ApiSnapshot, numbers: Sequence[int]) -> list[int]:
     first = facts.index.first_gpu
     return [g for n in numbers for g in range(int(first[n]), int(first[n + 1]))]
 
 
 def _racks(
-    facts: Facts, standing: Mapping[str, Sequence[int]], heat: _Heat, of_node: dict[str, list[Incident]]
+    facts: ApiSnapshot, standing: Mapping[str, Sequence[int]], heat: _Heat, of_node: dict[str, list[Incident]]
 ) -> list[pb.RackHeat]:
     specs = {rack.name: rack for rack in facts.index.spec.racks}
     return [_rack(facts, specs.get(name, RackSpec(name)), standing[name], heat, of_node) for name in standing]
 
 
 def _rack(
-    facts: Facts, rack: RackSpec, numbers: Sequence[int], heat: _Heat, of_node: dict[str, list[Incident]]
+    facts: ApiSnapshot, rack: RackSpec, numbers: Sequence[int], heat: _Heat, of_node: dict[str, list[Incident]]
 ) -> pb.RackHeat:
     index, gpus = facts.index, _gpus(facts, numbers)
     inlets, temps, power = heat.inlet[numbers], heat.temp[gpus], heat.power[gpus]
@@ -154,7 +154,7 @@ def _rack(
     return row
 
 
-def _node(facts: Facts, n: int, heat: _Heat, of_node: dict[str, list[Incident]]) -> pb.NodeHeat:
+def _node(facts: ApiSnapshot, n: int, heat: _Heat, of_node: dict[str, list[Incident]]) -> pb.NodeHeat:
     gpus, name = _gpus(facts, [n]), facts.index.nodes[n].name
     temps, power = heat.temp[gpus], heat.power[gpus]
     row = pb.NodeHeat(
@@ -171,7 +171,7 @@ def _node(facts: Facts, n: int, heat: _Heat, of_node: dict[str, list[Incident]])
     return row
 
 
-def _hot(facts: Facts, heat: _Heat, incidents: Sequence[Incident]) -> list[tuple[int, Incident | None]]:
+def _hot(facts: ApiSnapshot, heat: _Heat, incidents: Sequence[Incident]) -> list[tuple[int, Incident | None]]:
     """GPUs that an incident names, or its worst where it names the node, then others that heat holds down."""
     index = facts.index
     found: dict[int, Incident | None] = {}
@@ -192,7 +192,7 @@ def _hot(facts: Facts, heat: _Heat, incidents: Sequence[Incident]) -> list[tuple
     )
 
 
-def _gpu(facts: Facts, g: int, heat: _Heat, incident: Incident | None) -> pb.HotGpu:
+def _gpu(facts: ApiSnapshot, g: int, heat: _Heat, incident: Incident | None) -> pb.HotGpu:
     index = facts.index
     node, slot = index.member(g)
     codes, names = facts.jobs()
@@ -206,7 +206,7 @@ def _gpu(facts: Facts, g: int, heat: _Heat, incident: Incident | None) -> pb.Hot
     )  # fmt: skip
 
 
-def _absent(facts: Facts, buckets: Sequence[Bucket], heat: _Heat) -> list[str]:
+def _absent(facts: ApiSnapshot, buckets: Sequence[Bucket], heat: _Heat) -> list[str]:
     found = []
     if not buckets:
         return ["Nothing was stored in the last minute: are the agents running, and do they reach the collector?"]

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Crowd(Generic[T]):
+class ConnectionLimit(Generic[T]):
     """Connections by address. Used by one thread at a time."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from drover_collector.detectors import Detector
 from drover_collector.detectors._lib.inventory import Inventory
-from drover_collector.detectors._lib.rhythm import Rhythm, Times, least_silence_ms
+from drover_collector.detectors._lib.rhythm import ReportInterval, Times, least_silence_ms
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Troubles
@@ -35,7 +35,7 @@ class Trouble:
     newest: str = ""
 
 
-class Senses:
+class DetectorRunner:
     """
     Args:
         inventory, past: what nodes told of themselves, and went through; others add to them.
@@ -59,14 +59,14 @@ class Senses:
         self.inventory, self.past, self.troubles, self.seconds = inventory, past, troubles, seconds
         self.states: dict[str, object] = {}
         self.buckets = Buckets(WINDOW_BUCKETS)
-        self.rhythm = Rhythm(index)
+        self.rhythm = ReportInterval(index)
         self._node_heard_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)
         self._gpu_heard_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = self._newest_length_ms = 0
 
-    def afresh(self) -> Senses:
+    def afresh(self) -> DetectorRunner:
         """Those of a fleet of which nothing was heard yet."""
-        return Senses(
+        return DetectorRunner(
             self.index, self.detectors, self.started_ms, self.inventory, self.past, self.troubles, self.seconds
         )
 

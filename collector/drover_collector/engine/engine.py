@@ -20,10 +20,10 @@ from drover_collector.detectors.risk.model import Risk, Troubles
 from drover_collector.detectors.xid import detector as xid
 from drover_collector.detectors.xid import state as xid_state
 from drover_collector.engine import probe_evidence as proof
-from drover_collector.engine.detector_runner import WINDOW_BUCKETS, Senses, Trouble
+from drover_collector.engine.detector_runner import WINDOW_BUCKETS, DetectorRunner, Trouble
 from drover_collector.engine.late_events import Boots, dealt_with
 from drover_collector.engine.node_state import NodeNow, Survey
-from drover_collector.engine.warmup import LAG_MS, Recall, back
+from drover_collector.engine.warmup import LAG_MS, DetectorWarmup, back
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents import health
@@ -39,11 +39,11 @@ from drover_core.model.events import (
     Action,
     Approval,
     Decision,
-    Duty,
     Event,
     Finding,
     Health,
     Incident,
+    NodeOutage,
     Note,
     NoteKind,
     ProbeVerdict,
@@ -82,9 +82,11 @@ class Engine:
         self.seconds: dict[str, float] = {d.name: 0.0 for d in detectors}
         self._inventory = Inventory(index)
         self._past = Troubles()
-        self._senses = Senses(index, detectors, started_ms, self._inventory, self._past, self.troubles, self.seconds)
+        self._senses = DetectorRunner(
+            index, detectors, started_ms, self._inventory, self._past, self.troubles, self.seconds
+        )
         self._boots = Boots(index)
-        self._recall: Recall | None = None
+        self._recall: DetectorWarmup | None = None
         self.decider = decider = Decider(index, policy, ceiling)
         decider.back = self._back_ms
         self._book = IncidentBook(
@@ -120,7 +122,7 @@ class Engine:
         return self.decider.policy
 
     @property
-    def duties(self) -> Mapping[str, Duty]:
+    def duties(self) -> Mapping[str, NodeOutage]:
         """Node -> how far it is that Drover took out of service, the newest."""
         return self.decider.duties
 
@@ -175,7 +177,7 @@ class Engine:
             changed += self._book.close([id_], Note(now_ms, text, NoteKind.REFUTED, why=text))
         return self._settle(word.findings, changed, now_ms)
 
-    def on_duties(self, duties: Mapping[str, Duty], now_ms: int) -> Outcome:
+    def on_duties(self, duties: Mapping[str, NodeOutage], now_ms: int) -> Outcome:
         """How far nodes are that were taken out of service: node -> its newest duty, of all that have one.
 
         One that is back in service is well: the incidents that it went out for are over. What its validation does not
@@ -201,10 +203,10 @@ class Engine:
         """What the XID detector holds of incidents that a return has ended: it says anew what is still so."""
         errors = self._senses.states.get(xid.NAME)
         for incident in (self._book.records[id_].incident for id_ in over if id_ in self._book.records):
-            if isinstance(errors, xid_state.State) and incident.node is not None:
+            if isinstance(errors, xid_state.XidState) and incident.node is not None:
                 errors.open.pop((incident.node, incident.gpu), None)
 
-    def _over(self, duty: Duty) -> tuple[list[str], list[str]]:
+    def _over(self, duty: NodeOutage) -> tuple[list[str], list[str]]:
         """Of a return to service: open incidents that it ends, those it went out for and nothing decided since; and
         those it does not, as they opened after the probes were asked for that it has passed."""
         if duty.stage is not Health.HEALTHY:
@@ -254,7 +256,7 @@ class Engine:
         another detector than that of XIDs holds the incident.
         """
         record, errors = self._book.records.get(incident.id), self._senses.states.get(xid.NAME)
-        if record is None or not isinstance(errors, xid_state.State) or set(record.holds) != {xid.NAME}:
+        if record is None or not isinstance(errors, xid_state.XidState) or set(record.holds) != {xid.NAME}:
             return None
         found = [errors.open.get(member) for member in incident.members]
         times = [one.back_ms for one in found if one is not None and one.back_ms is not None]
@@ -298,10 +300,10 @@ class Engine:
             for r in list(self._book.records.values())
             if r.incident.node == node and r.incident.closed_ms is None
         }
-        held = dict(errors.open) if isinstance(errors, xid_state.State) else {}
+        held = dict(errors.open) if isinstance(errors, xid_state.XidState) else {}
         resets = {gpu: one.back_ms for (name, gpu), one in held.items() if name == node and one.back_ms is not None}
         late_ms, asked = self._senses.late_ms(n), self._asked(first, end)
-        if not isinstance(heard, liveness.State):
+        if not isinstance(heard, liveness.LivenessState):
             return NodeNow(0, (0,) * (end - first), said, resets, late_ms, asked)
         answered = tuple(heard.answered_ms[first:end].tolist())
         return NodeNow(int(heard.heard_ms[n]), answered, said, resets, late_ms, asked)
@@ -321,13 +323,15 @@ class Engine:
     def risks(self) -> list[Risk]:
         """All nodes, the likeliest to fail within a week first, as of the newest look; empty before the first."""
         state = self._senses.states.get(risk.NAME)
-        return state.ranking if isinstance(state, risk.State) else []
+        return state.ranking if isinstance(state, risk.RiskState) else []
 
     @property
     def idle_ms(self) -> npt.NDArray[np.int64] | None:
         """int64 [G]: for how long each GPU has been held and idle without a break; None before the first look."""
         state = self._senses.states.get(idle.NAME)
-        return state.idle_ms if isinstance(state, idle.State) and len(state.idle_ms) == self.index.gpu_count else None
+        return (
+            state.idle_ms if isinstance(state, idle.IdleState) and len(state.idle_ms) == self.index.gpu_count else None
+        )
 
     def remember(self, incidents: Iterable[Incident], now_ms: int) -> None:
         """What nodes went through in the last months, for the risk of each; opens nothing."""
@@ -339,7 +343,7 @@ class Engine:
         buckets: Iterable[Bucket],
         events: Sequence[Event],
         decisions: Iterable[Decision] = (),
-        duties: Mapping[str, Duty] | None = None,
+        duties: Mapping[str, NodeOutage] | None = None,
     ) -> None:
         """After a restart: take over incidents, and let the detectors see the recent past without raising anything.
 
@@ -358,7 +362,7 @@ class Engine:
         incidents: Sequence[Incident],
         events: Sequence[Event],
         decisions: Iterable[Decision] = (),
-        duties: Mapping[str, Duty] | None = None,
+        duties: Mapping[str, NodeOutage] | None = None,
         held: Iterable[Bucket] | None = None,
     ) -> None:
         """The same in steps: after this events are judged. Then `recall` is called with each bucket in order of time,
@@ -372,9 +376,9 @@ class Engine:
             self._boots.note(event)
         incidents = [incident for incident in incidents if not of_guard(incident)]
         returned = {node: duty for node, duty in (duties or {}).items() if duty.stage is Health.HEALTHY}
-        self._recall = Recall(self._senses.afresh(), incidents, events, returned, self._book.subject_of)
+        self._recall = DetectorWarmup(self._senses.afresh(), incidents, events, returned, self._book.subject_of)
         if held is not None:
-            first = Recall(self._senses, incidents, events, returned, self._book.subject_of)
+            first = DetectorWarmup(self._senses, incidents, events, returned, self._book.subject_of)
             for bucket in held:
                 first.place(bucket)
             first.finish()
@@ -457,6 +461,6 @@ class Engine:
             for code in here[here >= 0].tolist()
         }
 
-    def _folded(self) -> health.Fold:
+    def _folded(self) -> health.HealthFold:
         incidents = [record.incident for record in self._book.open()]
         return health.fold(self.index, incidents, *self._senses.heard_lately(), self.decider.duties)

@@ -16,7 +16,7 @@ import numpy as np
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.index import FleetIndex
-from drover_core.model.events import Duty, Event, EventKind
+from drover_core.model.events import Event, EventKind, NodeOutage
 
 HISTORY_MS = 3_600_000  # the agents' own limit: LATE_S of drover_agent/sources/kmsg/reader.py
 LATE_MS = 60_000  # from which age on an error was not reported as it happened
@@ -69,7 +69,7 @@ def is_error(kind: str, code: str) -> bool:
 def dealt_with(
     event: Event,
     judged_ms: int,
-    returned: Mapping[str, Duty],
+    returned: Mapping[str, NodeOutage],
     window: Window | None = None,
     boots: Boots | None = None,
 ) -> Event:
@@ -96,7 +96,7 @@ def _happened_ms(event: Event, judged_ms: int) -> int:
     return received_ms if event.clock_suspect else min(event.ts_ms, received_ms)
 
 
-def _returned(event: Event, returned: Mapping[str, Duty]) -> bool:
+def _returned(event: Event, returned: Mapping[str, NodeOutage]) -> bool:
     """Whether its node came back to service since. Of one that passed probes only what was before these were asked for
     is dealt with. Nothing can be said where the node's clock is in doubt."""
     duty = None if event.clock_suspect else returned.get(event.node)

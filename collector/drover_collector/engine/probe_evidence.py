@@ -17,8 +17,8 @@ from drover_core.model.events import (
     IncidentKind,
     Member,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.probe_figures import FIGURES, LOST, WRONG
 
@@ -153,7 +153,7 @@ def _proof(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> Fin
     return Finding(
         NAME, kind, cause, "node" if verdict.gpu is None else "gpu", verdict.node, verdict.gpu, members, now_ms,
         min((i.since_ms for i in about), default=verdict.ts_ms), Severity.WARNING if mild else Severity.CRITICAL,
-        CONFIDENCE_EXACT if exact else CONFIDENCE, Wanted.ADVISE if mild else Wanted.DRAIN,
+        CONFIDENCE_EXACT if exact else CONFIDENCE, RecommendedAction.ADVISE if mild else RecommendedAction.DRAIN,
         f"A probe failed: {verdict.text}", advice,
         (Evidence(verdict.text, value=verdict.value, expected=verdict.expected, peers=verdict.peers),),
     )  # fmt: skip
@@ -163,7 +163,7 @@ def _silent_driver(verdict: ProbeVerdict, now_ms: int) -> Finding:
     """The same as what an agent tells whose calls into the driver do not return: no GPU in particular is to blame."""
     return Finding(
         NAME, IncidentKind.LIVENESS, "driver_hung", "node", verdict.node, None, ((verdict.node, None),), now_ms,
-        verdict.ts_ms, Severity.CRITICAL, CONFIDENCE_DRIVER, Wanted.DRAIN,
+        verdict.ts_ms, Severity.CRITICAL, CONFIDENCE_DRIVER, RecommendedAction.DRAIN,
         f"Node {verdict.node}: under a probe its NVIDIA driver answered for none of its GPUs any more.",
         "Drain the node and reboot it: a hung driver does not come back by itself.", (Evidence(verdict.text),),
     )  # fmt: skip
@@ -173,7 +173,7 @@ def _over(incident: Incident, verdict: ProbeVerdict, now_ms: int) -> Finding:
     """What a probe had proved is over."""
     return Finding(
         NAME, incident.kind, incident.cause, incident.scope, incident.node, incident.gpu, incident.members, now_ms,
-        verdict.ts_ms, Severity.INFO, CONFIDENCE, Wanted.NONE, verdict.text, "", cleared=True,
+        verdict.ts_ms, Severity.INFO, CONFIDENCE, RecommendedAction.NONE, verdict.text, "", cleared=True,
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def _drift(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> lis
     return [
         Finding(
             DRIFT, IncidentKind.DRIFT, "probe", "gpu", verdict.node, verdict.gpu, ((verdict.node, verdict.gpu),),
-            now_ms, verdict.drift_since_ms or verdict.ts_ms, Severity.INFO, 0.9, Wanted.WATCH,
+            now_ms, verdict.drift_since_ms or verdict.ts_ms, Severity.INFO, 0.9, RecommendedAction.WATCH,
             f"Slower than it was itself: {text}", "Watch it; if it goes on, look at its power, cooling and driver.",
             (Evidence(text),), cleared=not verdict.drift,
         )
@@ -209,7 +209,7 @@ def _shifts(verdict: ProbeVerdict, open_: Sequence[Incident], now_ms: int) -> li
         found.append(
             Finding(
                 DRIFT, IncidentKind.DRIFT, f"driver_{figure.split()[0]}", "node", node, None, ((node, None),), now_ms,
-                verdict.ts_ms, Severity.INFO, 0.9, Wanted.WATCH, f"Slower since its driver: {text}",
+                verdict.ts_ms, Severity.INFO, 0.9, RecommendedAction.WATCH, f"Slower since its driver: {text}",
                 "Compare the drivers' notes, clocks and power limits before more nodes get it; no board is to blame.",
                 (Evidence(text),), cleared=figure not in told, snapshot={"figures": {figure: True}},
             )

@@ -14,16 +14,16 @@ from drover_collector.detectors import RESTORED
 from drover_collector.detectors.kernel import detector as kernel
 from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.detectors.xid import detector as xid
-from drover_collector.detectors.xid.state import State, back_in_service
-from drover_collector.engine.detector_runner import Senses
+from drover_collector.detectors.xid.state import XidState, back_in_service
+from drover_collector.engine.detector_runner import DetectorRunner
 from drover_collector.engine.late_events import Boots, dealt_with
 from drover_collector.fleet.buckets import Bucket
 from drover_core.model.events import (
     SEVERITY_ORDER,
-    Duty,
     Event,
     Finding,
     Incident,
+    NodeOutage,
     Severity,
 )
 
@@ -31,7 +31,7 @@ LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, an
 TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
 
 
-class Recall:
+class DetectorWarmup:
     """`hear` each bucket in order of time, then `finish`.
 
     Args:
@@ -44,10 +44,10 @@ class Recall:
 
     def __init__(
         self,
-        senses: Senses,
+        senses: DetectorRunner,
         incidents: Sequence[Incident],
         events: Iterable[Event],
-        back: Mapping[str, Duty],
+        back: Mapping[str, NodeOutage],
         subject_of: Callable[[Finding], object],
     ) -> None:
         self.senses, self._subject_of = senses, subject_of
@@ -141,8 +141,8 @@ class Recall:
         )
 
 
-def back(senses: Senses, node: str, now_ms: int) -> None:
+def back(senses: DetectorRunner, node: str, now_ms: int) -> None:
     """A node is back in service: an error of it from now on is a new one."""
     state = senses.states.get(xid.NAME)
-    if isinstance(state, State):
+    if isinstance(state, XidState):
         back_in_service(state, node, now_ms, xid.BURST_GAP_MS)

@@ -21,7 +21,7 @@ from drover_collector.grpc_h2 import frames
 from drover_collector.grpc_h2.call import Call
 from drover_collector.grpc_h2.connection import Connection
 from drover_collector.grpc_h2.outgoing import Stream
-from drover_collector.grpc_h2.stalled_read import Watch
+from drover_collector.grpc_h2.stalled_read import StalledReadWatchdog
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ MUCH_BYTES = 16_384  # at a look: a message of 10 s and 8 GPUs is 4 kB
 SEND_BYTES = 16_384
 LINGER_BYTES = 1 << 20  # that are thrown away of one whose end was said: HTTP/2's windows let less be under way
 _SHARED = memoryview(bytearray(READ_BYTES))  # for all: who reads into it takes its bytes out at once
-_UNWATCHED = Watch()
+_UNWATCHED = StalledReadWatchdog()
 AGAIN = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
 
@@ -65,7 +65,9 @@ class Link:
     __slots__ = ("_lingered", "_owner", "_read", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer",
                  "quiet", "said_end", "wants", "who", "writing")  # fmt: skip
 
-    def __init__(self, sock: socket.socket, address: Any, owner: Links, watch: Watch = _UNWATCHED) -> None:
+    def __init__(
+        self, sock: socket.socket, address: Any, owner: Links, watch: StalledReadWatchdog = _UNWATCHED
+    ) -> None:
         self._sock, self._owner, self._watch_reads = sock, owner, watch
         self._read: Callable[[], Any] = partial(sock.recv_into, _SHARED)
         self.fd, self.peer = sock.fileno(), peer_name(sock.family, address)

@@ -15,7 +15,7 @@ from drover_collector.grpc_h2.connection import Share
 from drover_collector.grpc_h2.link import Link, LinkLostError
 from drover_collector.grpc_h2.outgoing import Stream
 from drover_collector.grpc_h2.poller import Poller
-from drover_collector.grpc_h2.stalled_read import QUEUE_BYTES, Watch
+from drover_collector.grpc_h2.stalled_read import QUEUE_BYTES, StalledReadWatchdog
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class AgentServer:
         self._shares: dict[str, Share] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._carer: asyncio.Task[None] | None = None
-        self._reads = Watch()
+        self._reads = StalledReadWatchdog()
         self._told_full = False
 
     def listen(self, host: str, port: int, contexts: Callable[[], ssl.SSLContext] | None) -> int:

@@ -22,7 +22,7 @@ class Cut(Protocol):
         """End its connection, from another thread."""
 
 
-class Watch:
+class StalledReadWatchdog:
     """
     Attributes:
         reading: who reads, in a tuple of its own for each read; None: nobody.

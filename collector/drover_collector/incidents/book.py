@@ -38,7 +38,7 @@ from drover_collector.incidents.incident import (
     was_absorbed,
     was_cleared,
 )
-from drover_collector.incidents.index import Near
+from drover_collector.incidents.index import IncidentIndex
 from drover_core.model.events import (
     Finding,
     Incident,
@@ -46,8 +46,8 @@ from drover_core.model.events import (
     Member,
     Note,
     NoteKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 REOPEN_MS = 600_000  # the same thing again within this long: the old incident goes on
@@ -69,13 +69,16 @@ class IncidentBook:
     """
 
     def __init__(
-        self, index: FleetIndex, quiet_ms: Mapping[str, int | None], wanted: Callable[[Incident, Wanted], Wanted]
+        self,
+        index: FleetIndex,
+        quiet_ms: Mapping[str, int | None],
+        wanted: Callable[[Incident, RecommendedAction], RecommendedAction],
     ) -> None:
         self._index = index
         self._quiet_ms = quiet_ms
         self._wanted = wanted
         self.records: dict[str, Record] = {}
-        self._near = Near(self.subject_of)
+        self._near = IncidentIndex(self.subject_of)
         self._ticked_ms = 0  # the last call with `closing`
 
     def restore(self, incidents: Iterable[Incident]) -> None:
@@ -228,7 +231,7 @@ class IncidentBook:
                 continue
             if (
                 incident.kind is finding.kind is IncidentKind.THERMAL
-                and finding.action is Wanted.DRAIN
+                and finding.action is RecommendedAction.DRAIN
                 and incident.scope == "rack"
             ):
                 continue  # hot air explains no heat sink that is bad against its own power

@@ -5,7 +5,7 @@
     suspect    an open warning, or a critical incident that is not certain yet
     confirmed  an open critical incident with CONFIRMED_CONFIDENCE or more
 
-    draining, drained, validating, repair: out of service; the node's `Duty` says how far
+    draining, drained, validating, repair: out of service; the node's `NodeOutage` says how far
 
 A node is as bad as the worst of itself and its GPUs. Of a node out of service its duty says the health, whatever is
 open on it; its GPUs keep a fault of their own, and are else as the node is. A duty that says healthy ends that.
@@ -23,9 +23,9 @@ from drover_collector.detectors._lib.robust import Bools
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     OUT_STAGES,
-    Duty,
     Health,
     Incident,
+    NodeOutage,
     Severity,
 )
 
@@ -53,7 +53,7 @@ class HealthChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class HealthFold:
     """Health codes (index into HEALTHS), int8 [N] and [G]; reasons of what is neither healthy nor just unheard."""
 
     node: Codes
@@ -62,10 +62,10 @@ class Fold:
     gpu_reasons: dict[int, tuple[str, str]]
 
 
-def unknown(index: FleetIndex) -> Fold:
+def unknown(index: FleetIndex) -> HealthFold:
     """Before anything was heard."""
     code = _CODE[Health.UNKNOWN]
-    return Fold(np.full(index.node_count, code, np.int8), np.full(index.gpu_count, code, np.int8), {}, {})
+    return HealthFold(np.full(index.node_count, code, np.int8), np.full(index.gpu_count, code, np.int8), {}, {})
 
 
 def fold(
@@ -73,8 +73,8 @@ def fold(
     incidents: Iterable[Incident],
     node_heard: Bools,
     gpu_heard: Bools,
-    duties: Mapping[str, Duty] | None = None,
-) -> Fold:
+    duties: Mapping[str, NodeOutage] | None = None,
+) -> HealthFold:
     """Health of all, from open `incidents`, who was heard lately (bool [N], [G]) and who is out of service."""
     healthy, unheard = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
     node = np.where(node_heard, healthy, unheard).astype(np.int8)
@@ -125,7 +125,7 @@ def fold(
         for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
             if gpu[g] in (healthy, unheard):
                 gpu[g], gpu_reasons[g] = code, why
-    return Fold(node, gpu, node_reasons, gpu_reasons)
+    return HealthFold(node, gpu, node_reasons, gpu_reasons)
 
 
 def _worsen(codes: Codes, reasons: dict[int, tuple[str, str]], at: int, code: int, why: tuple[str, str]) -> None:
@@ -134,7 +134,7 @@ def _worsen(codes: Codes, reasons: dict[int, tuple[str, str]], at: int, code: in
         reasons[at] = why
 
 
-def reason_of(fold_: Fold, n: int, g: int | None) -> tuple[Health, str, str]:
+def reason_of(fold_: HealthFold, n: int, g: int | None) -> tuple[Health, str, str]:
     """(health, reason, incident id or "") of node number `n`, or of GPU index `g`."""
     codes, reasons, at = (fold_.node, fold_.node_reasons, n) if g is None else (fold_.gpu, fold_.gpu_reasons, g)
     health = HEALTHS[int(codes[at])]
@@ -144,7 +144,7 @@ def reason_of(fold_: Fold, n: int, g: int | None) -> tuple[Health, str, str]:
     return health, reason or ("nothing heard" if health is Health.UNKNOWN else ""), incident
 
 
-def changes(index: FleetIndex, old: Fold, new: Fold, ts_ms: int) -> list[HealthChange]:
+def changes(index: FleetIndex, old: HealthFold, new: HealthFold, ts_ms: int) -> list[HealthChange]:
     """What is different, nodes first. A GPU that its node's change explains alone (heard, unheard) is left out."""
     result = []
     for n in np.flatnonzero(old.node != new.node).tolist():

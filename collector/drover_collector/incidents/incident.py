@@ -17,8 +17,8 @@ from drover_core.model.events import (
     IncidentKind,
     Note,
     NoteKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     stronger,
     worse,
 )
@@ -40,7 +40,7 @@ class Record:
     lost_gpus: float | None = None
     waiting_gpus: float | None = None
     counted_to_ms: int = 0
-    wanted: Wanted = Wanted.NONE  # by the detectors; the policy may say otherwise
+    wanted: RecommendedAction = RecommendedAction.NONE  # by the detectors; the policy may say otherwise
 
 
 def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) -> Record:

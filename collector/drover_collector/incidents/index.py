@@ -12,7 +12,7 @@ K = TypeVar("K")
 Subject = tuple[str, str, int | None]
 
 
-class Near:
+class IncidentIndex:
     """Records that may fit, in the order in which they came: a thousand open incidents, each looked at for each
     finding, would cost a tick half a second. Whoever asks looks closer at what is given.
 

@@ -15,7 +15,7 @@ SOON = 0.9  # of the pause: an Ack goes with the work for a message that has jus
 MESSAGES = 8  # durable ones of a stream for which an Ack does not wait
 
 
-class Acks:
+class AckSender:
     """Tells agents how far their data is durable. Used in the event loop."""
 
     def __init__(

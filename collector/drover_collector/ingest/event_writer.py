@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from drover_collector.ingest.limits import Limits, Recent, Room
-from drover_collector.ingest.offsets import Positions
+from drover_collector.ingest.limits import Limits, MemoryBudget, Recent
+from drover_collector.ingest.offsets import LaneOffsets
 from drover_collector.ingest.parse_records import Taken
 from drover_collector.ingest.session import Waiting
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.ingest.store_retry import Storing
+from drover_collector.ingest.store_retry import StoreRetrier
 from drover_collector.probes.judging.rows import row_of
 from drover_collector.store import Store
 from drover_core.model.events import Event, ProbeResult
@@ -36,7 +36,7 @@ STORM_S = 0.25  # between writes of events, however many come: each costs the st
 INVENTORIES = 20_000  # waiting
 
 
-class Records:
+class EventWriter:
     """The queue of the events lane. Used in the event loop; only the store works in threads.
 
     Args:
@@ -50,19 +50,19 @@ class Records:
         store: Store,
         stats: IngestStats,
         limits: Limits,
-        storing: Storing,
-        positions: Positions,
+        storing: StoreRetrier,
+        positions: LaneOffsets,
         on_events: Callable[[list[Event]], None],
         on_unstored: Callable[[list[Event]], None],
         on_probes: Callable[[list[ProbeResult]], None],
         now_ms: Callable[[], int],
-        release: Callable[[Sequence[Waiting], bool, Room], None],
+        release: Callable[[Sequence[Waiting], bool, MemoryBudget], None],
     ) -> None:
         self._store, self._stats, self._storing, self._positions = store, stats, storing, positions
         self._limits, self._release = limits, release
         self.on_events, self._on_unstored, self._on_probes = on_events, on_unstored, on_probes
         self._now_ms = now_ms
-        self.room = Room(limits.record_bytes)
+        self.room = MemoryBudget(limits.record_bytes)
         self.came = asyncio.Event()
         self.urgent = asyncio.Event()  # something came that somebody waits for, or much
         self._rested_s = 0.0  # when the newest turn ended

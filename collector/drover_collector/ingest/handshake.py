@@ -17,9 +17,9 @@ from drover_collector.ingest.limits import (
     Accounts,
     Bucket,
     Limits,
-    Teller,
+    RateLimitedLogger,
 )
-from drover_collector.ingest.ownership import Claims, Things
+from drover_collector.ingest.ownership import GpuOwnership, NodeOwnership
 from drover_collector.ingest.schema_registry import Dictionary, Refusal, reading_hello
 from drover_collector.ingest.session import (
     EndError,
@@ -28,7 +28,7 @@ from drover_collector.ingest.session import (
     lane_seqs,
 )
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.ingest.telemetry_writer import Writers
+from drover_collector.ingest.telemetry_writer import TelemetryWriter
 from drover_core.model.kinds import BOOT_ID
 from drover_proto import telemetry_pb2 as pb
 
@@ -39,7 +39,7 @@ MAX_IGNORED = 1000  # unknown metrics that are named in logs, in the Welcome and
 MAX_INVENTORY = 65_536  # bytes that are stored of a Hello's inventory
 
 
-class Hellos:
+class HandshakeHandler:
     """Who speaks for which node. Used in the event loop.
 
     Args:
@@ -53,16 +53,16 @@ class Hellos:
         stats: IngestStats,
         limits: Limits,
         now_ms: Callable[[], int],
-        teller: Teller,
-        writers: Writers,
+        teller: RateLimitedLogger,
+        writers: TelemetryWriter,
         count: Callable[[str, Refusal], None],
         shared: bool,
         gpu_id: Callable[[str, str, str], int],
     ) -> None:
         self._index, self._stats, self._limits, self._now_ms, self._teller = index, stats, limits, now_ms, teller
         self._writers, self._count, self._shared, self._gpu_id = writers, count, shared, gpu_id
-        self._claims = Claims(stats, limits, teller)
-        self._things = Things()
+        self._claims = NodeOwnership(stats, limits, teller)
+        self._things = GpuOwnership()
         self._accounts = Accounts(limits)
         self._strangers = Bucket(limits.fresh_per_s, 4 * limits.fresh_entities)
 

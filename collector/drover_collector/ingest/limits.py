@@ -135,7 +135,7 @@ class Bucket:
         return True
 
 
-class Account:
+class AgentAllowance:
     """What one agent has taken. It outlives the stream, so that a new stream is no way to more."""
 
     __slots__ = ("bytes", "entities", "events", "fresh", "hellos", "inventory", "messages", "rows", "waiting")
@@ -186,12 +186,12 @@ class Accounts:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._open: dict[str, Account] = {}
-        self._left: Recent[str, Account] = Recent(ACCOUNTS)
+        self._open: dict[str, AgentAllowance] = {}
+        self._left: Recent[str, AgentAllowance] = Recent(ACCOUNTS)
 
-    def open(self, node: str) -> Account:
+    def open(self, node: str) -> AgentAllowance:
         """For as long as a stream speaks for the node."""
-        held = self._open.get(node) or self._left.pop(node) or Account(self._limits)
+        held = self._open.get(node) or self._left.pop(node) or AgentAllowance(self._limits)
         self._open[node] = held
         return held
 
@@ -204,7 +204,7 @@ class Accounts:
         return len(self._open) + len(self._left)
 
 
-class Room:
+class MemoryBudget:
     """Bytes that may wait for the store. One agent may hold a part of what is left, so that many greedy ones leave
     room for the others: whoever waits, waits for its own data."""
 
@@ -212,11 +212,11 @@ class Room:
         self.size = size
         self.used = 0
 
-    def grow(self, account: Account, size: int) -> None:
+    def grow(self, account: AgentAllowance, size: int) -> None:
         self.used += size
         account.waiting += size
 
-    def fits(self, account: Account) -> bool:
+    def fits(self, account: AgentAllowance) -> bool:
         """Whether this agent may put more in. One message always fits: it is bounded by itself."""
         return self.used < self.size and account.waiting <= (self.size - self.used) // SHARE
 
@@ -226,7 +226,7 @@ class Room:
         return 2 * self.used >= self.size
 
 
-class Teller:
+class RateLimitedLogger:
     """Logs each thing once, and not too many in a time."""
 
     def __init__(self, size: int = 20_000) -> None:

@@ -20,7 +20,7 @@ NOTHING: Mapping[int, int] = {}
 Key = tuple[str, str]  # node, spool id
 
 
-class Positions:
+class LaneOffsets:
     """(node, spool id) -> lane -> the last sequence that is stored. What is forgotten is sent again at the most.
 
     Args:

@@ -11,7 +11,7 @@ import time
 import grpc
 import numpy as np
 
-from drover_collector.ingest.limits import Limits, Recent, Teller
+from drover_collector.ingest.limits import Limits, RateLimitedLogger, Recent
 from drover_collector.ingest.schema_registry import Dictionary
 from drover_collector.ingest.session import EndError, Session
 from drover_collector.ingest.stats import IngestStats
@@ -19,10 +19,10 @@ from drover_collector.ingest.stats import IngestStats
 FLAPS, FLAPS_S = 6, 60.0  # so many new streams of one agent in so long are two agents with one spool
 
 
-class Claims:
+class NodeOwnership:
     """The open streams by node. Used in the event loop."""
 
-    def __init__(self, stats: IngestStats, limits: Limits, teller: Teller) -> None:
+    def __init__(self, stats: IngestStats, limits: Limits, teller: RateLimitedLogger) -> None:
         self._stats, self._limits, self._teller = stats, limits, teller
         self._sessions: dict[str, Session] = {}
         self._flaps: Recent[str, tuple[float, int]] = Recent(1_000)
@@ -85,7 +85,7 @@ class Claims:
             self._teller.warn((node, "flaps"), "%s", text)
 
 
-class Things:
+class GpuOwnership:
     """Which stream tells of which GPU. A GPU is in one node at a time: another that claims it while its node sends
     samples of it would take it, and its history, away. A card that moves is silent in between."""
 

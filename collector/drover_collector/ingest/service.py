@@ -24,12 +24,12 @@ from drover_collector.grpc_h2 import Behaviour
 from drover_collector.grpc_h2.call import MESSAGE_BYTES
 from drover_collector.ingest.admission import Admission, ComeAgainError
 from drover_collector.ingest.clock_skew import Clocks
-from drover_collector.ingest.handshake import Hellos
+from drover_collector.ingest.handshake import HandshakeHandler
 from drover_collector.ingest.limits import (
-    Account,
+    AgentAllowance,
     Limits,
-    Room,
-    Teller,
+    MemoryBudget,
+    RateLimitedLogger,
 )
 from drover_collector.ingest.message_parts import (
     HELLO_TAG,
@@ -48,7 +48,7 @@ from drover_collector.ingest.session import (
     Waiting,
 )
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.ingest.telemetry_writer import Writers
+from drover_collector.ingest.telemetry_writer import TelemetryWriter
 from drover_collector.store import Store
 from drover_core.model.events import Event, ProbeResult
 from drover_proto import telemetry_pb2 as pb
@@ -91,12 +91,12 @@ class Ingest:
         self._limits = limits or Limits()
         self.stats = IngestStats(limits=self._limits)
         self._now_ms = now_ms
-        self._teller = Teller()
-        self._writers = Writers(
+        self._teller = RateLimitedLogger()
+        self._writers = TelemetryWriter(
             store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events,
             on_unstored or on_events, on_probes,
         )  # fmt: skip
-        self._hellos = Hellos(
+        self._hellos = HandshakeHandler(
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared,
             store.gpu_id,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Ingest:
 
     async def _stream(self, _messages: object, context: Any) -> None:
         """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
-        session = Session(context, Account(self._limits))
+        session = Session(context, AgentAllowance(self._limits))
         when_ended(lambda why: session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, why)))
         self._sessions[session] = None
         self.stats.connected = len(self._sessions)
@@ -407,7 +407,7 @@ class Ingest:
             self._refuse(session, pb.EVENTS, record.seq, taken)
         self._writers.put(waiting)
 
-    async def _may_wait(self, session: Session, lane: pb.Lane.ValueType, room: Room) -> bool:
+    async def _may_wait(self, session: Session, lane: pb.Lane.ValueType, room: MemoryBudget) -> bool:
         """Whether a message may be taken in; returns when there is room for it.
 
         False: the store takes nothing, and to wait in vain would keep the stream's events back. The message stays with

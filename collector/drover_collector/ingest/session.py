@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from drover_collector.grpc_h2 import CallEndedError
-from drover_collector.ingest.limits import Account
+from drover_collector.ingest.limits import AgentAllowance
 from drover_collector.ingest.parse_records import Taken
 from drover_collector.ingest.schema_registry import Dictionary, Refusal
 from drover_proto import telemetry_pb2 as pb
@@ -51,7 +51,7 @@ class Session:
         "up_s", "waiting", "welcomed",
     )  # fmt: skip
 
-    def __init__(self, context: Any, account: Account) -> None:
+    def __init__(self, context: Any, account: AgentAllowance) -> None:
         self.context = context
         self.account = account
         self.node = ""  # before Hello
@@ -194,7 +194,7 @@ class Waiting:
     batch: tuple[Dictionary, pb.Batch] | None = None
     record: Taken | None = None
     came_s: float = field(default_factory=time.monotonic)
-    account: Account = field(init=False)
+    account: AgentAllowance = field(init=False)
 
     def __post_init__(self) -> None:
         self.account = self.session.account  # a later Hello may change the session's

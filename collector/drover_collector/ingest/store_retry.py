@@ -28,7 +28,7 @@ class GivenUpError(Exception):
     """The store takes nothing, and we are closing."""
 
 
-class Storing:
+class StoreRetrier:
     """What the writers share.
 
     Args:

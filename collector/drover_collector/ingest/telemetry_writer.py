@@ -13,19 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from drover_collector.fleet.buckets import BUCKET_MS
-from drover_collector.ingest.acks import Acks
+from drover_collector.ingest.acks import AckSender
 from drover_collector.ingest.decode import Decoded, decode
-from drover_collector.ingest.event_writer import RECORDS, Records
+from drover_collector.ingest.event_writer import RECORDS, EventWriter
 from drover_collector.ingest.limits import (
-    Account,
+    AgentAllowance,
     Limits,
-    Room,
-    Teller,
+    MemoryBudget,
+    RateLimitedLogger,
 )
-from drover_collector.ingest.offsets import Positions
+from drover_collector.ingest.offsets import LaneOffsets
 from drover_collector.ingest.session import Session, Waiting
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.ingest.store_retry import Refuse, Storing
+from drover_collector.ingest.store_retry import Refuse, StoreRetrier
 from drover_collector.store import Store, StoreError
 from drover_collector.store.rollups.dirty_ranges import SLACK_MS
 from drover_core.model.events import Event, ProbeResult
@@ -44,7 +44,7 @@ AHEAD_TIMES = 3
 TELEMETRY, POSITIONS = "telemetry", "lane positions"  # what is written, in logs and troubles
 
 
-class Writers:
+class TelemetryWriter:
     """Two tasks, one for telemetry and one for records. Used in the event loop; only the store works in threads.
 
     Args:
@@ -65,17 +65,17 @@ class Writers:
         stats: IngestStats,
         limits: Limits,
         now_ms: Callable[[], int],
-        teller: Teller,
+        teller: RateLimitedLogger,
         refuse: Refuse,
         on_events: Callable[[list[Event]], None],
         on_unstored: Callable[[list[Event]], None],
         on_probes: Callable[[list[ProbeResult]], None],
     ) -> None:
         self._store, self._stats, self._limits, self._now_ms, self._teller = store, stats, limits, now_ms, teller
-        self.positions = Positions(store, known)
-        self.acks = Acks(stats, self.positions.of, now_ms)
-        self.storing = Storing(stats, limits, refuse)
-        self.records = Records(
+        self.positions = LaneOffsets(store, known)
+        self.acks = AckSender(stats, self.positions.of, now_ms)
+        self.storing = StoreRetrier(stats, limits, refuse)
+        self.records = EventWriter(
             store,
             stats,
             limits,
@@ -87,7 +87,7 @@ class Writers:
             now_ms,
             self._release,
         )
-        self.room = Room(limits.waiting_bytes)
+        self.room = MemoryBudget(limits.waiting_bytes)
         self.freed = asyncio.Event()
         self._telemetry: list[Waiting] = []
         self._bytes = 0  # in that list
@@ -225,11 +225,11 @@ class Writers:
         await self._note_seqs_in_time()
         return last
 
-    def _release(self, work: Sequence[Waiting], acknowledged: bool, room: Room) -> None:
+    def _release(self, work: Sequence[Waiting], acknowledged: bool, room: MemoryBudget) -> None:
         """Makes room in the end, whatever happened: acknowledges, or else leaves it to the agents to send again."""
         done: Counter[Session] = Counter(waiting.session for waiting in work)
         awaited = {waiting.session for waiting in work if waiting.urgent}
-        sizes: dict[Account, int] = {}
+        sizes: dict[AgentAllowance, int] = {}
         for waiting in work:
             sizes[waiting.account] = sizes.get(waiting.account, 0) + waiting.size
         for account, size in sizes.items():

@@ -15,7 +15,7 @@ RETRY_S = 5.0  # after the store has failed
 STOP_S = 2.0  # how long a stop waits for what is under way
 
 
-class Clerk(threading.Thread):
+class DeliveryRecorder(threading.Thread):
     """Stores how far messages are, tried until the store takes it. `on_saved`: told of their ids."""
 
     def __init__(

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from drover_collector.notify.base import Delivery, Notifier
-from drover_collector.notify.delivery_recorder import MAX_PENDING, Clerk
+from drover_collector.notify.delivery_recorder import MAX_PENDING, DeliveryRecorder
 from drover_collector.notify.state import (
     AGAIN_MS,
     CHANGED,
@@ -36,7 +36,7 @@ ENDS_MS = 7 * 86_400_000  # an end is tried for so long: who was told of a fault
 MOST_ASKED_S = 900.0  # a receiver may ask us to wait (429), but not for longer: alarms would be of no use any more
 
 
-class Courier(threading.Thread):
+class DeliveryWorker(threading.Thread):
     """Delivers the messages of one receiver, those of one incident in their order.
 
     Args:
@@ -49,7 +49,7 @@ class Courier(threading.Thread):
         notifier: Notifier,
         delays_s: Sequence[float],
         now_ms: Callable[[], int],
-        clerk: Clerk,
+        clerk: DeliveryRecorder,
         on_given_up: Callable[[OutboxRow, str], None] = lambda _row, _kind: None,
     ) -> None:
         super().__init__(name=f"{notifier.kind}-{notifier.name}", daemon=True)

@@ -25,8 +25,8 @@ from drover_core.model.events import (
     ActionState,
     Decision,
     DecisionCause,
-    Duty,
     Health,
+    NodeOutage,
 )
 
 OLD_MS = 86_400_000  # at a start nothing older is told any more
@@ -67,7 +67,7 @@ def of_actions(actions: Iterable[Action]) -> list[News]:
     ]
 
 
-def of_duties(duties: Iterable[Duty]) -> list[News]:
+def of_duties(duties: Iterable[NodeOutage]) -> list[News]:
     return [
         News(
             REPAIR, d.incident_id, f"{d.node}-{d.ts_ms}", d.ts_ms,

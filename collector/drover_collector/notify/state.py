@@ -23,8 +23,8 @@ from drover_core.model.events import (
     SEVERITY_ORDER,
     WANTED_ORDER,
     Incident,
+    RecommendedAction,
     Severity,
-    Wanted,
     stronger,
     worse,
 )
@@ -41,11 +41,11 @@ AGAIN_MS = 2 * 3_600_000  # what was given up is told again after so long, while
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NotificationState:
     """What a receiver has been told of an incident, the strongest of each, and whether it was told of the end."""
 
     severity: Severity
-    action: Wanted
+    action: RecommendedAction
     closed: bool
     members: int = 0
     unsent: str = ""  # its opening did not arrive: GROUPED (a mass event's message stands for it), DEFERRED or FAILED
@@ -54,18 +54,18 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class IncidentFacts:
     """What a message says, as far as it matters to the next one."""
 
     kind: str
     severity: Severity
-    action: Wanted
+    action: RecommendedAction
     members: int
 
 
 def transition(
     incident: Incident,
-    told: Told | None,
+    told: NotificationState | None,
     target: Target | None,
     *,
     now_ms: int = 0,
@@ -100,27 +100,27 @@ def transition(
     return None
 
 
-def after(told: Told | None, said: Facts, state: str, at_ms: int) -> Told:
+def after(told: NotificationState | None, said: IncidentFacts, state: str, at_ms: int) -> NotificationState:
     """What is told when a message is on its way: `state` is that of its row."""
     kept_back = state if state in (GROUPED, DEFERRED, FAILED) else ""
     closed, missed = said.kind == CLOSED, state == FAILED
     if told is None or said.kind == OPENED:
-        return Told(said.severity, said.action, closed, said.members, kept_back, missed, at_ms)
+        return NotificationState(said.severity, said.action, closed, said.members, kept_back, missed, at_ms)
     arrives = not kept_back and not closed
-    return Told(
+    return NotificationState(
         worse(told.severity, said.severity), stronger(told.action, said.action), closed,
         max(told.members, said.members), "" if arrives else told.unsent, missed, at_ms,
     )  # fmt: skip
 
 
-def given_up(told: Told, kind: str) -> Told:
+def given_up(told: NotificationState, kind: str) -> NotificationState:
     """What is told when the newest message, of that kind, is given up."""
     unsent = FAILED if kind == OPENED else told.unsent
     return replace(told, unsent=unsent, missed=True)
 
 
-def facts(kind: str, incident: Incident) -> Facts:
-    return Facts(kind, incident.severity, incident.action, len(incident.members))
+def facts(kind: str, incident: Incident) -> IncidentFacts:
+    return IncidentFacts(kind, incident.severity, incident.action, len(incident.members))
 
 
 def kind_of(row: OutboxRow) -> str:
@@ -128,15 +128,17 @@ def kind_of(row: OutboxRow) -> str:
     return str(json.loads(row.payload_json)["type"])
 
 
-def said_by(row: OutboxRow) -> Facts:
+def said_by(row: OutboxRow) -> IncidentFacts:
     body: dict[str, Any] = json.loads(row.payload_json)
     data = body["data"]
-    return Facts(body["type"], Severity(data["severity"]), Wanted(data["action"]), len(data["members"]))
+    return IncidentFacts(
+        body["type"], Severity(data["severity"]), RecommendedAction(data["action"]), len(data["members"])
+    )
 
 
-def told_by(rows: Iterable[OutboxRow]) -> dict[tuple[str, str], Told]:
+def told_by(rows: Iterable[OutboxRow]) -> dict[tuple[str, str], NotificationState]:
     """(incident, receiver) -> what it was told, out of the stored messages in any order."""
-    told: dict[tuple[str, str], Told] = {}
+    told: dict[tuple[str, str], NotificationState] = {}
     for row in sorted(rows, key=lambda r: (r.created_ms, r.id)):
         key, said = (row.incident_id, row.notifier), said_by(row)
         if said.kind not in NEWS:

@@ -11,8 +11,8 @@ from drover_core.model.events import (
     Evidence,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.settings import SettingsError
 
@@ -23,7 +23,7 @@ def trial(name: str, severity: Severity, now_ms: int, *, over: bool) -> Incident
     """An incident about nothing. Its id is that of every trial of this receiver: the end of one ends the one before."""
     return Incident(
         f"test-{name}", IncidentKind.IDLE, "test", "fleet", None, None, (), now_ms, now_ms, now_ms if over else None,
-        severity, 1.0, Wanted.NONE, f"This is a test of Drover's messages to {name}. Nothing is wrong.",
+        severity, 1.0, RecommendedAction.NONE, f"This is a test of Drover's messages to {name}. Nothing is wrong.",
         "Nothing. Whoever reads this can be reached.", (Evidence("Somebody ran drover-collector notify-test."),),
     )  # fmt: skip
 

@@ -6,28 +6,28 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from drover_collector.notify.delivery_recorder import Clerk
-from drover_collector.notify.delivery_worker import Courier
+from drover_collector.notify.delivery_recorder import DeliveryRecorder
+from drover_collector.notify.delivery_worker import DeliveryWorker
 from drover_collector.notify.fallback_file import Unstored
 from drover_collector.notify.incident_updates import News
 from drover_collector.notify.messages import Key
 from drover_collector.notify.receivers.webhook import message
 from drover_collector.notify.routes import Routes
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.state import Told
+from drover_collector.notify.state import NotificationState
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_core.model.events import Incident
 
 KNOWN = 20_000  # messages of this process that are remembered; others are looked up in the store
 
 
-class Newsroom:
+class IncidentUpdates:
     """What an outbox is beside its messages of incidents' openings, changes and ends."""
 
     _store: Store
     _unstored: Unstored
-    _clerk: Clerk
-    _couriers: Mapping[str, Courier]
+    _clerk: DeliveryRecorder
+    _couriers: Mapping[str, DeliveryWorker]
     _console_url: str
     _now_ms: Callable[[], int]
     routes: Routes
@@ -37,7 +37,7 @@ class Newsroom:
         self._made: OrderedDict[str, None] = OrderedDict()  # ids of messages
         self._made_lock = threading.Lock()
 
-    def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
+    def _recall(self, incidents: set[str], blind: bool) -> dict[Key, NotificationState | None]:
         raise NotImplementedError  # the outbox has it
 
     def tell(self, news: Sequence[News], incidents: Mapping[str, Incident], blind: bool = False) -> int:

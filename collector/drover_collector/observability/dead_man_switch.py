@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from urllib.parse import urlsplit
 
-from drover_collector.api.snapshot import Beats
+from drover_collector.api.snapshot import HeartbeatStatus
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
-from drover_collector.notify.http import Answer, Bounded, Http
-from drover_collector.observability.self_check import Signs, beats, blind
+from drover_collector.notify.http import Bounded, Http, HttpAnswer
+from drover_collector.observability.self_check import HealthSignals, beats, self_check
 from drover_collector.store import StoreError
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ ASK_S = 8.0  # for the figures; what takes longer hangs in the store
 SUBJECT = "blind"  # its place among the troubles of detection
 
 
-class Heartbeat:
+class DeadManSwitch:
     """
     Args:
         look: gives the figures; may block.
@@ -37,7 +37,7 @@ class Heartbeat:
     def __init__(
         self,
         config: HeartbeatConfig,
-        look: Callable[[], Signs],
+        look: Callable[[], HealthSignals],
         troubles: MutableMapping[str, str],
         *,
         environment: Mapping[str, str] = os.environ,
@@ -46,10 +46,10 @@ class Heartbeat:
         self._config, self._look, self._troubles, self._monotonic = config, look, troubles, monotonic
         self._url, self._fail_url = ping_urls(config, environment)
         self._http = Http(config.timeout_s, config.ca_file, config.proxy)
-        self._figures: Bounded[Signs] = Bounded("signs", ASK_S)
-        self._pings: Bounded[Answer] = Bounded("heartbeat", 3 * config.timeout_s)
+        self._figures: Bounded[HealthSignals] = Bounded("signs", ASK_S)
+        self._pings: Bounded[HttpAnswer] = Bounded("heartbeat", 3 * config.timeout_s)
         self._next_s = 0.0
-        self.beats = Beats()
+        self.beats = HeartbeatStatus()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -74,14 +74,14 @@ class Heartbeat:
             return  # it stands by, or begins: the sign is another's, or not due yet
         self._next_s = self._monotonic() + self._config.interval_s
 
-    def _judge(self) -> tuple[Signs | None, list[str]]:
+    def _judge(self) -> tuple[HealthSignals | None, list[str]]:
         try:
             figures = self._figures.call(self._look)
         except StoreError as error:
             return None, [f"the store does not answer ({error})"]
         if figures is None:
             return None, [f"the store does not answer within {ASK_S:g} s"]
-        return figures, blind(figures, self._config.silent_ratio)
+        return figures, self_check(figures, self._config.silent_ratio)
 
     def _tell(self, reasons: list[str]) -> None:
         text = f"Drover is blind: {'; '.join(reasons)}." if reasons else ""

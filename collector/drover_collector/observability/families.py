@@ -16,7 +16,7 @@ from drover_collector.api.snapshot import (
     AHEAD_MS,
     LONG_S,
     REPORTING_MS,
-    Facts,
+    ApiSnapshot,
 )
 from drover_collector.exposition import Page
 from drover_collector.incidents.correlation import jobs_hurt
@@ -27,7 +27,7 @@ from drover_core.model.events import IncidentKind
 T = TypeVar("T")
 
 
-def fleet(page: Page, facts: Facts) -> None:
+def fleet(page: Page, facts: ApiSnapshot) -> None:
     incidents = facts.open_incidents()
     page.gauge("drover_gpus", "GPUs of the fleet by health", gpus_by_health(facts), "health")
     page.gauge("drover_gpus_expected", "GPUs of the fleet file", facts.index.gpu_count)
@@ -51,7 +51,7 @@ def fleet(page: Page, facts: Facts) -> None:
     _reporting(page, facts)
 
 
-def _reporting(page: Page, facts: Facts) -> None:
+def _reporting(page: Page, facts: ApiSnapshot) -> None:
     now_ms = facts.now_ms()
     try:
         seen = facts.last_seen()
@@ -76,7 +76,7 @@ def _reporting(page: Page, facts: Facts) -> None:
         page.gauge("drover_newest_sample_age_max_seconds", "likewise, the oldest of them", float(ages.max()))
 
 
-def ingest(page: Page, facts: Facts) -> None:
+def ingest(page: Page, facts: ApiSnapshot) -> None:
     stats = facts.stats
     page.gauge("drover_agents_connected", "agents with an open stream", stats.connected)
     page.gauge("drover_openings_waiting", "agents that have connected and wait for their turn", stats.openings_waiting)
@@ -124,7 +124,7 @@ def ingest(page: Page, facts: Facts) -> None:
     )
 
 
-def detection(page: Page, facts: Facts) -> None:
+def detection(page: Page, facts: ApiSnapshot) -> None:
     pipeline, ticks = facts.pipeline, facts.pipeline.ticks
     roles = {name: float(name == pipeline.role()) for name in ("active", "standby", "ingest")}
     page.gauge("drover_role", "1 for the part that this collector has", roles, "role")
@@ -165,7 +165,7 @@ def detection(page: Page, facts: Facts) -> None:
         )
 
 
-def notifications(page: Page, facts: Facts) -> None:
+def notifications(page: Page, facts: ApiSnapshot) -> None:
     outbox = facts.pipeline.outbox
     page.gauge("drover_outbox_pending", "messages that wait, by receiver", outbox.pending, "receiver")
     page.gauge("drover_outbox_oldest_seconds", "age of the oldest of them; 0: none waits", outbox.oldest_s, "receiver")
@@ -179,7 +179,7 @@ def notifications(page: Page, facts: Facts) -> None:
         page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", facts.beats.failed)
 
 
-def process(page: Page, facts: Facts) -> None:
+def process(page: Page, facts: ApiSnapshot) -> None:
     """The names that Prometheus' own client libraries have."""
     me = psutil.Process()
     with me.oneshot():

@@ -10,10 +10,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.api.store_watch import StoreWatch
 from drover_collector.auth.authorization import PAGE
-from drover_collector.auth.connection_limit import Crowd
+from drover_collector.auth.connection_limit import ConnectionLimit
 from drover_collector.auth.tls import Contexts
 from drover_collector.exposition import CONTENT_TYPE, Page
 from drover_collector.observability import families
@@ -26,7 +26,7 @@ REQUEST_S = 10.0  # a request as a whole, handshake and all
 BACKLOG = 128
 
 
-def exposition(facts: Facts, watch: StoreWatch) -> str:
+def exposition(facts: ApiSnapshot, watch: StoreWatch) -> str:
     """The page. It does not wait for a store that hangs: what only the store can tell is left out then."""
     page = Page()
     families.fleet(page, facts)
@@ -41,7 +41,7 @@ def exposition(facts: Facts, watch: StoreWatch) -> str:
 class MetricsServer:
     """Serves /metrics from threads of its own until `close`."""
 
-    def __init__(self, facts: Facts, host: str, port: int, tls: Contexts | None = None, most: int = 64) -> None:
+    def __init__(self, facts: ApiSnapshot, host: str, port: int, tls: Contexts | None = None, most: int = 64) -> None:
         """
         Args:
             most: connections at once, each with a thread; then the oldest of the address that has most is cut off.
@@ -58,9 +58,9 @@ class MetricsServer:
         self._server.server_close()
 
 
-def _server(facts: Facts, host: str, port: int, tls: Contexts | None, most: int) -> ThreadingHTTPServer:
+def _server(facts: ApiSnapshot, host: str, port: int, tls: Contexts | None, most: int) -> ThreadingHTTPServer:
     watch = StoreWatch(facts)
-    crowd: Crowd[socket.socket] = Crowd()
+    crowd: ConnectionLimit[socket.socket] = ConnectionLimit()
     lock = threading.Lock()  # of the crowd
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
 """Whether Drover itself sees, judges and can tell: what its dead-man's switch stands on (`notify/heartbeat.py`).
 
-Pure: `blind` says in sentences what is dead, out of figures that `signs_of` takes from memory.
+Pure: `self_check` says in sentences what is dead, out of figures that `signs_of` takes from memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.api.snapshot import REPORTING_MS, Facts
+from drover_collector.api.snapshot import REPORTING_MS, ApiSnapshot
 
 STARTING_S = 120.0  # agents come back within a minute of a restart, and the first bucket is judged
 JUDGED_S = 90.0  # as the alert DroverNotJudging: a bucket is judged each 10 s
@@ -20,7 +20,7 @@ UNTOLD_S = 900.0  # a receiver that was down so long is no blip: the fourth try 
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class HealthSignals:
     """
     Attributes:
         leading: whether this collector detects; one that stands by sees nothing of its own, and is not blind.
@@ -43,7 +43,7 @@ class Signs:
     untold_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def blind(signs: Signs, silent_ratio: float) -> list[str]:
+def self_check(signs: HealthSignals, silent_ratio: float) -> list[str]:
     """What is dead, a sentence each; empty: Drover sees, judges and can tell, or stands by.
 
     Args:
@@ -70,12 +70,12 @@ def blind(signs: Signs, silent_ratio: float) -> list[str]:
     return found
 
 
-def beats(signs: Signs, reasons: list[str]) -> bool:
+def beats(signs: HealthSignals, reasons: list[str]) -> bool:
     """Whether the sign of life may be given: by the collector that detects, once it has begun to."""
     return signs.leading and not reasons and signs.judged_s <= JUDGED_S and signs.reporting > 0
 
 
-def signs_of(facts: Facts) -> Signs:
+def signs_of(facts: ApiSnapshot) -> HealthSignals:
     """May block on the store.
 
     Raises:
@@ -84,7 +84,7 @@ def signs_of(facts: Facts) -> Signs:
     pipeline, stats = facts.pipeline, facts.stats
     now_ms, now = facts.now_ms(), time.monotonic()
     seen = facts.last_seen()
-    return Signs(
+    return HealthSignals(
         leading=pipeline.leading,
         up_s=(now_ms - pipeline.started_ms) / 1000,
         expected=facts.index.node_count,

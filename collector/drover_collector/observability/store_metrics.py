@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from drover_collector.api.snapshot import Facts
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.api.store_watch import DAY_S, StoreFigures
 from drover_collector.exposition import Page
 
 
-def add(page: Page, facts: Facts, figures: StoreFigures | None) -> None:
+def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:
     """The families about the store. Figures that it does not tell are left out, never 0."""
     page.gauge("drover_store_answers", "1 while the store says how it stands, else 0", int(figures is not None))
     page.gauge(

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from drover_collector.actions.base import LaterError
-from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.detectors._lib.inventory import Told
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.engine.late_events import HISTORY_MS
@@ -35,7 +35,7 @@ from drover_collector.notify.incident_updates import (
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pipeline.arrivals import Arrivals
 from drover_collector.pipeline.inventories import Inventories
-from drover_collector.pipeline.outcome_writer import Saving
+from drover_collector.pipeline.outcome_writer import OutcomeWriter
 from drover_collector.pipeline.pauses import Pauses
 from drover_collector.pipeline.restore import (
     CLOCK,
@@ -44,7 +44,7 @@ from drover_collector.pipeline.restore import (
     history,
 )
 from drover_collector.pipeline.stats import Rate, Ticks
-from drover_collector.pipeline.store_follower import HEARD_MS, Looks
+from drover_collector.pipeline.store_follower import HEARD_MS, StoreFollower
 from drover_collector.policy import diff as policy_diff
 from drover_collector.policy.policy import Policy, least_mode
 from drover_collector.policy.reload import PolicyWatch
@@ -53,10 +53,10 @@ from drover_core.model.events import (
     Action,
     Approval,
     Audit,
-    Duty,
     Event,
     Health,
     Incident,
+    NodeOutage,
     Silence,
 )
 
@@ -103,7 +103,7 @@ class LeaseState:
     left_s: float | None = None  # None: it has no end, or this one may not hold it
 
 
-class Judging:
+class EngineThread:
     """Engine, store and outbox of one fleet, and the thread in which all calls into the engine are made."""
 
     def __init__(
@@ -134,13 +134,13 @@ class Judging:
         self.ceiling = ceiling
         self._watch = watch or PolicyWatch(None)
         self._policy_state = policy_diff.state_of(policy, ceiling)  # that the audit knows
-        self.desk: ActionDesk | None = None  # acts while this one leads; set by `act_by`
+        self.desk: ActionDispatcher | None = None  # acts while this one leads; set by `act_by`
         self.engine = self._engine(self.started_ms)
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
         self.lease: Callable[[], LeaseState] = LeaseState
         self.began_ms = self.started_ms  # to judge
-        self._looks = Looks(store, index, now_ms)
+        self._looks = StoreFollower(store, index, now_ms)
         self.ticks = Ticks()
         self.rate = Rate()  # of samples taken in
         self.newest: Bucket | None = None
@@ -152,7 +152,7 @@ class Judging:
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
         self._arrivals = Arrivals(self.ticks)
-        self.saving = Saving(store, outbox, self.ticks, now_ms)
+        self.saving = OutcomeWriter(store, outbox, self.ticks, now_ms)
         self.saving.known = lambda: self.incidents
         self._inventories = Inventories(store)
         self._left: list[Event] = []  # by a crash, and not judged yet; see `judge_left`
@@ -163,7 +163,7 @@ class Judging:
         self.past: Past | None = None  # of before the start, until it is taken up
         self._followed = False  # another collector detected before this one
 
-    def act_by(self, desk: ActionDesk) -> None:
+    def act_by(self, desk: ActionDispatcher) -> None:
         """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
         self.desk = desk
         desk.on_duties.append(self.take_duties)
@@ -261,7 +261,7 @@ class Judging:
         """
         return self._judge.submit(call, self.engine).result(ANSWER_S)
 
-    def take_duties(self, duties: Mapping[str, Duty]) -> None:
+    def take_duties(self, duties: Mapping[str, NodeOutage]) -> None:
         """How far nodes are that were taken out of service. From any thread; returns at once."""
 
         def take() -> None:

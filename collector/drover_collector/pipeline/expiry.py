@@ -23,7 +23,7 @@ ROWS_S = 86_400.0  # tables without partitions: how often
 TOLD_S = 2 * ROWS_S  # and when it is told that they wait, where no partition does
 
 
-class Expiring:
+class ClockGuardedExpiry:
     """
     Args:
         votes: connected agents that told their time, and of them those that have ours. None: the clock is believed.

@@ -9,7 +9,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from drover_collector.config import StoreConfig
-from drover_collector.pipeline.expiry import Expiring
+from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.process import memory
 from drover_collector.store import Store, StoreError
 from drover_collector.store.durability.backup import remove_partial
@@ -25,8 +25,9 @@ class Maintenance:
     """Passes until cancelled, while `active()`: of several collectors one drops.
 
     Args:
-        troubles: has a sentence under "maintenance" while passes fail, and one under "expiry" (see `Expiring`).
-        votes, nodes: see `Expiring`.
+        troubles: has a sentence under "maintenance" while passes fail, and one under "expiry"
+            (see `ClockGuardedExpiry`).
+        votes, nodes: see `ClockGuardedExpiry`.
     Attributes:
         passes: made so far. dropped: partitions that went for room since the start. failures: passes that failed.
         expiring: what goes by age.
@@ -44,7 +45,7 @@ class Maintenance:
     ) -> None:
         self._store, self._config, self._active, self._now_ms = store, config, active, now_ms
         self._troubles = {} if troubles is None else troubles
-        self.expiring = Expiring(store, votes, nodes, self._troubles)
+        self.expiring = ClockGuardedExpiry(store, votes, nodes, self._troubles)
         self._text_at = time.monotonic() - TEXT_S
         self.passes = self.dropped = self.failures = 0
 

@@ -50,7 +50,7 @@ class _Result:
     refused: bool = False  # by a store that fails, for now; or for ever
 
 
-class Saving:
+class OutcomeWriter:
     """Outcomes on their way into the store. `put` in the thread that judges; `stop` ends the thread that stores."""
 
     def __init__(self, store: Store, outbox: Outbox, ticks: Ticks, now_ms: Callable[[], int]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
-from drover_collector.pipeline.engine_thread import Judging
+from drover_collector.pipeline.engine_thread import EngineThread
 from drover_collector.store import StoreError
 from drover_core.times import iso
 
@@ -27,7 +27,7 @@ PAST = "Telemetry is judged in a moment: the minutes before the start are being 
 LATE_S = 0.5  # at a stretch, of each second: for rollups of what came late or was left out
 
 
-class Pipeline(Judging):
+class Pipeline(EngineThread):
     """What judges, and its tasks. `start`, then `run` until cancelled, then `stop`.
 
     Attributes:

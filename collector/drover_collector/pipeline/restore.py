@@ -19,9 +19,9 @@ from drover_collector.store import Store
 from drover_core.model.events import (
     Approval,
     Decision,
-    Duty,
     Event,
     Incident,
+    NodeOutage,
 )
 
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
@@ -42,7 +42,7 @@ class History:
     unjudged: list[Event]
     decisions: list[Decision] = field(default_factory=list)
     approvals: list[Approval] = field(default_factory=list)
-    duties: dict[str, Duty] = field(default_factory=dict)
+    duties: dict[str, NodeOutage] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)  # of the clock, oldest first: when, by how many ms
 
 

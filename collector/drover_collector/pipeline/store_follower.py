@@ -17,7 +17,7 @@ MAX_EVENTS = 100_000  # with one look
 MAX_KNOWN = 200_000  # ids of events that are known, in memory
 
 
-class Looks:
+class StoreFollower:
     """`run` in the event loop; `know` and `forget` from any thread. Set `wake` to have it look at once."""
 
     def __init__(self, store: Store, index: FleetIndex, now_ms: Callable[[], int]) -> None:

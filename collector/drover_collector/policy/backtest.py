@@ -22,7 +22,7 @@ from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     Decision,
     Incident,
-    Wanted,
+    RecommendedAction,
     stronger,
 )
 
@@ -33,7 +33,7 @@ class Outage:
 
     node: str
     gpus: int
-    wanted: Wanted  # the strongest
+    wanted: RecommendedAction  # the strongest
     rule: str
     from_ms: int
     incidents: list[str]
@@ -118,7 +118,7 @@ def backtest(
 
 
 def _note(found: Backtest, taken: dict[str, Outage], decision: Decision, index: FleetIndex) -> None:
-    if decision.wanted is Wanted.NONE or decision.outcome not in ("held", "would_act"):
+    if decision.wanted is RecommendedAction.NONE or decision.outcome not in ("held", "would_act"):
         return
     before = found.newest.get(decision.incident_id)
     if before is None or before.wanted is not decision.wanted:

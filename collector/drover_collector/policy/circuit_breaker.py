@@ -27,8 +27,8 @@ from drover_core.model.events import (
     IncidentKind,
     Note,
     NoteKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 GUARD = "guard"  # the detector's name
@@ -202,10 +202,27 @@ class Breaker:
             f" Then: drover approve {id_} --why ... to go on, or drover reject {id_} --why ... to leave them alone."
         )
         incident = Incident(
-            id_, kind, cause, "fleet", None, None, members, now_ms, now_ms, None, Severity.CRITICAL, 1.0, Wanted.NONE,
-            summary, advice, (Evidence(about),), (Note(now_ms, f"opened: {summary}", NoteKind.OPENED),),
-            (GUARD,), updated_ms=now_ms, snapshots={GUARD: {"about": about}},
-        )  # fmt: skip
+            id_,
+            kind,
+            cause,
+            "fleet",
+            None,
+            None,
+            members,
+            now_ms,
+            now_ms,
+            None,
+            Severity.CRITICAL,
+            1.0,
+            RecommendedAction.NONE,
+            summary,
+            advice,
+            (Evidence(about),),
+            (Note(now_ms, f"opened: {summary}", NoteKind.OPENED),),
+            (GUARD,),
+            updated_ms=now_ms,
+            snapshots={GUARD: {"about": about}},
+        )
         self.events[id_] = incident
         self._nodes[id_] = set(nodes)
         self._joined_ms[id_] = now_ms

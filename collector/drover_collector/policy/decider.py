@@ -38,10 +38,10 @@ from drover_core.model.events import (
     Approval,
     Decision,
     DecisionCause,
-    Duty,
     Health,
     Incident,
-    Wanted,
+    NodeOutage,
+    RecommendedAction,
 )
 from drover_core.times import iso
 
@@ -49,7 +49,7 @@ JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs tha
 Key = tuple[str, str]  # (incident id, node)
 Counted = Callable[[bool], Census]  # asked with whether what observe mode only said counts too
 
-DISRUPTIVE = frozenset({Wanted.DRAIN, Wanted.ISOLATE})
+DISRUPTIVE = frozenset({RecommendedAction.DRAIN, RecommendedAction.ISOLATE})
 LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
 SILENT = "silent"  # cause of incidents whose nodes are dead, or out of our hearing: their scheduler says which
 DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
@@ -86,7 +86,7 @@ class Decider:
         self.ceiling = ceiling
         self.standing: dict[Key, Decision] = {}
         self.failed: dict[Key, Action] = {}
-        self.duties: dict[str, Duty] = {}
+        self.duties: dict[str, NodeOutage] = {}
         self.away: Set[str] | None = frozenset()
         self.answers: Mapping[str, bool] = {}
         self.live = False
@@ -100,7 +100,7 @@ class Decider:
         self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}  # of open incidents, and on what they rest
         self._heard: Bools | None = None
 
-    def judge(self, incident: Incident, asked: Wanted) -> Verdict:
+    def judge(self, incident: Incident, asked: RecommendedAction) -> Verdict:
         """The policy's word, in the mode that the settings allow."""
         about = (
             self.policy, self.ceiling, incident.kind, incident.cause, incident.scope, incident.severity,
@@ -117,7 +117,7 @@ class Decider:
         _, verdict = self._verdicts.get(action.incident_id, (None, None))
         return "" if verdict is None else _less(verdict, action)
 
-    def wants_no_more_of(self, incident: Incident, asked: Wanted, action: Action) -> str:
+    def wants_no_more_of(self, incident: Incident, asked: RecommendedAction, action: Action) -> str:
         """The same, judged now: a scheduler may have said since then that the node answers."""
         verdict = self.judge(incident, asked)
         if less := _less(verdict, action):
@@ -129,7 +129,7 @@ class Decider:
             return ""
         return f"the policy asks a person first now ({verdict.rule})"
 
-    def _judge(self, incident: Incident, asked: Wanted) -> Verdict:
+    def _judge(self, incident: Incident, asked: RecommendedAction) -> Verdict:
         names = [incident.node] if incident.node is not None else [node for node, _ in incident.members[:1]]
         place = self.index.spec.by_name.get(names[0]) if names else None
         verdict = self.policy.judge(incident, asked, place)
@@ -138,7 +138,9 @@ class Decider:
         if dead is True or verdict.wanted not in DISRUPTIVE:
             return verdict if mode == verdict.mode else replace(verdict, mode=mode)
         if dead is False and incident.detectors == ALONE:
-            return Verdict(Wanted.ADVISE, f"{verdict.rule}, at most advise: its scheduler hears the node", mode)
+            return Verdict(
+                RecommendedAction.ADVISE, f"{verdict.rule}, at most advise: its scheduler hears the node", mode
+            )
         why = "its scheduler hears the node" if dead is False else "no scheduler says whether the node runs"
         return Verdict(verdict.wanted, f"{verdict.rule}, only after asking: {why}", least_mode(mode, "approve"))
 
@@ -169,8 +171,8 @@ class Decider:
 
     def decide(
         self,
-        wishes: Iterable[tuple[Incident, Wanted]],
-        fold: health.Fold,
+        wishes: Iterable[tuple[Incident, RecommendedAction]],
+        fold: health.HealthFold,
         job_nodes: JobNodes,
         now_ms: int,
         heard: Bools | None = None,
@@ -187,7 +189,9 @@ class Decider:
         judged = [(incident, self.judge(incident, asked)) for incident, asked in wishes]
         self._verdicts = {i.id: self._verdicts[i.id] for i, _ in judged}
         wanted = [
-            (i, v) for i, v in judged if i.node is not None and _rank(v.wanted) >= WANTED_ORDER.index(Wanted.ADVISE)
+            (i, v)
+            for i, v in judged
+            if i.node is not None and _rank(v.wanted) >= WANTED_ORDER.index(RecommendedAction.ADVISE)
         ]
         made = self._forget(wanted, now_ms)
         limits = self.policy.guard
@@ -213,7 +217,12 @@ class Decider:
         return duty is not None and duty.stage in OUT_STAGES and duty.incident_id != incident.id
 
     def answer(
-        self, approval: Approval, incidents: Mapping[str, Incident], fold: health.Fold, job_nodes: JobNodes, now_ms: int
+        self,
+        approval: Approval,
+        incidents: Mapping[str, Incident],
+        fold: health.HealthFold,
+        job_nodes: JobNodes,
+        now_ms: int,
     ) -> tuple[list[Decision], list[Incident]]:
         """A person's answer: what follows from it. Nothing when that decision does not wait any more; `expired` alone
         when the answer came too late."""
@@ -241,7 +250,7 @@ class Decider:
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
 
-    def take_duties(self, duties: Mapping[str, Duty]) -> list[Duty]:
+    def take_duties(self, duties: Mapping[str, NodeOutage]) -> list[NodeOutage]:
         """Returns those that are new."""
         new = [duty for node, duty in duties.items() if self.duties.get(node) != duty]
         self.duties = dict(duties)
@@ -317,8 +326,16 @@ class Decider:
         for event in events:
             last = self.standing.get((event.id, ""))
             if last is None and event.closed_ms is None:
-                made.append(self._new(event, "", Verdict(Wanted.NONE, "guard", self._mode()), "pending_approval",
-                                      event.summary, now_ms))  # fmt: skip
+                made.append(
+                    self._new(
+                        event,
+                        "",
+                        Verdict(RecommendedAction.NONE, "guard", self._mode()),
+                        "pending_approval",
+                        event.summary,
+                        now_ms,
+                    )
+                )
             elif last is not None and event.closed_ms is not None:
                 over = replace(last, ts_ms=max(now_ms, last.ts_ms + 1), outcome="expired", reason="over by itself")
                 made.append(over)
@@ -398,7 +415,7 @@ class Decider:
             outcome, text = "held", hold.text
         elif mode == "observe":
             outcome, text = "would_act", f"would {done}"
-        elif mode == "enforce" or approved is not None or verdict.wanted is Wanted.PROBE:
+        elif mode == "enforce" or approved is not None or verdict.wanted is RecommendedAction.PROBE:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
             until = iso(round(now_ms + policy.approval_expires_s * 1000))
@@ -463,7 +480,7 @@ class Decider:
         )
         return None if why is None else Hold(DecisionCause.GUARD, why)
 
-    def census(self, fold: health.Fold, incidents: Iterable[Incident], said: bool = False) -> Census:
+    def census(self, fold: health.HealthFold, incidents: Iterable[Incident], said: bool = False) -> Census:
         """Who is out of service, dead nodes and what others took out among them.
 
         Args:
@@ -540,12 +557,12 @@ def _alike(a: DecisionCause, b: DecisionCause) -> bool:
 
 
 def _less(verdict: Verdict, action: Action) -> str:
-    if _rank(verdict.wanted) >= _rank(Wanted(action.action.value)):
+    if _rank(verdict.wanted) >= _rank(RecommendedAction(action.action.value)):
         return ""
     return f"the policy wants {verdict.wanted} now, not {action.action} ({verdict.rule})"
 
 
-def _rank(wanted: Wanted) -> int:
+def _rank(wanted: RecommendedAction) -> int:
     return WANTED_ORDER.index(wanted)
 
 

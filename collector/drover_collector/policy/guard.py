@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
-from drover_core.model.events import OUT_STAGES, Duty
+from drover_core.model.events import OUT_STAGES, NodeOutage
 from drover_core.settings import between, setting
 
 GROUPS = ("pool", "rack", "leaf")
@@ -180,7 +180,7 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
     return None
 
 
-def may_resume(node: str, duty: Duty | None) -> str | None:
+def may_resume(node: str, duty: NodeOutage | None) -> str | None:
     """Why Drover must not put `node` back, as a sentence; None when it may: only what it took out itself."""
     if duty is None or duty.stage not in OUT_STAGES:
         return f"{node} was not taken out by Drover: whoever did it puts it back"

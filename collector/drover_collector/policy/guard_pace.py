@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from drover_collector.policy.guard import GuardLimits
 from drover_collector.policy.guard_clock import Steps
-from drover_core.model.events import Duty, Health
+from drover_core.model.events import Health, NodeOutage
 
 HOUR_MS = 3_600_000
 
@@ -19,7 +19,7 @@ class Pace:
         self._steps = steps or Steps()
         self.taken: deque[tuple[int, str]] = deque()  # what observe mode only said among it
         self.done: deque[tuple[int, str]] = deque()  # without that
-        self.returned: dict[str, Duty] = {}
+        self.returned: dict[str, NodeOutage] = {}
 
     def note_taken(self, node: str, at_ms: int, said: bool = False) -> None:
         """A decision took `node` out; `said`: it would have, in observe mode."""
@@ -27,7 +27,7 @@ class Pace:
         if not said:
             self.done.append((at_ms, node))
 
-    def note_duty(self, duty: Duty) -> None:
+    def note_duty(self, duty: NodeOutage) -> None:
         if duty.stage is Health.HEALTHY:
             self.returned[duty.node] = duty
 

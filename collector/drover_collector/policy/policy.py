@@ -17,8 +17,8 @@ from drover_core.model.events import (
     WANTED_ORDER,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.fleet import NodeSpec
 from drover_core.settings import (
@@ -31,7 +31,7 @@ from drover_core.settings import (
 
 PRESETS = ("nvidia", "strict", "cautious")
 MODES = ("observe", "approve", "enforce")  # the more is done, the later
-UNPROVEN_MOST = Wanted.PROBE  # a straggler that no probe has confirmed: never more, whatever a rule says
+UNPROVEN_MOST = RecommendedAction.PROBE  # a straggler that no probe has confirmed: never more, whatever a rule says
 PROOF = "probe"  # the detector among an incident's that is a probe's proof
 SCOPES = ("gpu", "node", "rack", "leaf", "job")
 DETECTOR = "detector"  # named as the rule where none matched
@@ -49,7 +49,7 @@ def _each_of(*choices: str) -> Any:
 class Rule:
     """One rule; a key that is left out matches everything."""
 
-    action: str = required(f"what is wanted: one of {', '.join(Wanted)}", one_of(*Wanted))
+    action: str = required(f"what is wanted: one of {', '.join(RecommendedAction)}", one_of(*RecommendedAction))
     name: str = setting("", "shown with each decision")
     mode: str = setting("", f"instead of the policy's: one of {', '.join(MODES)}", one_of("", *MODES))
     kind: tuple[str, ...] = setting((), "incident kinds", _each_of(*IncidentKind))
@@ -87,7 +87,7 @@ class Override:
     pool: tuple[str, ...] = setting((), "pools of the fleet file; left out: all")
     sku: tuple[str, ...] = setting((), "SKUs of the fleet file; left out: all")
     mode: str = setting("", "instead of the policy's; a rule's mode counts only where it does less", one_of("", *MODES))
-    at_most: str = setting("isolate", "never more than this is wanted there", one_of(*Wanted))
+    at_most: str = setting("isolate", "never more than this is wanted there", one_of(*RecommendedAction))
 
     def matches(self, place: NodeSpec) -> bool:
         return (not self.pool or place.pool in self.pool) and (not self.sku or place.sku in self.sku)
@@ -116,7 +116,7 @@ class PolicyFile:
 class Verdict:
     """What the policy says of one incident."""
 
-    wanted: Wanted
+    wanted: RecommendedAction
     rule: str
     mode: str
 
@@ -158,12 +158,14 @@ class Policy:
         looks_like_a_file = "/" in text or text.endswith(".toml") or Path(text).exists()
         return Policy.load(Path(text)) if looks_like_a_file and text not in PRESETS else Policy.load(None, text)
 
-    def wanted(self, incident: Incident, asked: Wanted, place: NodeSpec | None = None) -> tuple[Wanted, str]:
+    def wanted(
+        self, incident: Incident, asked: RecommendedAction, place: NodeSpec | None = None
+    ) -> tuple[RecommendedAction, str]:
         """What is wanted for `incident`, and the name of the rule that says so; see `judge`."""
         verdict = self.judge(incident, asked, place)
         return verdict.wanted, verdict.rule
 
-    def judge(self, incident: Incident, asked: Wanted, place: NodeSpec | None = None) -> Verdict:
+    def judge(self, incident: Incident, asked: RecommendedAction, place: NodeSpec | None = None) -> Verdict:
         """What is wanted for `incident`, which rule says so, and in which mode.
 
         Args:
@@ -173,11 +175,11 @@ class Policy:
         wanted, name, mode = asked, DETECTOR, ""
         for number, rule in enumerate(self.rules, 1):
             if rule.matches(incident, place):
-                wanted, name, mode = Wanted(rule.action), rule.name or f"rule {number}", rule.mode
+                wanted, name, mode = RecommendedAction(rule.action), rule.name or f"rule {number}", rule.mode
                 break
         override = next((o for o in self.overrides if place is not None and o.matches(place)), None)
-        if override is not None and _stronger_than(wanted, Wanted(override.at_most)):
-            wanted, name = Wanted(override.at_most), f"{name}, at most {override.at_most} there"
+        if override is not None and _stronger_than(wanted, RecommendedAction(override.at_most)):
+            wanted, name = RecommendedAction(override.at_most), f"{name}, at most {override.at_most} there"
         unproven = incident.kind is IncidentKind.STRAGGLER and PROOF not in incident.detectors
         if unproven and _stronger_than(wanted, UNPROVEN_MOST):
             wanted, name = UNPROVEN_MOST, f"{name}, not beyond {UNPROVEN_MOST.value} without a probe's proof"
@@ -213,5 +215,5 @@ def xid_of(cause: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _stronger_than(a: Wanted, b: Wanted) -> bool:
+def _stronger_than(a: RecommendedAction, b: RecommendedAction) -> bool:
     return WANTED_ORDER.index(a) > WANTED_ORDER.index(b)

@@ -47,7 +47,7 @@ class Stream(Protocol):
     def send(self, message: pb.CollectorMessage, /) -> Awaitable[None]: ...
 
 
-class ProbeDesk(Ending):
+class ProbeOrderService(Ending):
     """`run` in the event loop; `ask` and `take_results` from any thread.
 
     Args:

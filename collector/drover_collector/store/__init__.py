@@ -7,7 +7,7 @@ import time
 from drover_collector.store.clickhouse import client as engine
 from drover_collector.store.clickhouse import embedded
 from drover_collector.store.clickhouse.client import KEEP_FREE_BYTES
-from drover_collector.store.clickhouse.embedded import Look
+from drover_collector.store.clickhouse.embedded import StoreFolderState
 from drover_collector.store.clickhouse.server import redacted as shown
 from drover_collector.store.durability.backup import Backup, restore
 from drover_collector.store.durability.expiry import Expiry
@@ -35,7 +35,7 @@ from drover_collector.store.repositories.history import History
 from drover_collector.store.repositories.jobs import Jobs, JobSpan, WorkloadRow
 from drover_collector.store.repositories.probes import OpenOrder, ProbeRow, Probes
 from drover_collector.store.repositories.silences import SilencesStored
-from drover_collector.store.samples.entities import Placements
+from drover_collector.store.samples.entities import EntityRegistry
 from drover_collector.store.samples.export import Export
 from drover_collector.store.samples.series import Series
 from drover_collector.store.samples.warmup import PastBuckets
@@ -53,7 +53,6 @@ __all__ = [
     "FileLease",
     "JobSpan",
     "Lease",
-    "Look",
     "OpenOrder",
     "OutboxRow",
     "Part",
@@ -61,6 +60,7 @@ __all__ = [
     "SampleBatch",
     "Store",
     "StoreError",
+    "StoreFolderState",
     "TableSize",
     "Totals",
     "WorkloadRow",
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-def look(url: str, cluster: str = "") -> Look | None:
+def look(url: str, cluster: str = "") -> StoreFolderState | None:
     """What opening it would meet, as far as that shows without opening; None: a server, which is not asked.
 
     Raises:
@@ -135,7 +135,7 @@ class Store(
             )
             for row in found:
                 row["scope"] = Scope(row["scope"])
-            store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
+            store = cls(clients, EntityRegistry(EntityRow(**row) for row in found), retention_days)
             store.kept_days = kept_days(tables)
             store.expires = {} if clients.home is None else {t.name: t.ttl for t in tables if t.ttl and not t.partition}
             store.load_newest()

@@ -38,7 +38,7 @@ class IncidentKind(StrEnum):
     IDLE = "idle"
 
 
-class Wanted(StrEnum):
+class RecommendedAction(StrEnum):
     """What a finding asks for, before the guard; in order of strength."""
 
     NONE = "none"
@@ -142,10 +142,10 @@ class ProbeReason(StrEnum):
 
 
 SEVERITY_ORDER = tuple(Severity)
-WANTED_ORDER = tuple(Wanted)
+WANTED_ORDER = tuple(RecommendedAction)
 
 
-def stronger(a: Wanted, b: Wanted) -> Wanted:
+def stronger(a: RecommendedAction, b: RecommendedAction) -> RecommendedAction:
     return max(a, b, key=WANTED_ORDER.index)
 
 
@@ -211,7 +211,7 @@ class Finding:
     since_ms: int  # estimated onset
     severity: Severity
     confidence: float  # 0..1
-    action: Wanted
+    action: RecommendedAction
     summary: str  # one sentence: what, where, how much
     advice: str  # one sentence: what to do
     evidence: tuple[Evidence, ...] = ()
@@ -250,7 +250,7 @@ class Incident:
     closed_ms: int | None
     severity: Severity
     confidence: float
-    action: Wanted
+    action: RecommendedAction
     summary: str
     advice: str
     evidence: tuple[Evidence, ...] = ()
@@ -261,7 +261,7 @@ class Incident:
     gpu_hours_waited: float | None = None  # by peers that waited for it
     version: int = 1
     updated_ms: int = 0
-    asked: Wanted | None = None  # what its detectors ask for, whatever the policy wants; None: not noted
+    asked: RecommendedAction | None = None  # what its detectors ask for, whatever the policy wants; None: not noted
     worsened: bool = False  # `summary` begins with something worse than the root cause, which follows
     snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # detector -> what its findings carried
 
@@ -283,7 +283,7 @@ class Decision:
     incident_id: str
     ts_ms: int
     node: str
-    wanted: Wanted
+    wanted: RecommendedAction
     mode: str  # observe, approve, enforce
     outcome: str  # would_act, held, pending_approval, act
     rule: str
@@ -319,7 +319,7 @@ OUT_STAGES = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Heal
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class NodeOutage:
     """How far a node is that Drover took out of service. An append-only history; the newest of a node counts."""
 
     node: str

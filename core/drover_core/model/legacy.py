@@ -197,7 +197,7 @@ def _differs(text: str) -> tuple[str, str] | None:
 
 
 READERS: Mapping[str, Callable[[Data], Data]] = {
-    "Duty": duty,
+    "NodeOutage": duty,
     "Action": action,
     "Decision": decision,
     "Incident": incident,

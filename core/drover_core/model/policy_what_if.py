@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drover_core.model.events import Decision, Wanted
+from drover_core.model.events import Decision, RecommendedAction
 
 DONE = ("would_act", "pending_approval", "approved", "rejected", "expired", "act")  # outcomes; `held` stays held
 WORDS = {
-    Wanted.ISOLATE: "isolated", Wanted.DRAIN: "drained", Wanted.PROBE: "probed", Wanted.ADVISE: "advised against",
-}  # fmt: skip
+    RecommendedAction.ISOLATE: "isolated",
+    RecommendedAction.DRAIN: "drained",
+    RecommendedAction.PROBE: "probed",
+    RecommendedAction.ADVISE: "advised against",
+}
 NAMED = 4
 
 
@@ -28,7 +31,9 @@ def if_enforced(decisions: Iterable[Decision], over: str) -> tuple[str, list[Dec
         if nodes:
             did.append(f"{word} {_some(nodes)}")
     said = f"Had it enforced in {over}, Drover would by itself have {', '.join(did) or 'done nothing'}"
-    gone = {d.node for d in done if d.wanted in (Wanted.DRAIN, Wanted.ISOLATE)}  # for something else that is wrong
+    gone = {
+        d.node for d in done if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+    }  # for something else that is wrong
     kept = list(dict.fromkeys(d.node for d in held if d.node not in gone))
     said += f"; the guard would have held {_some(kept)} back." if kept else "; the guard would have held nothing back."
     if refused := [d.node for d in done if d.outcome == "rejected"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from drover_core.model.events import WANTED_ORDER, Decision, Wanted
+from drover_core.model.events import WANTED_ORDER, Decision, RecommendedAction
 from drover_dashboard import client
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
@@ -15,7 +15,7 @@ from drover_dashboard.widgets import view
 
 MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
 
-TAKING = (Wanted.DRAIN, Wanted.ISOLATE)  # they take the node from its jobs
+TAKING = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)  # they take the node from its jobs
 JOBS = 3  # named in the form
 
 

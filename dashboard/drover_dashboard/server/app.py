@@ -19,8 +19,8 @@ from starlette.routing import Route
 from drover_dashboard import client
 from drover_dashboard.server import streamlit_patches as streamlit_mends
 from drover_dashboard.server.frontend import Frontend
-from drover_dashboard.server.picture_prefetch import Ahead
-from drover_dashboard.server.proxy_auth import Door
+from drover_dashboard.server.picture_prefetch import PicturePrefetcher
+from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.components import ASSETS
 from drover_dashboard.widgets.fleet_picture import (
@@ -48,7 +48,9 @@ def build() -> st.App:
     ]
     script = PACKAGE / "script" / "console.py"
     pages = ["/", *(f"/{page.stem}" for page in view.ALL_PAGES if page != view.FLEET)]
-    return st.App(script, routes=routes, middleware=[Middleware(Door), Middleware(Frontend, pages=pages)])
+    return st.App(
+        script, routes=routes, middleware=[Middleware(TrustedProxyMiddleware), Middleware(Frontend, pages=pages)]
+    )
 
 
 def warm() -> None:
@@ -107,7 +109,7 @@ def _bytes(request: Request, body: bytes, media_type: str, level: int = LEVEL) -
     return Response(body, media_type=media_type, headers=headers)
 
 
-_ahead = Ahead(lambda color_by, for_s: ready(client.fleet(), color_by, for_s))
+_ahead = PicturePrefetcher(lambda color_by, for_s: ready(client.fleet(), color_by, for_s))
 
 
 def picture(request: Request) -> Response:

@@ -22,7 +22,7 @@ LATE_S = 0.3  # how much later than foretold a page may ask: it has the answer t
 MOST = 256  # questions foreseen at a time; pages beyond these wait for themselves
 
 
-class Ahead:
+class PicturePrefetcher:
     """`make(color_by, for_s)`: have the picture ready, young enough for who asks within so long."""
 
     def __init__(self, make: Callable[[str, float], object], now_s: Callable[[], float] = time.monotonic) -> None:

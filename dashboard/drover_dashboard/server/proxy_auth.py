@@ -29,7 +29,7 @@ UNKNOWN = "Sign in first: reload the page."
 CLOSED_POLICY = 1008  # RFC 6455: policy violation
 
 
-class Door:
+class TrustedProxyMiddleware:
     """ASGI middleware."""
 
     def __init__(self, app: App) -> None:

@@ -14,7 +14,7 @@ from drover_core.model.events import (
     Incident,
     IncidentKind,
     Member,
-    Wanted,
+    RecommendedAction,
 )
 from drover_core.model.reports import job_named
 from drover_core.times import from_iso
@@ -23,13 +23,13 @@ ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:
 
 KIND_CAUSE = re.compile(rf"(?<![/\w])({'|'.join(IncidentKind)})/([a-z0-9_]+)\b")
 
-ACTIONS: dict[Wanted, str] = {
-    Wanted.NONE: "nothing to do",
-    Wanted.WATCH: "watch",
-    Wanted.ADVISE: "look into it",
-    Wanted.PROBE: "test it",
-    Wanted.DRAIN: "drain the node",
-    Wanted.ISOLATE: "isolate the node",
+ACTIONS: dict[RecommendedAction, str] = {
+    RecommendedAction.NONE: "nothing to do",
+    RecommendedAction.WATCH: "watch",
+    RecommendedAction.ADVISE: "look into it",
+    RecommendedAction.PROBE: "test it",
+    RecommendedAction.DRAIN: "drain the node",
+    RecommendedAction.ISOLATE: "isolate the node",
 }
 
 ABSENCES: dict[str, str] = {
@@ -208,7 +208,7 @@ def kind_and_cause(kind: str, word: str) -> str:
     return cause(word) if kind == IncidentKind.XID else f"{cause(word)} ({kind})"
 
 
-def action(wanted: Wanted) -> str:
+def action(wanted: RecommendedAction) -> str:
     return ACTIONS[wanted]
 
 

@@ -13,7 +13,7 @@ from drover_core.model.events import Health, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ColorPair:
     """A state on the screen: its word, its sign inside a cell, its colour on a light and on a dark page."""
 
     label: str
@@ -24,21 +24,21 @@ class Look:
 
 
 # Healthy is pale on purpose: what needs an operator must stand out. Unknown has no colour: it is hatched.
-HEALTH: dict[Health, Look] = {
-    Health.HEALTHY: Look("healthy", "", "#9fd8c6", "#1b5a49", "check_circle"),
-    Health.SUSPECT: Look("suspect", "?", "#e69f00", "#e69f00", "help"),
-    Health.CONFIRMED: Look("confirmed", "!", "#d55e00", "#f0662b", "error"),
-    Health.DRAINING: Look("draining", "d", "#56b4e9", "#56b4e9", "logout"),
-    Health.DRAINED: Look("drained", "D", "#0072b2", "#3d9bd6", "block"),
-    Health.VALIDATING: Look("validating", "V", "#f0e442", "#f0e442", "rule"),
-    Health.REPAIR: Look("repair", "R", "#cc79a7", "#cc79a7", "build"),
-    Health.UNKNOWN: Look("unknown", "", "#8a8f98", "#7d838c", "do_not_disturb_on"),
+HEALTH: dict[Health, ColorPair] = {
+    Health.HEALTHY: ColorPair("healthy", "", "#9fd8c6", "#1b5a49", "check_circle"),
+    Health.SUSPECT: ColorPair("suspect", "?", "#e69f00", "#e69f00", "help"),
+    Health.CONFIRMED: ColorPair("confirmed", "!", "#d55e00", "#f0662b", "error"),
+    Health.DRAINING: ColorPair("draining", "d", "#56b4e9", "#56b4e9", "logout"),
+    Health.DRAINED: ColorPair("drained", "D", "#0072b2", "#3d9bd6", "block"),
+    Health.VALIDATING: ColorPair("validating", "V", "#f0e442", "#f0e442", "rule"),
+    Health.REPAIR: ColorPair("repair", "R", "#cc79a7", "#cc79a7", "build"),
+    Health.UNKNOWN: ColorPair("unknown", "", "#8a8f98", "#7d838c", "do_not_disturb_on"),
 }
 
-SEVERITY: dict[Severity, Look] = {
-    Severity.CRITICAL: Look("CRITICAL", "!", "#b34700", "#f0662b", "error"),
-    Severity.WARNING: Look("WARNING", "?", "#8a5d00", "#e69f00", "warning"),
-    Severity.INFO: Look("INFO", "i", "#0072b2", "#56b4e9", "info"),
+SEVERITY: dict[Severity, ColorPair] = {
+    Severity.CRITICAL: ColorPair("CRITICAL", "!", "#b34700", "#f0662b", "error"),
+    Severity.WARNING: ColorPair("WARNING", "?", "#8a5d00", "#e69f00", "warning"),
+    Severity.INFO: ColorPair("INFO", "i", "#0072b2", "#56b4e9", "info"),
 }
 
 # Lines of a chart, by GPU slot; four solid, four dashed, so that colour is not their only difference.

@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from drover_proto.catalog import Scope
-
 from drover_agent.clock import SystemClock
 from drover_collector.store import Store
 from testbed.fleets import T0
+
+try:
+    from drover_core.metrics.catalog import Scope
+except ModuleNotFoundError:  # release 0.1, in which make.py runs
+    from drover_proto.catalog import Scope  # type: ignore[import-not-found, no-redef]
 
 SPOOL_MS = T0 + 7_200_000
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import grpc
 
-from drover_agent.commands.check.line import Line, State
+from drover_agent.commands.check.line import CheckState, Line
 from drover_agent.config import AgentConfig
 from drover_agent.uplink.stream import OPTIONS
 from drover_core import x509
@@ -28,20 +28,24 @@ def own_certificate(config: AgentConfig) -> list[Line]:
     if not (tls.ca and tls.cert and tls.key):
         local = all(address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]") for address in config.collectors)
         text = "none: connections are plain, which collectors take on loopback only"
-        return [Line("certificate", State.MISSING if local else State.BROKEN, text, "" if local else ISSUE)]
+        return [Line("certificate", CheckState.MISSING if local else CheckState.BROKEN, text, "" if local else ISSUE)]
     try:
         files = x509.read(tls.ca, tls.cert, tls.key)
     except x509.CertificateError as error:
-        return [Line("certificate", State.BROKEN, str(error), ISSUE)]
+        return [Line("certificate", CheckState.BROKEN, str(error), ISSUE)]
     wanted = f"drover://agent/{quote(config.node_name, safe='')}"
     if wanted not in files.own.uris:
         text = f"{tls.cert} is for {', '.join(files.own.uris) or 'nobody'}, and this node is {config.node_name}"
-        return [Line("certificate", State.BROKEN, text, f"set node, or issue one for {wanted}")]
+        return [Line("certificate", CheckState.BROKEN, text, f"set node, or issue one for {wanted}")]
     troubles = x509.troubles(files, tls.ca, tls.cert)
     if troubles:
-        state = State.BROKEN if files.own.ended(time.time()) or time.time() < files.own.begins_s else State.LIMITED
+        state = (
+            CheckState.BROKEN
+            if files.own.ended(time.time()) or time.time() < files.own.begins_s
+            else CheckState.LIMITED
+        )
         return [Line("certificate", state, "; ".join(troubles), "drover certs renew, then copy the files")]
-    return [Line("certificate", State.OK, f"{wanted}, until {x509.day(files.own.ends_s)}")]
+    return [Line("certificate", CheckState.OK, f"{wanted}, until {x509.day(files.own.ends_s)}")]
 
 
 def collector(config: AgentConfig, address: str) -> list[Line]:
@@ -55,20 +59,20 @@ def collector(config: AgentConfig, address: str) -> list[Line]:
             text = f"answers in {(time.monotonic() - began) * 1000:.1f} ms"
             certificate = _server_certificate(config, host, connection)
     except socket.gaierror as error:
-        return [Line(name, State.BROKEN, f"{host}: {error.strerror}", "check the name, and DNS on this node")]
+        return [Line(name, CheckState.BROKEN, f"{host}: {error.strerror}", "check the name, and DNS on this node")]
     except ssl.SSLError as error:
-        return [Line(name, State.BROKEN, _explain(config, str(error)), "docs/security.md")]
+        return [Line(name, CheckState.BROKEN, _explain(config, str(error)), "docs/security.md")]
     except OSError as error:
         why = error.strerror or f"no answer within {CONNECT_S:g} s"
         remedy = "is it running and listening there (ingest.listen), and does a firewall let this node through?"
-        return [Line(name, State.BROKEN, why, remedy)]
-    state, remedy = State.OK, ""
+        return [Line(name, CheckState.BROKEN, why, remedy)]
+    state, remedy = CheckState.OK, ""
     if certificate is not None:
         text += f", certificate until {x509.day(certificate.ends_s)}"
         if ending := x509.ended_text("the collector's certificate", certificate):
-            state, remedy = State.LIMITED, ending
+            state, remedy = CheckState.LIMITED, ending
     if refused := _refused(config, address):
-        return [Line(name, State.BROKEN, f"{text}; {refused}", "docs/security.md says what each refusal means")]
+        return [Line(name, CheckState.BROKEN, f"{text}; {refused}", "docs/security.md says what each refusal means")]
     return [Line(name, state, f"{text}, takes agents", remedy)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """`missing` is not there, which may be as it should be; `broken` is asked for and does not work."""
 
     OK = "ok"
@@ -20,6 +20,6 @@ class Line:
     """One finding; `remedy` is empty when nothing is to be done."""
 
     name: str
-    state: State
+    state: CheckState
     text: str
     remedy: str = ""

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from drover_agent.commands.check.line import Line, State
+from drover_agent.commands.check.line import CheckState, Line
 from drover_agent.commands.check.node import SYSTEMCTL_S
 
 UNIT = "drover-probe.path"
@@ -40,26 +40,30 @@ def of(torch: str, dev: Path, unit: Mapping[str, str] | None) -> Line:
     """
     gpus = (dev / "nvidiactl").exists()
     if not torch:
-        return Line(NAME, State.MISSING, "cannot run here: torch is not installed", INSTALL)
+        return Line(NAME, CheckState.MISSING, "cannot run here: torch is not installed", INSTALL)
     if gpus and "+cpu" in torch:
-        return Line(NAME, State.BROKEN, f"torch {torch} is built without CUDA: no GPU can be probed", INSTALL)
+        return Line(NAME, CheckState.BROKEN, f"torch {torch} is built without CUDA: no GPU can be probed", INSTALL)
     if gpus and not (dev / UVM).exists():
-        return Line(NAME, State.BROKEN, f"{dev / UVM} is not there, which CUDA opens", AT_BOOT)
+        return Line(NAME, CheckState.BROKEN, f"{dev / UVM} is not there, which CUDA opens", AT_BOOT)
     if gpus and not os.access(dev / UVM, os.R_OK | os.W_OK):
         text = f"{dev / UVM} cannot be opened by this user, so CUDA cannot be used"
-        return Line(NAME, State.BROKEN, text, f"mode 0666, as the driver makes it: {AT_BOOT}")
+        return Line(NAME, CheckState.BROKEN, text, f"mode 0666, as the driver makes it: {AT_BOOT}")
     if unit is None:
-        return Line(NAME, State.MISSING, f"torch {torch}; {BY_HAND}, but without systemd no collector can ask for any")
+        return Line(
+            NAME, CheckState.MISSING, f"torch {torch}; {BY_HAND}, but without systemd no collector can ask for any"
+        )
     if unit.get("LoadState") != "loaded":
         text = f"torch {torch}; no {UNIT}: {BY_HAND}, but no collector can ask for any"
-        return Line(NAME, State.MISSING, text, ENABLE)
+        return Line(NAME, CheckState.MISSING, text, ENABLE)
     if unit.get("ActiveState") == "failed":
-        return Line(NAME, State.BROKEN, f"{UNIT} has failed", "journalctl -u drover-probe.path -u drover-probe.service")
+        return Line(
+            NAME, CheckState.BROKEN, f"{UNIT} has failed", "journalctl -u drover-probe.path -u drover-probe.service"
+        )
     if unit.get("ActiveState") != "active":
         text = f"{UNIT} is {unit.get('ActiveState', '?')}: requests of the collector end as not taken"
-        return Line(NAME, State.LIMITED, text, ENABLE)
+        return Line(NAME, CheckState.LIMITED, text, ENABLE)
     on = "GPUs" if gpus else "the CPU alone: no NVIDIA driver here"
-    return Line(NAME, State.OK, f"torch {torch}, {UNIT} waits for requests; they would run on {on}")
+    return Line(NAME, CheckState.OK, f"torch {torch}, {UNIT} waits for requests; they would run on {on}")
 
 
 def _unit() -> dict[str, str] | None:

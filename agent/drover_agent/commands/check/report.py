@@ -27,7 +27,7 @@ from drover_agent.commands.check import (
 from drover_agent.commands.check import (
     sources as check_sources,
 )
-from drover_agent.commands.check.line import Line, State
+from drover_agent.commands.check.line import CheckState, Line
 from drover_agent.commands.read_all import LIMIT_S as LOOK_LIMIT_S
 from drover_agent.commands.read_all import look
 from drover_agent.config import AgentConfig
@@ -71,7 +71,7 @@ def run_all(checks: Mapping[str, Check], limit_s: float) -> list[Line]:
         line
         for name in checks
         for line in found.get(
-            name, [Line(name, State.BROKEN, hung, "look for processes in state D (ps -eo stat,comm)")]
+            name, [Line(name, CheckState.BROKEN, hung, "look for processes in state D (ps -eo stat,comm)")]
         )
     ]
 
@@ -80,7 +80,9 @@ def _run(name: str, one: Check, done: queue.SimpleQueue[tuple[str, list[Line]]])
     try:
         lines = one()
     except Exception as error:  # noqa: BLE001  # whatever a check raises is its finding
-        lines = [Line(name, State.BROKEN, f"the check itself failed: {type(error).__name__}: {error}", "report this")]
+        lines = [
+            Line(name, CheckState.BROKEN, f"the check itself failed: {type(error).__name__}: {error}", "report this")
+        ]
     done.put((name, lines))
 
 
@@ -95,9 +97,9 @@ def as_text(lines: Sequence[Line]) -> str:
         out.append(f"{line.state:<8} {line.name:<{width}}  {line.text}")
         if line.remedy:
             out.append(f"{'':<8} {'':<{width}}  -> {line.remedy}")
-    count = {state: sum(line.state is state for line in lines) for state in State}
+    count = {state: sum(line.state is state for line in lines) for state in CheckState}
     return "\n".join([*out, "", ", ".join(f"{number} {state}" for state, number in count.items() if number)])
 
 
 def is_broken(lines: Sequence[Line]) -> bool:
-    return any(line.state is State.BROKEN for line in lines)
+    return any(line.state is CheckState.BROKEN for line in lines)

@@ -19,8 +19,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 # Ours. Real faults of this kind hit one board in thousands a day; batches of bad boards are a few percent.
@@ -40,7 +40,7 @@ class Many:
 
 
 @dataclass(slots=True)
-class Crowd:
+class SharedCondition:
     """`since_ms`: cause -> since when each GPU shows it, [G], 0: it does not. `begun_ms`: (cause, kind of board) ->
     since when too many show it."""
 
@@ -97,7 +97,7 @@ def common_finding(
     text = f"{len(many.gpus)} of {many.total} GPUs of one kind, on {listing(names)}"
     return Finding(
         detector, kind, f"{cause}_common", "rack", None, None, tuple((name, None) for name in names), now_ms,
-        min(many.since_ms, now_ms), Severity.WARNING, 0.6, Wanted.ADVISE,
+        min(many.since_ms, now_ms), Severity.WARNING, 0.6, RecommendedAction.ADVISE,
         f"{len(many.gpus)} of {many.total} GPUs of one kind show {metric} at once, on {len(names)} nodes.", advice,
         (Evidence(text, metric, float(len(many.gpus)), None, None, many.total, many.since_ms, window.newest.end_ms),),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.detectors._lib.inventory import Inventory
-from drover_collector.detectors._lib.rhythm import Rhythm
+from drover_collector.detectors._lib.rhythm import ReportInterval
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Trouble
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
@@ -132,7 +132,7 @@ def play(
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None,
 ) -> Iterator[tuple[Window, int]]:
     """Windows of `count` buckets as the engine would give them; `events` by the bucket they come right after."""
-    held, rhythm = Buckets(KEPT), Rhythm(index)
+    held, rhythm = Buckets(KEPT), ReportInterval(index)
     for number in range(count):
         bucket = training_bucket(index, number, change, silent(number), links=links)
         held.append(bucket)

@@ -29,7 +29,7 @@ Bools = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.int64]
 
 
-class Rhythm:
+class ReportInterval:
     """`hear` each bucket in order of time; the rest is asked when some node is quiet, which is seldom."""
 
     def __init__(self, index: FleetIndex) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from drover_collector.detectors._lib.inventory import Inventory
 from drover_collector.detectors._lib.rhythm import (
     Bools,
-    Rhythm,
+    ReportInterval,
     Times,
     least_silence_ms,
 )
@@ -46,7 +46,7 @@ class Window:
     started_ms: int
     inventory: Inventory | None = None
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None
-    rhythm: Rhythm | None = None
+    rhythm: ReportInterval | None = None
 
     @property
     def newest(self) -> Bucket:

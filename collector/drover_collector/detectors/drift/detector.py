@@ -63,18 +63,18 @@ ROLLOUT_SHARE = 0.1  # of the group's nodes that lately took what is now the maj
 
 
 @dataclass(slots=True)
-class State:
+class DriftState:
     looked_ms: int = 0
     told: frozenset[tuple[str, int, str]] = frozenset()  # attribute, node or GPU, value: of the last look
     left: Sequence[Incident] = ()  # open at the start
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> DriftState:
     """State that still knows who was told of: mending one of two does not end the other's incident after a restart."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.node is not None])
+    return DriftState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.node is not None])
 
 
-def _take_over(index: FleetIndex, s: State) -> None:
+def _take_over(index: FleetIndex, s: DriftState) -> None:
     known = set(s.told)
     scopes = {attribute.key: attribute.scope for attribute in ATTRIBUTES}
     for incident in s.left:
@@ -91,8 +91,8 @@ def _take_over(index: FleetIndex, s: State) -> None:
     s.told, s.left = frozenset(known), ()
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: DriftState | None, now_ms: int) -> tuple[list[Finding], DriftState]:
+    s = state if state is not None else DriftState()
     told = window.inventory
     if not window.fresh or told is None or 0 <= now_ms - s.looked_ms < EVERY_MS:
         return [], s

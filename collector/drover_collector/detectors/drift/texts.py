@@ -14,8 +14,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 
@@ -34,7 +34,7 @@ class Attribute(NamedTuple):
     scope: str  # gpu, node
     words: str
     version: bool
-    wanted: Wanted
+    wanted: RecommendedAction
     advice: str
     below: bool | None = None
     by_board: bool = False
@@ -45,53 +45,53 @@ class Attribute(NamedTuple):
 _RESET = "It takes effect with the next reset of the GPU."
 ATTRIBUTES = (
     Attribute(
-        "ecc_mode", "ecc_mode", "gpu", "ECC mode", False, Wanted.ADVISE,
+        "ecc_mode", "ecc_mode", "gpu", "ECC mode", False, RecommendedAction.ADVISE,
         f"Set it as on the others when the node is free (`nvidia-smi -e`): without ECC wrong data go unseen. {_RESET}",
     ),
     Attribute(
-        "power_limit_set_w", "power_limit", "gpu", "power limit", False, Wanted.ADVISE,
+        "power_limit_set_w", "power_limit", "gpu", "power limit", False, RecommendedAction.ADVISE,
         "Set it as on the others (`nvidia-smi -pl`) unless it is meant: the GPU slows every job it is part of.",
         below=True, unit=" W",
     ),
     Attribute(
-        "sm_clock_max_mhz", "sm_clock_max", "gpu", "highest SM clock", False, Wanted.ADVISE,
+        "sm_clock_max_mhz", "sm_clock_max", "gpu", "highest SM clock", False, RecommendedAction.ADVISE,
         "Compare its VBIOS and the locked clocks (`nvidia-smi -rgc` resets them).", below=True, unit=" MHz",
     ),
     Attribute(
-        "memory_clock_max_mhz", "memory_clock_max", "gpu", "highest memory clock", False, Wanted.ADVISE,
+        "memory_clock_max_mhz", "memory_clock_max", "gpu", "highest memory clock", False, RecommendedAction.ADVISE,
         "Compare its VBIOS and the locked clocks (`nvidia-smi -rmc` resets them).", below=True, unit=" MHz",
     ),
     Attribute(
-        "mig_mode", "mig_mode", "gpu", "MIG mode", False, Wanted.WATCH,
+        "mig_mode", "mig_mode", "gpu", "MIG mode", False, RecommendedAction.WATCH,
         f"Set it as on the others unless it is meant: a job that asks for a whole GPU gets none. {_RESET}",
     ),
     Attribute(
-        "driver", "driver", "node", "driver", True, Wanted.WATCH,
+        "driver", "driver", "node", "driver", True, RecommendedAction.WATCH,
         "Bring it to the others' version when the node is free; jobs over both fail in ways that are hard to read.",
     ),
     Attribute(
-        "vbios", "vbios", "gpu", "VBIOS", True, Wanted.WATCH,
+        "vbios", "vbios", "gpu", "VBIOS", True, RecommendedAction.WATCH,
         "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True, base=16,
     ),
     Attribute(
-        "gsp_firmware", "gsp_firmware", "gpu", "GSP firmware", True, Wanted.WATCH,
+        "gsp_firmware", "gsp_firmware", "gpu", "GSP firmware", True, RecommendedAction.WATCH,
         "It comes with the driver: look which one is loaded, and reboot the node if it was updated without.",
     ),
     Attribute(
-        "inforom_image", "inforom", "gpu", "InfoROM", True, Wanted.WATCH,
+        "inforom_image", "inforom", "gpu", "InfoROM", True, RecommendedAction.WATCH,
         "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True,
     ),
     Attribute(
-        "kernel", "kernel", "node", "kernel", True, Wanted.WATCH,
+        "kernel", "kernel", "node", "kernel", True, RecommendedAction.WATCH,
         "Update and reboot it when it is free, as was done with the others.",
     ),
     Attribute(
-        "bios", "bios", "node", "BIOS", True, Wanted.WATCH,
+        "bios", "bios", "node", "BIOS", True, RecommendedAction.WATCH,
         "Bring it to the others' version when the node is free, and compare its settings.",
     ),
 )  # fmt: skip
 NIC = Attribute(
-    "nic", "nic_firmware", "node", "adapter's firmware", True, Wanted.WATCH,
+    "nic", "nic_firmware", "node", "adapter's firmware", True, RecommendedAction.WATCH,
     "Bring it to the others' version when the node is free: adapters of one job should run the same.",
 )  # fmt: skip
 
@@ -136,7 +136,7 @@ def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_
     node = window.index.nodes[first.n].name
     slot = None if first.g is None else int(window.index.gpu_slot[first.g])
     severity = first.severity
-    wanted = Wanted.NONE if severity is Severity.INFO else max(
+    wanted = RecommendedAction.NONE if severity is Severity.INFO else max(
         (d.attribute.wanted for d in deviations if d.severity is severity), key=WANTED_ORDER.index
     )  # fmt: skip
     where = place(node, slot)

@@ -30,8 +30,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "kernel"
@@ -68,7 +68,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class State:
+class KernelState:
     """Bounded by nodes, GPUs and causes, all of them known."""
 
     held: dict[Key, Line] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class State:
     fans_seen_ms: Floats = field(default_factory=lambda: np.zeros(0))  # when the board last said, [N]
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: KernelState | None, now_ms: int) -> tuple[list[Finding], KernelState]:
+    s = state if state is not None else KernelState()
     for event in window.events:
         _take(window, s, event, now_ms)
     found = list(_due(window, s, now_ms))
@@ -101,7 +101,7 @@ def could_not_judge(window: Window) -> list[str]:
     return [f"fans, host memory and PCIe told by {', '.join(lacking)}: not in the data"] if lacking else []
 
 
-def _take(window: Window, s: State, event: Event, now_ms: int) -> None:
+def _take(window: Window, s: KernelState, event: Event, now_ms: int) -> None:
     if event.node not in window.index.node_number or event.backlog or event.forgeable:
         return  # of the past, or anybody's: stored and shown, no more
     ts_ms = now_ms if event.clock_suspect else min(event.ts_ms, now_ms)
@@ -124,15 +124,15 @@ def _take(window: Window, s: State, event: Event, now_ms: int) -> None:
             held.rule, held.event = rule, event
 
 
-def _counted(s: State, key: Key, rule: Rule, count: int, ts_ms: int) -> Rule:
+def _counted(s: KernelState, key: Key, rule: Rule, count: int, ts_ms: int) -> Rule:
     """The rule as it holds for so many lines."""
     lines = [(at, n) for at, n in s.lines.get(key, []) if ts_ms - at <= COUNT_MS][-rule.least :]
     s.lines[key] = [*lines, (ts_ms, count)]
     enough = sum(n for _, n in s.lines[key]) >= rule.least
-    return rule if enough else replace(rule, severity=Severity.INFO, action=Wanted.NONE)
+    return rule if enough else replace(rule, severity=Severity.INFO, action=RecommendedAction.NONE)
 
 
-def _due(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _due(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     due = {key: line for key, line in s.held.items() if line.due_ms <= now_ms}
     jobs: dict[tuple[str, str], list[Line]] = defaultdict(list)  # (cause, job) -> lines
     many: dict[str, Counter[str | None]] = {}
@@ -159,7 +159,7 @@ def _due(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         yield _of_job(lines, job, now_ms)
 
 
-def _news(s: State, key: Key, severity: Severity, now_ms: int) -> bool:
+def _news(s: KernelState, key: Key, severity: Severity, now_ms: int) -> bool:
     """Whether to tell this now: not what was told as bad a few minutes ago."""
     at_ms, before = s.told.get(key, (now_ms - AGAIN_MS, severity))
     if now_ms - at_ms < AGAIN_MS and _rank(severity) <= _rank(before):
@@ -168,7 +168,7 @@ def _news(s: State, key: Key, severity: Severity, now_ms: int) -> bool:
     return True
 
 
-def _owner(s: State, line: Line) -> int | None:
+def _owner(s: KernelState, line: Line) -> int | None:
     """The GPU that fell off the bus about then, of a PCIe error."""
     if line.rule.cause not in ("pcie_fatal", "pcie_uncorrected", "pcie_slot", "pcie_device"):
         return None
@@ -177,7 +177,7 @@ def _owner(s: State, line: Line) -> int | None:
     return line.event.gpu if line.event.gpu in near else near[0] if line.event.gpu is None and len(near) == 1 else None
 
 
-def _by_job(window: Window, s: State, cause: str, now_ms: int) -> Counter[str | None]:
+def _by_job(window: Window, s: KernelState, cause: str, now_ms: int) -> Counter[str | None]:
     """How many nodes say the same now, by the job they work for."""
     return Counter(
         _job(window, node) for node, at_ms in s.nodes.get(cause, {}).items() if now_ms - at_ms <= TOGETHER_MS
@@ -209,11 +209,23 @@ def _of_line(
         )
     times = f", {line.count} lines" if line.count > 1 else ""
     return Finding(
-        NAME, rule.kind, rule.cause, "node" if gpu is None else "gpu", node, gpu, ((node, gpu),), now_ms, line.ts_ms,
-        severity, 0.9 if severity is Severity.CRITICAL else 0.8,
-        Wanted.NONE if severity is Severity.INFO else rule.action, f"{_upper(place(node, gpu))}: {rule.what}{times}.",
-        rule.advice, tuple(evidence), job,
-    )  # fmt: skip
+        NAME,
+        rule.kind,
+        rule.cause,
+        "node" if gpu is None else "gpu",
+        node,
+        gpu,
+        ((node, gpu),),
+        now_ms,
+        line.ts_ms,
+        severity,
+        0.9 if severity is Severity.CRITICAL else 0.8,
+        RecommendedAction.NONE if severity is Severity.INFO else rule.action,
+        f"{_upper(place(node, gpu))}: {rule.what}{times}.",
+        rule.advice,
+        tuple(evidence),
+        job,
+    )
 
 
 def _of_job(lines: list[Line], job: str, now_ms: int) -> Finding:
@@ -221,7 +233,7 @@ def _of_job(lines: list[Line], job: str, now_ms: int) -> Finding:
     rule, nodes = lines[0].rule, sorted({line.event.node for line in lines})
     return Finding(
         NAME, rule.kind, rule.cause, "job", None, None, tuple((node, None) for node in nodes), now_ms,
-        min(line.ts_ms for line in lines), Severity.INFO, 0.8, Wanted.NONE,
+        min(line.ts_ms for line in lines), Severity.INFO, 0.8, RecommendedAction.NONE,
         f"Job {job}: {rule.what} on {listing(nodes)} at once.",
         "Look at the job and at what its nodes share: they are not at fault one by one.", (_evidence(lines[0]),), job,
     )  # fmt: skip
@@ -232,7 +244,7 @@ def _attributed(line: Line, gpu: int, now_ms: int) -> Finding:
     node = line.event.node
     return Finding(
         NAME, IncidentKind.LINK, line.rule.cause, "gpu", node, gpu, ((node, gpu),), now_ms, line.ts_ms, Severity.INFO,
-        0.8, Wanted.NONE, f"{_upper(place(node, gpu))}: {line.rule.what} as it fell off the bus.",
+        0.8, RecommendedAction.NONE, f"{_upper(place(node, gpu))}: {line.rule.what} as it fell off the bus.",
         "Deal with the lost GPU; look for the cause in its board, riser or power.", (_evidence(line),),
     )  # fmt: skip
 
@@ -242,7 +254,7 @@ def _evidence(line: Line) -> Evidence:
     return Evidence(f"{line.event.source or 'log'}: {line.event.message or line.event.code}{times}", from_ms=line.ts_ms)
 
 
-def _storms(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _storms(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     """Corrected errors without end: memory that wears out slows the node, a bus that errs may be healthy."""
     first, last = window.buckets[0], window.buckets[-1]
     for counter, limit in COUNTERS.items():
@@ -261,18 +273,35 @@ def _storms(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
                 continue
             text = f"{rate[n]:.0f} corrected errors of {'host memory' if memory else 'PCIe devices'} a second"
             yield Finding(
-                NAME, IncidentKind.MEMORY if memory else IncidentKind.LINK,
-                "host_memory_corrected" if memory else "pcie_corrected", "node", key[0], None, ((key[0], None),),
-                now_ms, first.end_ms, severity, 0.8, Wanted.ADVISE if severity is Severity.WARNING else Wanted.NONE,
+                NAME,
+                IncidentKind.MEMORY if memory else IncidentKind.LINK,
+                "host_memory_corrected" if memory else "pcie_corrected",
+                "node",
+                key[0],
+                None,
+                ((key[0], None),),
+                now_ms,
+                first.end_ms,
+                severity,
+                0.8,
+                RecommendedAction.ADVISE if severity is Severity.WARNING else RecommendedAction.NONE,
                 f"Node {key[0]}: {text}.",
                 "Find the memory module in the BMC's event log and replace it when the node is free."
-                if memory else "Find the device in the kernel log (AER); reseat it if it is slower than its peers.",
-                (Evidence(f"{text} over {duration(last.end_ms - first.end_ms)}", counter, float(now[n]),
-                          from_ms=first.end_ms, to_ms=last.end_ms),),
-            )  # fmt: skip
+                if memory
+                else "Find the device in the kernel log (AER); reseat it if it is slower than its peers.",
+                (
+                    Evidence(
+                        f"{text} over {duration(last.end_ms - first.end_ms)}",
+                        counter,
+                        float(now[n]),
+                        from_ms=first.end_ms,
+                        to_ms=last.end_ms,
+                    ),
+                ),
+            )
 
 
-def _uncorrected(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _uncorrected(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     """The counter tells what a lost line did not."""
     now = window.newest.node.get("edac_uncorrected")
     if now is None:
@@ -290,12 +319,12 @@ def _uncorrected(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         )  # fmt: skip
         yield Finding(
             NAME, IncidentKind.MEMORY, "host_memory", "node", node, None, ((node, None),), now_ms,
-            window.newest.start_ms, Severity.WARNING, 0.8, Wanted.ADVISE, f"Node {node}: {more.text}.",
+            window.newest.start_ms, Severity.WARNING, 0.8, RecommendedAction.ADVISE, f"Node {node}: {more.text}.",
             "Give the node no new long job; find the module in the BMC's event log and replace it.", (more,),
         )  # fmt: skip
 
 
-def _fans(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     """Fans of which the board says that they failed; what many boards say is how they are built or read."""
     now = window.newest.node.get("fans_failed")
     if now is None:
@@ -319,13 +348,13 @@ def _fans(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         since = int(s.fans_ms[n])
         yield Finding(
             NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms, since, Severity.WARNING,
-            0.85, Wanted.ADVISE, f"Node {node}: {text}.",
+            0.85, RecommendedAction.ADVISE, f"Node {node}: {text}.",
             "Replace the fan; give the node no new long job if its GPUs get warmer.",
             (Evidence(text, "fans_failed", float(count), 0.0, None, None, since, window.newest.end_ms),),
         )  # fmt: skip
 
 
-def _forget(s: State, now_ms: int) -> None:
+def _forget(s: KernelState, now_ms: int) -> None:
     s.told = {key: told for key, told in s.told.items() if now_ms - told[0] <= AGAIN_MS}
     s.lines = {key: lines for key, lines in s.lines.items() if now_ms - lines[-1][0] <= COUNT_MS}
     s.nodes = _fresh(s.nodes, now_ms - TOGETHER_MS)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from drover_core.model.events import (
     Event,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 
@@ -24,7 +24,7 @@ class Rule:
     kind: IncidentKind
     cause: str
     severity: Severity
-    action: Wanted
+    action: RecommendedAction
     what: str  # follows "GPU 3 of node n12: "
     advice: str
     least: int  # so many lines within an hour make it a warning, fewer are information
@@ -47,13 +47,22 @@ def _is_one(event: Event) -> bool:
 
 
 def _note(code: str, pattern: str, kind: IncidentKind, cause: str, what: str, advice: str) -> Rule:
-    return Rule(code, re.compile(pattern), kind, cause, Severity.INFO, Wanted.NONE, what, advice, 1, False)
+    return Rule(code, re.compile(pattern), kind, cause, Severity.INFO, RecommendedAction.NONE, what, advice, 1, False)
 
 
 def _fault(
-    code: str, pattern: str, kind: IncidentKind, cause: str, what: str, advice: str, *,
-    severity: Severity = Severity.WARNING, action: Wanted = Wanted.ADVISE, least: int = 1, gpu_or_port: bool = False,
-) -> Rule:  # fmt: skip
+    code: str,
+    pattern: str,
+    kind: IncidentKind,
+    cause: str,
+    what: str,
+    advice: str,
+    *,
+    severity: Severity = Severity.WARNING,
+    action: RecommendedAction = RecommendedAction.ADVISE,
+    least: int = 1,
+    gpu_or_port: bool = False,
+) -> Rule:
     return Rule(code, re.compile(pattern), kind, cause, severity, action, what, advice, least, gpu_or_port)
 
 
@@ -73,14 +82,14 @@ _BOOT = "Keep the kernel log and reboot the node when its work is done: a kernel
 RULES: tuple[Rule, ...] = (
     # PCIe: drivers/pci/pcie/aer.c, dpc.c. What was corrected is judged by its rate.
     _fault("aer", r"Uncorrect\w+ \(Fatal\)|re(?:covery|set) failed", _LINK, "pcie_fatal", "a fatal PCIe error", _PCIE,
-           action=Wanted.PROBE, gpu_or_port=True),
+           action=RecommendedAction.PROBE, gpu_or_port=True),
     _fault("aer", r"PCIe Bus Error: severity=Uncorrect\w+ \(Fatal\)|re(?:covery|set) failed", _LINK, "pcie_fatal",
            "a fatal PCIe error of another device than a GPU", _PCIE),
     _fault("aer", r"Uncorrect\w+ \(Non-Fatal\)", _LINK, "pcie_uncorrected", "an uncorrected PCIe error", _PCIE,
-           action=Wanted.PROBE, gpu_or_port=True),
+           action=RecommendedAction.PROBE, gpu_or_port=True),
     _note("aer", r"Uncorrect", _LINK, "pcie_device", "an uncorrected error of a PCIe device that is no GPU", _PCIE),
     _fault("pcie", r"DPC: ", _LINK, "pcie_fatal", "a PCIe port cut its device off after an error (DPC)", _PCIE,
-           action=Wanted.PROBE),
+           action=RecommendedAction.PROBE),
     _fault("pcie", r"Power fault", _LINK, "pcie_power", "a power fault in a PCIe slot", _PCIE),
     _note("pcie", r"", _LINK, "pcie_slot", "a PCIe slot lost its device or link",
           "Nothing if it was reset or removed."),

@@ -30,7 +30,7 @@ from drover_collector.detectors.links.ports import (
     PERSIST,
     RATES,
     Port,
-    State,
+    PortState,
     flaps_of,
     graded,
     own_flaps,
@@ -46,8 +46,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "links"
@@ -62,18 +62,18 @@ GONE_BUCKETS = 30  # without a value, of a card that its node does not name any 
 TOGETHER_MS = 60_000  # ports whose leafs are not sure and that go down within this of each other share something
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> PortState:
     """State that still knows the ports of which a former run of the collector told that they are down, or flap."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+    return PortState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: PortState | None, now_ms: int) -> tuple[list[Finding], PortState]:
+    s = state if state is not None else PortState()
     if not window.fresh:
         return [], s
     found = list(gpu_links(window, s.gpu, now_ms))
     if s.index is not window.index:
-        s = State(gpu=s.gpu, index=window.index, left=s.left)
+        s = PortState(gpu=s.gpu, index=window.index, left=s.left)
     if s.version != ports_version(window.index, window.inventory):
         _lay_out(s, window)
     if s.ports and len(window.newest.link):
@@ -81,7 +81,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     return found, s
 
 
-def _lay_out(s: State, window: Window) -> None:
+def _lay_out(s: PortState, window: Window) -> None:
     """Take in ports that are new, which come after those that are known, and what the PCI bus says of all of them."""
     s.version = ports_version(window.index, window.inventory)
     s.ports, known = ports_of(window.index, window.inventory), len(s.seen_up)
@@ -102,7 +102,7 @@ def _lay_out(s: State, window: Window) -> None:
         _take_over(s, window.index, s.left, known)
 
 
-def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident], first: int) -> None:
+def _take_over(s: PortState, index: FleetIndex, incidents: Sequence[Incident], first: int) -> None:
     """What a former run told of ports: which were up once, since when they are down, when they went down.
 
     Args:
@@ -135,7 +135,7 @@ def _take_over(s: State, index: FleetIndex, incidents: Sequence[Incident], first
     s.seen_up, s.down_ms = seen_up, down_ms
 
 
-def _take_over_resets(s: State, incident: Incident) -> None:
+def _take_over_resets(s: PortState, incident: Incident) -> None:
     """When a switch took its ports along: how often, first and last are known."""
     for leaf, count, from_ms, to_ms in incident.snapshot_of(NAME).get("resets", ()):
         s.shared[leaf] = set(np.linspace(from_ms, to_ms, count).astype(np.int64).tolist())
@@ -158,7 +158,7 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
+def _ports(window: Window, ports: Sequence[Port], s: PortState, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
     up = fitted(bucket.link.get("link_up"), len(ports))
     s.gone = np.where(np.isnan(up) & ~s.there, s.gone + 1, 0)
@@ -209,14 +209,14 @@ def _ports(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iter
             yield of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
 
 
-def _forget(s: State, gone: Bools) -> None:
+def _forget(s: PortState, gone: Bools) -> None:
     """Ports of cards that their nodes do not have any more: renamed or taken out, nobody will ever see them up."""
     for k in np.flatnonzero(gone & (s.seen_up | (s.down_ms > 0))).tolist():
         s.flaps.pop(k, None)
     s.seen_up, s.down_ms = s.seen_up & ~gone, np.where(gone, 0, s.down_ms)
 
 
-def _together(window: Window, s: State, down: Bools, of_leafs: Set[str]) -> Iterator[list[int]]:
+def _together(window: Window, s: PortState, down: Bools, of_leafs: Set[str]) -> Iterator[list[int]]:
     """Ports whose leafs are not sure and that went down together, on several nodes: they share something that is
     broken, a switch most likely, and their nodes are well."""
     some = [k for k in np.flatnonzero(down & (s.down_ms > 0)).tolist() if not s.ports[k].sure]
@@ -228,16 +228,16 @@ def _together(window: Window, s: State, down: Bools, of_leafs: Set[str]) -> Iter
             yield sorted(some[first:end])
 
 
-def _is_due(s: State, some: list[int], end_ms: int) -> bool:
+def _is_due(s: PortState, some: list[int], end_ms: int) -> bool:
     return end_ms - min(int(s.down_ms[k]) for k in some) >= DOWN_MS
 
 
-def _common(window: Window, s: State, some: list[int], now_ms: int) -> Finding:
+def _common(window: Window, s: PortState, some: list[int], now_ms: int) -> Finding:
     nodes = sorted({window.index.nodes[s.ports[k].node].name for k in some})
     since, end_ms = min(int(s.down_ms[k]) for k in some), window.newest.end_ms
     return Finding(
         NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms, since,
-        Severity.CRITICAL, 0.8, Wanted.ADVISE,
+        Severity.CRITICAL, 0.8, RecommendedAction.ADVISE,
         f"{len(some)} ports on {len(nodes)} nodes went down together: it is what they share, most likely a switch.",
         "Look at the switch of these ports, not at the nodes; name the leaf of each port in fleet.toml, so that Drover"
         " knows which switch it is.",
@@ -245,7 +245,7 @@ def _common(window: Window, s: State, some: list[int], now_ms: int) -> Finding:
     )  # fmt: skip
 
 
-def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int) -> None:
+def _note_shared(ports: Sequence[Port], s: PortState, flapped: list[int], at_ms: int) -> None:
     """Remember when most of a switch's ports went down together, on several nodes: it was the switch, for less than the
     time after which `_leafs` tells of it. Such flaps are told of the switch, not of its nodes."""
     of_leaf: dict[str, list[int]] = {}
@@ -260,7 +260,7 @@ def _note_shared(ports: Sequence[Port], s: State, flapped: list[int], at_ms: int
             s.shared[leaf] = {ms for ms in s.shared.get(leaf, ()) if at_ms - ms <= FLAPS_MS} | {at_ms}
 
 
-def _told(ports: Sequence[Port], s: State, down: Bools, end_ms: int) -> list[int]:
+def _told(ports: Sequence[Port], s: PortState, down: Bools, end_ms: int) -> list[int]:
     """Ports of which something is to be told, those of a node one after another."""
     flapping = [k for k in s.flaps if flaps_of(own_flaps(ports[k], k, s), end_ms) >= FLAPS_WARNING]
     gone = np.flatnonzero(down & (end_ms - s.down_ms >= DOWN_MS)).tolist()
@@ -295,7 +295,7 @@ def _over(rates: dict[str, Floats], count: int) -> Bools:
     return found
 
 
-def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms: int) -> Iterator[Finding]:
+def _leafs(window: Window, ports: Sequence[Port], s: PortState, down: Bools, now_ms: int) -> Iterator[Finding]:
     """Leaf switches of which most ports are down, on several nodes: it is the switch."""
     end_ms = window.newest.end_ms
     if down.sum() < 2:
@@ -313,7 +313,7 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
             continue
         yield Finding(
             NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms, since,
-            Severity.CRITICAL, 0.9, Wanted.ADVISE,
+            Severity.CRITICAL, 0.9, RecommendedAction.ADVISE,
             f"{len(gone)} of {len(mine)} ports at leaf {leaf} are down, on {len(nodes)} nodes: it is the switch.",
             "Look at the switch, not at the nodes; keep new work that needs the fabric off them until it is back.",
             (Evidence(f"ports down on {listing(nodes)}", "link_up", 0.0, 1.0, None, len(mine), since, end_ms),),
@@ -321,7 +321,7 @@ def _leafs(window: Window, ports: Sequence[Port], s: State, down: Bools, now_ms:
         )  # fmt: skip
 
 
-def _resets(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Iterator[Finding]:
+def _resets(window: Window, ports: Sequence[Port], s: PortState, now_ms: int) -> Iterator[Finding]:
     """Leaf switches that took their ports along again and again, each time for moments."""
     end_ms = window.newest.end_ms
     for leaf, moments in s.shared.items():
@@ -339,7 +339,7 @@ def _resets(window: Window, ports: Sequence[Port], s: State, now_ms: int) -> Ite
         text = f"went down together for moments, {len(times)} times in {duration(end_ms - times[0])}"
         yield Finding(
             NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms,
-            times[0], Severity.WARNING, 0.85, Wanted.ADVISE,
+            times[0], Severity.WARNING, 0.85, RecommendedAction.ADVISE,
             f"{len(mine)} ports {where}, {text}: it is {what}.",
             "Look at the switch (its log, its power, a restart under way), not at the nodes and their cables.",
             (Evidence(f"ports of {listing(nodes)} {text}", "link_downed", float(len(times)), 0.0, None, len(mine),

@@ -22,8 +22,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "links"
@@ -230,7 +230,20 @@ def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms
         text = f"{len(gpus)} of {index.nodes[int(index.gpu_node[g])].gpus} GPUs show it: {text}"
         advice = f"Look at what they share first: its switches, its backplane, the fabric manager. {advice}"
     return Finding(
-        NAME, IncidentKind.LINK, cause, "node" if whole else "gpu", node, None if whole else slot,
-        ((node, None if whole else slot),), now_ms, since_ms, Severity.WARNING, 0.8,
-        Wanted.ADVISE if cause == "pcie_replays" else Wanted.PROBE, text, advice, tuple(facts), window.job_of(g),
-    )  # fmt: skip
+        NAME,
+        IncidentKind.LINK,
+        cause,
+        "node" if whole else "gpu",
+        node,
+        None if whole else slot,
+        ((node, None if whole else slot),),
+        now_ms,
+        since_ms,
+        Severity.WARNING,
+        0.8,
+        RecommendedAction.ADVISE if cause == "pcie_replays" else RecommendedAction.PROBE,
+        text,
+        advice,
+        tuple(facts),
+        window.job_of(g),
+    )

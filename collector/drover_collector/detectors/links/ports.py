@@ -90,7 +90,7 @@ def ports_version(index: FleetIndex, inventory: Inventory | None) -> tuple[int, 
 
 
 @dataclass(slots=True)
-class State:
+class PortState:
     seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that never was up is not in use, [L]
     down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down, 0: it is not
     errs: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row with errors
@@ -116,7 +116,7 @@ def graded(port: Port) -> bool:
     return port.listed or port.computes
 
 
-def own_flaps(port: Port, k: int, s: State) -> list[int]:
+def own_flaps(port: Port, k: int, s: PortState) -> list[int]:
     """When a port went down by itself, not with its switch."""
     shared = s.shared.get(port.group, ())
     return [at_ms for at_ms in s.flaps.get(k, ()) if at_ms not in shared]

@@ -17,7 +17,7 @@ from drover_collector.detectors.links.ports import (
     PERSIST,
     RATES,
     Port,
-    State,
+    PortState,
     flaps_of,
     graded,
     own_flaps,
@@ -28,8 +28,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "links"
@@ -40,7 +40,7 @@ class Told:
     """One thing that is wrong with one port."""
 
     severity: Severity
-    action: Wanted
+    action: RecommendedAction
     cause: str
     text: str
     evidence: Evidence
@@ -55,7 +55,7 @@ def of_node(
     window: Window,
     ports: Sequence[Port],
     mine: list[int],
-    s: State,
+    s: PortState,
     down: Bools,
     dark: Set[str],
     rates: dict[str, Floats],
@@ -69,13 +69,13 @@ def of_node(
     told, doubted = [], []
     for k in mine:
         for one in _of_port(ports[k], k, s, bool(down[k]), rates, window):
-            mild = replace(one, severity=Severity.WARNING, action=Wanted.ADVISE) if k in gone else one
+            mild = replace(one, severity=Severity.WARNING, action=RecommendedAction.ADVISE) if k in gone else one
             told.append(mild)
             doubted += [mild] if k in gone else []
     worst = max(told, key=lambda one: one.rank)
     severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
     advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
-    if action is Wanted.DRAIN:
+    if action is RecommendedAction.DRAIN:
         advice = f"Drain the node. {advice}"
     if any(worst is one for one in doubted):  # the node may be well
         leafs = listing({ports[k].leaf for k in gone} - {""})
@@ -91,7 +91,7 @@ def of_node(
     )  # fmt: skip
 
 
-def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
+def _of_port(port: Port, k: int, s: PortState, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
     end_ms = window.newest.end_ms
 
     def told(
@@ -100,10 +100,12 @@ def _of_port(port: Port, k: int, s: State, down: bool, rates: dict[str, Floats],
         metric, value, expected = fact
         return Told(
             Severity.CRITICAL if grave and graded(port) else Severity.WARNING,
-            Wanted.DRAIN if grave and port.computes else Wanted.ADVISE, cause, f"{port.name} {text}",
+            RecommendedAction.DRAIN if grave and port.computes else RecommendedAction.ADVISE,
+            cause,
+            f"{port.name} {text}",
             Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms, port.name),
             since_ms,
-        )  # fmt: skip
+        )
 
     down_ms = int(end_ms - s.down_ms[k]) if down else 0
     if down_ms >= DOWN_MS:

@@ -40,8 +40,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "liveness"
@@ -70,7 +70,7 @@ Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
 
 @dataclass(slots=True)
-class State:
+class LivenessState:
     """`heard_ms` [N] and `answered_ms` [G]: end of the newest bucket with rows, 0 never. `spoke_ms` [N]: of the newest
     for which the node was late. `returned_ms` [N]: when the node was last heard again after a silence. `resumed_ms`: no
     silence counts from before it (the collector itself was deaf or away)."""
@@ -92,7 +92,7 @@ class State:
     left: set[Key] = field(default_factory=set)  # of it, what a former run told and this one has not told again
 
 
-def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) -> State:
+def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) -> LivenessState:
     """State that knows what a former run told of and has not ended: who is away since when, what agents reported."""
     s = _fresh(index, started_ms)
     for incident in incidents:
@@ -123,12 +123,14 @@ def restored(index: FleetIndex, incidents: Sequence[Incident], started_ms: int) 
     return s
 
 
-def _fresh(index: FleetIndex, started_ms: int) -> State:
+def _fresh(index: FleetIndex, started_ms: int) -> LivenessState:
     heard, spoke, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
-    return State(heard, np.zeros(index.gpu_count, np.int64), spoke, returned, started_ms, started_ms + COMING_MS)
+    return LivenessState(
+        heard, np.zeros(index.gpu_count, np.int64), spoke, returned, started_ms, started_ms + COMING_MS
+    )
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[list[Finding], LivenessState]:
     index = window.index
     s = state or _fresh(index, window.started_ms)
     for event in window.events:
@@ -154,12 +156,16 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
         for k, f in missed.items()
         if _unproven(window, s, k, f) or (not mass and _waits(window, s, f))
     }
-    over = [replace(f, cleared=True, ts_ms=now_ms, action=Wanted.NONE) for k, f in missed.items() if k not in kept]
+    over = [
+        replace(f, cleared=True, ts_ms=now_ms, action=RecommendedAction.NONE)
+        for k, f in missed.items()
+        if k not in kept
+    ]
     s.told, s.left = now_told | kept, s.left & kept.keys()
     return [*found, *kept.values(), *over], s
 
 
-def _unproven(window: Window, s: State, key: Key, finding: Finding) -> bool:
+def _unproven(window: Window, s: LivenessState, key: Key, finding: Finding) -> bool:
     """Whether a finding still stands although nothing repeats it: none of its GPUs has answered since; or it is of a
     former run, and none of its nodes was heard since."""
     index = window.index
@@ -179,7 +185,7 @@ def _unproven(window: Window, s: State, key: Key, finding: Finding) -> bool:
     return not (s.answered_ms[gpus] >= window.newest.end_ms).any()
 
 
-def _waits(window: Window, s: State, finding: Finding) -> bool:
+def _waits(window: Window, s: LivenessState, finding: Finding) -> bool:
     """Whether a silence stands that was told before a moment in which nobody was in time, since it is not over and too
     early to be told anew: until then it was silent while others reported."""
     bucket, number = window.newest, window.index.node_number
@@ -202,7 +208,7 @@ def could_not_judge(window: Window) -> list[str]:
     return missing + ([] if "clock_offset_s" in window.newest.node else ["wrong clocks: clock_offset_s is missing"])
 
 
-def _on_lifecycle(s: State, event: Event, now_ms: int) -> None:
+def _on_lifecycle(s: LivenessState, event: Event, now_ms: int) -> None:
     if event.code == "agent_stopped":
         s.planned[event.node] = now_ms
     elif event.code == "agent_started":
@@ -224,7 +230,7 @@ def _on_lifecycle(s: State, event: Event, now_ms: int) -> None:
         s.clock_wrong[event.node] = (now_ms, event.message)
 
 
-def _listen(window: Window, s: State) -> Bools:
+def _listen(window: Window, s: LivenessState) -> Bools:
     """Who gave rows in the newest bucket, bool [N]; brings the state's times up to date."""
     bucket, index = window.newest, window.index
     rows = bucket.node_rows + np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count)
@@ -262,7 +268,7 @@ def _listen(window: Window, s: State) -> Bools:
     return heard
 
 
-def _confirm(window: Window, s: State, heard: Bools) -> None:
+def _confirm(window: Window, s: LivenessState, heard: Bools) -> None:
     """What agents reported long ago holds once the GPUs give nothing now; a value of one of them ends it."""
     index, bucket = window.index, window.newest
     limit_ms = window.silent_after_ms(np.ones(index.node_count, bool)) if s.unsure else np.zeros(0)
@@ -281,18 +287,18 @@ def _confirm(window: Window, s: State, heard: Bools) -> None:
             s.reported.setdefault((node, gpu, code), s.unsure.pop((node, gpu, code)))
 
 
-def _resume(s: State, bucket: Bucket) -> None:
+def _resume(s: LivenessState, bucket: Bucket) -> None:
     s.resumed_ms, s.coming_ms = bucket.start_ms, bucket.end_ms + COMING_MS
 
 
-def _most_overdue(window: Window, s: State) -> bool:
+def _most_overdue(window: Window, s: LivenessState) -> bool:
     """Whether most nodes should have reported by now: where all are read every 15 s, each third bucket is empty."""
     ever = s.heard_ms > 0
     overdue = window.newest.end_ms - s.heard_ms >= window.spacing_ms(ever)
     return not ever.any() or float(overdue[ever].mean()) > MASS_SHARE
 
 
-def _last_heard(window: Window, s: State) -> Times:
+def _last_heard(window: Window, s: LivenessState) -> Times:
     """When each node was last heard, ms [N], for what people read; judged by is `State.heard_ms`, a bucket's end."""
     last = s.heard_ms.copy()
     rhythm, length_ms = window.rhythm, window.newest.length_ms
@@ -305,7 +311,7 @@ def _last_heard(window: Window, s: State) -> Times:
     return last
 
 
-def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
+def _silence(window: Window, s: LivenessState, heard: Bools, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
     limit_ms = window.silent_after_ms(~heard)
     never = s.heard_ms == 0
@@ -356,7 +362,7 @@ def _silence(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Fi
         yield node_silent(window, n, bool(never[n]), int(since[n]), int(said_ms[n]), clock is not None, long, now_ms)
 
 
-def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Finding]:
+def _gpus(window: Window, s: LivenessState, heard: Bools, now_ms: int) -> Iterator[Finding]:
     """GPUs that give no values while their node reports."""
     index, bucket = window.index, window.newest
     if not (s.answered_ms > 0).any():
@@ -384,7 +390,7 @@ def _gpus(window: Window, s: State, heard: Bools, now_ms: int) -> Iterator[Findi
                 yield gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms)
 
 
-def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _reported(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding]:
     """What the agents themselves said: lost GPUs, hung or missing drivers."""
     for (node, gpu, code), since_ms in s.reported.items():
         n = window.index.node_number.get(node)
@@ -397,18 +403,31 @@ def _reported(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
             continue
         hung = code == "driver_hung"
         yield Finding(
-            NAME, IncidentKind.LIVENESS, code, "node", node, None, ((node, None),), now_ms, since_ms,
-            Severity.CRITICAL if hung else Severity.WARNING, 0.9, Wanted.DRAIN if hung else Wanted.ADVISE,
+            NAME,
+            IncidentKind.LIVENESS,
+            code,
+            "node",
+            node,
+            None,
+            ((node, None),),
+            now_ms,
+            since_ms,
+            Severity.CRITICAL if hung else Severity.WARNING,
+            0.9,
+            RecommendedAction.DRAIN if hung else RecommendedAction.ADVISE,
             f"Node {node}: calls into its NVIDIA driver do not return."
-            if hung else f"Node {node} should have {window.index.nodes[n].gpus} GPUs but no usable NVIDIA driver.",
+            if hung
+            else f"Node {node} should have {window.index.nodes[n].gpus} GPUs but no usable NVIDIA driver.",
             "Drain the node and reboot it: a hung driver does not come back by itself."
-            if hung else "Load or install the driver (nvidia-smi must list the GPUs), or correct fleet.toml.",
-            (Evidence(f"the agent reported {code}", from_ms=since_ms),), job_of(window, node),
+            if hung
+            else "Load or install the driver (nvidia-smi must list the GPUs), or correct fleet.toml.",
+            (Evidence(f"the agent reported {code}", from_ms=since_ms),),
+            job_of(window, node),
             lost_gpus=float(window.index.nodes[n].gpus),
-        )  # fmt: skip
+        )
 
 
-def _clocks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _clocks(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding]:
     offsets = window.newest.node.get("clock_offset_s")
     if offsets is not None:
         for n in np.flatnonzero(np.abs(offsets) > CLOCK_WRONG_S).tolist():
@@ -419,11 +438,23 @@ def _clocks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
     s.clock_wrong = {k: v for k, v in s.clock_wrong.items() if k in away or now_ms - v[0] <= CLOCK_HELD_MS}
     for node, (ts_ms, text) in s.clock_wrong.items():
         yield Finding(
-            NAME, IncidentKind.LIVENESS, "clock_wrong", "node", node, None, ((node, None),), now_ms, ts_ms,
-            Severity.WARNING, 0.8, Wanted.NONE, f"The clock of node {node} is wrong: {text or 'the collector saw it'}.",
+            NAME,
+            IncidentKind.LIVENESS,
+            "clock_wrong",
+            "node",
+            node,
+            None,
+            ((node, None),),
+            now_ms,
+            ts_ms,
+            Severity.WARNING,
+            0.8,
+            RecommendedAction.NONE,
+            f"The clock of node {node} is wrong: {text or 'the collector saw it'}.",
             "Mend its time service (chrony, NTP): until then its telemetry cannot be compared with its peers'.",
-            (Evidence(text or "the collector's clock differs", "clock_offset_s", expected=0.0),), job_of(window, node),
-        )  # fmt: skip
+            (Evidence(text or "the collector's clock differs", "clock_offset_s", expected=0.0),),
+            job_of(window, node),
+        )
 
 
 def _group_of(finding: Finding, index: FleetIndex) -> str:

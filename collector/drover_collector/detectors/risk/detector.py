@@ -31,8 +31,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "risk"
@@ -50,15 +50,15 @@ MARGIN_C = 3.0
 
 
 @dataclass(slots=True)
-class State:
+class RiskState:
     looked_ms: int = 0
     ranking: list[Risk] = field(default_factory=list)  # the newest, of all nodes
     corrected: Floats = field(default_factory=lambda: np.zeros(0))  # newest count of each GPU
     grown_ms: Floats = field(default_factory=lambda: np.zeros(0))  # when it last grew, NaN never
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: RiskState | None, now_ms: int) -> tuple[list[Finding], RiskState]:
+    s = state if state is not None else RiskState()
     if not window.fresh:
         return [], s
     _watch_corrected(window, s)
@@ -77,7 +77,7 @@ def could_not_judge(window: Window) -> list[str]:
     return [f"risk: nodes are ranked without {' and '.join(lacking)}"] if lacking else []
 
 
-def _watch_corrected(window: Window, s: State) -> None:
+def _watch_corrected(window: Window, s: RiskState) -> None:
     values = column(window, "ecc_dram_corrected")
     if len(s.corrected) != len(values):
         s.corrected, s.grown_ms = values.copy(), np.full(len(values), np.nan)
@@ -85,7 +85,7 @@ def _watch_corrected(window: Window, s: State) -> None:
     s.corrected = np.where(np.isnan(values), s.corrected, values)
 
 
-def _signs(window: Window, s: State, now_ms: int) -> Mapping[str, Sequence[str]]:
+def _signs(window: Window, s: RiskState, now_ms: int) -> Mapping[str, Sequence[str]]:
     rows = np.nan_to_num(column(window, "remapped_rows_uncorrected"))
     found: dict[str, list[str]] = {}
     with np.errstate(invalid="ignore"):
@@ -105,7 +105,7 @@ def _finding(risk: Risk, mine: Sequence[Trouble], now_ms: int) -> Finding:
     since = max((trouble.start_ms for trouble in mine), default=now_ms)
     return Finding(
         NAME, IncidentKind.RISK, "likely_to_fail", "node", risk.node, None, ((risk.node, None),), now_ms,
-        min(since, now_ms), Severity.INFO, min(0.9, risk.chance), Wanted.WATCH,
+        min(since, now_ms), Severity.INFO, min(0.9, risk.chance), RecommendedAction.WATCH,
         f"Node {risk.node} is among the likeliest to fail within {HORIZON_DAYS} days: about {risk.chance:.0%}.",
         "Give long jobs other nodes first, and probe it when it is free; most nodes of this list do not fail.",
         tuple(Evidence(f"{reason[0].upper()}{reason[1:]}.") for reason in risk.reasons)

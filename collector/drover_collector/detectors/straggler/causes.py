@@ -17,7 +17,7 @@ from drover_collector.detectors.straggler.cusum import (
     Drifts,
     of_node,
 )
-from drover_collector.detectors.straggler.observation import LIMIT_RATIO, Look, UsualLimit
+from drover_collector.detectors.straggler.observation import LIMIT_RATIO, Observation, UsualLimit
 from drover_collector.fleet.buckets import Floats
 
 MIN_PEERS = 4  # judged GPUs in a group: with fewer no outlier can be told
@@ -80,7 +80,7 @@ class Limits:
     pressed: Bools  # its power limit holds it now and then
 
 
-def limits_of(look: Look, usual: UsualLimit) -> Limits:
+def limits_of(look: Observation, usual: UsualLimit) -> Limits:
     window = look.window
     held = look.values["throttle_power_us"]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -98,7 +98,7 @@ def limits_of(look: Look, usual: UsualLimit) -> Limits:
     )
 
 
-def _by_clock(look: Look, limits: Limits, explained: Bools, unexplained: Bools) -> dict[str, Bools]:
+def _by_clock(look: Observation, limits: Limits, explained: Bools, unexplained: Bools) -> dict[str, Bools]:
     """Slow clocks by what holds them down."""
     heat, capped = limits.heat, limits.capped
     clock = (explained & limits.setting) | unexplained
@@ -110,21 +110,21 @@ def _by_clock(look: Look, limits: Limits, explained: Bools, unexplained: Bools) 
     }
 
 
-def _with_its_node(look: Look, moved: Floats) -> Bools:
+def _with_its_node(look: Observation, moved: Floats) -> Bools:
     """GPUs that moved as their node did, as a stage of a pipeline does when steps get longer; of nodes with others."""
     known = np.where(look.judged, moved, np.nan)
     others = np.bincount(look.window.index.gpu_node[look.judged], minlength=look.window.index.node_count) >= NODE_GPUS
     return np.asarray(others[look.window.index.gpu_node] & (of_node(look, known) < NODE_SHARE * moved))
 
 
-def _unbound(look: Look, free: Ints) -> Bools:
+def _unbound(look: Observation, free: Ints) -> Bools:
     """GPUs of which no duty is read, that compute all the time, and that neither heat nor their power limit has held
     lately: chips differ by nature only where one of these governs them, and all others run at the clock of their kind.
     So a lower one needs no second sign."""
     return np.asarray(~look.has_duty & (free >= FREE_BUCKETS) & (look.values["gpu_util_ratio"] >= BUSY))
 
 
-def large_effects(look: Look, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
+def large_effects(look: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
     """Cause -> GPUs that show it in this bucket, against their peers alone.
 
     A limit that the GPU reports may be older than the job: then a small effect will do, if it lasts.
@@ -166,7 +166,7 @@ def large_effects(look: Look, limits: Limits, drifts: Drifts, free: Ints) -> dic
     return result | {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
 
 
-def small_effects(look: Look, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
+def small_effects(look: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
     """Cause -> GPUs of which the sequential tests say so."""
     nothing = np.zeros(len(look.groups), bool)
     steady = drifts.told(CLOCK)
@@ -199,7 +199,7 @@ def small_effects(look: Look, limits: Limits, drifts: Drifts, free: Ints) -> dic
     return result | {"hbm": less, "host": host}
 
 
-def _works_alone(look: Look) -> Bools:
+def _works_alone(look: Observation) -> Bools:
     """GPUs of nodes that do much more than their peers, which therefore do not wait for them in each step."""
     work = np.where(look.has_duty, np.fmax(look.tensor, look.sm), look.traffic)
     return np.asarray(of_node(look, np.minimum(work, 10 * MORE_WORK)) > MORE_WORK)
@@ -210,7 +210,7 @@ def _unknown(*metrics: Floats) -> Bools:
     return np.asarray(np.isnan(np.array(metrics)).all(axis=0))
 
 
-def _hosts(window: Window, look: Look, gaps: Bools, of_cpu: bool = False, busy: bool = True) -> Bools:
+def _hosts(window: Window, look: Observation, gaps: Bools, of_cpu: bool = False, busy: bool = True) -> Bools:
     """GPUs of nodes most of whose GPUs have gaps while the job's other nodes have none, and whose CPU is busy.
 
     Args:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Bools
 from drover_collector.detectors._lib.steady import Ints
-from drover_collector.detectors.straggler.observation import LONE_SHARE, Look, zeroed
+from drover_collector.detectors.straggler.observation import LONE_SHARE, Observation, zeroed
 from drover_collector.fleet.buckets import Floats
 
 CHANNELS = ("clock", "duty", "dram", "late")
@@ -118,7 +118,7 @@ class Drifts:
         self.usual[:, which] = self.usual_work[:, which] = np.nan
         self.late[which] = 0
 
-    def advance(self, look: Look, slow: Bools) -> None:
+    def advance(self, look: Observation, slow: Bools) -> None:
         """Take one bucket in. `slow`: GPUs that a large effect has just been seen on: nothing is learnt of them."""
         x = _inputs(look)
         newest = look.window.newest
@@ -153,7 +153,7 @@ class Drifts:
         self._relearn(look)
         self.late = np.where(self.told(LATE), self.late + known[LATE], 0)
 
-    def remember(self, look: Look, slow: Bools) -> None:
+    def remember(self, look: Observation, slow: Bools) -> None:
         """Keep what is usual of those that nothing is wrong with in this bucket. `slow`: a large effect is seen."""
         well = look.judged & ~slow & (self.score == 0).all(axis=0) & (self.count >= LEARN)
         self.usual = np.where(well, self.mean, self.usual)
@@ -172,7 +172,7 @@ class Drifts:
         newest bucket; float64 [G], a log ratio."""
         return np.asarray(self.work[channel] - (self.duty if newest else self.recent[DUTY]))
 
-    def _relearn(self, look: Look) -> None:
+    def _relearn(self, look: Observation) -> None:
         """Where many of a group have changed at once the work has changed: their offsets are learnt anew."""
         for channel in range(len(CHANNELS)):
             high = self.told(channel, 0.5) & look.judged
@@ -189,7 +189,7 @@ class Drifts:
             self.usual[channel, many] = self.usual_work[channel, many] = np.nan
 
 
-def _inputs(look: Look) -> Floats:
+def _inputs(look: Observation) -> Floats:
     """x of each channel, float64 [channels, G]; NaN where unknown."""
     # No work at all is a value too: it must not be taken for one that is unknown.
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -208,7 +208,7 @@ def _inputs(look: Look) -> Floats:
     return x
 
 
-def _floors(look: Look) -> Floats:
+def _floors(look: Observation) -> Floats:
     """What each channel resolves, float64 [channels, G]: more where sensors give whole percents."""
     floors = np.repeat(FLOORS, len(look.groups), axis=1)
     for channel in (DUTY, DRAM):
@@ -232,7 +232,7 @@ def _in_percents(values: Floats) -> bool:
     return not (off > 1e-4).any()  # a recording may keep 32 bits of them
 
 
-def of_node(look: Look, values: Floats) -> Floats:
+def of_node(look: Observation, values: Floats) -> Floats:
     """Mean over the judged GPUs of each node, for its GPUs: a late host is late for all of them."""
     node: Ints = look.window.index.gpu_node.astype(np.int64)
     use = look.judged & ~np.isnan(values)

@@ -42,7 +42,7 @@ from drover_collector.detectors.straggler.cusum import (
     of_node,
 )
 from drover_collector.detectors.straggler.nics import Nics, slow_nics
-from drover_collector.detectors.straggler.observation import Look, UsualLimit
+from drover_collector.detectors.straggler.observation import Observation, UsualLimit
 from drover_collector.detectors.straggler.texts import (
     CAUSES,
     Slow,
@@ -64,7 +64,7 @@ LONG_BUCKET_MS = 60_000  # a bucket longer than this is a median over long enoug
 
 
 @dataclass(slots=True)
-class State:
+class StragglerState:
     ages: JobAges = field(default_factory=JobAges)
     held: Grouping | None = None  # GPUs by job and board, of the last bucket
     judged: Grouping | None = None  # of these, those that were judged
@@ -77,13 +77,15 @@ class State:
     left: Sequence[Incident] = ()  # open at the start
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> StragglerState:
     """State that still knows what was usual of those that a former run of the collector told of: learnt anew, their
     slowness would be it."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.node is not None])
+    return StragglerState(
+        left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.node is not None]
+    )
 
 
-def _take_over(window: Window, s: State) -> None:
+def _take_over(window: Window, s: StragglerState) -> None:
     index = window.index
     for incident in s.left:
         n = index.node_number.get(incident.node or "")
@@ -103,11 +105,11 @@ def _take_over(window: Window, s: State) -> None:
     s.left = ()
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: StragglerState | None, now_ms: int) -> tuple[list[Finding], StragglerState]:
+    s = state if state is not None else StragglerState()
     count = window.index.gpu_count
     if s.drifts.score.shape[1] != count:
-        s = State(drifts=Drifts.of(count), streaks={cause: np.zeros(count) for cause in CAUSES}, left=s.left)
+        s = StragglerState(drifts=Drifts.of(count), streaks={cause: np.zeros(count) for cause in CAUSES}, left=s.left)
         s.free = np.zeros(count, np.int64)
     if not window.fresh:
         return [], s
@@ -126,7 +128,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     found = list(slow_nics(window, s.nics, now_ms))
     if not judged.any():
         return found, s
-    look = Look(window, s.judged)
+    look = Observation(window, s.judged)
     s.drifts.advance(look, _flagged(s, count))
     limits = limits_of(look, s.limits)
     s.free = np.where(limits.pressed, 0, s.free + 1)
@@ -140,7 +142,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     return found, s
 
 
-def _flagged(s: State, count: int) -> Bools:
+def _flagged(s: StragglerState, count: int) -> Bools:
     """GPUs on which a large effect was seen lately, bool [G]."""
     flagged = np.zeros(count, bool)
     for streak in s.streaks.values():
@@ -166,7 +168,9 @@ def could_not_judge(window: Window) -> list[str]:
 _TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE}
 
 
-def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bools], now_ms: int) -> Iterator[Finding]:
+def _findings(
+    look: Observation, s: StragglerState, large: dict[str, Bools], small: dict[str, Bools], now_ms: int
+) -> Iterator[Finding]:
     window, past = look.window, _Past(look)
     standing: set[tuple[str, int]] = set()
     for cause in CAUSES:
@@ -199,7 +203,7 @@ def _findings(look: Look, s: State, large: dict[str, Bools], small: dict[str, Bo
 class _Past:
     """The buckets before, looked at for those that are slow for the first time; columns are read once."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Observation) -> None:
         self._look = look
         self._columns: dict[str, Floats] = {}
         self._medians: dict[tuple[str, int], Floats] = {}
@@ -230,7 +234,7 @@ class _Past:
             return np.asarray(column[:, g] / self._medians[metric, group])
 
 
-def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
+def _slow(look: Observation, s: StragglerState, cause: str, g: int) -> Slow:
     duty = look.tensor[g] if not np.isnan(look.tensor[g]) else look.sm[g]
     if cause in ("hbm", "nvlink"):
         duty = look.sm[g]
@@ -243,7 +247,7 @@ def _slow(look: Look, s: State, cause: str, g: int) -> Slow:
     )  # fmt: skip
 
 
-def _usual(look: Look, drifts: Drifts, cause: str, g: int) -> dict[str, float]:
+def _usual(look: Observation, drifts: Drifts, cause: str, g: int) -> dict[str, float]:
     """What the sequential tests of a cause have learnt of a GPU, and how it worked then."""
     channel = _TESTED.get(cause)
     if channel is None or np.isnan(drifts.usual[channel, g]):

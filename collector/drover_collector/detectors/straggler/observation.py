@@ -59,7 +59,7 @@ def zeroed(values: Floats) -> Floats:
     return np.where(np.isnan(values), 0.0, values)
 
 
-class Look:
+class Observation:
     """float64 [G]; NaN where a GPU is not judged.
 
     Attributes:

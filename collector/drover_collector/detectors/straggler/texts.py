@@ -17,8 +17,8 @@ from drover_core.model.events import (
     Evidence,
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.model.reports import job_named
 
@@ -123,11 +123,26 @@ def _finding(
             break
     waits = f"; peers wait about {slow.waiting:.0%} of each step" if slow.waiting >= 0.01 else ""
     return Finding(
-        NAME, IncidentKind.STRAGGLER, slow.cause, scope, node, gpu, ((node, gpu),), now_ms, slow.since_ms,
-        Severity.WARNING, 0.9 if slow.waiting >= 0.01 else 0.75, Wanted.PROBE, f"{where} {told}; {why}{waits}.", advice,
-        evidence, job, lost_gpus=None, waiting_gpus=slow.waiting * (slow.group_size - 1),
+        NAME,
+        IncidentKind.STRAGGLER,
+        slow.cause,
+        scope,
+        node,
+        gpu,
+        ((node, gpu),),
+        now_ms,
+        slow.since_ms,
+        Severity.WARNING,
+        0.9 if slow.waiting >= 0.01 else 0.75,
+        RecommendedAction.PROBE,
+        f"{where} {told}; {why}{waits}.",
+        advice,
+        evidence,
+        job,
+        lost_gpus=None,
+        waiting_gpus=slow.waiting * (slow.group_size - 1),
         snapshot={"usual": dict(slow.usual)} if slow.usual else {},
-    )  # fmt: skip
+    )
 
 
 def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) -> tuple[Evidence, ...]:
@@ -177,7 +192,7 @@ def nic_finding(
     )  # fmt: skip
     return Finding(
         NAME, IncidentKind.STRAGGLER, "nic", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,
-        0.85, Wanted.PROBE,
+        0.85, RecommendedAction.PROBE,
         f"Port {link} of node {node} runs at {rate:g} Gb/s while {count} ports of its kind have {usual:g} Gb/s.",
         "Test it with a probe between nodes; check the cable, its transceivers and the switch port. Its job's "
         "collectives run at the slowest port's pace.",

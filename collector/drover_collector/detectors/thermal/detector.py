@@ -38,8 +38,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NAME = "thermal"
@@ -71,7 +71,7 @@ NODE_RISE_MS = 60_000
 
 
 @dataclass(slots=True)
-class State:
+class ThermalState:
     places: Places = field(default_factory=Places)
     past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
     learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
@@ -89,13 +89,13 @@ class State:
     left: Sequence[Incident] = ()  # open at the start
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> ThermalState:
     """State that still knows how those cooled, and how warm those racks were, that a former run of the collector told
     of: what is learnt anew from a bad heat sink would call it healthy."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+    return ThermalState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
-def _take_over(index: FleetIndex, s: State) -> None:
+def _take_over(index: FleetIndex, s: ThermalState) -> None:
     for incident in s.left:
         nodes = [index.node_number[node] for node, _ in incident.members if node in index.node_number]
         for e in incident.evidence if nodes else ():
@@ -109,9 +109,9 @@ def _take_over(index: FleetIndex, s: State) -> None:
     s.left = ()
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[list[Finding], ThermalState]:
     index = window.index
-    s = state if state is not None else State()
+    s = state if state is not None else ThermalState()
     if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
         s.past = np.full(index.gpu_count, np.nan)
         s.learnt = np.zeros(index.gpu_count, np.int64)
@@ -142,7 +142,7 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-def _inlets(window: Window, s: State) -> Floats:
+def _inlets(window: Window, s: ThermalState) -> Floats:
     """degC of each node's inlet, float64 [N]; NaN where no sensor was read lately."""
     now = window.newest.node.get("inlet_temp_c")
     if now is not None:
@@ -151,7 +151,7 @@ def _inlets(window: Window, s: State) -> Floats:
     return np.where(window.newest.end_ms - s.inlet_ms <= INLET_HELD_MS, s.inlet, np.nan)
 
 
-def _gpus(window: Window, s: State, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
+def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
     index = window.index
     inlets = _inlets(window, s)
     now = cooling(window, inlets, s.places)
@@ -287,7 +287,7 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
     return tuple(result)
 
 
-def _cools(s: State, g: int, poor: bool, facts: _Facts, evidence: Sequence[Evidence], end_ms: int) -> str:
+def _cools(s: ThermalState, g: int, poor: bool, facts: _Facts, evidence: Sequence[Evidence], end_ms: int) -> str:
     """How badly a GPU cools: as it does now, else as was told last of the same incident; "" where that was never."""
     text, _ = s.told.get(g, ("", 0))
     if poor and evidence and (not text or not np.isnan(facts.resistance[g])):
@@ -297,7 +297,7 @@ def _cools(s: State, g: int, poor: bool, facts: _Facts, evidence: Sequence[Evide
     return text
 
 
-def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, now_ms: int) -> Finding:
+def _gpu_finding(window: Window, s: ThermalState, g: int, poor: bool, facts: _Facts, now_ms: int) -> Finding:
     node, gpu = window.index.member(g)
     evidence = _evidence(window, g, s.since_ms[g], facts)
     slow = s.streak_slow[g] >= PERSIST
@@ -310,7 +310,7 @@ def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, no
     return Finding(
         NAME, IncidentKind.THERMAL, "cooling", "gpu", node, gpu, ((node, gpu),), now_ms, s.since_ms[g],
         Severity.CRITICAL if critical else Severity.WARNING, 0.95 if sure else 0.8,
-        Wanted.DRAIN if critical or sure else Wanted.ADVISE, f"{place(node, gpu)} {what}.",
+        RecommendedAction.DRAIN if critical or sure else RecommendedAction.ADVISE, f"{place(node, gpu)} {what}.",
         "Drain the node when its work is done, then check heat sink, air baffles and coolant flow of this GPU."
         if critical or sure
         else "Give the node no new long job; check this GPU's heat sink, air baffles and coolant flow when it is free.",
@@ -320,7 +320,7 @@ def _gpu_finding(window: Window, s: State, g: int, poor: bool, facts: _Facts, no
 
 
 def _node_finding(
-    window: Window, s: State, n: int, gpus: list[int], poor: list[int], facts: _Facts, now_ms: int
+    window: Window, s: ThermalState, n: int, gpus: list[int], poor: list[int], facts: _Facts, now_ms: int
 ) -> Finding:
     node = window.index.nodes[n].name
     worst = max(gpus, key=lambda g: _known(float(facts.resistance[g])))
@@ -329,16 +329,26 @@ def _node_finding(
     rest = "all GPUs there are too warm" if len(gpus) > 1 else "the others there are too warm as well"
     what = f"cool{'s' * one} badly" if poor else "runs into its temperature limit" if one else "run into their limits"
     return Finding(
-        NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms,
+        NAME,
+        IncidentKind.THERMAL,
+        "fan",
+        "node",
+        node,
+        None,
+        ((node, None),),
+        now_ms,
         min(s.since_ms[g] for g in gpus),
-        Severity.WARNING, 0.95 if poor and slow else 0.85, Wanted.DRAIN if poor and slow else Wanted.ADVISE,
+        Severity.WARNING,
+        0.95 if poor and slow else 0.85,
+        RecommendedAction.DRAIN if poor and slow else RecommendedAction.ADVISE,
         f"{_gpus_of(window, n, gpus)} of node {node} {what}: fans or coolant flow, for {rest}.",
         "Check fan speeds and coolant flow in the BMC now; "
         + ("drain the node when its work is done." if poor and slow else "give the node no new long job until then."),
-        _evidence(window, worst, s.since_ms[worst], facts), window.job_of(worst),
+        _evidence(window, worst, s.since_ms[worst], facts),
+        window.job_of(worst),
         lost_gpus=sum(_known(facts.held[g]) for g in slow) if slow else None,
         snapshot=_snapshot(window, gpus, facts),
-    )  # fmt: skip
+    )
 
 
 def _snapshot(window: Window, gpus: list[int], facts: _Facts) -> dict[str, dict[str, float]]:
@@ -353,7 +363,7 @@ def _gpus_of(window: Window, n: int, gpus: list[int]) -> str:
     return f"GPU {window.index.gpu_slot[gpus[0]]}" if len(gpus) == 1 else f"{len(gpus)} GPUs"
 
 
-def _racks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
     """Racks whose inlet rose against their own past and against the other racks."""
     index, inlets = window.index, window.newest.node.get("inlet_temp_c")
     if inlets is None:
@@ -385,7 +395,7 @@ def _racks(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         )  # fmt: skip
         yield Finding(
             NAME, IncidentKind.THERMAL, "inlet", "rack", None, None, tuple((name, None) for name in names), now_ms,
-            since, Severity.WARNING, 0.85, Wanted.ADVISE,
+            since, Severity.WARNING, 0.85, RecommendedAction.ADVISE,
             f"Rack {index.racks[rack]} gets hot air: {medians[rack]:.1f} degC at its inlets, {over:+.1f} degC.",
             "A matter of the room, not of the nodes: check air handling or coolant; give new work to other racks.",
             (evidence,),

@@ -26,8 +26,8 @@ from drover_collector.detectors.xid.state import (
     Key,
     Open,
     Seen,
-    State,
     Where,
+    XidState,
 )
 from drover_collector.detectors.xid.verdicts import RECOVERY_CODE, Verdict, judge
 from drover_core.metrics.catalog import RECOVERY_ACTIONS
@@ -39,8 +39,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.xid.codes import SYMPATHETIC, previous_xid_from_message
 
@@ -64,9 +64,9 @@ MOST_PENDING = 512  # faults that wait and are looked through for those that a w
 MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
+def detect(window: Window, state: XidState | None, now_ms: int) -> tuple[list[Finding], XidState]:
     """Findings of the window's new events, at once; of held application faults and of endings, when due."""
-    s = state if state is not None else State()
+    s = state if state is not None else XidState()
     if abs(now_ms - s.pruned_ms) >= PRUNE_MS:
         s.pruned_ms = now_ms
         s.recent = {key: seen for key, seen in s.recent.items() if now_ms - seen.ts_ms <= CRASH_WINDOW_MS}
@@ -98,9 +98,9 @@ def could_not_judge(window: Window) -> list[str]:
     return [] if "recovery_action" in window.newest.gpu else ["recovery_action: what the driver asks for is not known"]
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> XidState:
     """State that can close `incidents` which a former run of the collector left open."""
-    state = State()
+    state = XidState()
     for incident in incidents:
         if NAME in incident.detectors and incident.closed_ms is None and incident.node is not None:
             where = (incident.node, incident.gpu)
@@ -111,7 +111,7 @@ def restored(incidents: Sequence[Incident]) -> State:
     return state
 
 
-def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Finding]:
+def _on_error(window: Window, s: XidState, event: Event, now_ms: int) -> list[Finding]:
     verdict = judge(event)
     if verdict is None:
         return []
@@ -129,7 +129,9 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
             return []
         old = "history: over an hour old, or from before the agent's start, the node's boot or its return to service"
         why = old if event.backlog else "from a place that users can write to"
-        plain = replace(verdict, severity=Severity.INFO, action=Wanted.NONE, advice=f"Only noted: the line is {why}.")
+        plain = replace(
+            verdict, severity=Severity.INFO, action=RecommendedAction.NONE, advice=f"Only noted: the line is {why}."
+        )
         return [_opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))]
     if verdict.recovered:
         if (recovered := s.open.get((event.node, event.gpu))) is not None:
@@ -161,14 +163,14 @@ def _on_error(window: Window, s: State, event: Event, now_ms: int) -> list[Findi
     return [_hardware_fault(s, event, verdict, ts_ms, job)]
 
 
-def _note(s: State, seen: Seen) -> None:
+def _note(s: XidState, seen: Seen) -> None:
     if seen.severity is Severity.INFO:
         s.recent[seen.node, seen.gpu, seen.code] = seen
     else:
         s.causes.add(seen)
 
 
-def _cause_of(s: State, event: Event, verdict: Verdict, job: str | None, ts_ms: int) -> Seen | None:
+def _cause_of(s: XidState, event: Event, verdict: Verdict, job: str | None, ts_ms: int) -> Seen | None:
     """The worst recent line that may have caused this one: on the same GPU, for some codes its node or its job."""
     causes = SYMPATHETIC.get(verdict.code, frozenset())
     named = previous_xid_from_message(event.message)
@@ -192,13 +194,13 @@ def _follows(event: Event, verdict: Verdict, cause: Seen, ts_ms: int, job: str |
     text = f"XID {verdict.code} on {place(event.node, event.gpu)} within {apart} follows from it"
     return Finding(
         NAME, IncidentKind.XID, f"xid_{cause.code}", "gpu" if cause.gpu is not None else "node", cause.node, cause.gpu,
-        ((cause.node, cause.gpu),), ts_ms, cause.ts_ms, Severity.INFO, 0.8, Wanted.NONE,
+        ((cause.node, cause.gpu),), ts_ms, cause.ts_ms, Severity.INFO, 0.8, RecommendedAction.NONE,
         f"XID {verdict.code} follows from XID {cause.code} on {place(cause.node, cause.gpu)}.",
         f"Deal with XID {cause.code}; this one needs nothing.", (Evidence(text, from_ms=ts_ms),), job,
     )  # fmt: skip
 
 
-def _hardware_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | None) -> Finding:
+def _hardware_fault(s: XidState, event: Event, verdict: Verdict, ts_ms: int, job: str | None) -> Finding:
     evidence = [_line(event, ts_ms)]
     held = [(key, item) for key, item in islice(s.pending.items(), MOST_PENDING)]
     for key, item in [(key, item) for key, item in held if _explains(verdict.code, item, event, job)]:
@@ -214,7 +216,7 @@ def _hardware_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: s
         )
     elif verdict.severity is Severity.WARNING and times >= APP_REPEATS and verdict.known:
         verdict = replace(
-            verdict, action=Wanted.PROBE, advice=f"It repeats: run diagnostics on the GPU. {verdict.advice}"
+            verdict, action=RecommendedAction.PROBE, advice=f"It repeats: run diagnostics on the GPU. {verdict.advice}"
         )
     return _opened(s, event, verdict, ts_ms, job, tuple(evidence))
 
@@ -225,7 +227,7 @@ def _explains(code: int, pending: tuple[int, Event, str], event: Event, job: str
     return near and code in SYMPATHETIC.get(int(held.code), frozenset())
 
 
-def _app_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | None) -> Finding:
+def _app_fault(s: XidState, event: Event, verdict: Verdict, ts_ms: int, job: str | None) -> Finding:
     """A program's fault on one GPU: information, until it comes again on the same GPU."""
     key = (event.node, event.gpu, verdict.code)
     faults = s.app_faults.setdefault(key, [])
@@ -235,7 +237,7 @@ def _app_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | 
     evidence = [_line(event, ts_ms)]
     if verdict.code in DIAGNOSE_WHEN_REPEATED and len(today) >= APP_REPEATS:
         verdict = replace(
-            verdict, severity=Severity.WARNING, action=Wanted.PROBE, confidence=0.7,
+            verdict, severity=Severity.WARNING, action=RecommendedAction.PROBE, confidence=0.7,
             cause=f"xid_{verdict.code}_repeated",
             advice="Run diagnostics on the GPU: a program's bug seldom stays on one GPU.",
         )  # fmt: skip
@@ -243,7 +245,7 @@ def _app_fault(s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | 
     return _opened(s, event, verdict, ts_ms, job, tuple(evidence))
 
 
-def _crashes(s: State, now_ms: int) -> list[Finding]:
+def _crashes(s: XidState, now_ms: int) -> list[Finding]:
     """Jobs whose programs failed alike on many nodes: one finding each, and nothing for the nodes."""
     together: dict[tuple[str, int], list[Seen]] = {}
     for seen in s.recent.values():
@@ -264,7 +266,7 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
         found.append(
             Finding(
                 NAME, IncidentKind.XID, "job_crash", "job", None, None, members, now_ms, since, Severity.INFO, 0.9,
-                Wanted.NONE,
+                RecommendedAction.NONE,
                 f"Job {job} failed with XID {code} on {len(members)} GPUs of {_nodes(nodes)} at once. {meaning}",
                 "Look at the job's program and its log: the nodes are not at fault.",
                 (Evidence(f"XID {code} on {listing(nodes)}", from_ms=since),), job, snapshot={"code": code},
@@ -273,7 +275,7 @@ def _crashes(s: State, now_ms: int) -> list[Finding]:
     return found
 
 
-def _due(s: State, now_ms: int) -> list[Finding]:
+def _due(s: XidState, now_ms: int) -> list[Finding]:
     due = {key: item for key, item in s.pending.items() if item[0] <= now_ms}
     if due:
         s.pending = {key: item for key, item in s.pending.items() if key not in due}
@@ -294,7 +296,7 @@ def _nodes(names: set[str]) -> str:
 
 
 def _opened(
-    s: State, event: Event, verdict: Verdict, ts_ms: int, job: str | None, evidence: tuple[Evidence, ...]
+    s: XidState, event: Event, verdict: Verdict, ts_ms: int, job: str | None, evidence: tuple[Evidence, ...]
 ) -> Finding:
     where: Where = (event.node, event.gpu)
     held = s.open.get(where)
@@ -310,7 +312,7 @@ def _opened(
     )  # fmt: skip
 
 
-def _asked_by_driver(window: Window, s: State, now_ms: int) -> list[Finding]:
+def _asked_by_driver(window: Window, s: XidState, now_ms: int) -> list[Finding]:
     """`recovery_action` of the driver, where no XID 154 told it (its line may be lost)."""
     asked = window.newest.gpu.get("recovery_action")
     if asked is None:
@@ -331,7 +333,7 @@ def _asked_by_driver(window: Window, s: State, now_ms: int) -> list[Finding]:
         event = Event("", window.newest.start_ms, node, gpu, EventKind.XID, str(RECOVERY_CODE), "")
         verdict = Verdict(
             RECOVERY_CODE, IncidentKind.XID, "recovery_action", Severity.CRITICAL if serious else Severity.WARNING,
-            Wanted.DRAIN if serious else Wanted.WATCH, 0.95, f"The driver asks to {words}.",
+            RecommendedAction.DRAIN if serious else RecommendedAction.WATCH, 0.95, f"The driver asks to {words}.",
             f"{'Drain the node, then do' if serious else 'Do'} what the driver asks for: {words}.",
         )  # fmt: skip
         evidence = (Evidence(f"the driver's recovery action is: {words}", "recovery_action", float(number), 0.0),)
@@ -344,11 +346,11 @@ def _asked_by_driver(window: Window, s: State, now_ms: int) -> list[Finding]:
     return found
 
 
-def _bursts_today(s: State, key: Key, ts_ms: int) -> int:
+def _bursts_today(s: XidState, key: Key, ts_ms: int) -> int:
     return sum(1 for _, last in s.bursts.get(key, []) if ts_ms - last <= REPEAT_WINDOW_MS)
 
 
-def _forget(s: State, now_ms: int) -> None:
+def _forget(s: XidState, now_ms: int) -> None:
     for key in [key for key, bursts in s.bursts.items() if now_ms - bursts[-1][1] > REPEAT_WINDOW_MS]:
         del s.bursts[key]
     s.followed = {key: ts_ms for key, ts_ms in s.followed.items() if now_ms - ts_ms <= ATTRIBUTE_MS}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from drover_collector.detectors._lib.texts import duration, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.xid import resets as xid_back
-from drover_collector.detectors.xid.state import State
+from drover_collector.detectors.xid.state import XidState
 from drover_core.model.events import (
     Finding,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.times import iso
 
@@ -20,7 +20,7 @@ QUIET_WARNING_MS = 3_600_000
 QUIET_INFO_MS = 600_000
 
 
-def ended(window: Window, s: State, now_ms: int) -> list[Finding]:
+def ended(window: Window, s: XidState, now_ms: int) -> list[Finding]:
     """What may be closed: see the QUIET constants. A critical one needs the GPU back and its telemetry present."""
     found = []
     for where, held in list(s.open.items()):
@@ -42,15 +42,29 @@ def ended(window: Window, s: State, now_ms: int) -> list[Finding]:
         found.append(
             Finding(
                 NAME, held.kind, held.cause, "gpu" if gpu is not None else "node", node, gpu, (where,), now_ms, since,
-                Severity.INFO, 0.9, Wanted.NONE, f"Over: {text}.", "Nothing to do.", cleared=True,
+                Severity.INFO, 0.9, RecommendedAction.NONE, f"Over: {text}.", "Nothing to do.", cleared=True,
             )
         )  # fmt: skip
     for key in [key for key, (newest, _) in s.crashes.items() if now_ms - newest > QUIET_INFO_MS]:
         members = s.crashes.pop(key)[1]
         found.append(
             Finding(
-                NAME, IncidentKind.XID, "job_crash", "job", None, None, members, now_ms, now_ms, Severity.INFO, 0.9,
-                Wanted.NONE, f"Over: no more faults of job {key[0]}.", "Nothing to do.", job=key[0], cleared=True,
+                NAME,
+                IncidentKind.XID,
+                "job_crash",
+                "job",
+                None,
+                None,
+                members,
+                now_ms,
+                now_ms,
+                Severity.INFO,
+                0.9,
+                RecommendedAction.NONE,
+                f"Over: no more faults of job {key[0]}.",
+                "Nothing to do.",
+                job=key[0],
+                cleared=True,
             )
-        )  # fmt: skip
+        )
     return found

@@ -76,7 +76,7 @@ class Causes:
 
 
 @dataclass(slots=True)
-class State:
+class XidState:
     bursts: dict[Key, list[list[int]]] = field(default_factory=dict)  # [first, last] of each, oldest first
     app_faults: dict[Key, list[int]] = field(default_factory=dict)  # those that were no crash of a whole job
     open: dict[Where, Open] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class State:
     crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
 
 
-def back_in_service(state: State, node: str, at_ms: int, gap_ms: int) -> None:
+def back_in_service(state: XidState, node: str, at_ms: int, gap_ms: int) -> None:
     """A node has come back: a line from now on is a new burst, not the rest of the one that took the node out.
 
     Bursts keep their count, by which repeats are told; their end moves so far back that they are over.

@@ -9,8 +9,8 @@ from drover_core.model.events import (
     Event,
     EventKind,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from drover_core.xid import nvlink5 as xids_nvlink5
 from drover_core.xid.codes import (
@@ -80,7 +80,7 @@ class Verdict:
     kind: IncidentKind
     cause: str
     severity: Severity
-    action: Wanted
+    action: RecommendedAction
     confidence: float
     meaning: str
     advice: str
@@ -100,7 +100,7 @@ def judge(event: Event) -> Verdict | None:
     row = lookup(code)
     if row is None:
         return Verdict(
-            code, IncidentKind.XID, f"xid_{code}", Severity.WARNING, Wanted.WATCH, 0.5,
+            code, IncidentKind.XID, f"xid_{code}", Severity.WARNING, RecommendedAction.WATCH, 0.5,
             "A code that this version of Drover does not know (newer drivers add some).",
             "Look the code up in NVIDIA's XID catalog, and watch the GPU until then.", known=False,
         )  # fmt: skip
@@ -112,7 +112,7 @@ def judge(event: Event) -> Verdict | None:
         if decoded is not None:
             if decoded.injected:
                 return Verdict(
-                    code, kind, f"xid_{code}", Severity.INFO, Wanted.NONE, 0.95,
+                    code, kind, f"xid_{code}", Severity.INFO, RecommendedAction.NONE, 0.95,
                     f"{meaning} It was injected on purpose, by a test.", "Nothing to do.",
                 )  # fmt: skip
             severity, action = decoded.severity, decoded.action
@@ -153,26 +153,26 @@ def _remedy(severity: Severity, action: XidAction | str) -> Remedy | None:
     return _REMEDIES.get(action) if severity is Severity.CRITICAL else None
 
 
-def _action(severity: Severity, action: XidAction) -> Wanted:
+def _action(severity: Severity, action: XidAction) -> RecommendedAction:
     """A reset or reboot needs the node free of work first, hence drain; what a restarted program mends needs none."""
     if severity is Severity.CRITICAL:
-        return Wanted.DRAIN
+        return RecommendedAction.DRAIN
     if severity is Severity.INFO or action in (XidAction.IGNORE, XidAction.INFORMATIONAL):
-        return Wanted.NONE if severity is Severity.INFO else Wanted.WATCH
-    return Wanted.WATCH
+        return RecommendedAction.NONE if severity is Severity.INFO else RecommendedAction.WATCH
+    return RecommendedAction.WATCH
 
 
 def _sxid(code: int, message: str) -> Verdict:
     fatal = sxid_is_fatal(message)
     if fatal:
         return Verdict(
-            code, IncidentKind.LINK, f"sxid_{code}", Severity.CRITICAL, Wanted.DRAIN, 0.9,
+            code, IncidentKind.LINK, f"sxid_{code}", Severity.CRITICAL, RecommendedAction.DRAIN, 0.9,
             f"NVSwitch error {code}, which the driver calls fatal: GPUs behind that switch lose their links.",
             "Drain the node, then reset all its GPUs and switches (or reboot it); replace the tray if it comes back.",
             remedy=Remedy.RESET,
         )  # fmt: skip
     word = "not fatal" if fatal is False else "without saying whether it is fatal"
     return Verdict(
-        code, IncidentKind.LINK, f"sxid_{code}", Severity.INFO, Wanted.NONE, 0.6,
+        code, IncidentKind.LINK, f"sxid_{code}", Severity.INFO, RecommendedAction.NONE, 0.6,
         f"NVSwitch error {code}, reported as {word}.", "Nothing to do now; watch for a fatal one on the same node.",
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from drover_collector.notify.base import Delivery
-from drover_collector.notify.http import Answer, Bounded, Http
+from drover_collector.notify.http import Bounded, Http, HttpAnswer
 from drover_collector.notify.wording import Places, Story, cut, moment, story
 from drover_core.model.events import Severity
 from drover_core.times import from_iso, iso
@@ -117,7 +117,7 @@ class Alertmanager:
         permanent = all(answer.status == 400 for answer in bad)
         return Delivery(False, detail, permanent=permanent, retry_after_s=bad[0].retry_after_s)
 
-    def _said(self, answer: Answer) -> str:
+    def _said(self, answer: HttpAnswer) -> str:
         """Alertmanager's own words about a bad request, without what it was let in by."""
         if answer.status == 401:
             return ": give username and password_file, or token_file"
@@ -142,16 +142,16 @@ class _Member:
         self.failing = False
         self._url = f"{url.rstrip('/')}/api/v2/alerts"
         self._headers = headers
-        self._bounded = Bounded[Answer](f"alertmanager-{name}-{number}-try", 2 * timeout_s)
+        self._bounded = Bounded[HttpAnswer](f"alertmanager-{name}-{number}-try", 2 * timeout_s)
         self._known: OrderedDict[str, Labels] = OrderedDict()  # incident -> labels of its only alert there
 
     def start(self, told: Story, new: dict[str, Any] | None, now_ms: int) -> None:
         self._bounded.start(lambda: self._tell(told, new, now_ms))
 
-    def result(self) -> Answer:
-        return self._bounded.result() or Answer(0, "no whole answer in time")
+    def result(self) -> HttpAnswer:
+        return self._bounded.result() or HttpAnswer(0, "no whole answer in time")
 
-    def _tell(self, told: Story, new: dict[str, Any] | None, now_ms: int) -> Answer:
+    def _tell(self, told: Story, new: dict[str, Any] | None, now_ms: int) -> HttpAnswer:
         """
         Args:
             new: the alert as it is now; None: the incident is over.
@@ -165,7 +165,7 @@ class _Member:
             try:
                 alerts += [_ended(old, told, now_ms) for old in json.loads(asked.body) if _other(old, new)]
             except (ValueError, KeyError, TypeError, AttributeError):
-                return Answer(0, "answers no list of alerts; is this the address of an Alertmanager?")
+                return HttpAnswer(0, "answers no list of alerts; is this the address of an Alertmanager?")
             if not alerts:
                 return asked  # none of its alerts is there any more
         data = json.dumps(alerts, ensure_ascii=False).encode()

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from drover_collector.notify.base import Delivery
-from drover_collector.notify.http import Answer, Bounded, Http
+from drover_collector.notify.http import Bounded, Http, HttpAnswer
 from drover_collector.notify.wording import Places, Story, cut, story
 from drover_core.model.events import Severity
 from drover_core.times import iso
@@ -76,7 +76,7 @@ class PagerDuty:
         self._url = url
         self._places = places
         self._http = Http(timeout_s, proxy=proxy)
-        self._bounded = Bounded[Answer](f"pagerduty-{name}-try", 2 * timeout_s)
+        self._bounded = Bounded[HttpAnswer](f"pagerduty-{name}-try", 2 * timeout_s)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:  # noqa: ARG002  # dedup_key is the id
         data = json.dumps(event(story(body, self._places), self._key, now_ms), ensure_ascii=False).encode()
@@ -93,7 +93,7 @@ class PagerDuty:
             return Delivery(False, "answered 429: too many events", retry_after_s=answer.retry_after_s)
         return Delivery(False, answer.told(), retry_after_s=answer.retry_after_s)
 
-    def _said(self, answer: Answer) -> str:
+    def _said(self, answer: HttpAnswer) -> str:
         """PagerDuty's own words, without the key."""
         try:
             said = json.loads(answer.body)

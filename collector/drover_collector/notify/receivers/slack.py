@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from drover_collector.notify.base import Delivery
-from drover_collector.notify.http import Answer, Bounded, Http
+from drover_collector.notify.http import Bounded, Http, HttpAnswer
 from drover_collector.notify.wording import Places, Story, cut, story
 from drover_core.model.events import Severity
 
@@ -90,12 +90,12 @@ class Slack:
         self._url = url
         self._places = places
         self._http = Http(timeout_s, proxy=proxy)
-        self._bounded = Bounded[Answer](f"slack-{name}-try", 2 * timeout_s)
+        self._bounded = Bounded[HttpAnswer](f"slack-{name}-try", 2 * timeout_s)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:  # noqa: ARG002  # Slack has no ids
         told = story(body, self._places)
 
-        def post() -> Answer:
+        def post() -> HttpAnswer:
             answer = self._post(payload(told, now_ms))
             return answer if answer.status != 400 else self._post(plain(told, now_ms))
 
@@ -116,7 +116,7 @@ class Slack:
             return Delivery(False, f"answered 400{said}: it does not take the message", permanent=True)
         return Delivery(False, answer.told() + said, retry_after_s=answer.retry_after_s)
 
-    def _post(self, request: dict[str, Any]) -> Answer:
+    def _post(self, request: dict[str, Any]) -> HttpAnswer:
         data = json.dumps(request, ensure_ascii=False).encode()
         return self._http.request("POST", self._url, {"content-type": "application/json; charset=utf-8"}, data)
 

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from drover_collector.notify.base import Delivery
-from drover_collector.notify.http import Answer, Bounded, Http
+from drover_collector.notify.http import Bounded, Http, HttpAnswer
 from drover_core.model.events import Incident, NoteKind, Severity
 from drover_core.model.reports import incident_report
 from drover_core.times import iso
@@ -59,7 +59,7 @@ class Webhook:
         self._url = url
         self._secret = secret
         self._http = Http(timeout_s, ca_file, proxy)
-        self._bounded = Bounded[Answer](f"{self.kind}-{name}-try", 2 * timeout_s)
+        self._bounded = Bounded[HttpAnswer](f"{self.kind}-{name}-try", 2 * timeout_s)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
         """Post once. Only a 2xx answer counts; 410 is the receiver's word that it is gone for good."""

@@ -15,7 +15,7 @@ from drover_core.model.events import (
     Incident,
     ProbeOrder,
     ProbeReason,
-    Wanted,
+    RecommendedAction,
 )
 from drover_core.model.fleet import FleetSpec
 
@@ -44,7 +44,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlannedProbe:
     """Arguments of `ProbeDesk.ask`; all GPUs of the node that no process holds."""
 
     node: str
@@ -60,7 +60,7 @@ def confirmations(
     orders: Iterable[ProbeOrder],
     config: ProbesConfig,
     now_ms: int,
-) -> list[Wish]:
+) -> list[PlannedProbe]:
     """Suspicions that a probe can settle now: it is wanted, and no job runs on the node any more.
 
     All GPUs of the node are measured: the suspect's neighbours are what it is held against. A job on other GPUs would
@@ -74,19 +74,24 @@ def confirmations(
     for decision in decisions:
         incident, standing = incidents.get(decision.incident_id), nodes.get(decision.node)
         mode = decision.outcome == "act" or (config.confirm and decision.outcome == "would_act")
-        if decision.wanted is not Wanted.PROBE or not mode or incident is None or incident.closed_ms is not None:
+        if (
+            decision.wanted is not RecommendedAction.PROBE
+            or not mode
+            or incident is None
+            or incident.closed_ms is not None
+        ):
             continue
         free = standing is not None and standing.idle_ms is not None
         if not free or now_ms - tried.get(incident.id, -AGAIN_MS) < AGAIN_MS:
             continue
         probes = _MORE.get(incident.cause, ())
-        found.append(Wish(decision.node, ProbeReason.CONFIRM, probes, incident.id))
+        found.append(PlannedProbe(decision.node, ProbeReason.CONFIRM, probes, incident.id))
     return found
 
 
 def upkeep(
     nodes: Iterable[Standing], open_nodes: Collection[str], asked_of_idle: int, config: ProbesConfig, room: int
-) -> list[Wish]:
+) -> list[PlannedProbe]:
     """Baselines after a change of driver or firmware, nodes that were never probed, and idle ones by the day's budget.
 
     Args:
@@ -98,20 +103,20 @@ def upkeep(
         n for n in listed
         if n.idle_ms is not None and n.idle_ms >= config.idle_for_s * 1000 and n.node not in open_nodes
     ]  # fmt: skip
-    found: list[Wish] = []
+    found: list[PlannedProbe] = []
     rest: list[Standing] = []
     for n in sorted(ready, key=lambda n: (-n.risk, n.probed_ms, n.node)):
         changed = bool(n.firmware and n.probed_firmware) and n.firmware != n.probed_firmware
         if config.baseline and n.probed_ms and changed:
-            found.append(Wish(n.node, ProbeReason.BASELINE))
+            found.append(PlannedProbe(n.node, ProbeReason.BASELINE))
         elif config.admit and not n.probed_ms:
-            found.append(Wish(n.node, ProbeReason.ADMIT))
+            found.append(PlannedProbe(n.node, ProbeReason.ADMIT))
         else:
             rest.append(n)
     budget = int(config.idle_share_per_day * len(listed)) - asked_of_idle
     if 0 < config.idle_share_per_day * len(listed) < 1:
         budget = 1 - asked_of_idle  # a small fleet is probed one node a day
-    found += [Wish(n.node, ProbeReason.IDLE) for n in rest[: max(budget, 0)]]
+    found += [PlannedProbe(n.node, ProbeReason.IDLE) for n in rest[: max(budget, 0)]]
     return found[: max(room, 0)]
 
 

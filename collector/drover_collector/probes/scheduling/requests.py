@@ -16,19 +16,19 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.probes.judging.rows import firmware
 from drover_collector.probes.scheduling.planner import (
     DAY_MS,
+    PlannedProbe,
     Standing,
-    Wish,
     confirmations,
     upkeep,
 )
-from drover_collector.probes.service import ProbeDesk
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import (
     Decision,
     Incident,
     ProbeReason,
-    Wanted,
+    RecommendedAction,
 )
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Asking:
     store: Store
     index: FleetIndex
     config: ProbesConfig
-    desk: ProbeDesk
+    desk: ProbeOrderService
     leading: Callable[[], bool]
     incidents: Callable[[], Mapping[str, Incident]]
     now_ms: Callable[[], int]
@@ -101,7 +101,7 @@ class Asking:
         if not decisions and not active:
             return []
         self._look(now_ms)
-        wishes: list[Wish] = []
+        wishes: list[PlannedProbe] = []
         if decisions:
             plain = {n.name: Standing(n.name, self._idle(n.name, now_ms)) for n in self.index.nodes}
             orders = self.store.probe_orders(since_ms=now_ms - DAY_MS, limit=5000)
@@ -129,7 +129,7 @@ class Asking:
         else:
             self.desk.troubles.pop("unprotected", None)
 
-    def _upkeep(self, now_ms: int) -> list[Wish]:
+    def _upkeep(self, now_ms: int) -> list[PlannedProbe]:
         self._unprotected = set()
         risk = self.risk()
         probed = self.store.last_probed()
@@ -171,7 +171,7 @@ class Asking:
     def _restore(self) -> None:
         """Suspicions from before a restart."""
         for incident in list(self.incidents().values()):
-            if incident.closed_ms is None and incident.action is Wanted.PROBE:
+            if incident.closed_ms is None and incident.action is RecommendedAction.PROBE:
                 told = self.store.decisions(incident.id)
                 with self._lock:
                     self._keep(told)
@@ -179,7 +179,7 @@ class Asking:
 
     def _keep(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
-            if decision.wanted is Wanted.PROBE:
+            if decision.wanted is RecommendedAction.PROBE:
                 self._decisions[decision.incident_id] = decision
             else:
                 self._decisions.pop(decision.incident_id, None)

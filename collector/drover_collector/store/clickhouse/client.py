@@ -26,7 +26,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from drover_collector.store.clickhouse import embedded, server
 from drover_collector.store.clickhouse.pool import Pool
 from drover_collector.store.durability import damaged_parts as sources
-from drover_collector.store.durability.verify_insert import Whole
+from drover_collector.store.durability.verify_insert import InsertVerifier
 from drover_collector.store.errors import StoreError
 from drover_collector.store.ha.cluster import SETTINGS as CLUSTER_SETTINGS
 from drover_collector.store.ha.cluster import Cluster
@@ -107,7 +107,7 @@ class Clients:
         # Is told each error of a statement that can be done again; whether it mended what made it fail.
         self.mended: Callable[[str], bool] = lambda _: False
         self._until = threading.local()
-        self._whole = Whole()
+        self._whole = InsertVerifier()
         self._merges_rest = False
         self._questions = Pool(make, CLIENTS)
         self._inserts = Pool(make, WRITERS)

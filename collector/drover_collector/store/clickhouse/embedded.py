@@ -63,7 +63,7 @@ def release(path: Path, database: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StoreFolderState:
     """What opening a store would meet: the process that has it open, or "", free and total bytes of its disk, and when
     something was last written to it, Unix time, None: never."""
 
@@ -72,7 +72,7 @@ class Look:
     written_s: float | None = None
 
 
-def look(path: Path) -> Look:
+def look(path: Path) -> StoreFolderState:
     """Makes nothing, and holds nothing.
 
     Raises:
@@ -87,7 +87,7 @@ def look(path: Path) -> Look:
         raise StoreError(f"{path}: this user may not write in {there}; {_WRITABLE}")
     usage = shutil.disk_usage(there)
     written = [folder.stat().st_mtime for folder in (path / "inserts").glob("*")]  # each insert makes a file there
-    return Look(_holder(lock), (usage.free, usage.total), max(written, default=None))
+    return StoreFolderState(_holder(lock), (usage.free, usage.total), max(written, default=None))
 
 
 def _holder(lock: Path) -> str:

@@ -29,7 +29,7 @@ class _Table:
     found: int = 0  # how often some were broken
 
 
-class Whole:
+class InsertVerifier:
     """Of one embedded store. Any thread may call."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from drover_collector.fleet.buckets import Bucket, Ints
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.store.base import Base, during, numbers
+from drover_collector.store.base import Base, numbers, sql_time_range
 from drover_collector.store.records import EntityRow
 from drover_collector.store.samples.read import size_of
 from drover_collector.store.samples.rows import Span, merged, without
@@ -69,7 +69,7 @@ class Following(Base):
     def _heard(self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int) -> Ints:
         table = self._clients.arrow(
             "SELECT entity_id, count() AS n, toUnixTimestamp64Milli(max(ts)) AS newest"
-            f" FROM {samples_table(scope)} WHERE {during(start_ms, start_ms + length_ms)} GROUP BY entity_id"
+            f" FROM {samples_table(scope)} WHERE {sql_time_range(start_ms, start_ms + length_ms)} GROUP BY entity_id"
         )
         ids = numbers(table, "entity_id")
         self._placements.note_seen(ids, numbers(table, "newest"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from drover_collector.store.base import moment, word
+from drover_collector.store.base import sql_string, sql_timestamp
 from drover_collector.store.samples.write import Ms, Writes
 from drover_core.model.events import (
     Act,
     Action,
     Decision,
-    Duty,
+    NodeOutage,
     from_json,
     to_json,
 )
@@ -35,7 +35,7 @@ class Actions(Writes):
             },
         )
 
-    def write_duties(self, duties: Sequence[Duty]) -> None:
+    def write_duties(self, duties: Sequence[NodeOutage]) -> None:
         self._insert(
             "duties",
             list(zip(duties, self._order(len(duties)), strict=True)),
@@ -52,9 +52,9 @@ class Actions(Writes):
     ) -> list[Action]:
         """Newest versions, oldest action first: of a node, of an incident, of these kinds, since then; the newest
         where there are more than `limit`."""
-        where = f"ts >= {moment(since_ms)}"
+        where = f"ts >= {sql_timestamp(since_ms)}"
         if acts:
-            where += f" AND JSONExtractString(json, 'action') IN ({', '.join(word(act) for act in acts)})"
+            where += f" AND JSONExtractString(json, 'action') IN ({', '.join(sql_string(act) for act in acts)})"
         parameters = {}
         if node:
             where += " AND node = {node:String}"
@@ -78,37 +78,37 @@ class Actions(Writes):
     def unbegun_decisions(self, since_ms: int, limit: int = 10_000) -> list[Decision]:
         """Decisions to act of [since_ms, now) that have no action: their collector was stopped in between."""
         found = self._clients.rows(
-            f"SELECT json FROM decisions FINAL WHERE ts >= {moment(since_ms)}"
+            f"SELECT json FROM decisions FINAL WHERE ts >= {sql_timestamp(since_ms)}"
             " AND JSONExtractString(json, 'outcome') = 'act' AND JSONExtractString(json, 'wanted') != 'probe'"
             " AND id NOT IN (SELECT decision_id FROM actions WHERE decision_id != '')"
             f" ORDER BY ts, id LIMIT {int(limit)}"
         )
         return [from_json(Decision, row["json"]) for row in found]
 
-    def duties(self) -> dict[str, Duty]:
+    def duties(self) -> dict[str, NodeOutage]:
         """Node -> its newest duty."""
         found = self._clients.rows("SELECT node, argMax(json, written_ns) AS newest FROM duties GROUP BY node")
-        return {row["node"]: from_json(Duty, row["newest"]) for row in found}
+        return {row["node"]: from_json(NodeOutage, row["newest"]) for row in found}
 
-    def duty_history(self, node: str, since_ms: int = 0) -> list[Duty]:
+    def duty_history(self, node: str, since_ms: int = 0) -> list[NodeOutage]:
         """Oldest first."""
         found = self._clients.rows(
-            f"SELECT json FROM duties FINAL WHERE node = {{node:String}} AND ts >= {moment(since_ms)}"
+            f"SELECT json FROM duties FINAL WHERE node = {{node:String}} AND ts >= {sql_timestamp(since_ms)}"
             " ORDER BY written_ns",
             {"node": node},
         )
-        return [from_json(Duty, row["json"]) for row in found]
+        return [from_json(NodeOutage, row["json"]) for row in found]
 
-    def duty_histories(self, since_ms: int) -> dict[str, list[Duty]]:
+    def duty_histories(self, since_ms: int) -> dict[str, list[NodeOutage]]:
         """Node -> how it stood at `since_ms`, if it had a duty then, and what has changed since; oldest first."""
         found = self._clients.rows(
-            f"SELECT node, json FROM duties FINAL WHERE ts >= {moment(since_ms)} OR (node, written_ns) IN"
-            f" (SELECT node, max(written_ns) FROM duties WHERE ts < {moment(since_ms)} GROUP BY node)"
+            f"SELECT node, json FROM duties FINAL WHERE ts >= {sql_timestamp(since_ms)} OR (node, written_ns) IN"
+            f" (SELECT node, max(written_ns) FROM duties WHERE ts < {sql_timestamp(since_ms)} GROUP BY node)"
             " ORDER BY node, written_ns"
         )
-        told: dict[str, list[Duty]] = {}
+        told: dict[str, list[NodeOutage]] = {}
         for row in found:
-            told.setdefault(row["node"], []).append(from_json(Duty, row["json"]))
+            told.setdefault(row["node"], []).append(from_json(NodeOutage, row["json"]))
         return told
 
     def _newest_actions(self, where: str, having: str, limit: int, parameters: dict[str, str]) -> list[Action]:

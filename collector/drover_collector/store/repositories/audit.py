@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from drover_collector.store.base import moment, word
+from drover_collector.store.base import sql_string, sql_timestamp
 from drover_collector.store.samples.write import Ms, Writes
 from drover_core.model.events import (
     Approval,
@@ -26,7 +26,8 @@ class Audits(Writes):
     def approvals(self, since_ms: int = 0, limit: int = 1_000) -> list[Approval]:
         """Oldest first; the newest where there are more than `limit`."""
         found = self._clients.rows(
-            f"SELECT json FROM approvals FINAL WHERE ts >= {moment(since_ms)} ORDER BY ts DESC LIMIT {int(limit)}"
+            f"SELECT json FROM approvals FINAL WHERE ts >= {sql_timestamp(since_ms)}"
+            f" ORDER BY ts DESC LIMIT {int(limit)}"
         )
         return [from_json(Approval, row["json"]) for row in reversed(found)]
 
@@ -46,7 +47,7 @@ class Audits(Writes):
 
     def audit(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
         """Newest first; of all, or of one incident, node or decision. `what`: only these lines."""
-        where, parameters = f"ts >= {moment(since_ms)}", {}
+        where, parameters = f"ts >= {sql_timestamp(since_ms)}", {}
         if what:
             where += " AND what = {what:String}"
             parameters["what"] = what
@@ -63,7 +64,7 @@ class Audits(Writes):
         having = "HAVING JSONExtractString(newest, 'outcome') = {outcome:String}" if outcome else ""
         found = self._clients.rows(
             "SELECT argMax(json, ts) AS newest, max(ts) AS last FROM decisions"
-            f" WHERE ts >= {moment(since_ms)} GROUP BY id {having} ORDER BY last DESC, id LIMIT {int(limit)}",
+            f" WHERE ts >= {sql_timestamp(since_ms)} GROUP BY id {having} ORDER BY last DESC, id LIMIT {int(limit)}",
             {"outcome": outcome} if outcome else {},
         )
         return [from_json(Decision, row["newest"]) for row in found]
@@ -75,7 +76,7 @@ class Audits(Writes):
             " OR JSONExtractString(json, 'node') = {subject:String})"
         )
         found = self._clients.rows(
-            f"SELECT json FROM decisions FINAL WHERE ts >= {moment(since_ms)}{about if subject else ''}"
+            f"SELECT json FROM decisions FINAL WHERE ts >= {sql_timestamp(since_ms)}{about if subject else ''}"
             f" ORDER BY ts DESC, id LIMIT {int(limit)}",
             {"subject": subject} if subject else {},
         )
@@ -83,9 +84,9 @@ class Audits(Writes):
 
     def decisions_of(self, incidents: Iterable[str], since_ms: int) -> list[Decision]:
         """All versions of the decisions of these incidents, and of all incidents since then."""
-        which = ", ".join(word(id_) for id_ in incidents)
+        which = ", ".join(sql_string(id_) for id_ in incidents)
         of_these = f" OR incident_id IN ({which})" if which else ""
         found = self._clients.rows(
-            f"SELECT json FROM decisions FINAL WHERE ts >= {moment(since_ms)}{of_these} ORDER BY ts, id"
+            f"SELECT json FROM decisions FINAL WHERE ts >= {sql_timestamp(since_ms)}{of_these} ORDER BY ts, id"
         )
         return [from_json(Decision, row["json"]) for row in found]

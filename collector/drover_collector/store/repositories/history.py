@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from drover_collector.store.base import Base, during, moment, word
+from drover_collector.store.base import Base, sql_string, sql_time_range, sql_timestamp
 from drover_collector.store.records import OutboxRow
 from drover_collector.store.schema.tables import UNJUDGED_DAYS
 from drover_core.model.events import (
@@ -17,8 +17,8 @@ from drover_core.model.events import (
     Holding,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     from_dict,
     from_json,
 )
@@ -37,7 +37,7 @@ class History(Base):
         self, from_ms: int, to_ms: int, node: str | None = None, gpu: int | None = None, limit: int = 500
     ) -> list[Event]:
         """Events of [from_ms, to_ms) by the node's clock, newest first."""
-        where, parameters = during(from_ms, to_ms), {}
+        where, parameters = sql_time_range(from_ms, to_ms), {}
         if node is not None:
             where += " AND node = {node:String}"
             parameters["node"] = node
@@ -47,20 +47,20 @@ class History(Base):
 
     def events_from(self, from_ms: int, to_ms: int, last: Event | None, limit: int) -> list[Event]:
         """Events of [from_ms, to_ms) by the node's clock, oldest first: those after `last`; None: the first."""
-        where, parameters = during(from_ms, to_ms), {}
+        where, parameters = sql_time_range(from_ms, to_ms), {}
         if last is not None:
-            where += f" AND (ts, id) > ({moment(last.ts_ms)}, {{id:String}})"
+            where += f" AND (ts, id) > ({sql_timestamp(last.ts_ms)}, {{id:String}})"
             parameters["id"] = last.id
         return self._events(where, "ts, id", limit, parameters)
 
     def events_received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
         """Events of a node that came since, by this collector's clock, in order of receipt."""
-        where = f"node = {{node:String}} AND received >= {moment(since_ms)}"
+        where = f"node = {{node:String}} AND received >= {sql_timestamp(since_ms)}"
         return self._events(where, "received, id", limit, {"node": node})
 
     def unjudged_events(self, now_ms: int, limit: int) -> list[Event]:
         """Events of the last days that are stored, but whose outcome is not; in order of receipt."""
-        since = f"received >= {moment(now_ms - UNJUDGED_DAYS * 86_400_000)}"
+        since = f"received >= {sql_timestamp(now_ms - UNJUDGED_DAYS * 86_400_000)}"
         judged = f"SELECT id FROM judged_events WHERE {since}"
         return self._events(f"{since} AND id NOT IN ({judged})", "received, id", limit, {})
 
@@ -100,7 +100,7 @@ class History(Base):
     def absences_between(self, from_ms: int, to_ms: int) -> list[Absence]:
         """Absences that touch [from_ms, to_ms), open ones and closed."""
         return self._absences(
-            f"`from` < {moment(to_ms)} AND (closed = 0 OR `to` > {moment(from_ms)})", None, "absences"
+            f"`from` < {sql_timestamp(to_ms)} AND (closed = 0 OR `to` > {sql_timestamp(from_ms)})", None, "absences"
         )
 
     def inventory(self, node: str) -> dict[str, str]:
@@ -116,8 +116,8 @@ class History(Base):
         reported none."""
         found = self._clients.rows(
             f"SELECT {_ms('ts')} AS ts_ms, JSONExtractString(json, '{BOOT_ID}') AS boot FROM inventory FINAL"
-            f" WHERE node = {{node:String}} AND (ts >= {moment(since_ms)} OR ts ="
-            f" (SELECT max(ts) FROM inventory WHERE node = {{node:String}} AND ts < {moment(since_ms)}))"
+            f" WHERE node = {{node:String}} AND (ts >= {sql_timestamp(since_ms)} OR ts ="
+            f" (SELECT max(ts) FROM inventory WHERE node = {{node:String}} AND ts < {sql_timestamp(since_ms)}))"
             " ORDER BY ts",
             {"node": node},
         )
@@ -130,7 +130,7 @@ class History(Base):
         nodes where there are `slices`."""
         found = self._clients.rows(
             f"SELECT node, {_ms('told')} AS ts_ms, json FROM (SELECT node, max(ts) AS told, argMax(json, ts) AS json"
-            f" FROM inventory WHERE {during(max(0, from_ms), to_ms)}"
+            f" FROM inventory WHERE {sql_time_range(max(0, from_ms), to_ms)}"
             f" AND cityHash64(node) % {int(slices)} = {int(number)} GROUP BY node) ORDER BY told, node"
         )
         return [(row["ts_ms"], row["node"], dict(json.loads(row["json"]))) for row in found]
@@ -140,7 +140,7 @@ class History(Base):
     ) -> list[tuple[int, str, dict[str, str]]]:
         """Likewise each time that a node told, and before these what it had told last before `from_ms`."""
         found = self._clients.rows(
-            f"SELECT {_ms('ts')} AS ts_ms, node, json FROM inventory FINAL WHERE {during(from_ms, to_ms)}"
+            f"SELECT {_ms('ts')} AS ts_ms, node, json FROM inventory FINAL WHERE {sql_time_range(from_ms, to_ms)}"
             f" AND cityHash64(node) % {int(slices)} = {int(number)} ORDER BY ts, node"
         )
         before = self.inventories(0, from_ms, number, slices)
@@ -152,12 +152,13 @@ class History(Base):
             raise ValueError(f"{state!r} is not a state; open, closed or all")
         having = {"open": "NOT shut", "closed": "shut", "all": "1"}[state]
         if since_ms:
-            having += f" AND (NOT shut OR closed_at >= {moment(since_ms)})"
+            having += f" AND (NOT shut OR closed_at >= {sql_timestamp(since_ms)})"
         newest = "(version, updated)"
         # The text of the chosen versions only: there are many of each incident, and they are long.
         chosen = (
             f"SELECT id, max({newest}) AS last, argMax(isNotNull(closed), {newest}) AS shut,"
-            f" argMax(ifNull(closed, {moment(0)}), {newest}) AS closed_at FROM incidents GROUP BY id HAVING {having}"
+            f" argMax(ifNull(closed, {sql_timestamp(0)}), {newest}) AS closed_at FROM incidents"
+            f" GROUP BY id HAVING {having}"
         )
         found = self._clients.rows(
             "SELECT json FROM incidents WHERE (id, version, updated) IN"
@@ -180,7 +181,7 @@ class History(Base):
         newest = "(version, updated)"
         chosen = (
             f"SELECT id, max({newest}) AS last FROM incidents GROUP BY id"
-            f" HAVING argMax(ifNull(closed, now64(3)), {newest}) >= {moment(since_ms)}"
+            f" HAVING argMax(ifNull(closed, now64(3)), {newest}) >= {sql_timestamp(since_ms)}"
         )
         text = ", ".join(f"JSONExtractString(json, '{key}') AS {key}" for key in ("kind", "cause", "scope", "severity"))
         found = self._clients.rows(
@@ -196,7 +197,7 @@ class History(Base):
             Incident(
                 row["id"], IncidentKind(row["kind"]), row["cause"], row["scope"], None, None,
                 tuple((str(node), gpu) for node, gpu in json.loads(row["members"])), row["opened_ms"], row["since_ms"],
-                row["closed_ms"], Severity(row["severity"]), 0.0, Wanted.NONE, "", "",
+                row["closed_ms"], Severity(row["severity"]), 0.0, RecommendedAction.NONE, "", "",
                 gpu_hours_lost=row["lost"], gpu_hours_waited=row["waited"],
             )
             for row in found
@@ -211,7 +212,7 @@ class History(Base):
 
     def findings(self, from_ms: int, to_ms: int, limit: int = 10_000, node: str | None = None) -> list[Finding]:
         """Findings of [from_ms, to_ms), oldest first."""
-        where, parameters = during(from_ms, to_ms), {}
+        where, parameters = sql_time_range(from_ms, to_ms), {}
         if node is not None:
             where, parameters = f"{where} AND node = {{node:String}}", {"node": node}
         which = f"WHERE {where} ORDER BY ts LIMIT {int(limit)}"
@@ -231,7 +232,7 @@ class History(Base):
             f"SELECT {_ms('ts')} AS ts_ms, node, nullIf(gpu, -1) AS gpu, health, reason,"
             " nullIf(incident_id, '') AS incident_id"
             f" FROM health FINAL WHERE node = {{node:String}} AND gpu = {-1 if gpu is None else int(gpu)}"
-            f" AND {during(from_ms, to_ms)} ORDER BY ts",
+            f" AND {sql_time_range(from_ms, to_ms)} ORDER BY ts",
             {"node": node},
         )
 
@@ -240,7 +241,7 @@ class History(Base):
         found = self._clients.rows(
             f"SELECT {_ms('ts')} AS ts_ms, node, nullIf(gpu, -1) AS gpu, health, reason,"
             " nullIf(incident_id, '') AS incident_id FROM health FINAL"
-            f" WHERE node = {{node:String}} AND {during(from_ms, to_ms)} ORDER BY ts DESC LIMIT {MOST_HEALTH}",
+            f" WHERE node = {{node:String}} AND {sql_time_range(from_ms, to_ms)} ORDER BY ts DESC LIMIT {MOST_HEALTH}",
             {"node": node},
         )
         return sorted(found, key=lambda change: (change["ts_ms"], -1 if change["gpu"] is None else change["gpu"]))
@@ -250,10 +251,10 @@ class History(Base):
         columns = f"SELECT node, gpu, nullIf(job, '') AS job, {_ms('from')} AS from_ms"
         before = self._clients.rows(
             f"{columns} FROM (SELECT node, gpu, argMax(job, `from`) AS job, max(`from`) AS `from` FROM holdings"
-            f" WHERE `from` < {moment(from_ms)} GROUP BY node, gpu) WHERE job != '' ORDER BY `from`, node, gpu"
+            f" WHERE `from` < {sql_timestamp(from_ms)} GROUP BY node, gpu) WHERE job != '' ORDER BY `from`, node, gpu"
         )
         during_it = self._clients.rows(
-            f"{columns} FROM holdings FINAL WHERE {during(from_ms, to_ms, 'from')} ORDER BY `from`, node, gpu"
+            f"{columns} FROM holdings FINAL WHERE {sql_time_range(from_ms, to_ms, 'from')} ORDER BY `from`, node, gpu"
         )
         return [from_dict(Holding, row) for row in (*before, *during_it)]
 
@@ -266,7 +267,7 @@ class History(Base):
         """Notifications of these incidents, oldest first."""
         found = []
         for at in range(0, len(incidents), TOGETHER):
-            which = ", ".join(word(id_) for id_ in incidents[at : at + TOGETHER])
+            which = ", ".join(sql_string(id_) for id_ in incidents[at : at + TOGETHER])
             found += self._outbox(f"incident_id IN ({which})", {})
         return sorted(found, key=lambda row: (row.created_ms, row.id))
 
@@ -299,7 +300,7 @@ class History(Base):
 
     def noted_lane_seqs(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
         """Likewise of these (node, spool id), as they were noted last: an agent may come from another collector."""
-        which = ", ".join(f"({word(node)}, {word(spool)})" for node, spool in keys)
+        which = ", ".join(f"({sql_string(node)}, {sql_string(spool)})" for node, spool in keys)
         if not which:
             return {}
         found = self._clients.rows(

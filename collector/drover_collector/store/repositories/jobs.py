@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.store.base import Base, during, moment, numbers, values, word
+from drover_collector.store.base import Base, numbers, sql_string, sql_time_range, sql_timestamp, values
 from drover_collector.store.schema.tables import samples_table
 from drover_core.metrics.catalog import Scope, of_scope
 
@@ -42,7 +42,8 @@ class Jobs(Base):
             return {}
         rows = self._clients.rows(
             "SELECT job, toUnixTimestamp64Milli(min(`from`)) AS since FROM holdings"
-            f" WHERE job IN ({', '.join(map(word, names))}) AND `from` >= {moment(now_ms - LOOK_BACK_MS)} GROUP BY job"
+            f" WHERE job IN ({', '.join(map(sql_string, names))}) AND `from` >= {sql_timestamp(now_ms - LOOK_BACK_MS)}"
+            " GROUP BY job"
         )
         return {row["job"]: row["since"] for row in rows}
 
@@ -51,7 +52,7 @@ class Jobs(Base):
         held = (
             "SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS since, toUnixTimestamp64Milli(leadInFrame(`from`)"
             " OVER (PARTITION BY node, gpu ORDER BY `from` ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING))"
-            f" AS upto FROM holdings FINAL WHERE {during(to_ms - LOOK_BACK_MS, to_ms, 'from')}"
+            f" AS upto FROM holdings FINAL WHERE {sql_time_range(to_ms - LOOK_BACK_MS, to_ms, 'from')}"
         )
         rows = self._clients.rows(
             "SELECT job, min(since) AS since_ms, max(upto) AS ended_ms, uniqExact(node, gpu) AS gpus,"
@@ -73,16 +74,19 @@ class Jobs(Base):
         newest = ", ".join(f"argMax(`{name}`, ts) AS `{name}`" for name in metrics)  # skips NULL
         table = self._clients.arrow(
             f"SELECT entity_id, toUnixTimestamp64Milli(max(ts)) AS ts_ms, {newest}"
-            f" FROM {samples_table(Scope.WORKLOAD)} WHERE {during(now_ms - within_ms, now_ms + 1)} GROUP BY entity_id"
+            f" FROM {samples_table(Scope.WORKLOAD)} WHERE {sql_time_range(now_ms - within_ms, now_ms + 1)}"
+            " GROUP BY entity_id"
         )
         ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
         nodes, links = self._placements.names(Scope.WORKLOAD, ids, ts)
         columns = {name: values(table, name) for name in metrics}
         rows = [
             WorkloadRow(
-                str(nodes[at]), str(links[at]), int(ts[at]),
+                str(nodes[at]),
+                str(links[at]),
+                int(ts[at]),
                 {name: float(column[at]) for name, column in columns.items() if not np.isnan(column[at])},
             )
             for at in np.flatnonzero(nodes != "").tolist()
-        ]  # fmt: skip
+        ]
         return sorted(rows, key=lambda row: (row.node, row.name))

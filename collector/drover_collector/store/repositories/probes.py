@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from drover_collector.store.base import during, moment, word
+from drover_collector.store.base import sql_string, sql_time_range, sql_timestamp
 from drover_collector.store.samples.write import Ms, Writes
 from drover_core.model.events import (
     ProbeOrder,
@@ -140,13 +140,13 @@ class Probes(Writes):
         """All of these orders, in no order."""
         if not requests:
             return []
-        return self._probes(f"request IN ({', '.join(map(word, requests))})", "ts, id", 100_000)
+        return self._probes(f"request IN ({', '.join(map(sql_string, requests))})", "ts, id", 100_000)
 
     def ended_requests(self, requests: Sequence[str]) -> list[str]:
         """Those of these orders whose closing result is here."""
         if not requests:
             return []
-        which = ", ".join(word(request) for request in requests)
+        which = ", ".join(sql_string(request) for request in requests)
         found = self._clients.rows(f"SELECT DISTINCT request FROM probes WHERE end != '' AND request IN ({which})")
         return [row["request"] for row in found]
 
@@ -160,11 +160,11 @@ class Probes(Writes):
             probes: these figures; none: all. sku: of nodes with this board; None: of all.
             node: this one for sure. nodes: at most so many, those that were probed last.
         """
-        where = f"{_TELLS} AND received >= {moment(now_ms - NEWEST_DAYS * 86_400_000)}"
+        where = f"{_TELLS} AND received >= {sql_timestamp(now_ms - NEWEST_DAYS * 86_400_000)}"
         if listed := list(probes):
-            where += f" AND probe IN ({', '.join(word(name) for name in listed)})"
+            where += f" AND probe IN ({', '.join(sql_string(name) for name in listed)})"
         if sku is not None:
-            where += f" AND sku = {word(sku)}"
+            where += f" AND sku = {sql_string(sku)}"
         last = f"SELECT node FROM probes WHERE {where} GROUP BY node ORDER BY max(ts) DESC LIMIT {int(nodes)}"
         where += f" AND (node = {{node:String}} OR node IN ({last}))"
         return self._rows(
@@ -178,7 +178,7 @@ class Probes(Writes):
     ) -> list[ProbeRow]:
         """Figures of what is in this place now, newest first: earlier ones of another board there are left out."""
         where = (
-            f"node = {{node:String}} AND gpu = {_slot(gpu)} AND peer = {_slot(peer)} AND probe = {word(probe)}"
+            f"node = {{node:String}} AND gpu = {_slot(gpu)} AND peer = {_slot(peer)} AND probe = {sql_string(probe)}"
             " AND end = '' AND device != 'cpu'"
         )
         rows = self._probes(where, "ts DESC, id DESC", limit, node=node)
@@ -192,7 +192,7 @@ class Probes(Writes):
             return {}
         found = self._rows(
             "SELECT key, serial, uuid, received, json FROM (SELECT * FROM probes WHERE node = {node:String}"
-            f" AND gpu >= 0 AND peer = -1 AND probe IN ({', '.join(word(name) for name in listed)})"
+            f" AND gpu >= 0 AND peer = -1 AND probe IN ({', '.join(sql_string(name) for name in listed)})"
             " AND end = '' AND device != 'cpu'"
             f" ORDER BY ts DESC, id DESC LIMIT 1 BY id) ORDER BY ts DESC, id DESC LIMIT {int(limit)} BY gpu, probe",
             node=node,
@@ -208,12 +208,12 @@ class Probes(Writes):
     def probes_of(self, node: str, since_ms: int = 0, limit: int = 1000) -> list[ProbeRow]:
         """All results of a node, newest first."""
         return self._probes(
-            f"node = {{node:String}} AND ts >= {moment(since_ms)}", "ts DESC, id DESC", limit, node=node
+            f"node = {{node:String}} AND ts >= {sql_timestamp(since_ms)}", "ts DESC, id DESC", limit, node=node
         )
 
     def probes_between(self, from_ms: int, to_ms: int) -> list[ProbeRow]:
         """Results of [from_ms, to_ms), oldest first."""
-        return self._probes(during(from_ms, to_ms), "ts, id", 10_000_000)
+        return self._probes(sql_time_range(from_ms, to_ms), "ts, id", 10_000_000)
 
     def last_probed(self) -> dict[str, int]:
         """Node -> when the newest figure of a GPU of it was measured."""
@@ -226,7 +226,8 @@ class Probes(Writes):
     def inventory_at(self, node: str, ts_ms: int) -> dict[str, str]:
         """What a node was made of at a moment; empty where it had not told by then."""
         found = self._clients.rows(
-            f"SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {{node:String}} AND ts <= {moment(ts_ms)}"
+            f"SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {{node:String}}"
+            f" AND ts <= {sql_timestamp(ts_ms)}"
             " HAVING count() > 0",
             {"node": node},
         )
@@ -249,7 +250,7 @@ class Probes(Writes):
             where, parameters = "node = {node:String}", {"node": node}
         found = self._clients.rows(
             f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders WHERE {where} GROUP BY id"
-            f" HAVING max(ts) >= {moment(since_ms)} ORDER BY min(written_ns) DESC LIMIT {int(limit)}",
+            f" HAVING max(ts) >= {sql_timestamp(since_ms)} ORDER BY min(written_ns) DESC LIMIT {int(limit)}",
             parameters,
         )
         return [from_json(ProbeOrder, row["newest"]) for row in found]
@@ -258,7 +259,7 @@ class Probes(Writes):
         """Newest versions of orders of groups that changed since, those asked for last first."""
         found = self._clients.rows(
             f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders"
-            f" WHERE JSONExtractString(json, 'group') != '' AND ts >= {moment(since_ms)}"
+            f" WHERE JSONExtractString(json, 'group') != '' AND ts >= {sql_timestamp(since_ms)}"
             f" GROUP BY id ORDER BY max(written_ns) DESC LIMIT {int(limit)}"
         )
         return [from_json(ProbeOrder, row["newest"]) for row in found]
@@ -279,20 +280,25 @@ class Probes(Writes):
     def probe_orders_between(self, from_ms: int, to_ms: int) -> list[ProbeOrder]:
         """All versions of [from_ms, to_ms), in the order they were written."""
         found = self._clients.rows(
-            f"SELECT json FROM probe_orders WHERE {during(from_ms, to_ms)} ORDER BY written_ns LIMIT 1 BY written_ns"
+            f"SELECT json FROM probe_orders WHERE {sql_time_range(from_ms, to_ms)}"
+            " ORDER BY written_ns LIMIT 1 BY written_ns"
         )
         return [from_json(ProbeOrder, row["json"]) for row in found]
 
     # ---- verdicts
 
     def probe_verdicts(
-        self, node: str | None = None, request: str | None = None, from_ms: int = 0, to_ms: int | None = None,
+        self,
+        node: str | None = None,
+        request: str | None = None,
+        from_ms: int = 0,
+        to_ms: int | None = None,
         limit: int = 100_000,
-    ) -> list[ProbeVerdict]:  # fmt: skip
+    ) -> list[ProbeVerdict]:
         """Of [from_ms, to_ms), oldest first; of each GPU and order the newest."""
-        where, parameters = f"ts >= {moment(from_ms)}", {}
+        where, parameters = f"ts >= {sql_timestamp(from_ms)}", {}
         if to_ms is not None:
-            where += f" AND ts < {moment(to_ms)}"
+            where += f" AND ts < {sql_timestamp(to_ms)}"
         if node is not None:
             where, parameters["node"] = f"{where} AND node = {{node:String}}", node
         if request is not None:

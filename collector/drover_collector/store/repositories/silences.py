@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drover_collector.store.base import moment
+from drover_collector.store.base import sql_timestamp
 from drover_collector.store.repositories.actions import Actions
 from drover_collector.store.samples.write import Ms
 from drover_core.model.events import Silence, from_json, to_json
@@ -28,6 +28,6 @@ class SilencesStored(Actions):
         """Newest versions of those that are in force, to come, or ended after `since_ms`; the last made first."""
         found = self._clients.rows(
             "SELECT argMax(json, written_ns) AS newest, max(until) AS last, min(written_ns) AS begun FROM silences"
-            f" GROUP BY id HAVING last >= {moment(since_ms)} ORDER BY begun DESC, id LIMIT {int(limit)}"
+            f" GROUP BY id HAVING last >= {sql_timestamp(since_ms)} ORDER BY begun DESC, id LIMIT {int(limit)}"
         )
         return [from_json(Silence, row["newest"]) for row in found]

@@ -46,7 +46,7 @@ class Mark:
         return self.from_ms < span[1] and self.to_ms > span[0]
 
 
-class Marks(Rows):
+class DirtyRanges(Rows):
     lag_ms = 7_000  # after its end a bucket is read no sooner
     settle_ms = 0  # so long a mark waits for more of its kind: each piece of work on it reads 5 minutes
     late_rows = 0  # rows that came after their bucket was read

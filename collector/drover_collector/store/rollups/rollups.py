@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from drover_collector.fleet.buckets import BUCKET_MS
-from drover_collector.store.base import during, millis, moment
+from drover_collector.store.base import millis, sql_time_range, sql_timestamp
 from drover_collector.store.records import Ids
 from drover_collector.store.rollups.dirty_ranges import (
     CHUNK_MS,
+    DirtyRanges,
     Mark,
-    Marks,
     chunk_of,
 )
 from drover_collector.store.samples.fold import Folded, fold_raw, join
@@ -45,7 +45,7 @@ FAR_MS = 1 << 42  # the year 2109
 LEAP = 3_600 * 10**9  # of versions, which are nanoseconds
 
 
-class Rollups(Marks):
+class Rollups(DirtyRanges):
     """`load_rollups` first. One thread at a time reads closing buckets; any may ask."""
 
     version = 0  # of the newest rollup rows
@@ -159,10 +159,10 @@ class Rollups(Marks):
                 continue
             spans = ((m.from_ms, m.to_ms) for m in marks if m.scope is scope and m.to_ms > oldest)
             holes = merged((chunk_of(low), min(closed_ms, chunk_of(high + CHUNK_MS - 1))) for low, high in spans)
-            outside = "".join(f" AND NOT ({during(*hole)})" for hole in holes)
+            outside = "".join(f" AND NOT ({sql_time_range(*hole)})" for hole in holes)
             found += self._sum(
                 f"SELECT sum(samples) AS n FROM rollup_counts FINAL WHERE scope = '{scope}'"
-                f" AND ts >= {moment(chunk_of(oldest))}{outside}"
+                f" AND ts >= {sql_timestamp(chunk_of(oldest))}{outside}"
             )
             for low, high in [*holes, (self._upto_ms if whole else closed_ms, FAR_MS)]:
                 found += self._raw_samples(scope, low, high)
@@ -174,8 +174,8 @@ class Rollups(Marks):
         for count, first, last in self.parts_of(name):
             rows += count * max(0, min(high, last + 1) - max(low, first)) / (last + 1 - first)
         if rows <= COUNTED_ROWS:
-            return self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {during(low, high)}")
-        minute = during(min(high, last) - 60_000, min(high, last))
+            return self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {sql_time_range(low, high)}")
+        minute = sql_time_range(min(high, last) - 60_000, min(high, last))
         found = self._clients.rows(f"SELECT ifNotFinite(avg(present), 0) AS n FROM {name} WHERE {minute}")
         return int(rows * found[0]["n"])
 
@@ -256,7 +256,7 @@ class Rollups(Marks):
         """Entities of which some PIECE_ROWS rows are in 5 minutes: named ones, or ranges of all."""
         if ids is None:
             found = self._sum(
-                f"SELECT count() AS n FROM {samples_table(scope)} WHERE {during(chunk_ms, chunk_ms + CHUNK_MS)}"
+                f"SELECT count() AS n FROM {samples_table(scope)} WHERE {sql_time_range(chunk_ms, chunk_ms + CHUNK_MS)}"
             )
             for entities in ranges(self._placements.ids(scope), -(-found // PIECE_ROWS)):
                 yield None, entities
@@ -306,7 +306,7 @@ class Rollups(Marks):
 
     def _count_open(self) -> None:
         """Samples in the 5 minutes that are not closed, after buckets that were left out are rolled up too."""
-        when = during(self._upto_5m, self._upto_ms)
+        when = sql_time_range(self._upto_5m, self._upto_ms)
         tables = [rollup_table(scope, "10s") for scope in Scope]
         opened = sum(self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {when}") for name in tables)
         self._write_state(self._upto_ms, self._upto_5m, opened)

@@ -50,7 +50,7 @@ class Stay:
     to_ms: int
 
 
-class Placements:
+class EntityRegistry:
     """Thread-safe. `version` grows with every change."""
 
     def __init__(self, rows: Iterable[EntityRow]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from drover_collector.store.base import Base, during, millis, numbers, values, whole_rows
+from drover_collector.store.base import Base, millis, numbers, sql_time_range, values, whole_rows
 from drover_collector.store.samples.rows import IDS_MAX, comma
 from drover_collector.store.schema.tables import samples_table
 from drover_core.metrics.catalog import Scope, of_scope
@@ -38,7 +38,7 @@ class Export(Base):
         for low, high in self._slices(scope, from_ms, to_ms, which):
             table = self._clients.arrow(
                 f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {columns}"
-                f" FROM {whole_rows(scope, metrics, f'{which} AND {during(low, high)}')}"
+                f" FROM {whole_rows(scope, metrics, f'{which} AND {sql_time_range(low, high)}')}"
             )
             if table.num_rows:
                 named = self._named(scope, table, metrics, instances=instances)
@@ -49,7 +49,7 @@ class Export(Base):
         name = samples_table(scope)
         found = self._clients.rows(
             f"SELECT intDiv(toUnixTimestamp64Milli(ts), {HOUR_MS}) AS hour, count() AS n FROM {name}"
-            f" WHERE {which} AND {during(from_ms, to_ms)} GROUP BY hour ORDER BY hour"
+            f" WHERE {which} AND {sql_time_range(from_ms, to_ms)} GROUP BY hour ORDER BY hour"
         )
         for row in found:
             start = row["hour"] * HOUR_MS

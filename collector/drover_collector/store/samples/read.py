@@ -20,7 +20,7 @@ from drover_collector.fleet.buckets import (
     Lazy,
 )
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.store.base import Floats, during, in_units, moment, numbers, values, word
+from drover_collector.store.base import Floats, in_units, numbers, sql_string, sql_time_range, sql_timestamp, values
 from drover_collector.store.records import EntityRow, Ids, Mask, Millis, Stored, Totals
 from drover_collector.store.rollups.rollups import Rollups
 from drover_collector.store.samples.entities import Map
@@ -68,15 +68,15 @@ class Reads(Rollups):
     def jobs_at(self, index: FleetIndex, ts_ms: int) -> tuple[Ints, tuple[str, ...]]:
         """(int32 [G]: number of the job that holds each GPU at a moment or -1, names by number)."""
         newest = self._clients.arrow(
-            f"SELECT node, gpu, job, `from` > {moment(ts_ms)} AS later FROM holders FINAL ORDER BY node, gpu"
+            f"SELECT node, gpu, job, `from` > {sql_timestamp(ts_ms)} AS later FROM holders FINAL ORDER BY node, gpu"
         )
         later = newest.filter(pc.equal(newest["later"], 1)).select(["node", "gpu"]).to_pylist()
         found = [newest.filter(pc.equal(newest["later"], 0)).drop(["later"])]
         for at in range(0, len(later), IDS_MAX):  # few change in the seconds after a bucket: their history tells
-            which = ", ".join(f"({word(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
+            which = ", ".join(f"({sql_string(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
             before = self._clients.arrow(
                 "SELECT node, gpu, argMax(job, `from`) AS job FROM holdings"
-                f" WHERE (node, gpu) IN ({which}) AND `from` <= {moment(ts_ms)} GROUP BY node, gpu"
+                f" WHERE (node, gpu) IN ({which}) AND `from` <= {sql_timestamp(ts_ms)} GROUP BY node, gpu"
             )
             found += [before] if before.num_rows else []
         held = pa.concat_tables(found)
@@ -149,7 +149,7 @@ class Reads(Rollups):
             table = self._clients.arrow(
                 f"SELECT entity_id, argMax(`{_known(metric)}`, ts) AS `{metric}`,"
                 f" toUnixTimestamp64Milli(maxIf(ts, isNotNull(`{metric}`))) AS newest FROM {samples_table(Scope.GPU)}"
-                f" PREWHERE {during(*span)}{which} GROUP BY entity_id{LEAN}"
+                f" PREWHERE {sql_time_range(*span)}{which} GROUP BY entity_id{LEAN}"
             )
             ids, found, moments = numbers(table, "entity_id"), values(table, metric), numbers(table, "newest")
         else:
@@ -176,7 +176,7 @@ class Reads(Rollups):
             table = self._clients.arrow(
                 f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, {', '.join(f'`{name}`' for name in metrics)}"
                 f" FROM {samples_table(scope)} WHERE entity_id IN ({_ids(list(rows))})"
-                f" AND {during(now_ms - within_ms, now_ms + 1)} ORDER BY ts"
+                f" AND {sql_time_range(now_ms - within_ms, now_ms + 1)} ORDER BY ts"
             )
             ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
             for name in metrics:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from drover_collector.store.base import Base, during
+from drover_collector.store.base import Base, sql_time_range
 from drover_collector.store.records import Ids
 from drover_collector.store.samples import fold
 from drover_collector.store.samples.fold import Folded
@@ -112,7 +112,7 @@ class Rows(Base):
             extra, name, every_ms = ["rows", "present"], rollup_table(scope, level), LEVELS_MS[level]
         extra = [*(extra if counts else []), *(["version"] if level else []), *names]
         columns = ", ".join(["entity_id", "toUnixTimestamp64Milli(ts) AS ts_ms", *(f"`{column}`" for column in extra)])
-        when = " OR ".join(during(low, high) for low, high in spans)
+        when = " OR ".join(sql_time_range(low, high) for low, high in spans)
         # As rows with all columns of a GPU, which are what a piece is measured by.
         rows_each = max(1, sum(high - low for low, high in spans) // every_ms * (len(names) + 5) // WIDTH)
         named = ids is not None and entities is None and len(ids) <= IDS_MAX

@@ -17,7 +17,7 @@ from drover_collector.fleet.buckets import (
     Lazy,
 )
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.store.base import Floats, moment, numbers, word
+from drover_collector.store.base import Floats, numbers, sql_string, sql_timestamp
 from drover_collector.store.records import Mask, Millis, Stored, storage_dtype
 from drover_collector.store.samples.fold import Folded
 from drover_collector.store.samples.read import (
@@ -102,13 +102,13 @@ class PastBuckets(Reads):
         later = newest.filter(pc.greater(newest["from_ms"], moments[0])).select(["node", "gpu"]).to_pylist()
         told = [newest]
         for at in range(0, len(later), IDS_MAX):  # what changed meanwhile: its history tells
-            which = ", ".join(f"({word(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
+            which = ", ".join(f"({sql_string(row['node'])}, {int(row['gpu'])})" for row in later[at : at + IDS_MAX])
             of = f"FROM holdings WHERE (node, gpu) IN ({which}) AND `from`"
             queries = (  # who held it at the first moment, and who since: a GPU has thousands of holders in a year
                 "SELECT node, gpu, argMax(job, `from`) AS job, toUnixTimestamp64Milli(max(`from`)) AS from_ms"
-                f" {of} <= {moment(moments[0])} GROUP BY node, gpu",
+                f" {of} <= {sql_timestamp(moments[0])} GROUP BY node, gpu",
                 f"SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms"
-                f" {of} > {moment(moments[0])} AND `from` <= {moment(moments[-1])}",
+                f" {of} > {sql_timestamp(moments[0])} AND `from` <= {sql_timestamp(moments[-1])}",
             )
             told += [found.cast(newest.schema) for found in map(self._clients.arrow, queries) if found.num_rows]
         every = pa.concat_tables(told)
