@@ -33,7 +33,7 @@ ROOT = HERE.parent
 PYTHONS = ("3.11", "3.12", "3.13")  # Debian 12, Ubuntu 24.04, Debian 13
 MACHINES = ("x86_64", "aarch64")
 GLIBCS = ("2014", "_2_17", "_2_28")  # of manylinux: Debian 10, RHEL 8 and newer
-LOADED = ("drover_agent.runtime", "drover_collector.pipeline", "drover_collector.api", "drover_cli.main")
+LOADED = ("drover_agent.app", "drover_collector.pipeline.pipeline", "drover_collector.api.service", "drover_cli.main")
 PIP = "pip==26.3"  # travels in the bundle: a node's Python may have none
 
 

@@ -21,15 +21,20 @@ from typing import Any
 import numpy as np
 from load.fleet import Shape, name
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_collector.store.records import Ids, storage_dtype
-from drover_proto.catalog import Kind, Scope, of_scope
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_core.metrics.catalog import Kind, Scope, of_scope
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 GPUS = 8  # of a node
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from drover_agent.config import AgentConfig
 from drover_agent.probes import PROBES
-from drover_agent.source_facts import FACTS
-from drover_agent.sources.nvml_fields import RARE_METRICS, SLOW_METRICS
+from drover_agent.sources.facts import FACTS
+from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
-from drover_proto.catalog import Scope, of_scope
-from drover_proto.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
-from drover_proto.settings import rows
-from drover_proto.xids import ADVICE, XIDS
+from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
+from drover_core.settings import rows
+from drover_core.xid.codes import ADVICE, XIDS
 
 HERE = Path(__file__).resolve().parent
 NOTE = "<!-- written by docs/generate.py; change the table in the code instead -->\n"
@@ -37,7 +37,7 @@ def table(headers: list[str], lines: list[list[object]]) -> str:
 
 def metrics() -> str:
     parts = [
-        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that "
+        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`core/drover_core/metrics/catalog_rows.py`). A value that "
         "could not be read is absent with a reason, never 0: unsupported, lost, timeout, no-permission, error, "
         "out-of-range.\n"
     ]
@@ -129,7 +129,7 @@ def events() -> str:
         "errors.\n"
     ]
     for kind, what, codes in (
-        (EventKind.KERNEL, "from the kernel log (`agent/drover_agent/sources/kmsg_lines.py`)", KERNEL_CODES),
+        (EventKind.KERNEL, "from the kernel log (`agent/drover_agent/sources/kmsg/lines.py`)", KERNEL_CODES),
         (EventKind.LIFECYCLE, "about agents, drivers and GPUs as such", LIFECYCLE_CODES),
     ):
         lines: list[list[object]] = [[f"`{code}`", meaning] for code, meaning in codes.items()]
@@ -186,7 +186,7 @@ quiet machine (load 0.3, `--seconds 40`):
 def sources() -> str:
     parts = [
         f"# Sources of the agent\n\n{NOTE}\nWhat `drover-agent` reads on a node, by the table in "
-        "`agent/drover_agent/source_facts.py`. `drover-agent sources` says which are on, and measures what a reading "
+        "`agent/drover_agent/sources/facts.py`. `drover-agent sources` says which are on, and measures what a reading "
         "costs there; `drover-agent check` says what is missing and how to mend it; `drover-agent once` prints one "
         "reading. A source that is not there on a node gives nothing and costs next to nothing; a value that cannot "
         "be read is absent with its reason.\n\n"

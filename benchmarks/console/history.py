@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

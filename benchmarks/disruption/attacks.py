@@ -22,9 +22,14 @@ from disruption.faults_processes import fill
 from disruption.place import CALL_S
 from disruption.run import Row, Run, SkipError
 from drover_collector.store import Store, keep_free
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed import hostile_agents, hostile_fleet_api
 from testbed.certificates import Files

@@ -11,13 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from drover_agent.simulation.adversary import AdversaryFleet, draw
-from drover_agent.simulation.adversary.effects import DURING
-from drover_agent.simulation.adversary.facts import facts_of
-from drover_agent.simulation.adversary.kinds import FAULTS, KINDS, NEGATIVES, SUDDEN
-from drover_agent.simulation.adversary.onsets import BEGIN, END
-from drover_agent.simulation.adversary.trouble import Trouble
-from drover_agent.simulation.sku import SKUS
+from drover_simulator.adversary import AdversaryFleet, draw
+from drover_simulator.adversary.effects import DURING
+from drover_simulator.adversary.facts import facts_of
+from drover_simulator.adversary.kinds import (
+    FAULTS,
+    KINDS,
+    NEGATIVES,
+    SUDDEN,
+)
+from drover_simulator.adversary.onsets import BEGIN, END
+from drover_simulator.adversary.trouble import Trouble
+from drover_simulator.sku import SKUS
 
 Floats = npt.NDArray[np.float64]
 TICKS = 54  # nine minutes

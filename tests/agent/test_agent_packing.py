@@ -11,18 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import absences as absences_module
-from drover_agent import packing
-from drover_agent.absences import Absences
-from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.dictionary import MAX_ENTITIES, MAX_INDEX, SAVE_MS, Dictionary
-from drover_agent.packing import Packer
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity, NodeEvent, Reading
+from drover_agent.telemetry import absences as absences_module
+from drover_agent.telemetry import batcher as packing
+from drover_agent.telemetry.absences import Absences
+from drover_agent.telemetry.batcher import Packer
+from drover_agent.telemetry.schema_registry import (
+    MAX_ENTITIES,
+    MAX_INDEX,
+    SAVE_MS,
+    Dictionary,
+)
+from drover_core.metrics.catalog import Absent, Scope, of_scope
+from drover_core.model.events import EventKind
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import BlockBuilder, record_struct
-from drover_proto.catalog import Absent, Scope, of_scope
-from drover_proto.events import EventKind
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
 

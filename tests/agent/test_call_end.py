@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_agent import call_end
-from drover_agent.call_end import OWN, CallEnd
+from drover_agent.uplink import close_reason as call_end
+from drover_agent.uplink.close_reason import OWN, CallEnd
 
 LARGE = bytes(2 << 20)  # more than any window: it is being written when the answer comes
 

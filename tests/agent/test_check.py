@@ -13,13 +13,21 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from drover_agent import check, check_node, check_sources
-from drover_agent.check_line import Line, State
+from drover_agent.commands.check import (
+    node as check_node,
+)
+from drover_agent.commands.check import (
+    report as check,
+)
+from drover_agent.commands.check import (
+    sources as check_sources,
+)
+from drover_agent.commands.check.line import Line, State
+from drover_agent.commands.read_all import Look, look
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.look import Look, look
-from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
 from drover_agent.sources.base import Entity, Reading
-from drover_proto.catalog import Absent, Scope
+from drover_agent.sources.facts import FACTS, JOBS_UNKNOWN
+from drover_core.metrics.catalog import Absent, Scope
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
 

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_agent import check_collector
-from drover_agent.check_line import Line, State
+from drover_agent.commands.check import collector as check_collector
+from drover_agent.commands.check.line import Line, State
 from drover_agent.config import AgentConfig, TlsConfig
-from drover_collector.agent_server import AgentServer
-from drover_collector.gate import Gate
-from drover_collector.tls import ServerTls
+from drover_collector.auth.authorization import Gate
+from drover_collector.auth.tls import ServerTls
+from drover_collector.grpc_h2 import AgentServer
 from drover_proto import telemetry_pb2 as pb
 from testbed.certificates import Files, Fleet
 from testbed.telemetry_server import TelemetryServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drover_agent.clock_offset import KEPT, ClockOffset
+from drover_agent.uplink.clock_offset import KEPT, ClockOffset
 from testbed.clock import ManualClock
 
 

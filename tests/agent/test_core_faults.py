@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import outbox, packing
-from drover_agent.frames import MAGIC
-from drover_agent.sources.nvml import NvmlSource
-from drover_collector.records import MAX_TEXT
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_agent.spool import async_spool as outbox
+from drover_agent.spool.record_format import MAGIC
+from drover_agent.telemetry import batcher as packing
+from drover_collector.ingest.parse_records import MAX_TEXT
 from testbed.core_node import FIRST, GPUS, Node, node, start_at
 from testbed.disks import BadDisk
 from testbed.nvml import FakeNvml

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import outbox, uplink
 from drover_agent.sources.base import Reading
-from drover_agent.sources.nvml import NvmlSource
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_agent.spool import async_spool as outbox
+from drover_agent.uplink import stream as uplink
+from drover_core.metrics.catalog import Absent
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Absent
 from testbed.core_node import FIRST, GPUS, Node, node, start_at
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play

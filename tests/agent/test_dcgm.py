@@ -14,11 +14,12 @@ import pytest
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.dcgm import AUTO_URL, GRACE_MS, METRICS, RETRY_MS, DcgmSource
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.http_page import Page, PageError, url_trouble
+from drover_agent.sources.http_page import Page, PageError
 from drover_agent.sources.listeners import SYSTEM_USERS, user_listening
-from drover_agent.sources.nvml import NvmlSource
-from drover_proto.catalog import Absent, Scope
-from drover_proto.events import EventKind
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_agent.urls import url_trouble
+from drover_core.metrics.catalog import Absent, Scope
+from drover_core.model.events import EventKind
 from testbed.nvml import FakeNvml
 from testbed.pages import Served, serving
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from drover_agent.sources.base import Reading
-from drover_agent.sources.ethernet import PLACES, EthernetSource
-from drover_agent.sources.link_files import QUICK, LinkFile, Port
-from drover_proto.catalog import Absent, Scope, of_scope
+from drover_agent.sources.network.ethernet import PLACES, EthernetSource
+from drover_agent.sources.network.link_files import QUICK, LinkFile, Port
+from drover_core.metrics.catalog import Absent, Scope, of_scope
 from testbed.source_cases import cases_of, check, told
 from testbed.trees import plant
 from testbed.waiting import wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drover_agent.sources.base import Entity
 from drover_agent.sources.gpus import Gpus
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 WHOLE = Entity(Scope.GPU, "S1", 1, uuid="GPU-1", serial="S1", pci="0000:3b:00.0")
 SLICE = Entity(Scope.GPU, "S1", 1, uuid="MIG-1", pci="0000:3b:00.0", mig="MIG-1")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from drover_agent.sources.base import Reading
-from drover_agent.sources.host import HostSource
-from drover_agent.sources.host_files import KeptFile
-from drover_proto.catalog import Absent, Scope, of_scope
+from drover_agent.sources.host.files import KeptFile
+from drover_agent.sources.host.source import HostSource
+from drover_core.metrics.catalog import Absent, Scope, of_scope
 
 T = 1_800_000_000_000
 

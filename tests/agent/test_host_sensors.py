@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.sources import ipmi as ipmi_module
 from drover_agent.sources.base import Reading
-from drover_agent.sources.ipmi import Ipmi, sensors, values_of
-from drover_agent.sources.sensors import METRICS, SensorsSource
-from drover_proto.catalog import BY_NAME, Absent
+from drover_agent.sources.host import ipmi as ipmi_module
+from drover_agent.sources.host.ipmi import Ipmi, sensors, values_of
+from drover_agent.sources.host.sensors import METRICS, SensorsSource
+from drover_core.metrics.catalog import BY_NAME, Absent
 from testbed.waiting import wait_until
 
 T = 1_800_000_000_000

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from drover_agent.sources.http_page import Page, PageError, url_trouble
-from drover_proto.catalog import Absent
+from drover_agent.sources.http_page import Page, PageError
+from drover_agent.urls import url_trouble
+from drover_core.metrics.catalog import Absent
 from testbed.pages import serving
 
 

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_agent.absences import Absences
 from drover_agent.config import load_config
-from drover_agent.dictionary import Dictionary
-from drover_agent.packing import Packer
 from drover_agent.sources.base import Reading
-from drover_agent.sources.inference import MAX_MODELS, NAMES, SIT_OUT, InferenceSource, quantile, urls_trouble
-from drover_proto.catalog import Scope
-from drover_proto.settings import SettingsError
+from drover_agent.sources.workloads.inference import MAX_MODELS, NAMES, SIT_OUT, InferenceSource, quantile
+from drover_agent.telemetry.absences import Absences
+from drover_agent.telemetry.batcher import Packer
+from drover_agent.telemetry.schema_registry import Dictionary
+from drover_agent.urls import urls_trouble
+from drover_core.metrics.catalog import Scope
+from drover_core.settings import SettingsError
 from testbed.pages import Served, serving
 
 ROOT = Path(__file__).parents[1] / "cases/agent"

@@ -10,9 +10,9 @@ import pytest
 
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.infiniband import InfinibandSource
-from drover_agent.sources.link_files import QUICK
-from drover_proto.catalog import Absent, Scope, of_scope
+from drover_agent.sources.network.infiniband import InfinibandSource
+from drover_agent.sources.network.link_files import QUICK
+from drover_core.metrics.catalog import Absent, Scope, of_scope
 from testbed.source_cases import cases_of, check, told
 from testbed.trees import plant
 
@@ -123,7 +123,7 @@ def test_who_is_near_whom_is_looked_at_as_rarely(node: Path, monkeypatch: pytest
         asked.append(gpu)
         return ",".join(sorted(others))
 
-    monkeypatch.setattr("drover_agent.sources.infiniband.nearest", near)
+    monkeypatch.setattr("drover_agent.sources.network.infiniband.nearest", near)
     known = gpus()
     source = InfinibandSource("n1", node / "sys", known)
     for second in range(0, 50, 10):

@@ -14,15 +14,21 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_agent import check_sources
-from drover_agent.check_line import State
+from drover_agent.commands.check import sources as check_sources
+from drover_agent.commands.check.line import State
+from drover_agent.commands.read_all import Look
 from drover_agent.config import AgentConfig
-from drover_agent.look import Look
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.jobs import GOOD_READS, HIDDEN, INITIAL, TROUBLE, JobsSource
-from drover_agent.sources.slurm import MAX_ENVIRONMENT, NO_ENVIRONMENT
-from drover_proto.catalog import Scope
+from drover_agent.sources.workloads.jobs import (
+    GOOD_READS,
+    HIDDEN,
+    INITIAL,
+    TROUBLE,
+    JobsSource,
+)
+from drover_agent.sources.workloads.slurm import MAX_ENVIRONMENT, NO_ENVIRONMENT
+from drover_core.metrics.catalog import Scope
 from testbed.job_processes import T, namespace, node, process, source, uuid
 from testbed.kubelet import Kubelet, pod, serving
 from testbed.nvml import FakeNvml
@@ -300,7 +306,7 @@ def test_all_is_told_again_when_a_reading_took_so_long_that_it_may_be_lost(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([0.0, 2.6, 10.0, 10.1, 15.0, 15.1])
-    monkeypatch.setattr("drover_agent.sources.jobs.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("drover_agent.sources.workloads.jobs.time.monotonic", lambda: next(times))
     jobs = source(node(1), proc)
     assert [jobs.read(T).holdings for _ in range(3)] == [[(0, None)], [(0, None)], []]
 

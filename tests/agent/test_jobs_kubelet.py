@@ -18,8 +18,8 @@ import grpc
 import pytest
 
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.jobs import HIDDEN, INITIAL, TROUBLE
-from drover_agent.sources.slurm import NO_ENVIRONMENT
+from drover_agent.sources.workloads.jobs import HIDDEN, INITIAL, TROUBLE
+from drover_agent.sources.workloads.slurm import NO_ENVIRONMENT
 from testbed import slurm
 from testbed.job_processes import T, ended, namespace, node, process, source, uuid
 from testbed.kubelet import Kubelet, pod, serving
@@ -68,7 +68,7 @@ def test_a_kubelet_that_refuses_frees_no_gpu(
 def test_a_kubelet_that_hangs_or_goes_frees_no_gpu(
     proc: Path, tmp_path: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drover_agent.sources.kubernetes.LIST_LIMIT_S", 0.2)
+    monkeypatch.setattr("drover_agent.sources.workloads.kubernetes.LIST_LIMIT_S", 0.2)
     jobs = source(node(2), proc, tmp_path / "kubelet.sock")
     jobs.read(T)
     kubelet.silent = True
@@ -81,7 +81,7 @@ def test_a_kubelet_that_hangs_or_goes_frees_no_gpu(
     assert "the kubelet does not run" in gone.inventory[TROUBLE]
     kubelet.end.set()
     with serving(tmp_path / "kubelet.sock", []):  # a new one, with a new socket of the old name
-        monkeypatch.setattr("drover_agent.sources.kubernetes.LIST_LIMIT_S", 5.0)
+        monkeypatch.setattr("drover_agent.sources.workloads.kubernetes.LIST_LIMIT_S", 5.0)
         assert jobs.read(T).holdings == [(0, None)]
     jobs.close()
 
@@ -92,7 +92,7 @@ def test_a_socket_that_may_not_be_used_is_told_with_its_mend(
     def connect(self: Any, path: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("drover_agent.sources.kubernetes.socket.socket.connect", connect, raising=False)
+    monkeypatch.setattr("drover_agent.sources.workloads.kubernetes.socket.socket.connect", connect, raising=False)
     reading = source(node(2), proc, tmp_path / "kubelet.sock").read(T)
     assert reading.holdings == []
     assert "permission denied" in reading.inventory[TROUBLE]

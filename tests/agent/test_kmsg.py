@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.sources import kmsg_lines
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.kmsg import KmsgReader, parse_record
-from drover_agent.sources.kmsg_clock import Clocks, system_clocks
-from drover_agent.sources.kmsg_lines import normal_pci, understand
-from drover_proto.events import KERNEL_CODES, EventKind
+from drover_agent.sources.kmsg import lines as kmsg_lines
+from drover_agent.sources.kmsg.clock import Clocks, system_clocks
+from drover_agent.sources.kmsg.lines import normal_pci, understand
+from drover_agent.sources.kmsg.reader import KmsgReader, parse_record
+from drover_core.model.events import KERNEL_CODES, EventKind
 from testbed.waiting import wait_until
 
 SLOTS = {"0000:3b:00": 0, "0000:86:00": 4}

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import merge as merge_module
-from drover_agent import runtime as runtime_module
+from drover_agent import app as runtime_module
 from drover_agent.config import SpoolConfig
-from drover_agent.merge import EventMerger
-from drover_agent.sources import kmsg
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.kmsg import KmsgReader
-from drover_agent.sources.kmsg_clock import system_clocks
-from drover_agent.spool import Spool
+from drover_agent.sources.kmsg import reader as kmsg
+from drover_agent.sources.kmsg.clock import system_clocks
+from drover_agent.sources.kmsg.reader import KmsgReader
+from drover_agent.spool.spool import Spool
+from drover_agent.telemetry import event_dedup as merge_module
+from drover_agent.telemetry.event_dedup import EventMerger
 from drover_proto import telemetry_pb2 as pb
 from testbed.kernel_log import codes, events_of, node, xid
 from testbed.nvml import FakeNvml, pci_of

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import SpoolConfig
-from drover_agent.sources import kmsg
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.kmsg import BATCH, LATE_S, KmsgReader
-from drover_agent.spool import Spool
+from drover_agent.sources.kmsg import reader as kmsg
+from drover_agent.sources.kmsg.reader import BATCH, LATE_S, KmsgReader
+from drover_agent.spool.spool import Spool
 from testbed.kernel_log import Machine, close_to_zero, events_of, line, node, xid
 from testbed.waiting import until, wait_until
 

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.kmsg import KmsgReader
-from drover_agent.sources.kmsg_clock import LAG_HOLDS_US, LIVE_US, Clocks, LogClock
+from drover_agent.sources.kmsg.clock import (
+    LAG_HOLDS_US,
+    LIVE_US,
+    Clocks,
+    LogClock,
+)
+from drover_agent.sources.kmsg.reader import KmsgReader
 from testbed.kernel_log import HOUR_US, Machine, close_to_zero, line, text
 from testbed.waiting import wait_until
 

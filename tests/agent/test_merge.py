@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from drover_agent.merge import HOLD_MS, MANY, MAX_FORGEABLE, MAX_OPEN, WINDOW_MS, EventMerger
 from drover_agent.sources.base import NodeEvent
-from drover_proto.events import EventKind
+from drover_agent.telemetry.event_dedup import (
+    HOLD_MS,
+    MANY,
+    MAX_FORGEABLE,
+    MAX_OPEN,
+    WINDOW_MS,
+    EventMerger,
+)
+from drover_core.model.events import EventKind
 
 T = 1_800_000_000_000
 LINE = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."

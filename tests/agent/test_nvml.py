@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from drover_agent.sources.base import Entity, Reading
-from drover_agent.sources.nvml import RETRY_MS, NvmlSource
-from drover_agent.sources.nvml_fields import RARE_MS
-from drover_agent.sources.nvml_metrics import REFUSED_MS
-from drover_proto.catalog import BY_NAME, Absent, describe
+from drover_agent.sources.nvml.fields import RARE_MS
+from drover_agent.sources.nvml.metrics import REFUSED_MS
+from drover_agent.sources.nvml.source import RETRY_MS, NvmlSource
+from drover_core.metrics.catalog import BY_NAME, Absent, describe
 from testbed.nvml import SCRIPT_VARIABLE, FakeNvml
 from testbed.nvml_values import BOOLS, GPUS, READ_BY_NVML, SINGLE, feed_distinct, key_of
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from drover_agent.sampling.abandonable_worker import Read, Round, Worker
 from drover_agent.sources.base import Reading
-from drover_agent.sources.nvml import NvmlSource
-from drover_agent.sources.nvml_device import STAGGERED
-from drover_agent.watchdog import Read, Round, Worker
-from drover_proto.catalog import Absent
+from drover_agent.sources.nvml.device import STAGGERED
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Absent
 from testbed.nvml import FakeNvml
 from testbed.nvml_values import GPUS
 from testbed.waiting import until

@@ -10,10 +10,10 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.nvml import ALL_LOST_MS, RETRY_MS, NvmlSource
-from drover_agent.sources.nvml_fields import RARE_MS
-from drover_agent.sources.nvml_metrics import REFUSED_MS
-from drover_proto.catalog import Absent
+from drover_agent.sources.nvml.fields import RARE_MS
+from drover_agent.sources.nvml.metrics import REFUSED_MS
+from drover_agent.sources.nvml.source import ALL_LOST_MS, RETRY_MS, NvmlSource
+from drover_core.metrics.catalog import Absent
 from testbed.nvml import FakeNvml
 from testbed.nvml_values import READ_BY_NVML
 

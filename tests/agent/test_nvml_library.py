@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.sources.nvml_library import NOT_FOUND, SONAME
+from drover_agent.sources.nvml.library import NOT_FOUND, SONAME
 
 READ = (
-    "from drover_agent.sources.nvml import NvmlSource\n"
+    "from drover_agent.sources.nvml.source import NvmlSource\n"
     "print(NvmlSource('n').read(0).inventory['no_gpu_reason'])"
 )  # fmt: skip
 PROBE = (
@@ -119,10 +119,10 @@ def test_check_calls_it_broken_on_a_machine_without_gpus_on_its_bus(tmp_path: Pa
     """One that is not there is no fault of such a machine; one that cannot be loaded is."""
     program = (
         "from pathlib import Path\n"
-        "from drover_agent import check_sources\n"
+        "from drover_agent.commands.check import sources as check_sources\n"
         "from drover_agent.config import AgentConfig\n"
-        "from drover_agent.look import Look\n"
-        "from drover_agent.sources.nvml import NvmlSource\n"
+        "from drover_agent.commands.read_all import Look\n"
+        "from drover_agent.sources.nvml.source import NvmlSource\n"
         "config = AgentConfig(node='n1', sys_root='/nowhere')\n"
         "opened = Look('nvml', 1.0, 0, readings=[NvmlSource('n').read(0)])\n"
         "line, = check_sources._gpus(config, opened, [])\n"

@@ -8,10 +8,10 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.nvml import NvmlSource
-from drover_agent.sources.nvml_device import MPS_MS
-from drover_agent.sources.nvml_fields import SLOW_METRICS
-from drover_proto.catalog import Absent
+from drover_agent.sources.nvml.device import MPS_MS
+from drover_agent.sources.nvml.fields import SLOW_METRICS
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Absent
 from testbed.nvml import PROFILE, FakeNvml
 
 START = 1_700_000_000_000

@@ -9,11 +9,16 @@ import pytest
 
 from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.nvml import NvmlSource
-from drover_agent.sources.nvml_device import STAGGERED
-from drover_agent.sources.nvml_fields import RARE_METRICS, RARE_MS, SLOW_METRICS, SLOW_MS
-from drover_agent.sources.nvml_inventory import EVERY_MS, SPREAD_MS
-from drover_proto.catalog import Absent
+from drover_agent.sources.nvml.device import STAGGERED
+from drover_agent.sources.nvml.fields import (
+    RARE_METRICS,
+    RARE_MS,
+    SLOW_METRICS,
+    SLOW_MS,
+)
+from drover_agent.sources.nvml.inventory import EVERY_MS, SPREAD_MS
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Absent
 from testbed.nvml import PROCESS_LISTS, FakeNvml
 from testbed.nvml_values import GPUS, READ_BY_NVML
 

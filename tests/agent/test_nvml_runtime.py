@@ -13,14 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import nvml_runtime, runtime
+from drover_agent import app as runtime
+from drover_agent.app import NodeRuntime
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.driver_release import MAX_S, ReleaseError, ReleaseRequests, ask
-from drover_agent.runtime import NodeRuntime
-from drover_agent.sampler import Sampler
-from drover_agent.sources import nvml
-from drover_agent.sources.nvml_events import BURST
-from drover_agent.sources.nvml_library import SONAME, replaced_by
+from drover_agent.runtime import nvml as nvml_runtime
+from drover_agent.runtime.driver_release import (
+    MAX_S,
+    ReleaseError,
+    ReleaseRequests,
+    ask,
+)
+from drover_agent.sampling.scheduler import Sampler
+from drover_agent.sources.nvml import source as nvml
+from drover_agent.sources.nvml.events import BURST
+from drover_agent.sources.nvml.library import SONAME, replaced_by
 from drover_proto import telemetry_pb2 as pb
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
@@ -29,7 +35,8 @@ from testbed.waiting import until
 HANG_S = 1.0  # that a read, an opening or a closing is waited for here, so that no test waits for long
 # The agent's own command, but for how often it tries to start NVML.
 AGENT = (
-    "import sys; from drover_agent.main import main; from drover_agent.sources import nvml; nvml.RETRY_MS = 500; "
+    "import sys; from drover_agent.main import main; from drover_agent.sources.nvml import source; "
+    "source.RETRY_MS = 500; "
     "sys.exit(main())"
 )
 

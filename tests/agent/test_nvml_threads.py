@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.nvml import NvmlSource
+from drover_agent.sources.nvml.source import NvmlSource
 from testbed.nvml import FakeNvml
 
 START = 1_700_000_000_000
@@ -140,7 +140,7 @@ def test_a_gpu_without_events_does_not_keep_the_others_from_being_watched(fake_n
 
 def test_another_process_finds_the_stand_in_through_its_environment(fake_nvml: FakeNvml) -> None:
     program = (
-        "from drover_agent.sources.nvml import NvmlSource\n"
+        "from drover_agent.sources.nvml.source import NvmlSource\n"
         "reading = NvmlSource('n').read(0)\n"
         "print(len(reading.rows), reading.inventory['gpu3.serial'])"
     )
@@ -158,7 +158,7 @@ def test_another_process_finds_the_stand_in_through_its_environment(fake_nvml: F
 def test_a_machine_without_the_library_says_what_to_do() -> None:
     """In a process that has no stand-in: the loader itself finds nothing (or, on a machine with GPUs, the real one)."""
     program = (
-        "from drover_agent.sources.nvml import NvmlSource\n"
+        "from drover_agent.sources.nvml.source import NvmlSource\n"
         "reading = NvmlSource('n').read(0)\n"
         "print(reading.inventory['no_gpu_reason'] if not reading.rows else 'libnvidia-ml.so.1 was found')"
     )

@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
+from drover_agent.commands.once import (
+    NOT_READ,
+    WHY,
+    as_json,
+    kernel_log,
+)
+from drover_agent.commands.once_text import as_text
+from drover_agent.commands.read_all import Look
 from drover_agent.config import AgentConfig
-from drover_agent.look import Look
-from drover_agent.once import NOT_READ, WHY, as_json, kernel_log
-from drover_agent.once_text import as_text
-from drover_agent.source_facts import JOBS_UNKNOWN
 from drover_agent.sources.base import Entity, NodeEvent, Reading
-from drover_proto.catalog import Absent, Scope, of_scope
-from drover_proto.events import EventKind
+from drover_agent.sources.facts import JOBS_UNKNOWN
+from drover_core.metrics.catalog import Absent, Scope, of_scope
+from drover_core.model.events import EventKind
 from testbed.nvml import FakeNvml
 
 GPU = Entity(Scope.GPU, "S0", 0, serial="S0")

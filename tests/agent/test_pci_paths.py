@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.sources.pci_paths import distance, nearest
+from drover_agent.sources.network.pci_paths import distance, nearest
 
 # GPU 1b and NIC 18 below ports of one PCIe switch; NIC 28 below another switch of the same root port; NIC 30 at the
 # root complex itself; NIC 40 at another one of the same socket; NIC 80 at the other socket; NIC 90 nobody says where.

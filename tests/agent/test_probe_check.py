@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import check_probes
-from drover_agent.check_line import State
+from drover_agent.commands.check import probes as check_probes
+from drover_agent.commands.check.line import State
 
 ACTIVE = {"LoadState": "loaded", "ActiveState": "active"}
 GPUS = ("nvidiactl", "nvidia-uvm")

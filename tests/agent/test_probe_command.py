@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from drover_agent.probes import PROBES, Level, command, plan, runner
+from drover_agent.commands import probe as command
+from drover_agent.probes import (
+    PROBES,
+    Level,
+    plan,
+    runner,
+)
 from drover_agent.probes.base import Result
 from drover_agent.probes.eligible import Gpu
 from drover_agent.probes.runner import End, Report

@@ -13,14 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.agent import PROBES_ASKED, Agent
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.probes import desk as desks
+from drover_agent.probes import relay as desks
 from drover_agent.probes.base import Device, Group, Result
-from drover_agent.probes.desk import MAX_WAITING, NO_SERVICE, TAKEN_S, TOO_MANY, Desk
 from drover_agent.probes.exchange import Answer, Ask, Folder, read_ask
+from drover_agent.probes.relay import (
+    MAX_WAITING,
+    NO_SERVICE,
+    TAKEN_S,
+    TOO_MANY,
+    Desk,
+)
+from drover_agent.runtime.agent import PROBES_ASKED, Agent
+from drover_core.model.events import ProbeResult, from_json
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeResult, from_json
 from testbed.loop import in_loop
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from drover_agent.probes import eligible, processes, runner
-from drover_agent.probes.desk import results_of
 from drover_agent.probes.eligible import Guard
 from drover_agent.probes.exchange import Answer
+from drover_agent.probes.relay import results_of
 from drover_agent.probes.runner import End, Report, Request, Runner
-from drover_collector.probes.judgement import judge
-from drover_collector.probes.measurements import End as JudgedEnd
-from drover_collector.probes.measurements import Key, Measurement
+from drover_collector.probes.judging.judgement import judge
+from drover_collector.probes.judging.measurements import End as JudgedEnd
+from drover_collector.probes.judging.measurements import Measurement
+from drover_collector.store.repositories.probes import Key
 from testbed.nvml import FakeNvml
 from testbed.system import SYSTEM
 from testbed.waiting import wait_until

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from drover_agent.probes import runner, trying
-from drover_agent.probes.desk import results_of
 from drover_agent.probes.eligible import DriverError, Found, Gpu
 from drover_agent.probes.exchange import Answer
+from drover_agent.probes.relay import results_of
 from drover_agent.probes.runner import End, GpuRef, Report, Request, Runner
-from drover_collector.probes.judgement import judge
-from drover_collector.probes.measurements import Key
-from drover_collector.probes.proof import read
-from drover_collector.probes.rows import measurement
-from drover_collector.probes.verdicts import verdicts
+from drover_collector.engine.probe_evidence import read
+from drover_collector.probes.judging.judgement import judge
+from drover_collector.probes.judging.rows import measurement
+from drover_collector.probes.judging.verdicts import verdicts
 from drover_collector.store import ProbeRow
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeVerdict
+from drover_collector.store.repositories.probes import Key
+from drover_core.model.events import ProbeOrder, ProbeReason, ProbeVerdict
 
 T0 = 1_800_000_000_000
 

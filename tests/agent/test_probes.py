@@ -26,7 +26,7 @@ from drover_agent.probes import (
 )
 from drover_agent.probes.base import Context, Device, Result
 from drover_agent.probes.timing import CHUNK
-from drover_agent.sources.ipmi import Ipmi
+from drover_agent.sources.host.ipmi import Ipmi
 
 torch = pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import runtime as runtime_module
+from drover_agent import app as runtime_module
+from drover_agent.app import NodeRuntime
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.runtime import NodeRuntime
 from drover_proto import telemetry_pb2 as pb
 from testbed.waiting import until
 

@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from drover_agent.clock import SystemClock
-from drover_agent.sampler import Sampler
+from drover_agent.sampling.scheduler import Sampler
 from drover_agent.sources.base import Entity, Reading
-from drover_proto.catalog import Absent, Scope
+from drover_core.metrics.catalog import Absent, Scope
 from testbed.clock import ManualClock, settle
 from testbed.waiting import until
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from drover_agent.clock import SystemClock
-from drover_agent.sampler import Sampler
+from drover_agent.sampling.scheduler import Sampler
 from drover_agent.sources.base import Reading
-from drover_agent.sources.nvml import NvmlSource
-from drover_proto.catalog import Absent
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Absent
 from testbed.nvml import FakeNvml
 from testbed.waiting import until
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from drover_agent.sampler import PATIENCE_S, READ_LIMIT_S
+from drover_agent.sampling.scheduler import PATIENCE_S, READ_LIMIT_S
 from drover_agent.sources.base import Reading
-from drover_proto.catalog import Absent
+from drover_core.metrics.catalog import Absent
 from testbed.sampler_bench import Bench, Part, T, hang, overrun, play
 from testbed.waiting import until
 
@@ -96,7 +96,7 @@ def test_a_thread_that_was_left_behind_ends_when_its_read_returns_and_reads_noth
 def test_a_slow_source_is_read_apart_until_it_is_quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         times = iter([0.0, 0.3])  # the first read takes 0.3 s
-        monkeypatch.setattr("drover_agent.watchdog.time", Steps(times))
+        monkeypatch.setattr("drover_agent.sampling.abandonable_worker.time", Steps(times))
         slow, quick = Part("pages"), Part("host")
         bench = Bench(slow, quick)
         for second in range(3):

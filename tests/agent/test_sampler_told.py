@@ -8,12 +8,26 @@ import logging
 import pytest
 
 from drover_agent.clock import SystemClock
-from drover_agent.sampled import ANSWERED, FAILED, FAILING_READS, LOG_S, OVERRAN, STABLE_S
-from drover_agent.sampler import OUTCOME_ROWS, OWN_VALUES_MS, PATIENCE_S, READ_LIMIT_S, READ_ROWS, Sampler
-from drover_agent.sources import POLLED, Off
+from drover_agent.polled_sources import POLLED, Off
+from drover_agent.sampling.scheduled_source import (
+    ANSWERED,
+    FAILED,
+    FAILING_READS,
+    LOG_S,
+    OVERRAN,
+    STABLE_S,
+)
+from drover_agent.sampling.scheduler import (
+    OUTCOME_ROWS,
+    OWN_VALUES_MS,
+    PATIENCE_S,
+    READ_LIMIT_S,
+    READ_ROWS,
+    Sampler,
+)
 from drover_agent.sources.base import Entity, Reading
-from drover_proto.catalog import BY_NAME, Absent, Scope
-from drover_proto.events import LIFECYCLE_CODES
+from drover_core.metrics.catalog import BY_NAME, Absent, Scope
+from drover_core.model.events import LIFECYCLE_CODES
 from testbed.clock import settle
 from testbed.sampler_bench import Bench, Part, T, hang, overrun, play
 from testbed.waiting import until

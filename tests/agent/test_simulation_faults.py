@@ -10,14 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from drover_agent.simulation.effects import EFFECTS
-from drover_agent.simulation.fault import Fault, FaultsError
-from drover_agent.simulation.faults import demo_faults, draw_faults, dump_faults, load_faults
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.kinds import KINDS
-from drover_agent.simulation.workload import planned_jobs
-from drover_proto.fleet import FleetSpec
-from drover_proto.times import from_iso
+from drover_core.model.fleet import FleetSpec
+from drover_core.times import from_iso
+from drover_simulator.effects import EFFECTS
+from drover_simulator.fault import Fault, FaultsError
+from drover_simulator.faults import (
+    demo_faults,
+    draw_faults,
+    dump_faults,
+    load_faults,
+)
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.kinds import KINDS
+from drover_simulator.workload import planned_jobs
 
 START_MS = 1_767_225_600_000
 SPEC = build_fleet(16, 3)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from drover_agent.simulation.history import DAY_MS, draw_history
+from drover_simulator.history import DAY_MS, draw_history
 
 
 def test_outages_have_the_published_rate_repairs_and_repeats() -> None:

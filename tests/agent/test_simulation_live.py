@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from drover_agent.config import AgentConfig
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.faults import dump_faults
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.readings import inventory
-from drover_agent.simulation.run import add_arguments, run
-from drover_agent.simulation.workload import planned_jobs
-from drover_agent.sources import polled
+from drover_agent.polled_sources import polled
 from drover_agent.sources.gpus import Gpus
-from drover_proto.catalog import BY_NAME, Absent, Scope
-from drover_proto.fleet import FleetSpec, JobSpec, NodeSpec
+from drover_core.metrics.catalog import BY_NAME, Absent, Scope
+from drover_core.model.fleet import FleetSpec, JobSpec, NodeSpec
+from drover_simulator.fault import Fault
+from drover_simulator.faults import dump_faults
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.live_fleet import add_arguments, run
+from drover_simulator.readings import inventory
+from drover_simulator.workload import planned_jobs
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import LIMIT_S
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.operations import BOOT_S, LEAVE_S, MOVE_S, Operations
-from drover_agent.simulation.probing import Prober
 from drover_proto import telemetry_pb2 as pb
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.operations import (
+    BOOT_S,
+    LEAVE_S,
+    MOVE_S,
+    Operations,
+)
+from drover_simulator.probing import Prober
 
 START_MS = 1_767_225_600_000
 SPEC = build_fleet(8, 7)

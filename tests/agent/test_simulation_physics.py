@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.hardware import Hardware
-from drover_agent.simulation.modifiers import Modifiers
-from drover_agent.simulation.physics import HW_THERMAL, POWER_CAP, SW_THERMAL, Physics, clock_at, draw
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.hardware import Hardware
+from drover_simulator.modifiers import Modifiers
+from drover_simulator.physics import (
+    HW_THERMAL,
+    POWER_CAP,
+    SW_THERMAL,
+    Physics,
+    clock_at,
+    draw,
+)
 
 START_MS = 1_767_225_600_000
 INLET_C = 25.0

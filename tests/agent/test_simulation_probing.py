@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from drover_agent.probes import of_level
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.probing import Prober
+from drover_core.model.events import ProbeResult
+from drover_core.model.fleet import JobSpec
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeResult
-from drover_proto.fleet import JobSpec
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.probing import Prober
 
 START_MS = 1_767_225_600_000
 NODE, GPU = "r01n01", 3

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from drover_agent.commands.read_all import Look
+from drover_agent.commands.sources import _row, as_text, sources
 from drover_agent.config import AgentConfig
-from drover_agent.look import Look
-from drover_agent.source_facts import FACTS, JOBS_UNKNOWN
-from drover_agent.sources import POLLED
+from drover_agent.polled_sources import POLLED
 from drover_agent.sources.base import Reading
-from drover_agent.sources_report import _row, as_text, sources
+from drover_agent.sources.facts import FACTS, JOBS_UNKNOWN
 from testbed.nvml import FakeNvml
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.backfill import BackfillPlan
 from drover_agent.config import SpoolConfig
-from drover_agent.frames import frame
-from drover_agent.segments import SegmentLog
-from drover_agent.spool import Spool, SpoolError
+from drover_agent.spool.backfill import BackfillPlan
+from drover_agent.spool.record_format import frame
+from drover_agent.spool.segment_log import SegmentLog
+from drover_agent.spool.spool import Spool, SpoolError
 from drover_proto import telemetry_pb2 as pb
 
 NOW = 1_800_000_000_000
@@ -349,7 +349,7 @@ def test_a_folder_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from drover_agent.config import SpoolConfig
-from drover_agent.spool import Spool
+from drover_agent.spool.spool import Spool
 from drover_proto import telemetry_pb2 as pb
 
 spool = Spool(SpoolConfig(dir=sys.argv[1]), 1_800_000_000_000)
@@ -382,7 +382,7 @@ def test_a_killed_writer_loses_nothing_it_had_taken(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, signal, sys
 from drover_agent.config import SpoolConfig
-from drover_agent.spool import Spool
+from drover_agent.spool.spool import Spool
 from drover_proto import telemetry_pb2 as pb
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

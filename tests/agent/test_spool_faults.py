@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import files, frames, segments
+from drover_agent import atomic_file as files
 from drover_agent.config import SpoolConfig
-from drover_agent.dictionary import Dictionary
-from drover_agent.segments import SegmentLog
 from drover_agent.sources.base import Entity
-from drover_agent.spool import Spool
+from drover_agent.spool import record_format as frames
+from drover_agent.spool import segment_log as segments
+from drover_agent.spool.segment_log import SegmentLog
+from drover_agent.spool.spool import Spool
+from drover_agent.telemetry.schema_registry import Dictionary
+from drover_core.metrics.catalog import Scope
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import outbox as outbox_module
-from drover_agent.backfill import BackfillPlan
 from drover_agent.clock import SystemClock
 from drover_agent.config import SpoolConfig
-from drover_agent.disk import DiskThread
-from drover_agent.outbox import Outbox
+from drover_agent.spool import async_spool as outbox_module
+from drover_agent.spool.async_spool import Outbox
+from drover_agent.spool.backfill import BackfillPlan
+from drover_agent.spool.disk_thread import DiskThread
 from drover_proto import telemetry_pb2 as pb
 from testbed.clock import ManualClock
 from testbed.disks import BadDisk

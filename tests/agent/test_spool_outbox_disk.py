@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import outbox as outbox_module
-from drover_agent.spool_jobs import Sendable
+from drover_agent.spool import async_spool as outbox_module
+from drover_agent.spool.disk_jobs import Sendable
 from drover_proto import telemetry_pb2 as pb
 from testbed.disks import BadDisk
 from testbed.loop import in_loop

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.operations import BOOT_S, LEAVE_S, Operations
-from drover_agent.simulation.sku import SimulationError
-from drover_agent.simulation.stand_in import StandIn, listening
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.operations import BOOT_S, LEAVE_S, Operations
+from drover_simulator.sku import SimulationError
+from drover_simulator.stand_in import StandIn, listening
 
 START_MS = 1_767_225_600_000
 NODE = "r01n01"
@@ -80,7 +80,7 @@ def test_what_it_does_not_know_is_refused(act: str, node: str) -> None:
 
 def test_the_program_of_the_demo_asks_it_over_a_socket(tmp_path: Path) -> None:
     _, of = made()
-    command = [sys.executable, "-m", "drover_cli.demo_scheduler", str(tmp_path / "s")]
+    command = [sys.executable, "-m", "drover_cli.demo.scheduler", str(tmp_path / "s")]
 
     async def call(act: str, node: str = NODE) -> tuple[int, str, str]:
         body = json.dumps({"act": act, "node": node, "mark": "m", "reason": "drover:m: x", "by": "b"})

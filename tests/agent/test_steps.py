@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from drover_agent.client.training_steps import Reporter
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.peaks import PEAKS, bf16_peak_flops
-from drover_agent.sources.steps import (
+from drover_agent.sources.workloads.peaks import PEAKS, bf16_peak_flops
+from drover_agent.sources.workloads.steps import (
     MAX_DATAGRAM,
     MAX_NAMES,
     MAX_NAMES_OF_USER,
@@ -36,8 +37,7 @@ from drover_agent.sources.steps import (
     StepsSource,
     read_report,
 )
-from drover_agent.steps import Reporter
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 from testbed.steps_listening import GOOD, Listening, T, Ticks, h100s, row
 from testbed.waiting import wait_until
 

@@ -14,14 +14,10 @@ from pathlib import Path
 
 import pytest
 
-import drover_agent.steps
+import drover_agent.client.training_steps
+from drover_agent.client.training_steps import RECONNECT_S, Reporter, transformer_flops
 from drover_agent.sources.base import Reading
-from drover_agent.sources.steps import (
-    MAX_DATAGRAM,
-    Report,
-    read_report,
-)
-from drover_agent.steps import RECONNECT_S, Reporter, transformer_flops
+from drover_agent.sources.workloads.steps import MAX_DATAGRAM, Report, read_report
 from testbed.steps_listening import Listening, T, Ticks, h100s, row
 from testbed.waiting import wait_until
 
@@ -58,7 +54,7 @@ def test_a_loop_is_one_row_with_its_own_values(path: Path) -> None:
 
 def test_it_measures_the_time_between_calls(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ticks()
-    monkeypatch.setattr(drover_agent.steps, "monotonic", clock)
+    monkeypatch.setattr(drover_agent.client.training_steps, "monotonic", clock)
     reporter = Reporter("pretrain", socket_path=str(listening.path))
 
     def steps() -> None:
@@ -91,7 +87,7 @@ def test_without_an_agent_the_loop_goes_on_and_its_steps_are_told_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Ticks()
-    monkeypatch.setattr(drover_agent.steps, "monotonic", clock)
+    monkeypatch.setattr(drover_agent.client.training_steps, "monotonic", clock)
     reporter = Reporter("pretrain", socket_path=str(path))
     for _ in range(10):
         clock.now_s += 1
@@ -154,7 +150,8 @@ def test_a_forked_process_reports_for_itself(listening: Listening) -> None:
 
 def test_many_ranks_in_processes_of_their_own_are_one_row(listening: Listening) -> None:
     program = (
-        "from drover_agent.steps import Reporter; import sys; r = Reporter('pretrain', socket_path=sys.argv[1]);"
+        "from drover_agent.client.training_steps import Reporter; import sys;"
+        "r = Reporter('pretrain', socket_path=sys.argv[1]);"
         "r.step(float(sys.argv[2])); sys.exit(r.unsent)"
     )
     ranks = 16
@@ -174,7 +171,7 @@ def test_many_ranks_in_processes_of_their_own_are_one_row(listening: Listening) 
 def test_its_file_stands_alone(tmp_path: Path) -> None:
     """Copied beside a training loop it imports nothing but the standard library."""
     copy = tmp_path / "reporter.py"
-    shutil.copy(drover_agent.steps.__file__, copy)
+    shutil.copy(drover_agent.client.training_steps.__file__, copy)
     program = (
         "import sys; before = set(sys.modules); import reporter; r = reporter.Reporter('x', socket_path='/no/socket');"
         "r.step(1.0); assert r.unsent == 1;"

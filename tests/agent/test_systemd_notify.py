@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.systemd_notify import READY_S, STALE_S, Notifier, Tender
+from drover_agent.runtime.systemd_notify import (
+    READY_S,
+    STALE_S,
+    Notifier,
+    Tender,
+)
 from testbed.clock import ManualClock, settle
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.agent import GOODBYE_S
 from drover_agent.config import AgentConfig
-from drover_agent.outbox import CLOSE_LIMIT_S
-from drover_agent.systemd_notify import STALE_S, STATUS_S
+from drover_agent.runtime.agent import GOODBYE_S
+from drover_agent.runtime.systemd_notify import STALE_S, STATUS_S
+from drover_agent.spool.async_spool import CLOSE_LIMIT_S
 
 FOLDER = Path(__file__).resolve().parents[2] / "agent/systemd"
 UNIT = FOLDER / "drover-agent.service"

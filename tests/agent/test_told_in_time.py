@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.app import NodeRuntime
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.runtime import NodeRuntime
-from drover_agent.sampler import READ_LIMIT_S
+from drover_agent.sampling.scheduler import READ_LIMIT_S
 from drover_proto import telemetry_pb2 as pb
 from testbed.clock import ManualClock
 from testbed.nvml import FakeNvml

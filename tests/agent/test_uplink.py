@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from drover_agent import uplink
-from drover_agent.agent import Agent
 from drover_agent.clock import SystemClock
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity, Reading
+from drover_agent.uplink import stream as uplink
+from drover_core.metrics.catalog import Absent, Scope
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Absent, Scope
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.uplinks import GPU, now_ms, power, running, settings, xid
 from testbed.waiting import until

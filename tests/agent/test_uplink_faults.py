@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.absences import Absences
-from drover_agent.agent import Agent
 from drover_agent.clock import SystemClock
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity
-from drover_agent.uplink import Uplink
+from drover_agent.telemetry.absences import Absences
+from drover_agent.uplink.stream import Uplink
+from drover_core.metrics.catalog import Absent, Scope
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Absent, Scope
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
 
@@ -89,7 +89,7 @@ def test_the_same_trouble_of_two_collectors_is_logged_once_each(
         async with uplink(settings(tmp_path, *addresses), clock):
             await until(lambda: len(clock.pauses) >= 8, "eight attempts")
 
-    with caplog.at_level(logging.WARNING, "drover_agent.uplink"):
+    with caplog.at_level(logging.WARNING, "drover_agent.uplink.stream"):
         play(scenario())
     assert len(caplog.messages) == 2
 
@@ -127,7 +127,7 @@ def test_a_connection_that_is_cut_is_no_matter_of_certificates(
         between.close()
         await asyncio.gather(*passing)
 
-    with caplog.at_level(logging.WARNING, "drover_agent.uplink"):
+    with caplog.at_level(logging.WARNING, "drover_agent.uplink.stream"):
         play(scenario())
     assert "unavailable: " in caplog.messages[0]
     assert "certificates" not in caplog.messages[0]

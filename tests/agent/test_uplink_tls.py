@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from drover_agent import uplink
-from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, TlsConfig
-from drover_agent.tls import ClientTls
+from drover_agent.runtime.agent import Agent
+from drover_agent.uplink import stream as uplink
+from drover_agent.uplink.tls import ClientTls
 from drover_proto import telemetry_pb2 as pb
 from testbed.certificates import Files, Fleet
 from testbed.telemetry_server import TelemetryServer, play
@@ -48,7 +48,7 @@ def test_mutual_tls(tmp_path: Path) -> None:
 def test_a_renewed_certificate_is_taken_without_losing_or_resending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("drover_agent.uplink.RENEWED_LOOK_S", 0.01)
+    monkeypatch.setattr("drover_agent.uplink.stream.RENEWED_LOOK_S", 0.01)
     caplog.set_level("INFO")
     fleet = Fleet(tmp_path / "ca")
     files, newer = fleet.issue("agent", "n1"), fleet.issue("agent", "n1")
@@ -91,7 +91,7 @@ def test_a_renewed_certificate_is_taken_without_losing_or_resending(
 
 
 def test_a_renewal_waits_for_the_acks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_agent.uplink.RENEWED_LOOK_S", 0.01)
+    monkeypatch.setattr("drover_agent.uplink.stream.RENEWED_LOOK_S", 0.01)
     fleet = Fleet(tmp_path / "ca")
     files = fleet.issue("agent", "n1")
     seen: list[bool] = []

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.agent import Agent
+from drover_agent.client.training_steps import Reporter
 from drover_agent.config import AgentConfig, load_config
-from drover_agent.sources import POLLED, polled
+from drover_agent.polled_sources import POLLED, polled
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.steps import NAMES
-from drover_agent.steps import Reporter
+from drover_agent.sources.workloads.steps import NAMES
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.pages import serving

@@ -14,19 +14,24 @@ import numpy as np
 import pytest
 
 from drover_cli.main import main
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import Facts
 from drover_collector.config import CollectorConfig
-from drover_collector.detectors.example import training_bucket
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.detectors._lib.examples import training_bucket
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.store import Store
+from drover_core.model.events import (
+    Duty,
+    Health,
+    ProbeReason,
+    ProbeVerdict,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Duty, Health, ProbeReason, ProbeVerdict
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from testbed.deciding import OPEN, fleet, policy
 from testbed.slurm_stand_in import SlurmStandIn

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drover_cli.case import Case, CaseError, read_case
-from drover_cli.case_writing import NewFolder, ParquetWriter
-from drover_proto.catalog import Scope
-from drover_proto.events import EventKind
+from drover_cli.case.read import Case, CaseError, read_case
+from drover_cli.case.write import NewFolder, ParquetWriter
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import EventKind
 
 START = 1_767_225_600_000
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drover_cli.case import read_case
-from drover_collector.policy import Policy
-from drover_collector.replay import Replay
-from drover_proto.events import Incident, Severity, Wanted
-from drover_proto.times import iso
+from drover_cli.case.read import read_case
+from drover_collector.engine.replay import Replay
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Incident, Severity, Wanted
+from drover_core.times import iso
 
 START = 1_767_225_600_000
 SECONDS, STEP = 1800, 10

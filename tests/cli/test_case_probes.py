@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from drover_cli.case_lines import CaseError
-from drover_cli.case_probes import read_probes
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.probes.measurements import Key
+from drover_cli.case.lines import CaseError
+from drover_cli.case.probes import read_probes
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import ProbeRow, Store
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict
+from drover_collector.store.repositories.probes import Key
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+)
 from testbed.fleets import T0, index_of
 
 INDEX: FleetIndex = index_of()

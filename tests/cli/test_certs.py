@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from drover_cli import certificates as certs
 from drover_cli.main import main
-from drover_collector.identity import Denied, parse
-from drover_proto import x509
+from drover_cli.pki import authority as certs
+from drover_collector.auth.identity import Denied, parse
+from drover_core import x509
 from testbed.certificates import Fleet
 
 

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drover_cli.demo_act import NO_BOOT, SCHEDULER, Guide, policy
+from drover_cli.demo.act import (
+    NO_BOOT,
+    SCHEDULER,
+    Guide,
+    policy,
+)
+from drover_core.model.events import (
+    Decision,
+    Duty,
+    Health,
+    WaitsFor,
+    Wanted,
+    Withheld,
+    to_json,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, Duty, Health, WaitsFor, Wanted, Withheld, to_json
-from drover_proto.fleet import FleetSpec, NodeSpec
 
 SPEC = FleetSpec(tuple(NodeSpec(name=f"r0{r}n0{n}", rack=f"r0{r}", gpus=8) for r in (1, 2) for n in (1, 2)), (), "f")
 LOST = [{"node": "r01n01", "kind": "xid", "cause": "fallen_off_bus"}]

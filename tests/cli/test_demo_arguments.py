@@ -61,7 +61,7 @@ def test_a_file_of_faults_is_found_from_where_the_user_stands(tmp_path: Path, mo
 
 
 def test_two_demos_that_start_together_take_different_ports() -> None:
-    program = "import drover_cli.processes as p; print(p.free_port(27302), flush=True); input()"
+    program = "import drover_cli.demo.processes as p; print(p.free_port(27302), flush=True); input()"
     ports = []
     running = []
     try:

@@ -16,8 +16,8 @@ from drover_cli.doctor import own, running, schedulers
 from drover_cli.doctor.finding import Finding, State, as_text, bad, ok, run_all
 from drover_collector.actions.base import AwayError
 from drover_collector.config import CollectorConfig, load_config
+from drover_core.model.fleet import load_toml
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet import load_toml
 from testbed.certificates import Files, Fleet
 from testbed.doctor_system import NOW_MS, well
 from testbed.slurm_stand_in import SlurmStandIn

@@ -10,10 +10,10 @@ import pytest
 from drover_cli.commands import doctor
 from drover_cli.doctor import probe_jobs
 from drover_cli.doctor.finding import State
-from drover_collector.actions.programs import Ran
+from drover_collector.actions.run_program import Ran
 from drover_collector.config import CollectorConfig
 from drover_collector.probes.settings import HoldConfig, ProbesConfig
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 SPEC = FleetSpec(tuple(NodeSpec(f"gpu{n:02d}", "r1", "l1", "train", "H100", 8) for n in (1, 2, 3)), (), "f")
 # As Slurm 22.05 prints them, without what is not looked at.

@@ -17,14 +17,22 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.enrol import SERVER_VARIABLE, TOKEN_VARIABLE
+from drover_agent.commands.enrol import SERVER_VARIABLE, TOKEN_VARIABLE
 from drover_agent.main import main as agent
-from drover_cli import certificates as certs
-from drover_cli import enrol_tokens
-from drover_cli.enrol_commands import fingerprint
-from drover_cli.enrolment import MOST_BYTES, MOST_CONNECTIONS, REFUSALS, REFUSALS_S, Desk, EnrolmentServer, Refusals
 from drover_cli.main import main as drover
-from drover_proto import x509
+from drover_cli.pki import authority as certs
+from drover_cli.pki import tokens as enrol_tokens
+from drover_cli.pki.enrol_commands import fingerprint
+from drover_cli.pki.enrolment import (
+    MOST_BYTES,
+    MOST_CONNECTIONS,
+    REFUSALS,
+    REFUSALS_S,
+    Desk,
+    EnrolmentServer,
+    Refusals,
+)
+from drover_core import x509
 from testbed.certificates import Fleet
 
 NODE = "r01n01"
@@ -174,7 +182,7 @@ def test_guessing_is_slow(service: Service) -> None:
 
 
 def test_refusals_of_many_addresses_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_cli.enrolment.MOST_ADDRESSES", 10)
+    monkeypatch.setattr("drover_cli.pki.enrolment.MOST_ADDRESSES", 10)
     refusals = Refusals(lambda: 0.0)
     for number in range(100):
         refusals.add(f"10.0.0.{number}")

@@ -18,16 +18,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from drover_cli import client
-from drover_cli.case import CaseError, read_case
-from drover_cli.case_writing import INSTANCE, ParquetWriter
-from drover_cli.importing import Unjudged, holdings_of, load, read_absences, read_instances, read_workloads
+from drover_cli.case.read import CaseError, read_case
+from drover_cli.case.store_import import (
+    Unjudged,
+    holdings_of,
+    load,
+    read_absences,
+    read_instances,
+    read_workloads,
+)
+from drover_cli.case.write import INSTANCE, ParquetWriter
 from drover_cli.main import main
-from drover_collector.api_export import absence_row, jobs_of
+from drover_collector.api.export import absence_row, jobs_of
 from drover_collector.store import EntityRow, SampleBatch, Store, StoreError, entity_id
+from drover_core.metrics.catalog import Scope
+from drover_core.model.fleet import FleetSpec, JobSpec
+from drover_core.model.reports import event_report
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.fleet import FleetSpec, JobSpec
-from drover_proto.reports import event_report
 
 KEYS = {"gpu": ["ts", "node", "gpu"], "node": ["ts", "node"], "link": ["ts", "node", "link"],
         "workload": ["ts", "node", "workload"]}  # fmt: skip

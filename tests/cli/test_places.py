@@ -16,8 +16,7 @@ from drover_cli.errors import CliError
 from drover_cli.main import main
 from drover_cli.node_story import Story
 from drover_cli.node_story import told as tell
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
@@ -28,6 +27,7 @@ from drover_proto.events import (
     Wanted,
     to_json,
 )
+from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 T0 = 1_795_320_000_000  # Sunday 2026-11-22 04:00 UTC

@@ -15,13 +15,20 @@ import grpc
 import pytest
 
 from drover_cli.main import main
-from drover_collector.policy import Policy
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Audit,
+    Decision,
+    Incident,
+    Severity,
+    Wanted,
+    to_json,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec, dump_json
+from drover_core.model.reports import incident_report
+from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Audit, Decision, Incident, Severity, Wanted, to_json
-from drover_proto.fleet import FleetSpec, NodeSpec, dump_json
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
-from drover_proto.reports import incident_report
-from drover_proto.times import iso
 from testbed.deciding import incident
 
 T0 = 1_800_000_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drover_cli.processes import Processes
+from drover_cli.demo.processes import Processes
 from testbed.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(60)

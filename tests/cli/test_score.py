@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from drover_cli.score import Found, Label, found_of, label_of, percentile, score
+from drover_cli.scoring.score import (
+    Found,
+    Label,
+    found_of,
+    label_of,
+    percentile,
+    score,
+)
 
 BASE = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 

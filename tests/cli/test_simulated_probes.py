@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.workload import planned_jobs
+from drover_cli.case.simulated_probes import SimulatedProbes
 from drover_cli.commands.simulate import START_MS
 from drover_cli.main import main
-from drover_cli.simulated_probes import SimulatedProbes
-from drover_proto.fleet import JobSpec
+from drover_core.model.fleet import JobSpec
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.workload import planned_jobs
 
 SEED, NODES, HOURS = 1007, 6, 0.6
 

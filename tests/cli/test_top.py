@@ -12,10 +12,17 @@ import pytest
 from rich.console import Console
 
 from drover_cli import client
+from drover_cli.commands.top_screen import Facts, frame
 from drover_cli.main import main
-from drover_cli.top_screen import Facts, frame
+from drover_core.model.events import (
+    Health,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+    to_json,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Health, Incident, IncidentKind, Severity, Wanted, to_json
 
 NOW_MS = 1_800_000_000_000
 STEERS = "\x1b[2J\x07 is lost"

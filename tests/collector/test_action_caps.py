@@ -13,24 +13,30 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector import api_actions
-from drover_collector.actions import desk as desks
+from drover_collector.actions import dispatcher as desks
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.command import CommandActuator
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.scontrol import SlurmNode
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig, CommandConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import SlurmNode
+from drover_collector.api import actions as api_actions
+from drover_collector.api.snapshot import Facts, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.deciding import UNSEEN
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.decider import UNSEEN
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
+from drover_core.model.events import (
+    Action,
+    ActionState,
+    Decision,
+    Event,
+    EventKind,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Action, ActionState, Decision, Event, EventKind
 from testbed.deciding import OPEN, fleet
 from testbed.loop import in_loop
 from testbed.slurm_stand_in import SlurmStandIn

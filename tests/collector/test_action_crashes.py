@@ -15,15 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.actions.desk import UNBEGUN_MS, ActionDesk
+from drover_collector.actions.dispatcher import UNBEGUN_MS, ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.probes.orders import Orders
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.probes.scheduling.orders import Orders
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store
-from drover_proto.events import Act, Action, ActionState, Decision, Health, ProbeReason, Wanted
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Health,
+    ProbeReason,
+    Wanted,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
 from testbed.waiting import wait_until
 

@@ -13,14 +13,20 @@ import pytest
 from standardwebhooks import Webhook
 
 from drover_collector.actions.base import ActError
-from drover_collector.actions.commands import Commands
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.duties import taken_out
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.node_outage import taken_out
+from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.settings import ActConfig, CommandConfig, TicketConfig, validate_act
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.store import Store
-from drover_proto.events import Act, ActionState, Health, ProbeReason, Wanted
-from drover_proto.settings import SettingsError
+from drover_core.model.events import (
+    Act,
+    ActionState,
+    Health,
+    ProbeReason,
+    Wanted,
+)
+from drover_core.settings import SettingsError
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
 from testbed.receivers import Reply, http_receiver
 from testbed.waiting import wait_until

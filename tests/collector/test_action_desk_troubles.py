@@ -7,11 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.base import ActError, Survey
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.base import ActError
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store, StoreError
-from drover_proto.events import Act, ActionState, Duty, Health, ProbeReason, Wanted
+from drover_core.model.events import (
+    Act,
+    ActionState,
+    Duty,
+    Health,
+    ProbeReason,
+    Wanted,
+)
 from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until

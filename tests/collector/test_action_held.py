@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.duties import is_out
-from drover_collector.actions.remedies import (
-    FRESH_MS,
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.node_outage import is_out
+from drover_collector.actions.return_conditions import (
     SAID_MS,
-    NodeNow,
     asked_lack,
     faults_of,
     finding_lack,
@@ -19,9 +17,10 @@ from drover_collector.actions.remedies import (
     remedy_lack,
     telemetry_lack,
 )
-from drover_collector.detectors.xid_verdicts import Remedy
+from drover_collector.detectors.xid.verdicts import Remedy
+from drover_collector.engine.node_state import FRESH_MS, NodeNow
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
@@ -32,7 +31,7 @@ from drover_proto.events import (
     WaitsFor,
     Withheld,
 )
-from drover_proto.kinds import BOOT_ID
+from drover_core.model.kinds import BOOT_ID
 from testbed.desks import T0, Scene, decision, incident, scene_of, verdict
 from testbed.waiting import wait_until
 

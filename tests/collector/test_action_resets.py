@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 
 from drover_collector.actions.base import Order, Result
-from drover_collector.actions.commands import Commands
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.operator_commands import Commands
 from drover_collector.store import Store
-from drover_proto.events import Act, ActionState, Health
+from drover_core.model.events import Act, ActionState, Health
 from testbed.desks import CONFIG, Scene, decision, scene_of, verdict
 from testbed.waiting import wait_until
 

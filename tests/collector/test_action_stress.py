@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.remedies import NodeNow
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.engine.node_state import NodeNow
 from drover_collector.store import Store, StoreError
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector.agent_server import CallEndedError, frames, messages
-from drover_collector.agent_server import call as agent_call
-from drover_collector.agent_server.call import MESSAGE_BYTES
-from drover_collector.agent_server.connection import STREAMS
-from drover_collector.agent_server.outgoing import HELD_BYTES
+from drover_collector.grpc_h2 import CallEndedError, frames, messages
+from drover_collector.grpc_h2 import call as agent_call
+from drover_collector.grpc_h2.call import MESSAGE_BYTES
+from drover_collector.grpc_h2.connection import STREAMS
+from drover_collector.grpc_h2.outgoing import HELD_BYTES
 from testbed.agent_server import WAIT_S, Echo, Raw, calling, said, serving
 from testbed.http2 import GREETING, data, goodbye, opened, split
 from testbed.loop import in_loop

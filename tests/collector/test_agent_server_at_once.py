@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from drover_collector.agent_server import AgentServer, frames, messages
-from drover_collector.agent_server.call import IN_A_ROW
+from drover_collector.grpc_h2 import AgentServer, frames, messages
+from drover_collector.grpc_h2.call import IN_A_ROW
 from testbed.http2 import GREETING, data, opened
 from testbed.loop import in_loop
 

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector.agent_server import AgentServer, frames, server
-from drover_collector.agent_server import link as link_module
-from drover_collector.agent_server.call import STOPPED
-from drover_collector.agent_server.link import Link, LinkLostError, peer_name
-from drover_collector.tls import ServerTls
+from drover_collector.auth.tls import ServerTls
+from drover_collector.grpc_h2 import AgentServer, frames, server
+from drover_collector.grpc_h2 import link as link_module
+from drover_collector.grpc_h2.call import STOPPED
+from drover_collector.grpc_h2.link import Link, LinkLostError, peer_name
 from testbed.agent_server import WAIT_S, Echo, Raw, calling, said, serving
 from testbed.certificates import Files, Fleet
 from testbed.hostile_agents import HostileAgent

@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.agent_server import frames, headers, messages
-from drover_collector.agent_server.connection import BUDGET, CONTROL, STREAMS, Connection, Share
-from drover_collector.agent_server.frames import Code
-from drover_collector.agent_server.outgoing import HELD_BYTES, Stream
+from drover_collector.grpc_h2 import frames, headers, messages
+from drover_collector.grpc_h2.connection import (
+    BUDGET,
+    CONTROL,
+    STREAMS,
+    Connection,
+    Share,
+)
+from drover_collector.grpc_h2.frames import Code
+from drover_collector.grpc_h2.outgoing import HELD_BYTES, Stream
 from testbed.http2 import GREETING, REQUEST, block, data, goodbye, kinds, opened, split
 
 PING = frames.ping(b"12345678", answer=False)

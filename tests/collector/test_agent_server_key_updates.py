@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.agent_server import endless
-from drover_collector.tls import ServerTls
+from drover_collector.auth.tls import ServerTls
+from drover_collector.grpc_h2 import stalled_read as endless
 from testbed.agent_server import WAIT_S, Echo, serving
 from testbed.certificates import Fleet
 from testbed.key_updates import NAME, Flood

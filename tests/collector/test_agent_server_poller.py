@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from drover_collector.agent_server import frames, poller
-from drover_collector.agent_server.connection import Connection
-from drover_collector.agent_server.link import MUCH_BYTES, Link
-from drover_collector.agent_server.poller import HURRIED, PAUSE_PER_LINK_S, PAUSE_S, Poller
+from drover_collector.grpc_h2 import frames, poller
+from drover_collector.grpc_h2.connection import Connection
+from drover_collector.grpc_h2.link import MUCH_BYTES, Link
+from drover_collector.grpc_h2.poller import (
+    HURRIED,
+    PAUSE_PER_LINK_S,
+    PAUSE_S,
+    Poller,
+)
 from testbed.http2 import GREETING, data, opened
 
 MANY = 300  # links: enough for the longest pause

@@ -11,9 +11,9 @@ import socket
 import grpc
 import pytest
 
-from drover_collector.agent_server import AgentServer, frames, messages
-from drover_collector.agent_server.connection import HALF, Connection
-from drover_collector.agent_server.link import Link
+from drover_collector.grpc_h2 import AgentServer, frames, messages
+from drover_collector.grpc_h2.connection import HALF, Connection
+from drover_collector.grpc_h2.link import Link
 from testbed.http2 import GREETING, data, kinds, opened
 
 TURNS = 10  # of the event loop, in which a call's task goes on

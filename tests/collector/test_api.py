@@ -16,14 +16,20 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_collector import api, api_fleet
-from drover_collector.api_fleet import scale
+from drover_collector.api import fleet as api_fleet
+from drover_collector.api import service as api
+from drover_collector.api.fleet import scale
 from drover_collector.store import Store
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Absence,
+    Event,
+    Incident,
+    from_json,
+)
+from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME
-from drover_proto.events import Absence, Event, Incident, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
-from drover_proto.times import iso
 from testbed.collected import gpu_key, write_ticks
 from testbed.fleet_served import END, NOW, T0, XID, Against, Check, Served, served
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from drover_collector import api_backtest
-from drover_collector.api_facts import DAY_MS, Facts
-from drover_collector.policy import PRESETS, Policy
+from drover_collector.api import backtest as api_backtest
+from drover_collector.api.snapshot import DAY_MS, Facts
+from drover_collector.policy.policy import PRESETS, Policy
+from drover_core.model.events import Incident, Wanted
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, Wanted
 from testbed.deciding import fleet, incident, policy
 
 NOW = 1_800_000_000_000

@@ -12,18 +12,26 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector import api_decisions, api_incidents, api_nodes, pipeline_saving
-from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.api import (
+    decisions as api_decisions,
+)
+from drover_collector.api import (
+    incidents as api_incidents,
+)
+from drover_collector.api import (
+    nodes as api_nodes,
+)
+from drover_collector.api.snapshot import Facts, RefusalError
+from drover_collector.auth.identity import Identity, Role
 from drover_collector.config import CollectorConfig
-from drover_collector.identity import Identity, Role
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Rule
-from drover_collector.policy_reload import PolicyWatch
+from drover_collector.pipeline import outcome_writer as pipeline_saving
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Rule
+from drover_collector.policy.reload import PolicyWatch
 from drover_collector.store import Store
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
@@ -37,7 +45,8 @@ from drover_proto.events import (
     Withheld,
     from_json,
 )
-from drover_proto.times import iso
+from drover_core.times import iso
+from drover_proto import fleet_pb2 as pb
 from testbed.deciding import fleet, policy
 
 T0 = 1_800_000_000_000

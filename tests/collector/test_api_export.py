@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from drover_collector.api_export import jobs_of
+from drover_collector.api.export import jobs_of
 from drover_collector.store import Store
+from drover_core.model.events import Holding
+from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Holding
-from drover_proto.times import iso
 from testbed.collected import BUSY, write_ticks
 from testbed.fleet_served import END, NOW, T0, XID, Against, Check, Served, served
 
@@ -106,7 +106,7 @@ def test_an_export_up_to_now_ends_with_what_was_judged(store: Store) -> None:
 
 
 def test_an_export_comes_in_pieces_that_fit_a_message(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_collector.api_export.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("drover_collector.api.export.CHUNK_BYTES", 4096)
 
     async def check(fleet: Served) -> None:
         files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW))

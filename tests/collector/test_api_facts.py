@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drover_collector import api_facts
-from drover_collector.api_facts import AHEAD_MS, Facts
+from drover_collector.api import snapshot as api_facts
+from drover_collector.api.snapshot import AHEAD_MS, Facts
 
 
 class Clock:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from drover_collector.api_inventory import inventory_peers
-from drover_collector.detectors.inventory import Inventory
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.api.inventory import inventory_peers
+from drover_collector.detectors._lib.inventory import Inventory
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 
 def fleet() -> tuple[FleetIndex, Inventory]:

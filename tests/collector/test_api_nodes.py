@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from drover_collector.api_facts import Facts
-from drover_collector.api_nodes import SILENT_MS, GpuMedians
+from drover_collector.api.nodes import SILENT_MS, GpuMedians
+from drover_collector.api.snapshot import Facts
 
 NOW = 1_800_000_000_000
 

@@ -11,22 +11,44 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault
-from drover_collector import api_fabric, api_fleet, api_job, api_jobs, api_thermals
-from drover_collector.api_facts import Facts, RefusalError
-from drover_collector.buckets import BUCKET_MS
+from drover_collector.api import (
+    fabric as api_fabric,
+)
+from drover_collector.api import (
+    fleet as api_fleet,
+)
+from drover_collector.api import (
+    job as api_job,
+)
+from drover_collector.api import (
+    jobs as api_jobs,
+)
+from drover_collector.api import (
+    thermals as api_thermals,
+)
+from drover_collector.api.snapshot import Facts, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.incidents_rules import jobs_hurt
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.incidents.correlation import jobs_hurt
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, JobSpan, SampleBatch, Store, entity_id
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Evidence,
+    Holding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+    from_json,
+)
+from drover_core.model.fleet import FleetSpec, RackSpec
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Evidence, Holding, Incident, IncidentKind, Severity, Wanted, from_json
-from drover_proto.fleet import FleetSpec, RackSpec
+from drover_simulator.faults import Fault
 from testbed.simulated_buckets import START_MS, record
 
 SLOW, HOT, FLAPPING = ("r01n02", 3), ("r02n01", 5), "r01n05"

@@ -12,11 +12,17 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_collector.gate import ROLES
-from drover_collector.identity import Identity, Role
+from drover_collector.auth.authorization import ROLES
+from drover_collector.auth.identity import Identity, Role
 from drover_collector.store import Store
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+    from_json,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed import probed
 from testbed.collected import small_index
@@ -190,7 +196,7 @@ def test_a_person_asks_and_the_order_is_theirs(against: Against) -> None:
 
 
 def test_the_order_bears_the_name_of_the_certificate(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_collector.gate.caller", lambda: Identity(Role.OPERATOR, "ada"))
+    monkeypatch.setattr("drover_collector.auth.authorization.caller", lambda: Identity(Role.OPERATOR, "ada"))
 
     async def check(fleet: Served) -> None:
         asked = await fleet.stub.RequestProbe(pb.ProbeAsk(node=THIRD, level="deep", why="noisy \n fan"))

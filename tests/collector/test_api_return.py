@@ -6,8 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.api_return import judged
-from drover_proto.events import Duty, Health, Incident, IncidentKind, ProbeReason, ProbeVerdict, Severity, Wanted
+from drover_collector.api.return_to_service import judged
+from drover_core.model.events import (
+    Duty,
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeReason,
+    ProbeVerdict,
+    Severity,
+    Wanted,
+)
 
 T0 = 1_790_000_000_000
 OUT = Duty("n1", Health.DRAINING, T0, "i1", "GPU 3 fell off the bus.", "alex (console)")

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from drover_collector.api_risk import MEASURED, list_risk, measured
-from drover_collector.detectors.risk_model import Risk
+from drover_collector.api.risk import MEASURED, list_risk, measured
+from drover_collector.detectors.risk.model import Risk
+from drover_core.model.events import Incident, IncidentKind, Severity
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, Severity
 from testbed.deciding import fleet, incident
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def test_the_measured_figures_are_those_of_the_benchmark() -> None:
         check=True,
     )
     written = json.loads((ROOT / "collector/drover_collector/detectors" / MEASURED).read_text("utf-8"))
-    again = "python benchmarks/bench_risk.py > collector/drover_collector/detectors/risk_measured.json"
+    again = "python benchmarks/bench_risk.py > collector/drover_collector/detectors/risk/measured.json"
     assert written == json.loads(done.stdout), f"the model or the benchmark changed: {again}"
 
 

@@ -10,17 +10,34 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector import api_actions, api_decisions, api_incidents, api_silences
-from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.api import (
+    actions as api_actions,
+)
+from drover_collector.api import (
+    decisions as api_decisions,
+)
+from drover_collector.api import (
+    incidents as api_incidents,
+)
+from drover_collector.api import (
+    silences as api_silences,
+)
+from drover_collector.api.snapshot import Facts, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
+from drover_collector.notify.maintenance_windows import MaintenanceConfig
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.windows import MaintenanceConfig
-from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.store import Store
+from drover_core.model.events import (
+    Decision,
+    Event,
+    EventKind,
+    Silence,
+    from_json,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, Event, EventKind, Silence, from_json
 from testbed.deciding import fleet, policy
 from testbed.outboxes import HOUR_MS, T0, Listener
 from testbed.waiting import wait_until

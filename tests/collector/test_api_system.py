@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 
 from collector.test_api import END, NOW, T0, Served, served
-from drover_collector import metrics_families
-from drover_collector.actions.base import Survey
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.api_capacity import MOST_DAYS, READ_DAYS, share_of
-from drover_collector.api_facts import DAY_MS
-from drover_collector.api_system import SystemWatch, get_system
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.api.capacity import MOST_DAYS, READ_DAYS, share_of
+from drover_collector.api.snapshot import DAY_MS
+from drover_collector.api.system import SystemWatch, get_system
 from drover_collector.cost import CostConfig, PoolPrice
 from drover_collector.detectors import idle
+from drover_collector.engine.node_state import Survey
 from drover_collector.exposition import Page
-from drover_collector.ingest import Ingest
-from drover_collector.ingest_limits import Limits
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest.limits import Limits
+from drover_collector.ingest.service import Ingest
+from drover_collector.ingest.stats import IngestStats
+from drover_collector.observability import families as metrics_families
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Duty, Health, IncidentKind
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Duty, Health, IncidentKind
 from testbed.slurm_stand_in import SlurmStandIn
 
 HOUR_MS = 3_600_000

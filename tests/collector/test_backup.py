@@ -18,11 +18,12 @@ import pytest
 
 from drover_cli.main import main
 from drover_collector.config import StoreConfig
-from drover_collector.maintenance import Maintenance
-from drover_collector.store import Store, StoreError, embedded, keep_free
-from drover_collector.store.backup import MANIFEST
-from drover_proto.catalog import Scope
-from drover_proto.times import iso
+from drover_collector.pipeline.maintenance import Maintenance
+from drover_collector.store import Store, StoreError, keep_free
+from drover_collector.store.clickhouse import embedded
+from drover_collector.store.durability.backup import MANIFEST
+from drover_core.metrics.catalog import Scope
+from drover_core.times import iso
 from testbed.fleets import T0, everything, gpu_row, samples
 from testbed.waiting import wait_until
 
@@ -33,7 +34,7 @@ import json, sys, threading
 from pathlib import Path
 import numpy as np
 from drover_collector.store import SampleBatch, Store, StoreError
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 store = Store.open(sys.argv[1], retention_days=3650)
 folder, start = Path(sys.argv[2]), int(sys.argv[3])
@@ -72,7 +73,7 @@ READ = """
 import json, sys
 import numpy as np
 from drover_collector.store import SampleBatch, Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 store = Store.open(sys.argv[1], retention_days=3650)
 count = "SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL ORDER BY ts"
@@ -249,7 +250,7 @@ def test_a_disk_of_its_own_needs_no_reserve_of_the_store(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_of(monkeypatch, 3 << 30, 1000 << 30)
-    monkeypatch.setattr("drover_collector.store.backup._same_disk", lambda *_: False)
+    monkeypatch.setattr("drover_collector.store.durability.backup._same_disk", lambda *_: False)
     store.backup(tmp_path / "b", T0)
 
 
@@ -265,7 +266,7 @@ def test_where_the_disk_runs_full_a_backup_ends_before_samples_go(
         ]
         store.write_samples(samples(Scope.GPU, rows))
     before = {part.partition: part.rows for part in store.partitions() if part.table == "gpu_samples"}
-    monkeypatch.setattr("drover_collector.store.backup.BYTES_PER_S", 100_000)
+    monkeypatch.setattr("drover_collector.store.durability.backup.BYTES_PER_S", 100_000)
     ended: list[str] = []
 
     def copy() -> None:

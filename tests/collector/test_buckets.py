@@ -7,8 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from drover_collector.buckets import BUCKET_MS, Bucket, Floats, Lazy
-from drover_collector.detectors.window import Buckets
+from drover_collector.detectors._lib.window import Buckets
+from drover_collector.fleet.buckets import (
+    BUCKET_MS,
+    Bucket,
+    Floats,
+    Lazy,
+)
 
 
 def test_columns_are_made_once_while_their_bucket_is_the_newest() -> None:

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 
 from drover_collector.config import StoreConfig, store_password
-from drover_collector.store import Store, StoreError, migrations, schema, server
-from drover_collector.store.cluster import Cluster
-from drover_collector.store.engine import Clients
-from drover_collector.store.lease import KeeperEpochs
-from drover_collector.store.server import parse, redacted
-from drover_proto.catalog import Scope
-from drover_proto.events import Holding
-from drover_proto.settings import SettingsError
+from drover_collector.store import Store, StoreError
+from drover_collector.store.clickhouse import server
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.clickhouse.server import parse, redacted
+from drover_collector.store.ha.cluster import Cluster
+from drover_collector.store.ha.lease import KeeperEpochs
+from drover_collector.store.schema import migrations
+from drover_collector.store.schema import tables as schema
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Holding
+from drover_core.settings import SettingsError
 from testbed.fleets import T0, everything, gpu_row, samples
 from testbed.front import Front, front
 

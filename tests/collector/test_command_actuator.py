@@ -10,9 +10,9 @@ import pytest
 
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
 from drover_collector.actions.command import CommandActuator
-from drover_collector.actions.duties import HOUR_MS, gpu_hours_lost
+from drover_collector.actions.node_outage import HOUR_MS, gpu_hours_lost
 from drover_collector.actions.settings import CommandConfig
-from drover_proto.events import Act, Duty, Health
+from drover_core.model.events import Act, Duty, Health
 
 PROGRAM = """#!/bin/sh
 # A scheduler whose whole state is the answer to `observe`; ACT.json is what an act makes of it.

@@ -6,10 +6,15 @@ import dataclasses
 
 import pytest
 
-from drover_collector.deciding import AGAIN_MS, PERSON_MS, UNSEEN, Decider
-from drover_collector.guard import GuardLimits
-from drover_collector.policy import Rule
-from drover_proto.events import (
+from drover_collector.policy.decider import (
+    AGAIN_MS,
+    PERSON_MS,
+    UNSEEN,
+    Decider,
+)
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.policy import Rule
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

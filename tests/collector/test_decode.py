@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.decode import FUTURE_MS, decode
-from drover_collector.dictionary import Refusal, read_hello
+from drover_collector.ingest.decode import FUTURE_MS, decode
+from drover_collector.ingest.schema_registry import Refusal, read_hello
 from drover_collector.store import entity_id
+from drover_core.metrics.catalog import (
+    BY_NAME,
+    METRICS,
+    Scope,
+    of_scope,
+)
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import schema_message
-from drover_proto.catalog import BY_NAME, METRICS, Scope, of_scope
 from testbed.fleets import GPUS, T0, batch, block, gpu_key, hello
 
 OLDEST = T0 - 86_400_000

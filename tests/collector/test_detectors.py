@@ -8,10 +8,15 @@ import re
 import pytest
 
 from drover_collector.detectors import DETECTORS, Detector
-from drover_collector.detectors.example import START_MS, Example, play, small_fleet
-from drover_collector.detectors.straggler_texts import CAUSES
-from drover_collector.detectors.window import Window
-from drover_proto.events import Wanted
+from drover_collector.detectors._lib.examples import (
+    START_MS,
+    Example,
+    play,
+    small_fleet,
+)
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.straggler.texts import CAUSES
+from drover_core.model.events import Wanted
 
 EXAMPLES = [pytest.param(d, e, id=f"{d.name}: {e.name}") for d in DETECTORS for e in d.examples]
 each_detector = pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.name)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from drover_collector.detectors import drift
-from drover_collector.detectors.drift_texts import (
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.detectors._lib.inventory import MAX_VALUES, UNKNOWN, Inventory
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.drift import detector as drift
+from drover_collector.detectors.drift.texts import (
     ATTRIBUTES,
     NIC,
     Attribute,
@@ -13,13 +16,19 @@ from drover_collector.detectors.drift_texts import (
     compare,
     finding,
 )
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.detectors.inventory import MAX_VALUES, UNKNOWN, Inventory
-from drover_collector.detectors.window import Window
-from drover_collector.engine import Engine
-from drover_collector.incidents_record import opened
-from drover_collector.policy import Policy
-from drover_proto.events import Finding, Health, Incident, IncidentKind, Severity, Wanted, from_dict, to_dict
+from drover_collector.engine.engine import Engine
+from drover_collector.incidents.incident import opened
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Finding,
+    Health,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+    from_dict,
+    to_dict,
+)
 
 MINUTE, HOUR = 60_000, 3_600_000
 INDEX = small_fleet(16, 8, 4)  # four racks of four nodes

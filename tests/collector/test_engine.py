@@ -9,17 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault, demo_faults
-from drover_collector.actions.remedies import FRESH_MS, NodeNow, telemetry_lack
+from drover_collector.actions.return_conditions import telemetry_lack
 from drover_collector.detectors import DETECTORS
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.engine import LAG_MS, Engine, Outcome
-from drover_collector.late import dealt_with
-from drover_collector.policy import Policy
-from drover_collector.replay import replay
-from drover_collector.senses import Senses
-from drover_proto.events import Duty, Event, EventKind, Health, Incident, IncidentKind, Severity, Wanted
-from drover_proto.times import from_iso
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.detector_runner import Senses
+from drover_collector.engine.engine import LAG_MS, Engine, Outcome
+from drover_collector.engine.late_events import dealt_with
+from drover_collector.engine.node_state import FRESH_MS, NodeNow
+from drover_collector.engine.replay import replay
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Duty,
+    Event,
+    EventKind,
+    Health,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_core.times import from_iso
+from drover_simulator.faults import Fault, demo_faults
 from testbed.deciding import OPEN
 from testbed.deciding import policy as policy_of
 from testbed.simulated_buckets import Recording, newest, record

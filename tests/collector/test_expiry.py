@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from drover_collector.config import StoreConfig
-from drover_collector.expiring import APART_S, ROWS_S, TOLD_S, Expiring
-from drover_collector.maintenance import Maintenance
+from drover_collector.pipeline.expiry import (
+    APART_S,
+    ROWS_S,
+    TOLD_S,
+    Expiring,
+)
+from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
-from drover_proto.events import Event, EventKind
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Event, EventKind
 from testbed.fleets import T0, everything, gpu_row, hello, node_row, samples
 from testbed.ingest import QUICK, Collector
 from testbed.loop import in_loop
@@ -141,7 +146,7 @@ def test_what_is_merged_is_on_the_disk_before_its_sources_may_go(aged: Store, mo
         command(sql)
 
     monkeypatch.setattr(aged._clients, "command", note)
-    monkeypatch.setattr("drover_collector.store.expiry.os.sync", lambda: said.append("sync"))
+    monkeypatch.setattr("drover_collector.store.durability.expiry.os.sync", lambda: said.append("sync"))
     assert aged.expire([]) == 0
     assert said == []
     assert aged.expire(aged.expired(NOW)) == 2 * (HELD - KEPT)

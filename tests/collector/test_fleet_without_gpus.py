@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import Health
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Health
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 
 def test_hosts_without_gpus_are_watched() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from drover_collector.store import fold
+from drover_collector.store.samples import fold
 from testbed.fleets import T0
 
 

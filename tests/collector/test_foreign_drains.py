@@ -10,12 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, Survey, mark_of
-from drover_collector.actions.duties import adopted, is_out, seen, taken_out
-from drover_collector.actions.looks import AT_ONCE, Looks
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, mark_of
+from drover_collector.actions.node_outage import (
+    adopted,
+    is_out,
+    seen,
+    taken_out,
+)
+from drover_collector.actions.reconciler import AT_ONCE, Looks
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store
-from drover_proto.events import Act, ActionState, Duty, Health
+from drover_core.model.events import (
+    Act,
+    ActionState,
+    Duty,
+    Health,
+)
 from testbed.desks import decision, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
 

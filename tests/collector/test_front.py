@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector import front
-from drover_collector.crowd import Crowd
-from drover_collector.front import Front
+from drover_collector.api import connection_front as front
+from drover_collector.api.connection_front import Front
+from drover_collector.auth.connection_limit import Crowd
 from testbed.loop import in_loop
 
 WAIT_S = 20

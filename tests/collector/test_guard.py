@@ -7,12 +7,17 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from drover_collector.detectors.example import small_fleet
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.guard import Census, GuardLimits, hold, may_resume
-from drover_collector.guard_pace import Pace
-from drover_proto.events import Duty, Health
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.detectors._lib.examples import small_fleet
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.guard import (
+    Census,
+    GuardLimits,
+    hold,
+    may_resume,
+)
+from drover_collector.policy.guard_pace import Pace
+from drover_core.model.events import Duty, Health
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 INDEX = small_fleet(40, per_rack=4)
 LIMITS = GuardLimits()

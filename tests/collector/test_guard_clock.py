@@ -6,12 +6,20 @@ import dataclasses
 
 import pytest
 
-from drover_collector.deciding import PERSON_MS, Decider
-from drover_collector.guard import GuardLimits
-from drover_collector.guard_clock import Steps
-from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.decider import PERSON_MS, Decider
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.guard_clock import Steps
 from drover_collector.store import Store
-from drover_proto.events import Approval, Decision, Duty, Event, EventKind, Health, Incident
+from drover_core.model.events import (
+    Approval,
+    Decision,
+    Duty,
+    Event,
+    EventKind,
+    Health,
+    Incident,
+)
 from testbed.collected import small_index
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
 from testbed.loop import in_loop

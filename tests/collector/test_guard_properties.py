@@ -14,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drover_collector.actions.base import ForeignError, Order, mark_of
-from drover_collector.actions.duties import is_out, mark_of_duty, seen
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.deciding import DISRUPTIVE, Decider
-from drover_collector.detectors.example import START_MS
-from drover_collector.engine import Engine
-from drover_collector.guard import OUT_STAGES, GuardLimits, may_resume
-from drover_collector.guard_breaker import GAP, MASS, of_guard
-from drover_proto.events import (
+from drover_collector.actions.node_outage import is_out, mark_of_duty, seen
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.detectors._lib.examples import START_MS
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.circuit_breaker import GAP, MASS, of_guard
+from drover_collector.policy.decider import DISRUPTIVE, Decider
+from drover_collector.policy.guard import GuardLimits, may_resume
+from drover_core.model.events import (
+    OUT_STAGES,
     Act,
     Action,
     ActionState,

@@ -8,13 +8,27 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault
 from drover_collector.detectors import DETECTORS, hang
-from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
-from drover_collector.detectors.window import Buckets, Window
-from drover_collector.engine import Engine
-from drover_collector.policy import Policy
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import (
+    KEPT,
+    LAG_MS,
+    START_MS,
+    play,
+    small_fleet,
+    training_bucket,
+)
+from drover_collector.detectors._lib.window import Buckets, Window
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_simulator.faults import Fault
 from testbed.simulated_buckets import Recording, record
 
 Columns = dict[str, np.ndarray]

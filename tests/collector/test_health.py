@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from drover_collector.detectors.example import small_fleet
-from drover_collector.health import HEALTHS, Fold, changes, fold, reason_of, unknown
-from drover_proto.events import Duty, Health, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import small_fleet
+from drover_collector.incidents.health import (
+    HEALTHS,
+    Fold,
+    changes,
+    fold,
+    reason_of,
+    unknown,
+)
+from drover_core.model.events import (
+    Duty,
+    Health,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 INDEX = small_fleet(4)
 ALL_NODES, ALL_GPUS = np.ones(4, bool), np.ones(32, bool)

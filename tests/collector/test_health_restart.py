@@ -14,13 +14,20 @@ from typing import Any
 
 import pytest
 
-from drover_collector.buckets import BUCKET_MS
-from drover_collector.guard import OUT_STAGES
+from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import Approval, Audit, Duty, Event, EventKind, Health
+from drover_core.model.events import (
+    OUT_STAGES,
+    Approval,
+    Audit,
+    Duty,
+    Event,
+    EventKind,
+    Health,
+)
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.loop import in_loop
 from testbed.waiting import until

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.blindness import JUDGED_S, STARTING_S, STUCK_S, UNTOLD_S, Signs, beats, blind, signs_of
-from drover_collector.heartbeat_settings import HeartbeatConfig, ping_urls
-from drover_collector.notify.heartbeat import SUBJECT, Heartbeat
+from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
+from drover_collector.observability.dead_man_switch import SUBJECT, Heartbeat
+from drover_collector.observability.self_check import (
+    JUDGED_S,
+    STARTING_S,
+    STUCK_S,
+    UNTOLD_S,
+    Signs,
+    beats,
+    blind,
+    signs_of,
+)
 from drover_collector.store import Store, StoreError
-from drover_proto.settings import SettingsError
+from drover_core.settings import SettingsError
 from testbed.monitoring import facts_of
 from testbed.receivers import HttpReceiver, Reply, http_receiver
 

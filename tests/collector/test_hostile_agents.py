@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.agent_server.frames import Code
+from drover_collector.grpc_h2.frames import Code
 from testbed.certificates import Files, Fleet
 from testbed.collector_process import collector, write
 from testbed.fleets import hello

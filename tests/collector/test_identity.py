@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.identity import (
+from drover_collector.auth.identity import (
     Denied,
     DeniedError,
     Identity,
@@ -15,7 +15,7 @@ from drover_collector.identity import (
     parse,
     peer,
     refusal,
-)  # fmt: skip
+)
 
 
 def tls(*names: str) -> dict[str, list[bytes]]:

@@ -7,14 +7,20 @@ import dataclasses
 import numpy as np
 
 from drover_collector.detectors import idle
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.idle import IDLE_MS, WARN_MS
-from drover_collector.detectors.window import Window
-from drover_collector.engine import Engine
-from drover_collector.incidents_record import opened
-from drover_collector.incidents_rules import jobs_hurt
-from drover_collector.policy import Policy
-from drover_proto.events import Finding, Health, IncidentKind, Severity, Wanted
+from drover_collector.engine.engine import Engine
+from drover_collector.incidents.correlation import jobs_hurt
+from drover_collector.incidents.incident import opened
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Finding,
+    Health,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 INDEX = small_fleet(8, 8, 4)
 BUCKETS = IDLE_MS // 10_000

@@ -6,9 +6,16 @@ import dataclasses
 
 import pytest
 
-from drover_collector.detectors.example import START_MS, small_fleet
-from drover_collector.incidents import REFRESH_MS, REOPEN_MS, IncidentBook
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import START_MS, small_fleet
+from drover_collector.incidents.book import REFRESH_MS, REOPEN_MS, IncidentBook
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 INDEX = small_fleet(12)
 SECOND = 1000

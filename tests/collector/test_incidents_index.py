@@ -7,11 +7,18 @@ from collections.abc import Iterable
 
 import pytest
 
-from drover_collector.detectors.example import START_MS, small_fleet
-from drover_collector.incidents import IncidentBook
-from drover_collector.incidents_index import Near, Subject
-from drover_collector.incidents_record import Record
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import START_MS, small_fleet
+from drover_collector.incidents.book import IncidentBook
+from drover_collector.incidents.incident import Record
+from drover_collector.incidents.index import Near, Subject
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 INDEX = small_fleet(12)
 NODES = [node.name for node in INDEX.nodes]

@@ -8,14 +8,21 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector.ingest import Limits
-from drover_collector.probes.measurements import Key
-from drover_collector.records import Taken, take_record
+from drover_collector.ingest.parse_records import Taken, take_record
+from drover_collector.ingest.service import Limits
 from drover_collector.store import ProbeRow, Store, StoreError
+from drover_collector.store.repositories.probes import Key
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Absence,
+    Event,
+    EventKind,
+    Holding,
+    ProbeResult,
+    to_json,
+)
+from drover_core.model.kinds import BOOT_ID
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Absence, Event, EventKind, Holding, ProbeResult, to_json
-from drover_proto.kinds import BOOT_ID
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import BACKFILL, EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop

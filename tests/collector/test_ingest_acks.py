@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from drover_collector.dictionary import Refusal
-from drover_collector.ingest_acks import ACKS_PER_S, FEW, LONGEST_S, MESSAGES, SOME_S, Acks
-from drover_collector.ingest_limits import Account, Limits
-from drover_collector.ingest_session import Session, ack
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest.acks import (
+    ACKS_PER_S,
+    FEW,
+    LONGEST_S,
+    MESSAGES,
+    SOME_S,
+    Acks,
+)
+from drover_collector.ingest.limits import Account, Limits
+from drover_collector.ingest.schema_registry import Refusal
+from drover_collector.ingest.session import Session, ack
+from drover_collector.ingest.stats import IngestStats
 from drover_proto import telemetry_pb2 as pb
 from testbed.loop import in_loop
 

@@ -9,11 +9,19 @@ from typing import cast
 import grpc
 import pytest
 
-from drover_collector import ingest_admission
-from drover_collector.ingest import Limits
-from drover_collector.ingest_admission import FIRST_PER_S, INSIDE_S, OLD_S, TOLD_S, TURN, Admission, ComeAgainError
-from drover_collector.ingest_session import Session
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest import admission as ingest_admission
+from drover_collector.ingest.admission import (
+    FIRST_PER_S,
+    INSIDE_S,
+    OLD_S,
+    TOLD_S,
+    TURN,
+    Admission,
+    ComeAgainError,
+)
+from drover_collector.ingest.service import Limits
+from drover_collector.ingest.session import Session
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, hello, index_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drover_collector.ingest import Limits
-from drover_collector.ingest_clocks import ANEW_S
+from drover_collector.ingest.clock_skew import ANEW_S
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event

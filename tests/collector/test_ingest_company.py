@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from drover_collector import ingest_writers
-from drover_collector.ingest_limits import Limits
-from drover_collector.ingest_writers import LITTLE_BYTES, waits_s
+from drover_collector.ingest import telemetry_writer as ingest_writers
+from drover_collector.ingest.limits import Limits
+from drover_collector.ingest.telemetry_writer import LITTLE_BYTES, waits_s
 from drover_collector.store import Store
-from drover_collector.store.marks import SLACK_MS
+from drover_collector.store.rollups.dirty_ranges import SLACK_MS
 from testbed.fleets import T0, batch, hello, index_of
 from testbed.ingest import GOOD, LIVE, Collector
 from testbed.loop import in_loop

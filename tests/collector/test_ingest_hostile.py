@@ -10,13 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector import ingest, ingest_session
-from drover_collector.agent_server.call import MESSAGE_BYTES
-from drover_collector.decode import MAX_BLOCKS
-from drover_collector.identity import Identity, Role
-from drover_collector.ingest import Limits
-from drover_collector.ingest_limits import Account
-from drover_collector.ingest_positions import SPOOLS
+from drover_collector.auth.identity import Identity, Role
+from drover_collector.grpc_h2.call import MESSAGE_BYTES
+from drover_collector.ingest import service as ingest
+from drover_collector.ingest import session as ingest_session
+from drover_collector.ingest.decode import MAX_BLOCKS
+from drover_collector.ingest.limits import Account
+from drover_collector.ingest.offsets import SPOOLS
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello, index_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from drover_agent.config import SpoolConfig
-from drover_agent.spool import Spool
-from drover_collector.engine import Engine
-from drover_collector.policy import Policy
+from drover_agent.spool.spool import Spool
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
+from drover_core.model.events import Severity
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Severity
 from testbed.fleets import T0, hello, index_of
 from testbed.ingest import EVENTS, QUICK, Collector, event
 from testbed.loop import in_loop

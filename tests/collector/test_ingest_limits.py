@@ -8,9 +8,17 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_collector.ingest import Limits
-from drover_collector.ingest_limits import ACCOUNTS, Account, Accounts, Bucket, Recent, Room, Teller
-from drover_collector.ingest_positions import SPOOLS, STRANGERS, Positions
+from drover_collector.ingest.limits import (
+    ACCOUNTS,
+    Account,
+    Accounts,
+    Bucket,
+    Recent,
+    Room,
+    Teller,
+)
+from drover_collector.ingest.offsets import SPOOLS, STRANGERS, Positions
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello, index_of

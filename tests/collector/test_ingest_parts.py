@@ -6,12 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-from drover_collector.decode import MAX_BLOCKS
-from drover_collector.ingest import Limits
-from drover_collector.ingest_parts import COLUMNS, FIELDS, RECORDS, SCHEMAS, TEXTS, UNCOUNTED_BYTES, PartsError, check
+from drover_collector.ingest.decode import MAX_BLOCKS
+from drover_collector.ingest.message_parts import (
+    COLUMNS,
+    FIELDS,
+    RECORDS,
+    SCHEMAS,
+    TEXTS,
+    UNCOUNTED_BYTES,
+    PartsError,
+    check,
+)
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
+from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import BY_NAME, Scope
 from testbed.fleets import batch, block, hello
 from testbed.hostile_agents import BATCH, HELLO, RECORD, empty_parts, nested, varint
 from testbed.hostile_agents import RECORDS as SEVERAL

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector.agent_server import AgentServer
-from drover_collector.ingest import Ingest
+from drover_collector.auth.tls import ServerTls
+from drover_collector.grpc_h2 import AgentServer
+from drover_collector.ingest.service import Ingest
 from drover_collector.store import Store
-from drover_collector.tls import ServerTls
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
 from testbed.fleets import T0, batch, block, hello, index_of
@@ -27,8 +27,8 @@ SERVE = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from testbed.fleets import T0, index_of
-from drover_collector.agent_server import AgentServer
-from drover_collector.ingest import Ingest, Limits
+from drover_collector.grpc_h2 import AgentServer
+from drover_collector.ingest.service import Ingest, Limits
 from drover_collector.store import Store
 
 async def main():
@@ -46,7 +46,7 @@ asyncio.run(main())
 COUNT = """
 import json, sys
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
 ts = [row["ts_ms"] for row in store._clients.rows("SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL")]
 print(json.dumps({"ts": sorted(ts), "events": len(store.events(0, 2**43, limit=9999))}))

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drover_collector.ingest import Limits
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store, StoreError
+from drover_core.metrics.catalog import BY_NAME
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import BY_NAME
 from testbed.fleets import T0, batch, block, hello
 from testbed.ingest import EVENTS, LIVE, Collector, event
 from testbed.waiting import until

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from drover_collector import ingest_positions
-from drover_collector.ingest import Limits
+from drover_collector.ingest import offsets as ingest_positions
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
+from drover_core.metrics.catalog import BY_NAME, Scope
+from drover_core.model.events import Absence, Holding
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import BY_NAME, Scope
-from drover_proto.events import Absence, Holding
 from testbed.fleets import GPUS, T0, batch, block, gpu_key, hello, index_of
 from testbed.ingest import BACKFILL, EVENTS, LIVE, QUICK, Collector, event
 from testbed.loop import in_loop

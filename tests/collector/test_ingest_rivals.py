@@ -7,8 +7,8 @@ import time
 import grpc
 import pytest
 
-from drover_collector import ingest_claims
-from drover_collector.ingest import Limits
+from drover_collector.ingest import ownership as ingest_claims
+from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, gpu_key, hello, index_of

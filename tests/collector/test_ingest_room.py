@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from drover_collector.ingest import Limits
-from drover_collector.ingest_session import Session
+from drover_collector.ingest.service import Limits
+from drover_collector.ingest.session import Session
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from drover_collector import pipeline_saving
-from drover_collector.ingest import Limits
-from drover_collector.notify import Outbox, clerk
-from drover_collector.notify.webhook import Delivery
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.ingest.service import Limits
+from drover_collector.notify import Outbox
+from drover_collector.notify import delivery_recorder as clerk
+from drover_collector.notify.receivers.webhook import Delivery
+from drover_collector.pipeline import outcome_writer as pipeline_saving
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store, StoreError
+from drover_core.model.events import Severity
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Severity
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from drover_collector.store import Store, definitions
-from drover_proto.times import iso
+from drover_collector.store import Store
+from drover_collector.store.schema import ddl_copies as definitions
+from drover_core.times import iso
 from testbed.fleets import T0
 
 pytestmark = pytest.mark.timeout(300)  # the first of several tests waits for the processes of all of them
@@ -23,7 +24,7 @@ WRITE = """
 import json, sys
 import numpy as np
 from drover_collector.store import SampleBatch, Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 folder, names, (start, step, rows) = sys.argv[1], sys.argv[2].split(), map(int, sys.argv[3:])
 stores = [Store.open(f"chdb://{folder}?database={name}", retention_days=3650) for name in names]
@@ -41,7 +42,7 @@ READ = """
 import json, sys
 import numpy as np
 from drover_collector.store import SampleBatch, Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 def read(store):
     if sys.argv[4:]:
@@ -199,7 +200,7 @@ ROLL = """
 import json, sys
 import numpy as np
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 def parts(store):
     row = EntityRow(entity_id(Scope.GPU, "s"), Scope.GPU, "s", "n0", 0)
@@ -226,7 +227,7 @@ ASK = """
 import json, sys
 import numpy as np
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 def steps(store, seconds):
     ask = (Scope.GPU, [("n0", 0, None)], ["gpu_temp_c"], start, start + 600_000, 600 // seconds + 2)

@@ -19,9 +19,9 @@ from standardwebhooks.webhooks import WebhookVerificationError
 from drover_collector.config import CollectorConfig, is_loopback, load_config
 from drover_collector.notify import Webhook
 from drover_collector.store import Store
+from drover_core.model.events import Event, EventKind, Severity
+from drover_core.settings import SettingsError
 from drover_dashboard.main import _parser as console_options
-from drover_proto.events import Event, EventKind, Severity
-from drover_proto.settings import SettingsError
 from testbed.fleets import T0, hello, index_of, node_row
 from testbed.ingest import EVENTS, Collector, event
 from testbed.loop import in_loop

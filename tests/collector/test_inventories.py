@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from drover_cli.case_inventory import read_inventories
-from drover_cli.case_lines import CaseError
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.inventories import BEFORE_MS, Inventories
-from drover_collector.policy import Policy
-from drover_collector.replay import Replay
+from drover_cli.case.inventory import read_inventories
+from drover_cli.case.lines import CaseError
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.replay import Replay
+from drover_collector.pipeline.inventories import BEFORE_MS, Inventories
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import IncidentKind
+from drover_core.model.events import IncidentKind
 
 T0 = START_MS
 

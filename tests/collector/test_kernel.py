@@ -9,14 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drover_collector.detectors import kernel
-from drover_collector.detectors.example import START_MS, Change, play, small_fleet
-from drover_collector.detectors.kernel_rules import RULES, rule_of
-from drover_collector.engine import Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.incidents import IncidentBook
-from drover_collector.policy import Policy
-from drover_proto.events import KERNEL_CODES, Event, EventKind, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import (
+    START_MS,
+    Change,
+    play,
+    small_fleet,
+)
+from drover_collector.detectors.kernel import detector as kernel
+from drover_collector.detectors.kernel.rules import RULES, rule_of
+from drover_collector.engine.engine import Engine
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.incidents.book import IncidentBook
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    KERNEL_CODES,
+    Event,
+    EventKind,
+    Finding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 Columns = dict[str, np.ndarray]
 CASES = Path(__file__).parents[1] / "cases/agent/kmsg"

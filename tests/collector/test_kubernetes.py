@@ -14,11 +14,11 @@ import yaml
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import State
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
-from drover_collector.actions.kubernetes import KubernetesActuator
-from drover_collector.actions.kubernetes_api import KubernetesApi
+from drover_collector.actions.kubernetes.actuator import KubernetesActuator
+from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
-from drover_proto.events import Act
+from drover_core.model.events import Act
 from testbed.kubernetes_pods import MARK, order, pod
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until

@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.kubernetes import KubernetesActuator
-from drover_collector.actions.kubernetes_api import KubernetesApi
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.kubernetes.actuator import KubernetesActuator
+from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.store import Store
-from drover_proto.events import Act, Action, ActionState, Health, Incident, Wanted
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Health,
+    Incident,
+    Wanted,
+)
 from testbed.desks import T0, decision, incident
 from testbed.kubernetes_stand_in import StandIn, stand_in
 from testbed.waiting import wait_until

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError, Service
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.kubernetes import KubernetesActuator
-from drover_collector.actions.kubernetes_api import KubernetesApi, in_cluster
+from drover_collector.actions.dispatcher import ActionDesk
+from drover_collector.actions.kubernetes.actuator import KubernetesActuator
+from drover_collector.actions.kubernetes.api import KubernetesApi, in_cluster
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.store import Store
-from drover_proto.events import Act, ActionState, Health
+from drover_core.model.events import Act, ActionState, Health
 from testbed.kubernetes_pods import order, pod
 from testbed.kubernetes_stand_in import StandIn, stand_in
 from testbed.waiting import wait_until

@@ -8,11 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.engine import LAG_MS, Engine, Outcome
-from drover_collector.policy import Policy
-from drover_collector.replay import replay
-from drover_proto.events import Event, EventKind, Incident, Severity, Wanted
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.engine import LAG_MS, Engine, Outcome
+from drover_collector.engine.replay import replay
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Event,
+    EventKind,
+    Incident,
+    Severity,
+    Wanted,
+)
 
 INDEX = small_fleet(12)
 HOUR_MS = 3_600_000

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from drover_collector.store import Lease, Store, StoreError
-from drover_collector.store.lease import KEPT, NOBODY, KeeperEpochs, TableEpochs
+from drover_collector.store.ha.lease import (
+    KEPT,
+    NOBODY,
+    KeeperEpochs,
+    TableEpochs,
+)
 from testbed.front import Front, front
 from testbed.system_processes import free_port, reachable
 from testbed.waiting import wait_until

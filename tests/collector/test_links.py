@@ -7,17 +7,26 @@ import dataclasses
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault
-from drover_collector.buckets import Bucket
-from drover_collector.detectors import DETECTORS, links, links_ports
-from drover_collector.detectors.example import KEPT, LAG_MS, START_MS, play, small_fleet, training_bucket
-from drover_collector.detectors.robust import Grouping
-from drover_collector.detectors.window import Buckets, Window
-from drover_collector.engine import Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import Severity, Wanted
-from drover_proto.fleet import LinkSpec
+from drover_collector.detectors import DETECTORS
+from drover_collector.detectors._lib.examples import (
+    KEPT,
+    LAG_MS,
+    START_MS,
+    play,
+    small_fleet,
+    training_bucket,
+)
+from drover_collector.detectors._lib.robust import Grouping
+from drover_collector.detectors._lib.window import Buckets, Window
+from drover_collector.detectors.links import detector as links
+from drover_collector.detectors.links import ports as links_ports
+from drover_collector.engine.engine import Engine
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Severity, Wanted
+from drover_core.model.fleet import LinkSpec
+from drover_simulator.faults import Fault
 from testbed.link_findings import PORT, Columns, run
 from testbed.simulated_buckets import record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_proto.events import Wanted
+from drover_core.model.events import Wanted
 from testbed.link_findings import PORT, Columns, run
 
 

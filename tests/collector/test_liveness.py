@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 
-from drover_collector.detectors import liveness
-from drover_collector.detectors.example import START_MS, play, small_fleet
-from drover_collector.detectors.window import Buckets
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event, EventKind, Finding, Severity, Wanted
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.detectors._lib.examples import START_MS, play, small_fleet
+from drover_collector.detectors._lib.window import Buckets
+from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import (
+    Event,
+    EventKind,
+    Finding,
+    Severity,
+    Wanted,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 
 def run(

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from drover_collector.deciding import Decider
-from drover_collector.probes.asking import Asking
-from drover_collector.probes.plan import Wish
+from drover_collector.policy.decider import Decider
+from drover_collector.probes.scheduling.planner import Wish
+from drover_collector.probes.scheduling.requests import Asking
 from drover_collector.probes.settings import ProbesConfig
-from drover_proto.events import ProbeReason, Wanted
+from drover_core.model.events import ProbeReason, Wanted
 from testbed.deciding import OPEN, decide, fleet, incident, policy
 
 WINDOW = "maintenance window: by anna until noon: firmware"

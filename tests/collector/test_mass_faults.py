@@ -15,20 +15,27 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.engine import Outcome
-from drover_collector.guard_breaker import MASS, of_guard
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
+from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.routes import RouteConfig, Routes
-from drover_collector.notify.webhook import Webhook
-from drover_collector.pipeline import Pipeline
-from drover_collector.pipeline_judging import STORM_MS
-from drover_collector.policy import Policy
+from drover_collector.pipeline.engine_thread import STORM_MS
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.circuit_breaker import MASS, of_guard
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import Approval, Audit, Event, EventKind, Severity, Wanted
+from drover_core.model.events import (
+    Approval,
+    Audit,
+    Event,
+    EventKind,
+    Severity,
+    Wanted,
+)
 from testbed.loop import in_loop
 from testbed.receivers import HttpReceiver, http_receiver
 from testbed.slurm_stand_in import SlurmStandIn

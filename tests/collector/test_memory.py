@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 
 from drover_collector.detectors import DETECTORS, memory
-from drover_collector.detectors.example import LAG_MS, START_MS, play, small_fleet, training_bucket
-from drover_collector.engine import Engine
-from drover_collector.policy import Policy
-from drover_proto.events import Finding, Incident, Severity, Wanted
+from drover_collector.detectors._lib.examples import (
+    LAG_MS,
+    START_MS,
+    play,
+    small_fleet,
+    training_bucket,
+)
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Finding,
+    Incident,
+    Severity,
+    Wanted,
+)
 
 Columns = dict[str, np.ndarray]
 

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from drover_collector import metrics_families, metrics_store
-from drover_collector.api_facts import Facts
+from drover_collector.api.snapshot import Facts
+from drover_collector.api.store_watch import StoreWatch
 from drover_collector.exposition import Histogram, Page
-from drover_collector.metrics import MetricsServer, exposition
-from drover_collector.metrics_store import StoreWatch
+from drover_collector.observability import (
+    families as metrics_families,
+)
+from drover_collector.observability import (
+    store_metrics as metrics_store,
+)
+from drover_collector.observability.metrics_server import MetricsServer, exposition
 from drover_collector.store import Store, StoreError
 from testbed.monitoring import facts_of, names_of, whole_page
 

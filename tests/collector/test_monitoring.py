@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from drover_collector.store import Store
-from drover_proto.events import IncidentKind
-from drover_proto.runbooks import page_of
+from drover_core.model.events import IncidentKind
+from drover_core.model.runbooks import page_of
 from testbed.monitoring import NAME, facts_of, names_of, whole_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_collector.fleet_index import RACK_NODES, FleetIndex
+from drover_collector.fleet.index import RACK_NODES, FleetIndex
 from drover_collector.store import Store, entity_id
 from drover_collector.store.records import placed_id
-from drover_collector.store.rows import ranges
-from drover_proto.catalog import Scope
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.store.samples.rows import ranges
+from drover_core.metrics.catalog import Scope
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from testbed.fleets import T0, batch, block, gpu_key, gpu_row, hello, index_of, samples
 from testbed.ingest import LIVE, Collector
 from testbed.loop import in_loop

@@ -8,20 +8,32 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.notify import Delivery, Outbox
-from drover_collector.notify.news import News, of_actions, of_decisions, of_duties
-from drover_collector.notify.pagerduty import event
+from drover_collector.notify.incident_updates import (
+    News,
+    of_actions,
+    of_decisions,
+    of_duties,
+)
+from drover_collector.notify.receivers.pagerduty import event
+from drover_collector.notify.receivers.slack import payload
+from drover_collector.notify.receivers.webhook import message
 from drover_collector.notify.routes import RouteConfig
-from drover_collector.notify.slack import payload
-from drover_collector.notify.telling import ACTION_FAILED, ASKS, CLOSED, NOBODY, OPENED, REPAIR
-from drover_collector.notify.webhook import message
+from drover_collector.notify.state import (
+    ACTION_FAILED,
+    ASKS,
+    CLOSED,
+    NOBODY,
+    OPENED,
+    REPAIR,
+)
 from drover_collector.notify.wording import story
-from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

@@ -15,12 +15,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from drover_collector.guard_breaker import Breaker
-from drover_collector.notify import Outbox, Webhook, courier, tell
+from drover_collector.notify import (
+    Outbox,
+    Webhook,
+    tell,
+)
+from drover_collector.notify import (
+    delivery_worker as courier,
+)
 from drover_collector.notify.outbox import DELAYS_S
+from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import OutboxRow, Store, StoreError
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
-from drover_proto.times import iso
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_core.times import iso
 from testbed.deciding import OPEN, fleet
 from testbed.deciding import incident as fault
 

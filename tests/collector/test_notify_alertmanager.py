@@ -11,10 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from drover_collector.notify.alertmanager import Alertmanager, alert
+from drover_collector.notify.receivers.alertmanager import Alertmanager, alert
 from drover_collector.notify.wording import story
-from drover_proto.events import Incident, IncidentKind, Severity
-from drover_proto.times import from_iso
+from drover_core.model.events import Incident, IncidentKind, Severity
+from drover_core.times import from_iso
 from testbed.alertmanager import Running, alertmanager
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, PLACES, body
 from testbed.notify_schemas import ALERTMANAGER

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from drover_collector.notify import apprise as module
-from drover_collector.notify.apprise import Apprise, without_secrets
-from drover_proto.events import Severity
-from drover_proto.settings import SettingsError
+from drover_collector.notify.receivers import apprise as module
+from drover_collector.notify.receivers.apprise import Apprise, without_secrets
+from drover_core.model.events import Severity
+from drover_core.settings import SettingsError
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, OVER, PLACES, body
 from testbed.receivers import Mailbox, Reply, http_receiver, mail_server
 from testbed.waiting import wait_until

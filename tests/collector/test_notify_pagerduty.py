@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from drover_collector.notify.pagerduty import PagerDuty, event
+from drover_collector.notify.receivers.pagerduty import PagerDuty, event
 from drover_collector.notify.wording import story
-from drover_proto.events import Incident, Severity
+from drover_core.model.events import Incident, Severity
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, OVER, PLACES, body
 from testbed.notify_schemas import PAGERDUTY, PAGERDUTY_BYTES
 from testbed.receivers import HttpReceiver, Reply, http_receiver

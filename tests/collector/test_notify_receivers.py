@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from drover_cli import certificates as certs
-from drover_collector.notify.alertmanager import Alertmanager
-from drover_collector.notify.apprise import Apprise
+from drover_cli.pki import authority as certs
 from drover_collector.notify.base import Notifier
 from drover_collector.notify.http import Answer, Bounded, _seconds
-from drover_collector.notify.pagerduty import PagerDuty
-from drover_collector.notify.slack import Slack
-from drover_collector.notify.webhook import Webhook
-from drover_proto.events import Severity
+from drover_collector.notify.receivers.alertmanager import Alertmanager
+from drover_collector.notify.receivers.apprise import Apprise
+from drover_collector.notify.receivers.pagerduty import PagerDuty
+from drover_collector.notify.receivers.slack import Slack
+from drover_collector.notify.receivers.webhook import Webhook
+from drover_core.model.events import Severity
 from testbed.certificates import Fleet
 from testbed.notified import NOW_MS, PLACES, body
 from testbed.receivers import HttpReceiver, Reply, http_receiver

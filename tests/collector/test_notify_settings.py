@@ -12,10 +12,10 @@ import pytest
 from drover_collector.config import load_config
 from drover_collector.main import main
 from drover_collector.notify import settings
-from drover_collector.notify.making import notifiers
+from drover_collector.notify.factory import notifiers
 from drover_collector.notify.settings import AlertmanagerConfig, authorization
-from drover_proto.fleet import load_toml
-from drover_proto.settings import SettingsError
+from drover_core.model.fleet import load_toml
+from drover_core.settings import SettingsError
 from testbed.receivers import Reply, http_receiver, mail_server
 
 SIGNING = "whsec_" + base64.b64encode(bytes(range(32))).decode()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from drover_collector.notify.slack import MENDS, Slack, payload
+from drover_collector.notify.receivers.slack import MENDS, Slack, payload
 from drover_collector.notify.wording import story
-from drover_proto.events import Incident, Severity, Wanted
+from drover_core.model.events import Incident, Severity, Wanted
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, OVER, PLACES, body
 from testbed.notify_schemas import SLACK
 from testbed.receivers import HttpReceiver, Reply, http_receiver

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
-from drover_collector.guard_breaker import Breaker
-from drover_collector.notify import Delivery, courier, outbox
-from drover_collector.notify.clerk import STOP_S
-from drover_collector.notify.courier import Courier
+from drover_collector.notify import Delivery, outbox
+from drover_collector.notify import delivery_worker as courier
+from drover_collector.notify.delivery_recorder import STOP_S
+from drover_collector.notify.delivery_worker import Courier
 from drover_collector.notify.routes import RouteConfig
-from drover_collector.notify.telling import AGAIN_MS
-from drover_collector.notify.trying import try_out
+from drover_collector.notify.state import AGAIN_MS
+from drover_collector.notify.test_command import try_out
+from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import OutboxRow
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 from testbed.deciding import OPEN, fleet, incident
 from testbed.outboxes import T0, Listener, Scene, fault, silence
 

@@ -13,13 +13,13 @@ import pytest
 
 from drover_collector.notify import Notifier, Outbox
 from drover_collector.notify import outbox as outboxes
-from drover_collector.notify.alertmanager import Alertmanager
-from drover_collector.notify.apprise import Apprise
-from drover_collector.notify.pagerduty import PagerDuty
-from drover_collector.notify.slack import Slack
-from drover_collector.notify.webhook import Webhook
+from drover_collector.notify.receivers.alertmanager import Alertmanager
+from drover_collector.notify.receivers.apprise import Apprise
+from drover_collector.notify.receivers.pagerduty import PagerDuty
+from drover_collector.notify.receivers.slack import Slack
+from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.store import Store
-from drover_proto.events import Incident, Severity
+from drover_core.model.events import Incident, Severity
 from testbed.alertmanager import alertmanager
 from testbed.notified import LOST_GPU, PLACES
 from testbed.receivers import HttpReceiver, Reply, http_receiver, mail_server

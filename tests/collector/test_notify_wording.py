@@ -12,8 +12,8 @@ import pytest
 
 from drover_collector.config import CollectorConfig
 from drover_collector.notify.wording import Story, cut, listed, moment, span, story
-from drover_proto.events import Incident, Note, NoteKind
-from drover_proto.settings import load
+from drover_core.model.events import Incident, Note, NoteKind
+from drover_core.settings import load
 from testbed.notified import LOST_GPU, NOW_MS, OVER, PLACES, body
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "notifications.md"

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drover_collector.buckets import Bucket
-from drover_collector.detectors.example import LAG_MS, START_MS, training_bucket
-from drover_collector.engine import Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.catalog import BY_NAME, Scope
-from drover_proto.events import Finding, Health
-from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
+from drover_collector.detectors._lib.examples import LAG_MS, START_MS, training_bucket
+from drover_collector.engine.engine import Engine
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.metrics.catalog import BY_NAME, Scope
+from drover_core.model.events import Finding, Health
+from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 
 pytestmark = pytest.mark.timeout(300)  # whole histories, also on a machine that has other work
 whole_histories = settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from drover_collector.detectors import thermal
-from drover_collector.detectors.example import START_MS, play, small_fleet
-from drover_proto.events import Finding
+from drover_collector.detectors._lib.examples import START_MS, play, small_fleet
+from drover_collector.detectors.thermal import detector as thermal
+from drover_core.model.events import Finding
 from testbed.straggler_findings import SLOW, Columns, run, waits
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from drover_collector.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.store import Store, entity_id
-from drover_collector.store.fold import units
-from drover_collector.store.placements import Placements
-from drover_collector.store.reads import packed
 from drover_collector.store.records import EntityRow, storage_dtype
-from drover_proto.catalog import Scope
-from drover_proto.events import Holding
+from drover_collector.store.samples.entities import Placements
+from drover_collector.store.samples.fold import units
+from drover_collector.store.samples.read import packed
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Holding
 from testbed.collected import gpu_key, small_index, write_entities, write_ticks
 
 T0 = 1_800_000_000_000

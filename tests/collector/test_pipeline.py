@@ -12,17 +12,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.engine import WINDOW_BUCKETS, Outcome
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.engine.engine import WINDOW_BUCKETS, Outcome
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.pipeline_history import history
-from drover_collector.pipeline_judging import LEFT_MS
-from drover_collector.policy import Policy
-from drover_collector.policy_reload import PolicyWatch
+from drover_collector.pipeline.engine_thread import LEFT_MS
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.restore import history
+from drover_collector.policy.policy import Policy
+from drover_collector.policy.reload import PolicyWatch
 from drover_collector.store import Store, StoreError
-from drover_proto.events import Act, Action, ActionState, Decision, Event, EventKind, Health, Severity, Wanted
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Event,
+    EventKind,
+    Health,
+    Severity,
+    Wanted,
+)
 from testbed.collected import BUSY, small_index, write_entities, write_ticks
 from testbed.pipelines import LAG_MS, T0, Clock, advance, pipeline_of, running, until, xid
 

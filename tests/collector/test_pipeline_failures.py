@@ -7,14 +7,14 @@ import contextlib
 
 import pytest
 
-from drover_collector.arrivals import MAX_EVENTS
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.engine import Engine, Outcome
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.pipeline import MAX_BEHIND
+from drover_collector.engine.engine import Engine, Outcome
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.pipeline.arrivals import MAX_EVENTS
+from drover_collector.pipeline.pipeline import MAX_BEHIND
 from drover_collector.store import Store, StoreError
-from drover_proto.catalog import Scope
-from drover_proto.events import Incident
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Incident
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.pipelines import LAG_MS, T0, Clock, advance, pipeline_of, running, until, xid
 

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.policy import PRESETS, Policy, xid_of
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
-from drover_proto.fleet import NodeSpec
-from drover_proto.settings import SettingsError
+from drover_collector.policy.policy import PRESETS, Policy, xid_of
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_core.model.fleet import NodeSpec
+from drover_core.settings import SettingsError
 
 
 def incident(

@@ -9,22 +9,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.detectors import links
-from drover_collector.detectors.example import LAG_MS as EXAMPLE_LAG_MS
-from drover_collector.detectors.example import small_fleet, training_bucket
-from drover_collector.detectors.inventory import Inventory, served_by
-from drover_collector.detectors.links_ports import ports_of
-from drover_collector.engine import Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.fleet_ports import FOUND_MOST
-from drover_collector.policy import Policy
+from drover_collector.detectors._lib.examples import LAG_MS as EXAMPLE_LAG_MS
+from drover_collector.detectors._lib.examples import small_fleet, training_bucket
+from drover_collector.detectors._lib.inventory import Inventory, served_by
+from drover_collector.detectors.links import detector as links
+from drover_collector.detectors.links.ports import ports_of
+from drover_collector.engine.engine import Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.fleet.ports import FOUND_MOST
+from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_core.metrics.catalog import BY_NAME, Scope
+from drover_core.model.events import (
+    Finding,
+    Incident,
+    Severity,
+    Wanted,
+)
+from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import schema_message
-from drover_proto.catalog import BY_NAME, Scope
-from drover_proto.events import Finding, Incident, Severity, Wanted
-from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.fleets import batch, block, hello
 from testbed.ingest import LIVE, Collector

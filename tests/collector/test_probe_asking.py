@@ -9,12 +9,17 @@ from typing import cast
 import pytest
 
 from drover_collector.actions.base import Actuator, NodeState
-from drover_collector.probes.asking import UPKEEP_S, Asking
-from drover_collector.probes.desk import ProbeDesk
-from drover_collector.probes.protection import Protection, Unprotected
+from drover_collector.probes.scheduling.protection import Protection, Unprotected
+from drover_collector.probes.scheduling.requests import UPKEEP_S, Asking
+from drover_collector.probes.service import ProbeDesk
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
-from drover_proto.events import Holding, ProbeOrder, ProbeReason, ProbeResult
+from drover_core.model.events import (
+    Holding,
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+)
 from testbed.fleets import T0, index_of
 from testbed.probed import KEY
 

@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 
 from collector.test_probe_orders import Answers, Bench, bench, closing, figure, requested
-from drover_collector.probes.follow_ups import ROUNDS, follow_ups
-from drover_collector.probes.group_orders import address_of, check_group
-from drover_collector.probes.judging_groups import Ran, blames_of, verdicts
-from drover_collector.probes.measurements import Key
-from drover_collector.probes.plan import fabric_rounds
+from drover_collector.probes.judging.group_orders import Ran, blames_of, verdicts
+from drover_collector.probes.scheduling.follow_ups import ROUNDS, follow_ups
+from drover_collector.probes.scheduling.group_orders import address_of, check_group
+from drover_collector.probes.scheduling.planner import fabric_rounds
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import OpenOrder, ProbeRow, Store
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict
-from drover_proto.fleet import FleetSpec, NodeSpec
-from drover_proto.probes import GROUP_FIGURES
+from drover_collector.store.repositories.probes import Key
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
+from drover_core.model.probe_figures import GROUP_FIGURES
 from testbed.fleets import T0, hello, index_of
 from testbed.loop import in_loop
 from testbed.waiting import until

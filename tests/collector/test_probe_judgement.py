@@ -9,11 +9,12 @@ import pytest
 
 from drover_agent.probes import PROBES
 from drover_agent.probes.runner import End as RunnerEnd
-from drover_collector.probes.groups import part, usual
-from drover_collector.probes.judgement import judge
-from drover_collector.probes.measurements import Basis, End, Judgement, Key, Measurement, NoteKind, Verdict
-from drover_collector.probes.references import SKUS
-from drover_proto.probes import FIGURES
+from drover_collector.probes.judging.groups import part, usual
+from drover_collector.probes.judging.judgement import judge
+from drover_collector.probes.judging.measurements import Basis, End, Judgement, Measurement, NoteKind, Verdict
+from drover_collector.probes.judging.references import SKUS
+from drover_collector.store.repositories.probes import Key
+from drover_core.model.probe_figures import FIGURES
 
 H200 = Key(
     sku="NVIDIA H200", driver="570.1", power_limit_w=700, ecc=True, pcie_gen=5, pcie_width=16, nvlinks=18, mig=False,

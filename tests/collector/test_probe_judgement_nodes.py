@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.probes.drift import drift
-from drover_collector.probes.groups_of_nodes import Run, blame
-from drover_collector.probes.judgement import judge
-from drover_collector.probes.measurements import End, Key, Measurement, NoteKind, Verdict
-from drover_collector.probes.shifts import shift
+from drover_collector.probes.judging.drift import drift
+from drover_collector.probes.judging.judgement import judge
+from drover_collector.probes.judging.measurements import End, Measurement, NoteKind, Verdict
+from drover_collector.probes.judging.multi_node import Run, blame
+from drover_collector.probes.judging.shifts import shift
+from drover_collector.store.repositories.probes import Key
 
 KEY = Key(sku="NVIDIA H100 80GB HBM3", driver="570.1", power_limit_w=700, ecc=True, nvlinks=18, mig=False)
 

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.probes.groups import fit, similarity, t_quantile, usual
-from drover_collector.probes.judgement import judge
-from drover_collector.probes.measurements import Key, Measurement
+from drover_collector.probes.judging.groups import (
+    fit,
+    similarity,
+    t_quantile,
+    usual,
+)
+from drover_collector.probes.judging.judgement import judge
+from drover_collector.probes.judging.measurements import Measurement
+from drover_collector.store.repositories.probes import Key
 
 H200 = Key(
     sku="NVIDIA H200", driver="570.1", power_limit_w=700, ecc=True, pcie_gen=5, pcie_width=16, nvlinks=18, mig=False,

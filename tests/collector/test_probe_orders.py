@@ -9,12 +9,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.probes.desk import ProbeDesk
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.probes.service import ProbeDesk
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+    to_json,
+)
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict, to_json
 from testbed.fleets import T0, hello, index_of
 from testbed.ingest import Agent, Collector
 from testbed.loop import in_loop

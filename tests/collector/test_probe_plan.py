@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.probes.plan import AGAIN_MS, Standing, confirmations, fabric_rounds, upkeep
+from drover_collector.probes.scheduling.planner import (
+    AGAIN_MS,
+    Standing,
+    confirmations,
+    fabric_rounds,
+    upkeep,
+)
 from drover_collector.probes.settings import ProbesConfig
-from drover_proto.events import (
+from drover_core.model.events import (
     Decision,
     Incident,
     IncidentKind,
@@ -17,7 +23,7 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

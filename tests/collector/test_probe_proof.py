@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from drover_collector.detectors import Detector
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.engine import LAG_MS, Engine, Outcome
-from drover_collector.incidents import CLEARED_MS
-from drover_collector.policy import PROOF, Policy
-from drover_collector.probes import proof
-from drover_collector.replay import Replay
-from drover_proto.events import (
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine import probe_evidence as proof
+from drover_collector.engine.engine import LAG_MS, Engine, Outcome
+from drover_collector.engine.replay import Replay
+from drover_collector.incidents.book import CLEARED_MS
+from drover_collector.policy.policy import PROOF, Policy
+from drover_core.model.events import (
     Event,
     EventKind,
     Finding,
@@ -27,7 +27,7 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
-from drover_proto.probes import FIGURES
+from drover_core.model.probe_figures import FIGURES
 
 INDEX = small_fleet(12)
 POLICY = Policy.load()

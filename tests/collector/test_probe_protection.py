@@ -11,14 +11,20 @@ from typing import cast
 import pytest
 
 from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, NodeState, Service
-from drover_collector.probes.desk import ProbeDesk
-from drover_collector.probes.holding import HoldJob
-from drover_collector.probes.protection import Given, Protection
+from drover_collector.probes.scheduling.protection import Given, Protection
+from drover_collector.probes.scheduling.slurm_holds import HoldJob
+from drover_collector.probes.service import ProbeDesk
 from drover_collector.probes.settings import HoldConfig, ProbesConfig, validate_probes
 from drover_collector.store import Store
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+    to_json,
+)
+from drover_core.settings import SettingsError
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict, to_json
-from drover_proto.settings import SettingsError
 from testbed.fleets import T0, hello, index_of
 from testbed.ingest import Collector
 from testbed.loop import in_loop

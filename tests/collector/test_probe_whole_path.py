@@ -14,17 +14,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from drover_collector.buckets import BUCKET_MS
-from drover_collector.detectors.example import training_bucket
+from drover_collector.detectors._lib.examples import training_bucket
+from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import ProbeRow, Store
+from drover_core.model.events import (
+    Health,
+    IncidentKind,
+    ProbeReason,
+    ProbeResult,
+    Severity,
+    Wanted,
+    to_json,
+)
+from drover_core.model.probe_figures import FIGURES
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Health, IncidentKind, ProbeReason, ProbeResult, Severity, Wanted, to_json
-from drover_proto.probes import FIGURES
 from testbed.fleets import GPUS, hello, index_of
 from testbed.ingest import Agent, Collector
 from testbed.loop import in_loop

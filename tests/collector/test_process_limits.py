@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drover_collector import open_files
+from drover_collector.process import open_files
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int | None = None) -> list[tuple[int, int]]:

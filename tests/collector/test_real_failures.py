@@ -10,14 +10,22 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from drover_agent.merge import WINDOW_MS, EventMerger
 from drover_agent.sources.base import NodeEvent
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.detectors.example import START_MS, small_fleet, training_columns
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import Decision, Event, EventKind, Finding, Incident, Severity, Wanted
+from drover_agent.telemetry.event_dedup import WINDOW_MS, EventMerger
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_columns
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Decision,
+    Event,
+    EventKind,
+    Finding,
+    Incident,
+    Severity,
+    Wanted,
+)
 
 HOUR = 3_600_000
 STEP = 60  # buckets from one that is played to the next, where no event comes: ten minutes

@@ -1,7 +1,7 @@
 """A store that release 0.1 left goes on: what that release read out of sentences stands in fields.
 
 The rows were written by that release's own code (tests/data/release_0_1/make.py), which noted too what its detectors
-find after a restart. To be removed together with drover_proto/legacy.py.
+find after a restart. To be removed together with drover_core/model/legacy.py.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault, demo_faults
-from drover_collector.detectors.robust import Bools
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.policy import Policy
-from drover_collector.replay import replay
-from drover_proto.events import Event, Severity
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.engine.replay import replay
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Event, Severity
+from drover_simulator.faults import Fault, demo_faults
 from testbed.simulated_buckets import Recording, newest, record
 
 POLICY = Policy.load()

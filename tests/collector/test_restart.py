@@ -9,11 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drover_collector.buckets import Bucket
-from drover_collector.detectors.example import LAG_MS, START_MS, small_fleet, training_bucket
-from drover_collector.engine import Engine, Outcome
-from drover_collector.policy import Policy
-from drover_proto.events import Event, EventKind, Incident, Severity
+from drover_collector.detectors._lib.examples import (
+    LAG_MS,
+    START_MS,
+    small_fleet,
+    training_bucket,
+)
+from drover_collector.engine.engine import Engine, Outcome
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Event,
+    EventKind,
+    Incident,
+    Severity,
+)
 
 INDEX = small_fleet(8, ports=8)
 Columns = dict[str, np.ndarray]

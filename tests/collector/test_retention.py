@@ -11,14 +11,33 @@ from types import SimpleNamespace
 
 import pytest
 
-from drover_collector import api_store
+from drover_collector.api import store as api_store
 from drover_collector.config import StoreConfig
-from drover_collector.maintenance import Maintenance
-from drover_collector.store import FOREVER_DAYS, Part, Store, StoreError, days_left, engine, keep_free, sizes_of
-from drover_collector.store.retention import GIB, HISTORY_DAYS, SPOOL_DAYS, _steps
+from drover_collector.pipeline.maintenance import Maintenance
+from drover_collector.store import (
+    FOREVER_DAYS,
+    Part,
+    Store,
+    StoreError,
+    days_left,
+    keep_free,
+    sizes_of,
+)
+from drover_collector.store.clickhouse import client as engine
+from drover_collector.store.durability.retention import (
+    GIB,
+    HISTORY_DAYS,
+    SPOOL_DAYS,
+    _steps,
+)
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Absence,
+    Event,
+    EventKind,
+    Holding,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Absence, Event, EventKind, Holding
 from testbed.fleets import T0, everything, gpu_row, link_row, node_row, samples
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -294,7 +313,7 @@ def test_old_states_go_an_hour_after_the_start_and_then_once_a_day(
     went, now_s, boot_s = [], [0.0], time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(store, "expire_histories", went.append)
     clock = SimpleNamespace(clock_gettime=lambda _: boot_s + now_s[0], CLOCK_BOOTTIME=0)
-    monkeypatch.setattr("drover_collector.expiring.time", clock)
+    monkeypatch.setattr("drover_collector.pipeline.expiry.time", clock)
     maintenance = Maintenance(store, StoreConfig(), now_ms=lambda: NOW)
     for hour, times in ((0, 0), (0.9, 0), (1.1, 1), (24, 1), (25.2, 1), (26.2, 2)):
         now_s[0] = hour * 3600
@@ -350,9 +369,9 @@ import os, shutil, sys, time
 sys.path.insert(0, sys.argv[2])
 import numpy as np
 from drover_collector.config import StoreConfig
-from drover_collector.maintenance import Maintenance
+from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.store import SampleBatch, Store, sizes_of
-from drover_proto.catalog import Scope, of_scope
+from drover_core.metrics.catalog import Scope, of_scope
 from drover_collector.store import engine
 from testbed.fleets import T0, everything, gpu_row, random_values
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.duties import drained_too, kept_by
-from drover_collector.actions.newer import newer
+from drover_collector.actions.newer_evidence import newer
+from drover_collector.actions.node_outage import drained_too, kept_by
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     ActionState,
     Duty,

@@ -8,15 +8,32 @@ from typing import Any
 
 import pytest
 
-from drover_collector.api_risk import list_risk
-from drover_collector.detectors import risk
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.detectors.risk_model import DAY_MS, KEPT_MS, PER_NODE, Trouble, Troubles, chance_of, risk_ranking
-from drover_collector.detectors.window import Window
-from drover_collector.engine import Engine
-from drover_collector.policy import Policy
+from drover_collector.api.risk import list_risk
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.risk import detector as risk
+from drover_collector.detectors.risk.model import (
+    DAY_MS,
+    KEPT_MS,
+    PER_NODE,
+    Trouble,
+    Troubles,
+    chance_of,
+    risk_ranking,
+)
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Event,
+    EventKind,
+    Finding,
+    Health,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Event, EventKind, Finding, Health, Incident, IncidentKind, Severity, Wanted
 
 INDEX = small_fleet(40, 8, 4)
 NODES = [node.name for node in INDEX.nodes]

@@ -9,14 +9,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox, Webhook
-from drover_collector.notify.webhook import Delivery
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
-from drover_collector.role import ACTIVE, INGEST, STANDBY, Leadership
+from drover_collector.notify.receivers.webhook import Delivery
+from drover_collector.pipeline.leadership import (
+    ACTIVE,
+    INGEST,
+    STANDBY,
+    Leadership,
+)
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import FileLease, Store, StoreError
-from drover_proto.events import Event, EventKind, Severity
+from drover_core.model.events import Event, EventKind, Severity
 from testbed.collected import small_index
 from testbed.loop import in_loop
 from testbed.waiting import until

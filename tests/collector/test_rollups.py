@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from drover_collector import buckets
-from drover_collector.store import SampleBatch, Store, StoreError, fold, marks, rows
-from drover_collector.store.rows import PARTS_S
-from drover_proto.catalog import Scope, of_scope
+from drover_collector.fleet import buckets
+from drover_collector.store import SampleBatch, Store, StoreError
+from drover_collector.store.rollups import dirty_ranges as marks
+from drover_collector.store.samples import fold, rows
+from drover_collector.store.samples.rows import PARTS_S
+from drover_core.metrics.catalog import Scope, of_scope
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
 from testbed.rolled import (
     BUCKET,
@@ -99,7 +101,7 @@ def test_the_network_sorts_any_number_of_rows() -> None:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the fleet were large: questions and late work come in many pieces."""
     monkeypatch.setattr(rows, "PIECE_ROWS", 1000)
-    monkeypatch.setattr("drover_collector.store.rollups.PIECE_ROWS", 1000)
+    monkeypatch.setattr("drover_collector.store.rollups.rollups.PIECE_ROWS", 1000)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -396,7 +398,7 @@ def test_after_a_start_with_a_clock_that_went_back_the_newer_one_counts(
     store.write_entities(everything())
     with monkeypatch.context() as patch:
         ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 10**15, monotonic=time.monotonic)
-        patch.setattr("drover_collector.store.rollups.time", ahead)
+        patch.setattr("drover_collector.store.rollups.rollups.time", ahead)
         store.closing_bucket(index_of(), T0)
         store.roll_up()
         for second in (3, 5):

@@ -10,9 +10,9 @@ import pytest
 
 from drover_collector.config import load_config
 from drover_collector.notify.routes import RouteConfig, Routes, validate_places
-from drover_proto.events import Incident, IncidentKind, Severity
-from drover_proto.fleet import FleetSpec, NodeSpec
-from drover_proto.settings import SettingsError
+from drover_core.model.events import Incident, IncidentKind, Severity
+from drover_core.model.fleet import FleetSpec, NodeSpec
+from drover_core.settings import SettingsError
 from testbed.outboxes import Listener, fault
 
 NODES = (

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
-from drover_collector import pipeline_saving
-from drover_collector.engine import Outcome
-from drover_collector.pipeline_saving import Saving
+from drover_collector.engine.engine import Outcome
+from drover_collector.pipeline import outcome_writer as pipeline_saving
+from drover_collector.pipeline.outcome_writer import Saving
+from drover_collector.pipeline.stats import Ticks
 from drover_collector.store import StoreError
-from drover_collector.ticks import Ticks
-from drover_proto.events import Audit, Decision, Finding, IncidentKind, Severity, Wanted
+from drover_core.model.events import (
+    Audit,
+    Decision,
+    Finding,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 from testbed.waiting import wait_until
 
 T0 = 1_800_000_000_000

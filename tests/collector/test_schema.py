@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.store import Store, StoreError, codecs, engine, migrations, schema
-from drover_proto.catalog import METRICS, Metric, Scope, of_scope
+from drover_collector.store import Store, StoreError
+from drover_collector.store.clickhouse import client as engine
+from drover_collector.store.schema import codecs, migrations
+from drover_collector.store.schema import tables as schema
+from drover_core.metrics.catalog import (
+    METRICS,
+    Metric,
+    Scope,
+    of_scope,
+)
 from testbed.fleets import T0, gpu_row, samples
 
 

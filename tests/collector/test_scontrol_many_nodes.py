@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.actions import programs
+from drover_collector.actions import run_program as programs
 from drover_collector.actions.base import ActError
-from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import SlurmConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import Scontrol
 
 NODES = [f"n{n:04d}" for n in range(600)]
 LINE = (

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import Event, EventKind, Incident
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Event, EventKind, Incident
 
 NODES = 8
 Lost = Callable[[int, int], bool]  # (node, number of its sample) -> whether it never arrives

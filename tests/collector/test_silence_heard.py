@@ -7,12 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from drover_collector.actions.base import Survey
-from drover_collector.deciding import Decider
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.policy import Policy
-from drover_proto.events import Decision, Incident, IncidentKind, Wanted
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.engine.node_state import Survey
+from drover_collector.policy.decider import Decider
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Decision,
+    Incident,
+    IncidentKind,
+    Wanted,
+)
 from testbed.deciding import OPEN, decide, fleet, incident, policy
 
 INDEX = fleet(32)

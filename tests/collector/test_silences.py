@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from drover_collector.config import load_config
+from drover_collector.notify.maintenance_windows import MaintenanceConfig, validate_window_places
 from drover_collector.notify.silences import Silences, covers
-from drover_collector.notify.windows import MaintenanceConfig, validate_window_places
-from drover_proto.events import Incident, IncidentKind, Member
-from drover_proto.fleet import FleetSpec, NodeSpec
-from drover_proto.settings import SettingsError
-from drover_proto.silences import where
-from drover_proto.times import from_iso, iso
+from drover_core.model.events import Incident, IncidentKind, Member
+from drover_core.model.fleet import FleetSpec, NodeSpec
+from drover_core.model.silences import where
+from drover_core.settings import SettingsError
+from drover_core.times import from_iso, iso
 from testbed.outboxes import HOUR_MS, T0, fault, silence
 
 SPEC = FleetSpec(tuple(NodeSpec(f"n{n}", f"r{n // 2}", f"l{n // 4}", "train" if n < 4 else "lab") for n in range(8)))

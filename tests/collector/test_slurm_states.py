@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from drover_collector.actions.base import Service
-from drover_collector.actions.scontrol import parse
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.actions.slurmrestd import _node
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import parse
+from drover_collector.actions.slurm.slurmrestd import _node
 from testbed.slurm_stand_in import SlurmStandIn
 
 GETS_JOBS = ("IDLE", "MIXED", "ALLOCATED", "IDLE+RESERVED", "IDLE+PLANNED", "MIXED+COMPLETING", "IDLE+CLOUD",

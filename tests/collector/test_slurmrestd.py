@@ -19,14 +19,15 @@ import pytest
 
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import State
-from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service, Survey
+from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
 from drover_collector.actions.settings import ActConfig, SlurmConfig, validate_act
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.actions.slurmrestd import Slurmrestd, in_hostlist
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.slurmrestd import Slurmrestd, in_hostlist
 from drover_collector.config import CollectorConfig
-from drover_proto.events import Act
-from drover_proto.fleet import load_toml
-from drover_proto.settings import SettingsError
+from drover_collector.engine.node_state import Survey
+from drover_core.model.events import Act
+from drover_core.model.fleet import load_toml
+from drover_core.settings import SettingsError
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 from testbed.system_processes import free_port

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drover_collector.store import OutboxRow, Store, StoreError
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

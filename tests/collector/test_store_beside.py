@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from drover_collector.store import Store
-from drover_collector.store import series as series_module
-from drover_proto.catalog import Scope
+from drover_collector.store.samples import series as series_module
+from drover_core.metrics.catalog import Scope
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, samples
 
 METRICS = ("power_w", "energy_j")

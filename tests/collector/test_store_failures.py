@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from drover_collector.store import Store, StoreError, engine
-from drover_collector.store import pool as pool_module
-from drover_proto.catalog import Scope
+from drover_collector.store import Store, StoreError
+from drover_collector.store.clickhouse import client as engine
+from drover_collector.store.clickhouse import pool as pool_module
+from drover_core.metrics.catalog import Scope
 from testbed.fleets import T0, everything, gpu_row, index_of, samples
 
 ROW = samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})])
@@ -37,7 +38,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 import numpy as np
 from drover_collector.store import Store, StoreError
-from drover_proto.catalog import Scope, of_scope
+from drover_core.metrics.catalog import Scope, of_scope
 from testbed.fleets import T0, everything, gpu_row, random_values
 from drover_collector.store import SampleBatch
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from drover_collector import api_export
-from drover_collector.detectors.risk_model import Troubles
+from drover_collector.api import export as api_export
+from drover_collector.detectors.risk.model import Troubles
 from drover_collector.store import OutboxRow, Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Absence,
     Decision,
     Event,

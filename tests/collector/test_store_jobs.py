@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from drover_collector.store import EntityRow, JobSpan, SampleBatch, Store, WorkloadRow, entity_id
-from drover_proto.catalog import Scope
-from drover_proto.events import Holding
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Holding
 from testbed.collected import small_index, write_entities, write_ticks
 
 T0 = 1_800_000_000_000

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drover_collector.probes.measurements import Key
 from drover_collector.store import ProbeRow, Store
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict
+from drover_collector.store.repositories.probes import Key
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+)
 from testbed.fleets import T0
 
 KEY = Key("NVIDIA H200", "570.1", 700.0, True, 5, 16, None, False, "host")

@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from drover_collector.buckets import BUCKET_MS
-from drover_collector.store import SampleBatch, Store, StoreError, recent
-from drover_collector.store.fold import Folded
-from drover_collector.store.packed import Packed
-from drover_collector.store.recent import Recent
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.store import SampleBatch, Store, StoreError
 from drover_collector.store.records import storage_dtype
-from drover_proto.catalog import BY_NAME, Scope, of_scope
-from drover_proto.events import Absence
+from drover_collector.store.samples import recent
+from drover_collector.store.samples.fold import Folded
+from drover_collector.store.samples.packed import Packed
+from drover_collector.store.samples.recent import Recent
+from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
+from drover_core.model.events import Absence
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
 
 METRICS = ("power_w", "gpu_temp_c", "sm_active_ratio")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_collector import buckets
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet import buckets
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import SampleBatch, Store, StoreError
-from drover_proto.catalog import BY_NAME, Scope, of_scope
-from drover_proto.events import Absence, Holding
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
+from drover_core.model.events import Absence, Holding
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, link_row, node_row, random_values, samples
 
 

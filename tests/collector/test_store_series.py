@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from drover_collector.store import Store
-from drover_collector.store import export as export_module
-from drover_collector.store.series import STEPS_MS, step_for
-from drover_proto.catalog import Scope, of_scope
+from drover_collector.store.samples import export as export_module
+from drover_collector.store.samples.series import STEPS_MS, step_for
+from drover_core.metrics.catalog import Scope, of_scope
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, samples
 
 

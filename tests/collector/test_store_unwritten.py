@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from drover_collector.store import Store
-from drover_collector.store.whole import listed, whole
-from drover_proto.catalog import Scope
+from drover_collector.store.durability.verify_insert import listed, whole
+from drover_core.metrics.catalog import Scope
 from testbed.fleets import T0, everything, gpu_row, samples
 
 # A process of its own: its limit on the size of files is 0 for moments.
@@ -19,8 +19,8 @@ UNWRITTEN = """
 import contextlib, resource, sys
 sys.path.insert(0, sys.argv[2])
 from drover_collector.store import Store, StoreError
-from drover_collector.store.whole import Whole
-from drover_proto.catalog import Scope
+from drover_collector.store.durability.verify_insert import Whole
+from drover_core.metrics.catalog import Scope
 from testbed.fleets import T0, everything, gpu_row, samples
 
 def may_write(bytes_):

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault
-from drover_collector.detectors import straggler
-from drover_collector.detectors.example import play, small_fleet
-from drover_collector.detectors.window import Buckets, Window
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Finding, Severity, Wanted
-from drover_proto.fleet import FleetSpec, LinkSpec
+from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors._lib.window import Buckets, Window
+from drover_collector.detectors.straggler import detector as straggler
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Finding, Severity, Wanted
+from drover_core.model.fleet import FleetSpec, LinkSpec
+from drover_simulator.faults import Fault
 from testbed.simulated_buckets import Recording, record
 from testbed.straggler_findings import SLOW, Columns, run, waits
 

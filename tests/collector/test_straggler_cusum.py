@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_collector.detectors import straggler
-from drover_collector.detectors.example import play, small_fleet
-from drover_collector.detectors.robust import Grouping, peers
-from drover_collector.detectors.straggler_cusum import CLOCK, DRAM, DUTY, LATE, K, _in_percents, threshold
-from drover_proto.events import Finding
+from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors._lib.robust import Grouping, peers
+from drover_collector.detectors.straggler import detector as straggler
+from drover_collector.detectors.straggler.cusum import (
+    CLOCK,
+    DRAM,
+    DUTY,
+    LATE,
+    K,
+    _in_percents,
+    threshold,
+)
+from drover_core.model.events import Finding
 
 Columns = dict[str, np.ndarray]
 SLOW = 13  # GPU 5 of n01

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_collector.detectors import straggler
-from drover_collector.detectors.example import play, small_fleet
+from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors.straggler import detector as straggler
 from testbed.straggler_findings import SLOW, Columns, run
 
 

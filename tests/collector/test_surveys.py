@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.base import Survey
-from drover_collector.actions.kubernetes import KubernetesActuator
-from drover_collector.actions.scontrol import states_of
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.kubernetes.actuator import KubernetesActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import states_of
+from drover_collector.engine.node_state import Survey
 from testbed.slurm_stand_in import SlurmStandIn
 
 

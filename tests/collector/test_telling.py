@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from drover_collector.notify import Delivery
-from drover_collector.notify.courier import MOST_ASKED_S
+from drover_collector.notify.delivery_worker import MOST_ASKED_S
 from drover_collector.notify.outbox import DELAYS_S
 from drover_collector.notify.routes import RouteConfig, Target
-from drover_collector.notify.telling import AGAIN_MS, Told, transition
-from drover_proto.events import Severity, Wanted
-from drover_proto.times import iso
+from drover_collector.notify.state import AGAIN_MS, Told, transition
+from drover_core.model.events import Severity, Wanted
+from drover_core.times import iso
 from testbed.outboxes import HOUR_MS, T0, Listener, Scene, fault, silence
 
 AWAY, REFUSED = Delivery(False, "answered 500"), Delivery(False, "answered 400: invalid", permanent=True)
@@ -307,7 +307,7 @@ def test_the_store_is_asked_once_for_all() -> None:
 
 def test_a_store_that_fails_is_logged_once_and_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
-    caplog.set_level("INFO", "drover_collector.notify.clerk")
+    caplog.set_level("INFO", "drover_collector.notify.delivery_recorder")
     scene.store.fails = True
     for number in range(5):
         scene.outbox.enqueue_unstored([fault(f"i{number}")])

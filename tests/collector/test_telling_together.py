@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from drover_collector.guard_breaker import Breaker
 from drover_collector.notify import Delivery
 from drover_collector.notify.routes import RouteConfig
-from drover_collector.notify.telling import AGAIN_MS
+from drover_collector.notify.state import AGAIN_MS
+from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import StoreError
-from drover_proto.events import Incident, Severity
+from drover_core.model.events import Incident, Severity
 from testbed.deciding import OPEN, fleet, incident
 from testbed.outboxes import T0, Listener, Scene, fault, silence
 

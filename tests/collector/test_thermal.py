@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from drover_agent.simulation.faults import Fault, demo_faults
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_collector.detectors import thermal
-from drover_collector.detectors.example import play, small_fleet
-from drover_collector.detectors.window import Buckets, Window
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Finding, Severity, Wanted
-from drover_proto.fleet import FleetSpec
+from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors._lib.window import Buckets, Window
+from drover_collector.detectors.thermal import detector as thermal
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Finding, Severity, Wanted
+from drover_core.model.fleet import FleetSpec
+from drover_simulator.faults import Fault, demo_faults
+from drover_simulator.fleet import SimulatedFleet, build_fleet
 from testbed.simulated_buckets import START_MS, Recording, record
 
 Columns = dict[str, np.ndarray]

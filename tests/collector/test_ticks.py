@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drover_collector import ticks
+from drover_collector.pipeline import stats as ticks
 
 
 def test_the_first_who_asks_is_told_of_the_time_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from drover_collector.gate import OPERATORS, ROLES
-from drover_collector.identity import Role
-from drover_collector.tls import ServerTls
-from drover_proto import x509
-from drover_proto.settings import SettingsError
+from drover_collector.auth.authorization import OPERATORS, ROLES
+from drover_collector.auth.identity import Role
+from drover_collector.auth.tls import ServerTls
+from drover_core import x509
+from drover_core.settings import SettingsError
 from testbed.certificates import Files, Fleet
 from testbed.tls_server import EXPORT, STATUS, STREAM, WAIT_S, Server, echo, methods, open_stream
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from drover_collector.identity import Denied
-from drover_proto import x509
+from drover_collector.auth.identity import Denied
+from drover_core import x509
 from testbed.certificates import Files, Fleet
 from testbed.tls_server import EXPORT, STATUS, STREAM, WAIT_S, Server, echo, open_stream
 

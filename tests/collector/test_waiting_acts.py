@@ -10,19 +10,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from drover_collector import api_actions
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.api import actions as api_actions
+from drover_collector.api.snapshot import Facts, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy, Rule
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy, Rule
 from drover_collector.store import Store
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     ActionState,
     Approval,
@@ -36,6 +35,7 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
+from drover_proto import fleet_pb2 as pb
 from testbed.deciding import OPEN, fleet
 from testbed.loop import in_loop
 from testbed.slurm_stand_in import SlurmStandIn
@@ -86,7 +86,7 @@ class Site:
 @pytest.fixture
 def site(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
-    monkeypatch.setattr("drover_collector.api_actions.WAIT_S", 0.0)
+    monkeypatch.setattr("drover_collector.api.actions.WAIT_S", 0.0)
     yield Site(store)
 
 

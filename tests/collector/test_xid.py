@@ -6,10 +6,17 @@ import dataclasses
 
 import numpy as np
 
-from drover_collector.detectors import xid
-from drover_collector.detectors.example import START_MS, small_fleet, training_bucket
-from drover_collector.detectors.window import Window
-from drover_proto.events import Event, EventKind, Finding, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.xid import detector as xid
+from drover_core.model.events import (
+    Event,
+    EventKind,
+    Finding,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 INDEX = small_fleet()
 MINUTE = 60_000

@@ -12,10 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_dashboard import client
-from drover_dashboard.client import FleetClient
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Decision,
     Duty,
     Event,
@@ -28,8 +25,11 @@ from drover_proto.events import (
     Silence,
     to_json,
 )
-from drover_proto.events import Severity as S
-from drover_proto.events import Wanted as W
+from drover_core.model.events import Severity as S
+from drover_core.model.events import Wanted as W
+from drover_dashboard import client
+from drover_dashboard.client import FleetClient
+from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 NOW_MS = 1_800_000_000_000

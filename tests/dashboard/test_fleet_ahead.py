@@ -8,10 +8,17 @@ import grpc
 import pytest
 from starlette.requests import Request
 
-from drover_dashboard import app, fleet_ahead, fleet_canvas
 from drover_dashboard.client import FleetClient
-from drover_dashboard.fleet_ahead import LATE_S, LEAD_S, MOST, Ahead
-from drover_dashboard.fleet_canvas import REFRESH_S
+from drover_dashboard.server import app
+from drover_dashboard.server import picture_prefetch as fleet_ahead
+from drover_dashboard.server.picture_prefetch import (
+    LATE_S,
+    LEAD_S,
+    MOST,
+    Ahead,
+)
+from drover_dashboard.widgets import fleet_picture as fleet_canvas
+from drover_dashboard.widgets.fleet_picture import REFRESH_S
 from testbed.waiting import wait_until
 
 

@@ -6,11 +6,11 @@ from datetime import UTC
 
 import pytest
 
-from drover_dashboard import format as fmt
-from drover_dashboard import view
-from drover_dashboard.theme import HEALTH, SEVERITY, health_of
-from drover_proto import catalog
-from drover_proto.events import Health, Severity, Wanted
+from drover_core.metrics import catalog
+from drover_core.model.events import Health, Severity, Wanted
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.theme import HEALTH, SEVERITY, health_of
 
 NOON_MS = 1_800_014_400_000  # 2027-01-15T12:00:00Z
 BERLIN = fmt.zone("Europe/Berlin")

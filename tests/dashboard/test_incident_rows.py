@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
-from drover_dashboard import incident_rows, table, view
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+    to_json,
+)
+from drover_dashboard.pages import incident_rows
+from drover_dashboard.widgets import table, view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted, to_json
 
 T0 = 1_795_320_000_000  # a full minute
 OPEN = Incident(

@@ -8,12 +8,27 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_dashboard import fabric_parts, heat_parts, incident_detail, job_parts, view
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Evidence,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+    to_json,
+)
 from drover_dashboard.client import FleetClient
-from drover_dashboard.components import ASSETS
+from drover_dashboard.pages import (
+    fabric_parts,
+    incident_detail,
+    job_parts,
+)
+from drover_dashboard.pages import (
+    thermals_parts as heat_parts,
+)
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.components import ASSETS
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted, to_json
 
 from .test_pages import opened
 

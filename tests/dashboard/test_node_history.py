@@ -8,9 +8,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from drover_dashboard import client, node_history, view
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_dashboard import client
+from drover_dashboard.pages import node_history
+from drover_dashboard.widgets import view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 
 T0 = 1_795_320_000_000  # Sunday 2026-11-22 05:00 in Berlin
 DAY_MS = 86_400_000

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from drover_dashboard import people
 from drover_dashboard.client import ClientError
-from drover_dashboard.door import Door
-from drover_dashboard.people import Person, SignIn
-from drover_dashboard.signin_options import add_arguments, sign_in
+from drover_dashboard.server import auth_settings as people
+from drover_dashboard.server.auth_settings import Person, SignIn
+from drover_dashboard.server.proxy_auth import Door
+from drover_dashboard.server.signin_options import add_arguments, sign_in
 
 PROXY = (ipaddress.ip_network("10.0.0.5"), ipaddress.ip_network("fd00::/64"))
 WAY = SignIn(

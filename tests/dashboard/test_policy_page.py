@@ -9,9 +9,17 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import answering, backtest_parts, incident_detail
+from drover_core.model.events import Decision, Wanted
 from drover_dashboard.client import FleetClient
-from drover_proto.events import Decision, Wanted
+from drover_dashboard.pages import (
+    approval_form as answering,
+)
+from drover_dashboard.pages import (
+    incident_detail,
+)
+from drover_dashboard.pages import (
+    policy_backtest as backtest_parts,
+)
 
 from .conftest import HOSTILE, Chosen
 

@@ -12,13 +12,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import fabric_parts, job_parts, node_detail, table, view
-from drover_dashboard import format as fmt
+from drover_core.metrics import catalog
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Decision, Wanted
 from drover_dashboard.client import FleetClient
-from drover_proto import catalog
+from drover_dashboard.pages import fabric_parts, job_parts, node_detail
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets import table, view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Decision, Wanted
 
 from .conftest import Chosen
 

@@ -14,19 +14,26 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.probing import Prober
-from drover_agent.simulation.readings import inventory
-from drover_agent.simulation.run import NodeAgent
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto.events import Health, Incident, IncidentKind, ProbeReason, Severity, Wanted
-from drover_proto.fleet import JobSpec
+from drover_core.model.events import (
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeReason,
+    Severity,
+    Wanted,
+)
+from drover_core.model.fleet import JobSpec
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.live_fleet import NodeAgent
+from drover_simulator.probing import Prober
+from drover_simulator.readings import inventory
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.simulated_buckets import START_MS, Recording, record

@@ -16,11 +16,11 @@ import pytest
 
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import State
-from drover_collector.actions.scontrol import Scontrol, SlurmNode
 from drover_collector.actions.settings import ActConfig, SlurmConfig
+from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
 from drover_collector.config import CollectorConfig
+from drover_core.model.fleet import load_toml
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet import load_toml
 from testbed.acting import Acting, acting
 from testbed.front import front
 from testbed.killing import Killed

@@ -16,32 +16,26 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.probing import Prober
-from drover_agent.simulation.readings import inventory
-from drover_agent.simulation.run import NodeAgent
+from drover_agent.runtime.agent import Agent
 from drover_cli.doctor import probe_jobs
 from drover_cli.doctor.finding import State
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.remedies import NodeNow
-from drover_collector.actions.scontrol import Scontrol
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig, SlurmConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import Scontrol
 from drover_collector.config import CollectorConfig
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.engine.node_state import NodeNow
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.probes.desk import ProbeDesk
-from drover_collector.probes.holding import NAME, SlurmHolds
-from drover_collector.probes.protection import Protection
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.scheduling.protection import Protection
+from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
+from drover_collector.probes.service import ProbeDesk
 from drover_collector.probes.settings import HoldConfig, ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     ActionState,
     Health,
@@ -52,7 +46,13 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
-from drover_proto.fleet import FleetSpec, JobSpec, NodeSpec
+from drover_core.model.fleet import FleetSpec, JobSpec, NodeSpec
+from drover_proto import telemetry_pb2 as pb
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.live_fleet import NodeAgent
+from drover_simulator.probing import Prober
+from drover_simulator.readings import inventory
 from testbed.deciding import policy
 from testbed.ingest import Collector
 from testbed.loop import in_loop

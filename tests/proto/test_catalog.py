@@ -7,7 +7,17 @@ import re
 
 import pytest
 
-from drover_proto.catalog import BY_ID, BY_NAME, METRICS, STORAGE, Kind, Metric, Scope, describe, of_scope
+from drover_core.metrics.catalog import (
+    BY_ID,
+    BY_NAME,
+    METRICS,
+    STORAGE,
+    Kind,
+    Metric,
+    Scope,
+    describe,
+    of_scope,
+)
 
 UNIT_SUFFIX = {
     "MHz": "_mhz", "W": "_w", "J": "_j", "degC": "_c", "us": "_us", "B/s": "_bytes_per_s", "s": "_s", "Gb/s": "_gbps",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from drover_proto.enforced import if_enforced
-from drover_proto.events import Decision, Wanted
+from drover_core.model.events import Decision, Wanted
+from drover_core.model.policy_what_if import if_enforced
 
 
 def decision(node: str, wanted: Wanted, outcome: str, ts_ms: int = 1) -> Decision:

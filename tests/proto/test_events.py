@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from drover_proto.events import (
+from drover_core.model.events import (
     Event,
     EventKind,
     Evidence,
@@ -19,8 +19,8 @@ from drover_proto.events import (
     stronger,
     to_json,
     worse,
-)  # fmt: skip
-from drover_proto.times import from_iso, iso
+)
+from drover_core.times import from_iso, iso
 
 INCIDENT = Incident(
     "inc-1", IncidentKind.STRAGGLER, "power_cap", "gpu", "n1", 3, (("n1", 3),), 2000, 1000, None, Severity.WARNING, 0.9,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drover_proto.fleet import (
+from drover_core.model.fleet import (
     FleetError,
     FleetSpec,
     JobSpec,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
@@ -21,7 +20,8 @@ from drover_proto.events import (
     Wanted,
     to_json,
 )
-from drover_proto.life import life
+from drover_proto import fleet_pb2 as pb
+from drover_proto.incident_timeline import life
 
 
 def test_one_timeline_of_all_that_happened() -> None:

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_proto.logs import MOST_BYTES, JournalHandler, begin, journal_has
+from drover_core.logs import (
+    MOST_BYTES,
+    JournalHandler,
+    begin,
+    journal_has,
+)
 
 
 def fields(data: bytes) -> dict[str, str]:
@@ -35,7 +40,7 @@ def journal(tmp_path: Path) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def logger(tmp_path: Path, journal: socket.socket) -> Iterator[logging.Logger]:
-    made = logging.Logger("drover_agent.uplink")
+    made = logging.Logger("drover_agent.uplink.stream")
     handler = JournalHandler(logging.StreamHandler(), str(tmp_path / "socket"))
     made.addHandler(handler)
     yield made
@@ -52,7 +57,7 @@ def test_a_line_has_its_fields(logger: logging.Logger, journal: socket.socket, l
     found = fields(journal.recv(1 << 20))
     assert found["MESSAGE"] == "node r01n01"
     assert found["PRIORITY"] == priority
-    assert found["LOGGER"] == "drover_agent.uplink"
+    assert found["LOGGER"] == "drover_agent.uplink.stream"
     assert Path(found["CODE_FILE"]) == Path(__file__)
     assert found["CODE_FUNC"] == "test_a_line_has_its_fields"
     assert found["THREAD_NAME"] == "MainThread"
@@ -78,7 +83,7 @@ def test_an_exception_is_told_whole_and_a_long_line_is_cut(logger: logging.Logge
 
 def test_a_journal_that_takes_nothing_holds_nobody_up(tmp_path: Path, journal: socket.socket) -> None:
     text = io.StringIO()
-    logger = logging.Logger("drover_agent.uplink")
+    logger = logging.Logger("drover_agent.uplink.stream")
     handler = JournalHandler(logging.StreamHandler(text), str(tmp_path / "socket"))
     logger.addHandler(handler)
     for number in range(2000):  # its queue holds some hundred datagrams, and nobody reads

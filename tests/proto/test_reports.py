@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 
-from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted
-from drover_proto.reports import incident_report, job_named
+from drover_core.model.events import (
+    Evidence,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_core.model.reports import incident_report, job_named
 
 INCIDENT = Incident(
     id="i1",

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from drover_proto.settings import SettingsError, between, load, one_of, required, rows, sample, setting
+from drover_core.settings import (
+    SettingsError,
+    between,
+    load,
+    one_of,
+    required,
+    rows,
+    sample,
+    setting,
+)
 
 
 @dataclass(frozen=True, slots=True)

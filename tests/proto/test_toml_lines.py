@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_proto.settings import SettingsError, load, setting
-from drover_proto.toml_lines import line_of
+from drover_core.settings import SettingsError, load, setting
+from drover_core.toml_lines import line_of
 
 TEXT = """\
 name = "x"  # 1

@@ -6,9 +6,9 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from drover_proto import xids_nvlink5 as nvlink5
-from drover_proto.events import Severity
-from drover_proto.xids import (
+from drover_core.model.events import Severity
+from drover_core.xid import nvlink5
+from drover_core.xid.codes import (
     ADVICE,
     RECOVERY_SEVERITY,
     SYMPATHETIC,

@@ -2,11 +2,9 @@
 
 import pytest
 
-from drover_proto import xids_nvlink5 as nvlink5
-from drover_proto.events import Severity
-from drover_proto.xids import (
-    XidAction,
-)
+from drover_core.model.events import Severity
+from drover_core.xid import nvlink5
+from drover_core.xid.codes import XidAction
 
 INFO, WARNING, CRITICAL = Severity
 

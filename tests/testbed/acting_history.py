@@ -17,16 +17,23 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from drover_collector import api_actions
 from drover_collector.actions.base import mark_of
-from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.api import actions as api_actions
+from drover_collector.api.snapshot import Facts, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.guard import GuardLimits
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.policy import Policy
+from drover_collector.ingest.stats import IngestStats
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.policy import Policy
 from drover_collector.store import StoreError
+from drover_core.model.events import (
+    Act,
+    ActionState,
+    Approval,
+    Audit,
+    Decision,
+    Wanted,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Act, ActionState, Approval, Audit, Decision, Wanted
 from testbed.acting_episodes import EPISODES, noise
 from testbed.acting_world import INDEX, NAMES, STEP_S, Crash, Fault, Scheduler, World
 from testbed.deciding import OPEN

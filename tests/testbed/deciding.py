@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
-from drover_collector import health
-from drover_collector.deciding import Decider
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.guard import GuardLimits
-from drover_collector.policy import Policy, Rule
-from drover_proto.events import Decision, Duty, Incident, IncidentKind, Severity, Wanted
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.incidents import health
+from drover_collector.policy.decider import Decider
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.policy import Policy, Rule
+from drover_core.model.events import (
+    Decision,
+    Duty,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 OPEN = GuardLimits(  # no limit at all: what a test is about it sets itself
     fleet_ratio=1, pool_ratio=1, rack_ratio=1, leaf_ratio=1, job_ratio=1, min_healthy_ratio=0, per_hour=0, cooldown_s=0,

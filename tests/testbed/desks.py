@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from drover_collector.actions.base import Actuator
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.remedies import NodeNow
+from drover_collector.actions.dispatcher import ActionDesk
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.engine.node_state import NodeNow
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

@@ -8,16 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import numpy as np
 
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
-from drover_collector.buckets import BUCKET_MS
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import Facts
 from drover_collector.config import CollectorConfig
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import Absence, Event, EventKind, Holding, Incident, Severity
+from drover_core.model.events import (
+    Absence,
+    Event,
+    EventKind,
+    Holding,
+    Incident,
+    Severity,
+)
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from testbed.collected import small_index, write_entities, write_ticks
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import StoreError
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,

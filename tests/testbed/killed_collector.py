@@ -19,7 +19,7 @@ from pathlib import Path
 
 from drover_collector.main import main
 from drover_collector.store import Store
-from drover_proto.events import Action, Decision, Duty
+from drover_core.model.events import Action, Decision, Duty
 
 WORD: dict[type, Callable[..., str]] = {
     Action: lambda action: action.state,

@@ -5,22 +5,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drover_cli import certificates as certs
-from drover_collector.api_facts import Facts
+from drover_cli.pki import authority as certs
+from drover_collector.api.snapshot import Beats, Facts
+from drover_collector.api.store_watch import StoreWatch
+from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
-from drover_collector.engine import Trouble
-from drover_collector.expiring import Expiring
+from drover_collector.engine.engine import Trouble
 from drover_collector.exposition import SECONDS, Histogram
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.metrics import exposition
-from drover_collector.metrics_store import StoreWatch
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
-from drover_collector.notify.heartbeat import Beats
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.observability.metrics_server import exposition
+from drover_collector.pipeline.expiry import Expiring
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_collector.tls import ServerTls
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 from testbed.certificates import Fleet
 from testbed.collected import small_index, write_entities, write_ticks
 

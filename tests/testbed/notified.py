@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from drover_collector.incidents_record import closing
-from drover_collector.notify.webhook import message
-from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted
-from drover_proto.fleet import NodeSpec
+from drover_collector.incidents.incident import closing
+from drover_collector.notify.receivers.webhook import message
+from drover_core.model.events import (
+    Evidence,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
+from drover_core.model.fleet import NodeSpec
 
 NOW_MS = 1_795_400_000_000  # 2026-11-23T02:13:20Z
 PLACES = {

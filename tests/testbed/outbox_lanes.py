@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from drover_agent.config import SpoolConfig
-from drover_agent.outbox import Outbox
+from drover_agent.spool.async_spool import Outbox
 from drover_proto import telemetry_pb2 as pb
 from testbed.clock import ManualClock
 from testbed.waiting import until

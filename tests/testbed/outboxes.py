@@ -14,7 +14,13 @@ from drover_collector.notify import Delivery, Outbox
 from drover_collector.notify.routes import RouteConfig, Routes
 from drover_collector.notify.silences import Silences
 from drover_collector.store import OutboxRow, StoreError
-from drover_proto.events import Incident, IncidentKind, Severity, Silence, Wanted
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    Severity,
+    Silence,
+    Wanted,
+)
 
 T0 = 1_800_000_000_000
 HOUR_MS = 3_600_000

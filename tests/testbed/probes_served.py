@@ -11,17 +11,17 @@ from typing import cast
 
 import grpc
 
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import Facts
 from drover_collector.config import CollectorConfig
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.pipeline import Pipeline
-from drover_collector.probes.desk import ProbeDesk
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.ingest.stats import IngestStats
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.service import ProbeDesk
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
+from drover_core.model.events import ProbeResult
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeResult
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from testbed.probed import KEY
 

@@ -18,10 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from drover_agent.files import write_whole
+from drover_agent.atomic_file import write_whole
 from drover_agent.probes import GROUP, PROBES, Level
 from drover_agent.probes.base import Device, Group, Result
-from drover_proto.events import from_dict
+from drover_core.model.events import from_dict
 
 MAX_FILE_BYTES = 8 << 20
 MAX_GPUS = 256

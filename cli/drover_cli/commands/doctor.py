@@ -54,7 +54,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
     from drover_cli.doctor import own
     from drover_cli.doctor.finding import bad, ok, unknown
     from drover_collector.config import load_config
-    from drover_proto.settings import SettingsError
+    from drover_core.settings import SettingsError
 
     client.tls_files(args)
     if args.config is not None and not args.config.is_file():
@@ -85,7 +85,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
 
 def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Finding]]]:
     from drover_cli.doctor import own, probe_jobs, schedulers
-    from drover_proto.fleet import FleetError, load_toml
+    from drover_core.model.fleet import FleetError, load_toml
 
     names = own.actuators(config)
     found: dict[str, Callable[[], list[Finding]]] = {}
@@ -102,8 +102,8 @@ def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Fin
 
 def clock() -> list[Finding]:
     """Whether something keeps this machine's clock in step."""
-    from drover_agent import check_node
-    from drover_agent.check_line import State
+    from drover_agent.commands.check import node as check_node
+    from drover_agent.commands.check.line import State
     from drover_cli.doctor.finding import ok, warn
 
     (line,) = check_node.clock()

@@ -6,7 +6,7 @@ import re
 
 from drover_cli.doctor.finding import Finding, State, bad, ok, unknown, warn
 from drover_cli.output import ago, duration, plain, size_text
-from drover_proto import VERSION
+from drover_core import VERSION
 from drover_proto import fleet_pb2 as pb
 
 JUDGED_S = 90.0  # as the alert DroverNotJudging

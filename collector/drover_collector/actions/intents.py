@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Decision, Incident, Wanted
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Incident,
+    Wanted,
+)
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from drover_collector.actions.base import (
     Order,
     Service,
 )
-from drover_collector.actions.duties import (
+from drover_collector.actions.node_outage import (
     IDLE,
     ITSELF,
     adopted,
@@ -34,14 +34,21 @@ from drover_collector.actions.duties import (
     taken_out,
     unjudged,
 )
-from drover_collector.actions.looks import Looks
-from drover_collector.actions.remedies import Lack, LackError
-from drover_collector.actions.returning import held
+from drover_collector.actions.reconciler import Looks
+from drover_collector.actions.return_conditions import Lack, LackError
+from drover_collector.actions.return_to_service import held
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Health, WaitsFor, Withheld
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Health,
+    WaitsFor,
+    Withheld,
+)
 
 if TYPE_CHECKING:
-    from drover_collector.actions.desk import ActionDesk
+    from drover_collector.actions.dispatcher import ActionDesk
 
 log = logging.getLogger(__name__)
 

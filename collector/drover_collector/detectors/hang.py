@@ -15,15 +15,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.buckets import BUCKET_MS, Floats
-from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, Grouping
-from drover_collector.detectors.steady import Codes, Ints, column
-from drover_collector.detectors.texts import duration, listing, place
-from drover_collector.detectors.window import Window
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.catalog import BY_NAME
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Member, Severity, Wanted
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.robust import Bools, Grouping
+from drover_collector.detectors._lib.steady import Codes, Ints, column
+from drover_collector.detectors._lib.texts import duration, listing, place
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import BUCKET_MS, Floats
+from drover_collector.fleet.index import FleetIndex
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Member,
+    Severity,
+    Wanted,
+)
 
 NAME = "hang"
 VERSION = 1

@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.buckets import Floats
-from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.inventory import Codes
-from drover_collector.detectors.steady import Ints, column
-from drover_collector.detectors.texts import duration, listing
-from drover_collector.detectors.window import Window
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.inventory import Codes
+from drover_collector.detectors._lib.steady import Ints, column
+from drover_collector.detectors._lib.texts import duration, listing
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 NAME = "idle"
 VERSION = 1

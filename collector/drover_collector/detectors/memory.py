@@ -10,15 +10,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.buckets import Floats
-from drover_collector.detectors.crowd import Crowd, common_finding
-from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.steady import Ints
-from drover_collector.detectors.texts import place
-from drover_collector.detectors.window import Window
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.catalog import BY_NAME
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.crowd import Crowd, common_finding
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.steady import Ints
+from drover_collector.detectors._lib.texts import place
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.index import FleetIndex
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Severity,
+    Wanted,
+)
 
 NAME = "memory"
 VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_worker import Courier
 
 
 class Figures:

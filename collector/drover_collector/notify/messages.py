@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_worker import Courier
 from drover_collector.notify.routes import Target
-from drover_collector.notify.telling import Told, after, facts, transition
+from drover_collector.notify.state import (
+    Told,
+    after,
+    facts,
+    transition,
+)
 from drover_collector.store import OutboxRow
-from drover_proto.events import Incident
+from drover_core.model.events import Incident
 
 Key = tuple[str, str]  # (incident id, receiver)
 

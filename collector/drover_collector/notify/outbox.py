@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.base import Notifier
-from drover_collector.notify.clerk import STOP_S, Clerk
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_recorder import STOP_S, Clerk
+from drover_collector.notify.delivery_worker import Courier
+from drover_collector.notify.fallback_file import Unstored
 from drover_collector.notify.figures import Figures
 from drover_collector.notify.grouping import Grouping, instead_of
 from drover_collector.notify.messages import Key, Message
-from drover_collector.notify.newsroom import Newsroom
 from drover_collector.notify.routes import Routes
 from drover_collector.notify.rows import Rows
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.telling import (
+from drover_collector.notify.state import (
     FAILED,
     NEWS,
     OPENED,
@@ -39,9 +38,10 @@ from drover_collector.notify.telling import (
     told_by,
     transition,
 )
-from drover_collector.notify.unstored import Unstored
+from drover_collector.notify.update_messages import Newsroom
+from drover_collector.policy.circuit_breaker import of_guard
 from drover_collector.store import OutboxRow, Store
-from drover_proto.events import Incident, Severity, Wanted
+from drover_core.model.events import Incident, Severity, Wanted
 
 # Waits between tries: eight tries over 56 minutes, which outlasts a restart or a failover of a receiver.
 DELAYS_S: tuple[float, ...] = (5, 15, 60, 180, 420, 900, 1800)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from drover_collector.store.engine import Clients
-from drover_collector.store.integrity import Integrity
-from drover_collector.store.placements import Placements
-from drover_collector.store.recent import Recent
-from drover_collector.store.schema import samples_table
-from drover_proto.catalog import BY_NAME, Scope
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.durability.integrity import Integrity
+from drover_collector.store.samples.entities import Placements
+from drover_collector.store.samples.recent import Recent
+from drover_collector.store.schema.tables import samples_table
+from drover_core.metrics.catalog import BY_NAME, Scope
 
 Floats = npt.NDArray[np.float64]
 

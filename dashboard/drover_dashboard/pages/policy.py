@@ -9,12 +9,31 @@ from typing import Any
 
 import streamlit as st
 
-from drover_dashboard import address, answering, backtest_parts, client, signin, view
-from drover_dashboard import format as fmt
-from drover_dashboard.table import Cell, Column, Row, table
+from drover_core.model.events import (
+    Decision,
+    Duty,
+    Incident,
+    Wanted,
+    from_json,
+)
+from drover_core.model.policy_what_if import if_enforced
+from drover_dashboard import client
+from drover_dashboard.pages import (
+    approval_form as answering,
+)
+from drover_dashboard.pages import (
+    policy_backtest as backtest_parts,
+)
+from drover_dashboard.server import signin
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets.table import (
+    Cell,
+    Column,
+    Row,
+    table,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.enforced import if_enforced
-from drover_proto.events import Decision, Duty, Incident, Wanted, from_json
 
 SHOWN = 100
 PARTS = ("fleet", "pool", "rack", "leaf", "job")

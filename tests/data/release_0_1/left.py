@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from drover_proto.catalog import Scope
+
 from drover_agent.clock import SystemClock
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
 from testbed.fleets import T0
 
 SPOOL_MS = T0 + 7_200_000

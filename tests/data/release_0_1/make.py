@@ -33,18 +33,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import left
 import scenes
-
 from drover_agent.agent import Agent
-from drover_agent.sources.base import Reading
 from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.detectors.example import START_MS
-from drover_collector.engine import Engine, Outcome
 from drover_collector.notify.webhook import message
-from drover_collector.probes.judging import judge_order
 from drover_collector.probes.measurements import Key
-from drover_collector.store import OutboxRow, ProbeRow, Store
 from drover_proto.events import (
     Act,
     Decision,
@@ -59,6 +52,13 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
+
+from drover_agent.sources.base import Reading
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.engine import Engine, Outcome
+from drover_collector.probes.judging import judge_order
+from drover_collector.store import OutboxRow, ProbeRow, Store
 from testbed.ingest import Collector
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.uplinks import power, running, settings, xid

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors.example import LAG_MS, START_MS, training_bucket
-from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.notify.silences import Silences
-from drover_collector.policy import Policy
 from drover_proto.events import Decision, Event, EventKind, Finding, Incident, Silence
 from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
+
+from drover_collector.engine import Engine, Outcome
+from drover_collector.notify.silences import Silences
+from drover_collector.policy import Policy
 
 Columns = dict[str, npt.NDArray[np.float64]]
 
