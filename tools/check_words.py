@@ -4,7 +4,7 @@ Reads every tracked text file: names, docstrings, comments and messages of Pytho
 YAML and the rest whole. Literals of one word (keys, names of columns) are formats and not read.
 
 words_baseline.json holds how many hits a file still has. It may only shrink: a file with more hits fails, one with
-fewer fails until `--update` has lowered its number.
+fewer fails until `--update` has lowered its number. If two branches conflict in it, take either side, then `--update`.
 """
 
 from __future__ import annotations
