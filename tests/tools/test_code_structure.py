@@ -155,7 +155,7 @@ class Plain(base.Base[int]):
     def __init__(self, one, two=2, *rest, three, **more):
         self.one, (self.two, *self.rest) = one, more
         self.one += 1
-        other.three = three
+        other.three = self.shown = three
         def later():
             self.late = 1
     @property
