@@ -46,14 +46,15 @@ test-console: $(VENV)/dev.stamp ## the console on 256 simulated nodes in real Ch
 	@command -v chromium >/dev/null || { echo "Chromium is not here: apt-get install chromium"; exit 2; }
 	@DROVER_SYSTEM=1 $(BIN)/python -m pytest tests/console $(ARGS)
 
-lint: $(VENV)/dev.stamp ## ruff, mypy --strict, hadolint; pip-audit where the registry tells of vulnerabilities
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict, words, hadolint; pip-audit where the registry knows vulnerabilities
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/check_words.py
 	@$(BIN)/hadolint containers/Containerfile
 	@! $(BIN)/python ansible/audit.py --ask || $(MAKE) --no-print-directory audit
 
-audit: $(VENV)/dev.stamp ## known vulnerabilities of locked dependencies, where a registry tells them
+audit: $(VENV)/dev.stamp ## known vulnerabilities of locked dependencies, where a registry knows them
 	@$(PIP) -e '.[audit]'
 	@$(BIN)/python ansible/audit.py $(ARGS)
 
@@ -64,13 +65,13 @@ format: $(VENV)/dev.stamp ## let ruff arrange the code
 bench: $(VENV)/dev.stamp ## every script of benchmarks/, one JSON line each
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
-bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's fleets, beside four baselines; one JSON line
+bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's fleets, next to four baselines; one JSON line
 	@$(BIN)/python benchmarks/bench_detection.py
 
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
 
-chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and docs/chaos.md anew (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
+chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and writes docs/chaos.md (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
 	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/chaos.md
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
