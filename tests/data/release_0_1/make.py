@@ -358,7 +358,7 @@ def module(path: str) -> ModuleType:
 
 async def order(store: Store) -> str:
     """An order that was sent to a node held by a job of Slurm, and has not ended."""
-    tests = module("tests/collector/test_probe_protection.py")
+    tests = module("tests/collector/probes/test_probe_protection.py")
     async with tests.bench(store) as (collector, at), collector.agent(tests.hello(node="n0")) as agent:
         id_ = await asyncio.to_thread(at.desk.ask, "n0", ProbeReason.CONFIRM)
         await until(lambda: at.newest(id_).detail == "job 801 is pending", "why it waits is stored")

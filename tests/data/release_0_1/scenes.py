@@ -1,8 +1,8 @@
 """What befalls small fleets before and after a collector of release 0.1 is replaced. Pure; both releases can run it.
 
 `make.py` plays the first part of each scene to the engine of 0.1, stores what came of it, and notes what the engine of
-0.1 finds in the second part after a restart. tests/collector/test_release_0_1.py plays the second part to the engine of
-today, which knows of the first one only what the store says.
+0.1 finds in the second part after a restart. tests/collector/store/test_release_0_1.py plays the second part to the
+engine of today, which knows of the first one only what the store says.
 """
 
 from __future__ import annotations
