@@ -70,8 +70,8 @@ bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
 
-chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and docs/chaos.md anew (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
-	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/chaos.md
+chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and docs/evidence/chaos.md anew (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
+	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/evidence/chaos.md
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
 	@$(BIN)/python ansible/dist.py $(ARGS)

@@ -21,7 +21,7 @@ from drover_proto.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
 from drover_proto.settings import rows
 from drover_proto.xids import ADVICE, XIDS
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- written by docs/generate.py; change the table in the code instead -->\n"
 
 
@@ -137,52 +137,6 @@ def events() -> str:
     return "\n".join(parts)
 
 
-COST = """## What the agent costs
-
-`benchmarks/bench_agent.py` on 2 cores: 8 GPUs, 8 InfiniBand ports, 1 Hz, with everything on but DCGM's page (with which
-NVML leaves profiling alone): NVML, GPM, kernel log, host, ports, a Slurm job with a process on each GPU, the page of a
-vLLM server; values that move as in training, on the C stand-in for NVML; beside node_exporter scraped at 1 Hz. On a
-quiet machine (load 0.3, `--seconds 40`):
-
-| | agent | node_exporter | goal |
-| --- | --- | --- | --- |
-| CPU, calls that sleep 140 us (lists 4.5 ms) | 5.5 ms a second | 16.3 ms | 0.35: 0.338 |
-| CPU, NVML calls that spin as long | 18.8 ms a second | 20.0 ms | none: 0.94 of it |
-| resident memory | 43.2 MiB, of which 27.2 anonymous; 32.0 in proportion to who shares it | 20.4 MiB | 45 MiB |
-| CPU of imports: `drover_agent.main` / all 349 modules that it ever loads, for pages too | 0.07 s / 0.18 s | | 0.2 s |
-| on the wire to a collector, or in a scrape | 0.68 kB a second | 12.3 kB | |
-
-- Earlier runs of the same code: 0.350 of node_exporter's CPU on a quiet machine (`--seconds 30`: 7.1 ms a second, all
-  imports 0.24 s), 0.316 and 0.345 at loads of 13 and 22 (7.0 and 7.8 ms a second). At the goal, not far below it.
-- Most of the CPU is the thread that reads, and most of that NVML's calls. A GPU with GPM takes 4 calls a second
-  (fields, SM clock, temperature, GPM's sample; how busy it is GPM tells) and some 15 more once in 10 s, in a second of
-  its own: about 44 a second for 8. A call that only sleeps costs this machine 27
-  to 39 us of CPU (`sleep_cpu_us`), 1.2 to 1.7 ms a second.
-- Where the time goes, as `bench_agent.py --parts` counts it, which itself costs some (without job and page, at a load
-  of 14):
-
-| part | ms of CPU a second |
-| --- | --- |
-| NVML, calls of a tick (32) / answers taken | 1.58 / 0.31 |
-| NVML, slow reads (0.8 GPUs a second) | 0.92 |
-| InfiniBand / host / Ethernet / who holds which GPU | 0.25 / 0.30 / 0.05 / 0.28 |
-| event loop: ticks and packing / waking / stream | 0.53 / 0.30 / 0.17 |
-| gRPC's threads | 0.45 |
-| threads for XIDs / spool / kernel log / requests | 0.10 / 0.04 / 0.03 / 0.03 |
-
-- A processor that slept in a call comes back with cold caches. So a tick makes the calls of all GPUs in a row, and
-  takes what they brought afterwards.
-- A real driver is not measured: `benchmarks/bench_gpu.py` does it, where there is one. Calls that keep the CPU busy
-  cost what they take: that is the row with spinning.
-- gRPC keeps as many threads as the machine has cores, 2 to 16. After each message they look for work in growing
-  pauses: 0.5 to 0.7 ms a second here, 1.1 with 16 of them.
-- Resident memory counts pages of program files too. The agent unmaps those that only its start needed, after 10 s and
-  every 10 minutes (`lean.py`): without that it was 51.6 MiB, with the same 26 MiB anonymous. Such pages are page cache,
-  which the kernel takes back by itself where it needs room: the smaller figure spares others less than it looks. What
-  is needed again is mapped again at some faults, from the disk if it left the page cache meanwhile.
-"""
-
-
 def sources() -> str:
     parts = [
         f"# Sources of the agent\n\n{NOTE}\nWhat `drover-agent` reads on a node, by the table in "
@@ -204,7 +158,7 @@ def sources() -> str:
             f"- setting: {facts.setting}",
         ]
         parts.append(f"## {name}\n\n{facts.what[0].upper()}{facts.what[1:]}.\n\n" + "\n".join(lines) + "\n")
-    parts.append(COST)
+    parts.append("What the agent costs a node: [measured](../evidence/agent.md).\n")
     return "\n".join(parts)
 
 
@@ -224,7 +178,7 @@ def probes() -> str:
     made = table(["probe", "from level", "unit", "better", "seconds at quick, later", "what"], lines)
     before, begin, rest = (HERE / "probes.md").read_text("utf-8").partition(NOTE)
     _, end, after = rest.partition("<!-- end of the table -->")
-    assert begin and end, "docs/probes.md has lost the marks around its table"
+    assert begin and end, "docs/reference/probes.md has lost the marks around its table"
     return f"{before}{NOTE}\n{made}\n{end}{after}"
 
 

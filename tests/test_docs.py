@@ -14,6 +14,7 @@ from drover_collector.detectors import DETECTORS
 from drover_collector.policy import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def _pages() -> dict[str, str]:
@@ -27,18 +28,18 @@ def _pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["metrics.md", "settings.md", "commands.md", "xids.md", "sources.md", "probes.md"])
 def test_reference_pages_follow_the_code(name: str) -> None:
-    written = (ROOT / "docs" / name).read_text("utf-8")
-    assert written == _pages()[name], f"docs/{name} is old: run .venv/bin/python docs/generate.py"
+    written = (ROOT / "docs/reference" / name).read_text("utf-8")
+    assert written == _pages()[name], f"docs/reference/{name} is old: run .venv/bin/python docs/generate.py"
 
 
 def test_every_detector_is_documented() -> None:
-    text = (ROOT / "docs/detectors.md").read_text("utf-8")
+    text = (ROOT / "docs/explanation/detectors.md").read_text("utf-8")
     for detector in DETECTORS:
         assert re.search(rf"^#+ .*\b{detector.name}\b", text, re.MULTILINE | re.IGNORECASE), detector.name
 
 
 def test_every_preset_is_documented() -> None:
-    text = (ROOT / "docs/policy.md").read_text("utf-8")
+    text = (ROOT / "docs/reference/policy.md").read_text("utf-8")
     for preset in PRESETS:
         assert f"`{preset}`" in text
 
@@ -49,7 +50,7 @@ def test_readme_names_every_command() -> None:
         assert f"`{name}`" in readme or f"drover {name}" in readme, name
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_make_targets_named_in_docs_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
@@ -57,3 +58,22 @@ def test_files_and_make_targets_named_in_docs_exist(page: Path) -> None:
         assert target in targets, f"{page.name}: make {target}"
     for name in re.findall(r"`((?:docs|tests|benchmarks|proto|agent|collector|dashboard|cli|ansible)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as MkDocs and GitHub make them, and those that HTML in the page names."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = set(re.findall(r'<a id="([^"]+)">', text))
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        found.add(re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """`make docs` checks the same, with the tools that build the site."""
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8")):
+        led = (page.parent / target).resolve() if target else page
+        assert led.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in _anchors(led), f"{page.name}: {target}#{anchor}"

@@ -1,4 +1,4 @@
-"""Floors import downward only (docs/architecture.md), and a node needs little."""
+"""Floors import downward only (docs/explanation/architecture.md), and a node needs little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/security.md names tests that are there, for every row of its tables."""
+"""docs/explanation/security.md names tests that are there, for every row of its tables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "security.md").read_text("utf-8")
-LINK = re.compile(r"\[\w+\.py\]\(\.\./(tests/[\w/]+\.py)\)((?:,? `\w+`)*)")
+TEXT = (ROOT / "docs/explanation/security.md").read_text("utf-8")
+LINK = re.compile(r"\[\w+\.py\]\(\.\./\.\./(tests/[\w/]+\.py)\)((?:,? `\w+`)*)")
 
 
 def rows(heading: str) -> list[str]:

@@ -128,7 +128,7 @@ def of_unit(unit: dict[str, str]) -> Line:
     """`unit`: properties as `systemctl show` prints them."""
     if unit.get("LoadState") != "loaded":
         text = f"no {UNIT}: nothing starts the agent at boot"
-        return Line("service", State.MISSING, text, "docs/operating.md: the unit lies in share/drover/systemd")
+        return Line("service", State.MISSING, text, "docs/how-to/install.md: the unit lies in share/drover/systemd")
     active = unit.get("ActiveState", "?")
     if active == "failed":
         return Line("service", State.BROKEN, f"{UNIT} has failed", f"journalctl -u {UNIT}")
