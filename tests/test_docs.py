@@ -77,3 +77,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         led = (page.parent / target).resolve() if target else page
         assert led.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in _anchors(led), f"{page.name}: {target}#{anchor}"
+
+
+def test_every_page_is_in_the_sites_menu() -> None:
+    """`make docs` fails on a page that mkdocs.yml leaves out."""
+    listed = re.findall(r"^ +- (?:\w+: )?([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md"))
